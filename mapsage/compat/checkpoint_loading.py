@@ -1,0 +1,158 @@
+"""Load checkpoints without executing what is in them.
+
+Gap: mmengine 0.10.7 calls ``torch.load`` bare, which on torch >= 2.6 refuses its own checkpoints
+(HistoryBuffer) and on older torch unpickles anything; onedl-mmengine falls back to unpickling
+anything. Here an allow-list decides, on every torch.
+Remove when: the host's local loader has an allow-list and no fallback.
+"""
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from typing import Any, Callable, Dict, Optional
+from urllib.parse import urlparse
+
+import numpy as np
+import torch
+from mmengine.dist import barrier
+from mmengine.logging.history_buffer import HistoryBuffer
+from mmengine.runner import checkpoint
+from mmengine.runner.checkpoint import CheckpointLoader
+
+# torch.load(weights_only=True) with an allow-list that takes (object, name) pairs: torch 2.6
+_HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
+
+
+# How torch's weights_only unpickler says that it will not touch something (2.6 to 2.13).
+_REFUSED = re.compile(r'Unsupported global|unrecognized function|[Uu]nsupported class|'
+                      r'Can only (build|create|SETITEM|SETITEMS)|Trying to (load|instantiate)|'
+                      r'asks for attribute')
+
+
+class UnsafeCheckpointError(pickle.UnpicklingError):
+    """A checkpoint names something that is not on the allow-list."""
+
+
+def load_from_local(filename: str, map_location: Any = None) -> Any:
+    """Load a local checkpoint file.
+
+    Args:
+        filename: The file's path.
+        map_location: As for ``torch.load``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        UnsafeCheckpointError: If it holds anything but tensors, plain containers, NumPy arrays and
+            MMEngine's log history.
+        RuntimeError: If the file is truncated or no checkpoint.
+    """
+    filename = os.path.expanduser(filename)
+    if not os.path.exists(filename):
+        raise FileNotFoundError(f'checkpoint {filename} does not exist.')
+    file = open(filename, 'rb')
+    try:
+        if _HAS_ALLOW_LIST:
+            pairs: Any = [(thing, name) for name, thing in _allowed().items()]
+            with torch.serialization.safe_globals(pairs):
+                return torch.load(file, map_location=map_location, weights_only=True)
+        return torch.load(file, map_location=map_location, pickle_module=_RestrictedPickle)
+    except Exception as error:  # what reading damaged bytes raises has no common class
+        reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
+        if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
+            raise UnsafeCheckpointError(
+                f'checkpoint {filename} holds objects that could run code when loaded: {reason} If '
+                f'you trust its author, load it once yourself and save its state_dict alone.'
+            ) from error
+        raise RuntimeError(
+            f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
+            f'({type(error).__name__}: {reason}).') from error
+    finally:
+        file.close()
+
+
+def apply() -> bool:
+    """Make MMEngine load local files with :func:`load_from_local`."""
+    CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
+    CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=load_from_http,
+                                     force=True)
+    # by this name the loaders of torchvision:// and open-mmlab:// reach it
+    checkpoint.load_from_http = load_from_http
+    return True
+
+
+def load_from_http(filename: str, map_location: Any = None,
+                   model_dir: Optional[str] = None) -> Any:
+    """Download a checkpoint once a node and load it like a local one. Collective.
+
+    Args:
+        filename: The URL.
+        map_location: As for ``torch.load``.
+        model_dir: Where to keep the file; torch.hub's folder when None.
+    """
+    folder = model_dir or os.path.join(torch.hub.get_dir(), 'checkpoints')
+    path = os.path.join(folder, os.path.basename(urlparse(filename).path))
+    if os.environ.get('LOCAL_RANK', '0') == '0' and not os.path.exists(path):
+        os.makedirs(folder, exist_ok=True)
+        torch.hub.download_url_to_file(filename, path, progress=False)
+    barrier()
+    return load_from_local(path, map_location)
+
+
+def _history_buffer_method(owner: Any, name: str) -> Any:
+    """Stands in for ``getattr``, by which a HistoryBuffer pickles its four statistics methods."""
+    if owner is not HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
+        raise UnsafeCheckpointError(f'it asks for attribute {name!r} of {owner!r}.')
+    return getattr(HistoryBuffer, name)
+
+
+def _allowed() -> Dict[str, Callable[..., Any]]:
+    # numpy 1.26 has a stub of numpy._core
+    core: Any = getattr(np, '_core' if np.__version__ >= '2' else 'core')
+    allowed: Dict[str, Any] = {
+        'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
+        'builtins.getattr': _history_buffer_method,
+        'numpy.ndarray': np.ndarray,
+        'numpy.dtype': np.dtype,
+    }
+    for package in ('numpy.core', 'numpy._core'):  # numpy 1 and 2 read each other's files
+        for name in ('_reconstruct', 'scalar'):
+            allowed[f'{package}.multiarray.{name}'] = getattr(core.multiarray, name)
+    for code in '?bhilqBHILQefd':
+        kind = type(np.dtype(code))
+        allowed[f'{kind.__module__}.{kind.__qualname__}'] = kind
+    return allowed
+
+
+class _RestrictedPickle:
+    """What ``torch.load(pickle_module=...)`` asks of a pickle module, for torch < 2.6."""
+
+    # What torch itself writes into a state dict, and containers (torch/_utils.py, 1.10 to 2.5).
+    _TORCH_NAMES = ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter')
+    _PLAIN = {
+        'collections.OrderedDict', 'collections.defaultdict', 'builtins.set', 'builtins.dict',
+        'builtins.slice', '_codecs.encode', 'torch.Size', 'torch.device'
+    }
+
+    class Unpickler(pickle.Unpickler):
+
+        def find_class(self, module: str, name: str) -> Any:
+            module = {'__builtin__': 'builtins'}.get(module, module)
+            full = f'{module}.{name}'
+            if full in _allowed():
+                return _allowed()[full]
+            thing: Optional[Any] = getattr(torch, name, None) if module == 'torch' else None
+            if (full in _RestrictedPickle._PLAIN or isinstance(thing, torch.dtype)
+                    or (thing is not None and name.endswith('Storage'))
+                    or (module == 'torch._utils' and name in _RestrictedPickle._TORCH_NAMES)):
+                return super().find_class(module, name)
+            raise UnsafeCheckpointError(f'{full} is not on the allow-list.')
+
+    @staticmethod
+    def load(file: Any, **kwargs: Any) -> Any:
+        return _RestrictedPickle.Unpickler(file, **kwargs).load()
+
+    @staticmethod
+    def loads(data: bytes, **kwargs: Any) -> Any:
+        return _RestrictedPickle.load(io.BytesIO(data), **kwargs)

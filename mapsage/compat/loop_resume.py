@@ -1,0 +1,58 @@
+"""Resume an iteration-based run without reading the data it has already seen.
+
+Gap: mmengine 0.10.7's ``IterBasedTrainLoop`` starts its loader's workers when it is built, and on
+resume loads and discards every batch up to the resumed iteration (mmengine issue 1520).
+onedl-mmengine 0.10.12 does neither.
+Remove when: mmengine 0.10.7 is no longer supported.
+"""
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from mmengine.runner import loops
+
+
+class _LazyInfiniteIterator:
+    """MMEngine's endless loader iterator, made at the first batch and able to skip."""
+
+    def __init__(self, dataloader: Any) -> None:
+        self._dataloader = dataloader
+        self._iterator: Any = None
+
+    def __iter__(self) -> _LazyInfiniteIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = _Eager(self._dataloader)
+        return next(self._iterator)
+
+    def skip_iter(self, num_iters: int) -> None:
+        if hasattr(self._dataloader.sampler, 'skip'):
+            self._dataloader.sampler.skip(num_iters * self._dataloader.batch_size)
+        else:
+            for _ in range(num_iters):
+                next(self)
+
+
+_Eager = loops._InfiniteDataloaderIterator
+_run = loops.IterBasedTrainLoop.run
+
+
+def _run_after_skip(loop: loops.IterBasedTrainLoop) -> Any:
+    iterator = loop.dataloader_iterator
+    if loop._iter > 0:
+        iterator.skip_iter(loop._iter)
+        # the loop discards this many items before it trains
+        loop.dataloader_iterator = itertools.chain(itertools.repeat(None, loop._iter), iterator)
+    return _run(loop)
+
+
+def apply() -> bool:
+    """Patch mmengine's loop where it needs it; return whether it did."""
+    if hasattr(_Eager, 'skip_iter') or loops._InfiniteDataloaderIterator is not _Eager:
+        return False
+    loops._InfiniteDataloaderIterator = _LazyInfiniteIterator
+    loops.IterBasedTrainLoop.run = _run_after_skip
+    return True

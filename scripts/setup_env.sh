@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Make the Python environment of a leg, once a machine, and print the path of its Python.
+#
+#   bash scripts/setup_env.sh [main|xla|t20] [--dev]
+#
+#   --dev            adds requirements/dev.txt (tests and checks)
+#   MAPSAGE_ENVS     where environments live (default: ~/.cache/mapsage/envs); shared by all clones
+#   MAPSAGE_PYTHON   use this Python, with whatever it has installed, and make nothing
+#
+# An environment is keyed by a hash of its requirement file: change the file and a new one is made.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+say() { echo "[setup_env] $*" >&2; }
+
+leg=main
+dev=
+for argument in "$@"; do
+    case "$argument" in
+        main|xla|t20) leg=$argument ;;
+        --dev) dev=1 ;;
+        *) say "unknown argument '$argument': expected main, xla or t20, and --dev"; exit 2 ;;
+    esac
+done
+
+if [ -n "${MAPSAGE_PYTHON:-}" ]; then
+    command -v "$MAPSAGE_PYTHON" >/dev/null || { say "MAPSAGE_PYTHON=$MAPSAGE_PYTHON is no program"; exit 2; }
+    command -v "$MAPSAGE_PYTHON"
+    exit
+fi
+
+case "$leg" in
+    main) requirements=$root/requirements.txt; version=3.11 ;;
+    xla) requirements=$root/requirements/xla.txt; version=3.11 ;;
+    t20) requirements=$root/requirements/t20.txt; version=3.8 ;;
+esac
+
+# Print a Python of the version in $1: on the path, or one that pyenv holds.
+find_python() {
+    local candidate
+    for candidate in "python$1" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python; do
+        if "$candidate" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    return 1
+}
+
+if ! python=$(find_python "$version"); then
+    say "leg '$leg' needs Python $version and none was found (looked for python$version, python3, pyenv)."
+    say "Install it, for example: pyenv install $version   (or: conda create -n py$version python=$version)"
+    exit 3
+fi
+
+# The leading 16 characters of a hash of the files in $@.
+hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])'; }
+
+home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
+env=$home/$leg-$(hash_of "$requirements")
+dev_mark=$env/.dev-$(hash_of "$root/requirements/dev.txt")
+
+# Write what pip says to $log, and show its end when it fails.
+install() {
+    if ! MMCV_WITH_OPS=0 "$env/bin/python" -m pip install --disable-pip-version-check "$@" >>"$log" 2>&1; then
+        tail -n 30 "$log" >&2
+        say "installing failed; the whole log: $log"
+        exit 4
+    fi
+}
+
+if [ ! -f "$env/.complete" ] || { [ -n "$dev" ] && [ ! -f "$dev_mark" ]; }; then
+    mkdir -p "$home"
+    # One builder at a time; the others wait here and then find it done.
+    exec 9>"$env.lock"
+    if command -v flock >/dev/null; then flock 9; fi
+    log=$env.log
+    if [ ! -f "$env/.complete" ]; then
+        say "making the '$leg' environment (Python $version) in $env; log: $log"
+        rm -rf "$env"
+        "$python" -m venv "$env"
+        install -r "$requirements"
+        touch "$env/.complete"
+    fi
+    if [ -n "$dev" ] && [ ! -f "$dev_mark" ]; then
+        say "adding the test requirements to $env"
+        install -r "$requirements" -r "$root/requirements/dev.txt"
+        touch "$dev_mark"
+    fi
+fi
+echo "$env/bin/python"
