@@ -1,0 +1,15 @@
+"""Device stacks behind one interface; the only package that imports a vendor's module."""
+from .base import Accelerator, AcceleratorError, Supports
+from .resolve import (
+                      ACCELERATORS,
+                      current_accelerator,
+                      explain,
+                      resolve_accelerator,
+                      set_current_accelerator,
+)
+from .seeds import derived_seed
+
+__all__ = [
+    'ACCELERATORS', 'Accelerator', 'AcceleratorError', 'Supports', 'current_accelerator',
+    'derived_seed', 'explain', 'resolve_accelerator', 'set_current_accelerator'
+]

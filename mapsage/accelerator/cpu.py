@@ -1,0 +1,45 @@
+"""Plain CPU processes: always present, and the reference for every other stack."""
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Optional
+
+import torch
+
+from .base import Accelerator, AcceleratorError, Supports
+
+
+class CpuAccelerator(Accelerator):
+    """CPU processes that talk over gloo. Any number of ranks may share the machine."""
+
+    name = 'cpu'
+    device_type = 'cpu'
+    communication = 'gloo'
+    supports = Supports(compile=hasattr(torch, 'compile'))
+
+    @classmethod
+    def why_unavailable(cls) -> Optional[str]:
+        return None
+
+    def device_count(self) -> int:
+        return 1
+
+    def device(self, local_rank: int = 0) -> torch.device:
+        return torch.device('cpu')
+
+    def set_device(self, local_rank: int) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+    def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
+        dtype = dtype or self.amp_dtype
+        if dtype != torch.bfloat16:
+            raise AcceleratorError(
+                f'AMP on cpu computes in bfloat16, got {dtype}: set '
+                f"optim_wrapper.dtype='bfloat16' or remove it.")
+        return super().autocast(dtype)

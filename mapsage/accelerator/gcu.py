@@ -1,0 +1,65 @@
+"""Enflame GCU, S60 line (TopsRider 3.x): eager devices ``gcu:N``, PrivateUse1 renamed.
+
+Written against the source of torch_gcu 2.10; not run on a real GCU.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ._vendor import ask_vendor, import_vendor
+from .base import Accelerator, Supports
+
+
+class GcuAccelerator(Accelerator):
+    """S60 devices; gradients over eccl, control traffic over gloo.
+
+    64-bit numbers are emulated with 32 bits on the device, SyncBN has no kernels and fused
+    optimisers fall back to the CPU (torch_gcu 2.10 ``gcu_op_fallback.yaml``).
+    """
+
+    name = 'gcu'
+    device_type = 'gcu'
+    communication = 'eccl'
+    supports = Supports(sync_bn=False, float64=False, int64=False)
+    amp_dtype = torch.bfloat16
+
+    @classmethod
+    def why_unavailable(cls) -> Optional[str]:
+        vendor = import_vendor('torch_gcu')
+        if not hasattr(torch, 'gcu'):
+            return ('torch_gcu is not installed' if vendor is None else
+                    'torch_gcu is the T20 line: use accelerator=gcu_t20')
+        if ask_vendor('torch_gcu', torch.gcu.device_count) < 1:
+            return 'torch_gcu is installed and shows no device (see `efsmi`)'
+        return None
+
+    @property
+    def _gcu(self) -> Any:
+        return torch.gcu  # type: ignore[attr-defined]  # put there by torch_gcu
+
+    def device_count(self) -> int:
+        return int(self._gcu.device_count())
+
+    def device(self, local_rank: int = 0) -> torch.device:
+        self._check_local_rank(local_rank)
+        return torch.device('gcu', local_rank)
+
+    def set_device(self, local_rank: int) -> None:
+        self._gcu.set_device(self.device(local_rank).index)
+
+    def synchronize(self) -> None:
+        self._gcu.synchronize()
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        self._gcu.manual_seed_all(seed)
+
+    def memory_allocated(self) -> Optional[int]:
+        probe = getattr(self._gcu, 'memory_allocated', None)
+        return None if probe is None else int(probe())
+
+    def max_memory_allocated(self) -> Optional[int]:
+        probe = getattr(self._gcu, 'max_memory_allocated', None)
+        return None if probe is None else int(probe())

@@ -1,0 +1,81 @@
+"""Enflame GCU, T20 line (TopsRider 2.x, torch 1.10): lazy devices ``xla:N``.
+
+Written against the source of torch_gcu 1.10.0; not run on a real GCU. The vendor's DDP and
+eccl group live outside ``torch.distributed``; until MapSage drives them, this accelerator trains
+on one device.
+"""
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Optional
+
+import torch
+
+from ._vendor import ask_vendor, import_vendor
+from .base import Accelerator, Supports
+
+
+class GcuT20Accelerator(Accelerator):
+    """T20 devices.
+
+    ``torch_gcu.device`` is a context manager there; the device object is
+    ``torch_gcu.gcu_device(i)``, an ``xla:i``.
+    """
+
+    name = 'gcu_t20'
+    device_type = 'xla'
+    communication = 'eccl'
+    lazy = True
+    supports = Supports(sync_bn=False, float64=False, int64=False)
+
+    @classmethod
+    def why_unavailable(cls) -> Optional[str]:
+        vendor = import_vendor('torch_gcu')
+        if vendor is None:
+            return 'torch_gcu is not installed'
+        if not hasattr(vendor, 'gcu_device'):
+            return 'torch_gcu is the S60 line: use accelerator=gcu'
+        if ask_vendor('torch_gcu', vendor.device_count) < 1:
+            return 'torch_gcu is installed and shows no device (see `efsmi`)'
+        return None
+
+    @property
+    def _gcu(self) -> Any:
+        return import_vendor('torch_gcu')
+
+    def device_count(self) -> int:
+        return int(self._gcu.device_count())
+
+    def device(self, local_rank: int = 0) -> torch.device:
+        self._check_local_rank(local_rank)
+        return self._gcu.gcu_device(local_rank)
+
+    def set_device(self, local_rank: int) -> None:
+        self._check_local_rank(local_rank)
+        self._gcu.set_device(local_rank)
+
+    def synchronize(self) -> None:
+        self.flush()
+        self._gcu.synchronize()
+
+    def flush(self) -> None:
+        self._gcu.sync_lived_tensor()
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
+        # The vendor's step marks parameters and optimiser state as outputs of the graph.
+        self._gcu.optimizer_step(optimizer, optimizer_args=kwargs)
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        self._gcu.manual_seed_all(seed)
+
+    def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
+        return self._gcu.amp.autocast(enabled=True, dtype=dtype or self.amp_dtype)
+
+    def grad_scaler(self, dtype: Optional[torch.dtype] = None, **kwargs: Any) -> Any:
+        enabled = (dtype or self.amp_dtype) == torch.float16
+        # use_zero_grad=False calls unlazy() with wrong arguments in torch_gcu 1.10.0+2.5.136
+        return self._gcu.amp.GradScaler(enabled=enabled, use_zero_grad=True, **kwargs)
+
+    def memory_allocated(self) -> Optional[int]:
+        return int(self._gcu.get_hbm_alloc_size(self._gcu.current_device()))

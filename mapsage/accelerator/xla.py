@@ -1,0 +1,78 @@
+"""torch_xla devices through PJRT: TPU, Neuron, or a CPU that behaves like one."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ._vendor import ask_vendor, import_vendor
+from .base import Accelerator, Supports
+
+
+class XlaAccelerator(Accelerator):
+    """The lazy device of this process.
+
+    Under torchrun every process owns one PJRT client, so ``device()`` is the same string on every
+    rank. Gradients are staged through host memory: a gloo group that is handed an XLA tensor
+    returns without reducing it.
+    """
+
+    name = 'xla'
+    device_type = 'xla'
+    communication = 'staged'
+    lazy = True
+    supports = Supports(sync_bn=False)
+
+    @classmethod
+    def why_unavailable(cls) -> Optional[str]:
+        if import_vendor('torch_xla') is None:
+            return 'torch_xla is not installed'
+        return None
+
+    @classmethod
+    def is_cpu_stand_in(cls) -> bool:
+        """Whether PJRT would compute on the CPU: fine by name, never by ``auto``."""
+        return ask_vendor('torch_xla', lambda: _runtime().device_type()) == 'CPU'
+
+    @property
+    def _xla(self) -> Any:
+        return import_vendor('torch_xla')
+
+    def device_count(self) -> int:
+        return int(_runtime().addressable_device_count())
+
+    def device(self, local_rank: int = 0) -> torch.device:
+        return self._xla.device()
+
+    def set_device(self, local_rank: int) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        self._xla.sync()
+        _xla_model().wait_device_ops()
+
+    def flush(self) -> None:
+        self._xla.sync()
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        self._xla.manual_seed(seed)
+
+    def memory_allocated(self) -> Optional[int]:
+        if self.is_cpu_stand_in():
+            return None  # PJRT's CPU client keeps no account
+        return int(_xla_model().get_memory_info(self.device())['bytes_used'])
+
+    def max_memory_allocated(self) -> Optional[int]:
+        if self.is_cpu_stand_in():
+            return None
+        info = _xla_model().get_memory_info(self.device())
+        return int(info['peak_bytes_used']) if 'peak_bytes_used' in info else None
+
+
+def _runtime() -> Any:
+    return import_vendor('torch_xla.runtime')
+
+
+def _xla_model() -> Any:
+    return import_vendor('torch_xla.core.xla_model')
