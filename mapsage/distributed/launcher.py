@@ -1,0 +1,123 @@
+"""Read a launcher's environment into the variables that torch.distributed reads.
+
+The variables are those of MMEngine's ``init_dist``, without its calls to a vendor.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Callable, Dict, Mapping, MutableMapping, Optional
+
+# Slurm jobs that share a node must not share a port, so the default is derived from the job id:
+# 20000 is above the well-known services and the range ends below Linux's ephemeral ports (32768).
+_SLURM_PORT_BASE, _SLURM_PORT_SPAN = 20000, 12000
+
+
+class LauncherError(ValueError):
+    """The environment does not hold what the named launcher sets."""
+
+
+def launcher_environment(launcher: str, environ: Mapping[str, str],
+                         first_host: Optional[Callable[[str], str]] = None) -> Dict[str, str]:
+    """Return ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Pure: reads ``environ`` only, apart from ``first_host``.
+
+    Args:
+        launcher: ``'pytorch'`` (torchrun), ``'slurm'`` (srun) or ``'mpi'`` (Open MPI).
+        environ: The process environment.
+        first_host: Turns a Slurm node list into its first host name; ``scontrol`` when None.
+
+    Raises:
+        LauncherError: If the launcher is unknown or one of its variables is missing.
+    """
+    if launcher == 'pytorch':
+        return _pytorch(environ)
+    if launcher == 'mpi':
+        return _mpi(environ)
+    if launcher == 'slurm':
+        return _slurm(environ, first_host or _scontrol_first_host)
+    raise LauncherError(f'unknown launcher {launcher!r}: expected none, pytorch, slurm or mpi.')
+
+
+def apply_launcher_environment(launcher: str,
+                               environ: MutableMapping[str, str] = os.environ) -> int:
+    """Write :func:`launcher_environment` into ``environ`` and return the local rank."""
+    environ.update(launcher_environment(launcher, environ))
+    return int(environ['LOCAL_RANK'])
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, so that nothing is left running.
+
+    Linux only (``prctl(PR_SET_PDEATHSIG)``); elsewhere nothing happens.
+    """
+    if sys.platform == 'linux':
+        PR_SET_PDEATHSIG = 1  # linux/prctl.h
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _need(environ: Mapping[str, str], launcher: str, hint: str, *names: str) -> Dict[str, str]:
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise LauncherError(
+            f"launcher {launcher!r} needs the environment variable(s) {', '.join(missing)}, which "
+            f'are not set. {hint}, or use --launcher none for one process.')
+    return {name: environ[name] for name in names}
+
+
+def _pytorch(environ: Mapping[str, str]) -> Dict[str, str]:
+    return _need(environ, 'pytorch', 'Start with torchrun or scripts/start_8card_training.sh',
+                 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+def _mpi(environ: Mapping[str, str]) -> Dict[str, str]:
+    got = _need(environ, 'mpi', 'Start with mpirun (Open MPI) and export MASTER_ADDR',
+                'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
+                'MASTER_ADDR')
+    return {
+        'RANK': got['OMPI_COMM_WORLD_RANK'],
+        'WORLD_SIZE': got['OMPI_COMM_WORLD_SIZE'],
+        'LOCAL_RANK': got['OMPI_COMM_WORLD_LOCAL_RANK'],
+        'LOCAL_WORLD_SIZE': environ.get('OMPI_COMM_WORLD_LOCAL_SIZE', got['OMPI_COMM_WORLD_SIZE']),
+        'MASTER_ADDR': got['MASTER_ADDR'],
+        'MASTER_PORT': environ.get('MASTER_PORT', '29500'),  # torch.distributed's own default
+    }
+
+
+def _slurm(environ: Mapping[str, str], first_host: Callable[[str], str]) -> Dict[str, str]:
+    got = _need(environ, 'slurm', 'Start with srun (scripts/slurm_train.sh)', 'SLURM_PROCID',
+                'SLURM_NTASKS', 'SLURM_LOCALID', 'SLURM_NODELIST')
+    job = int(environ.get('SLURM_JOB_ID') or '0')
+    found = {
+        'RANK': got['SLURM_PROCID'],
+        'WORLD_SIZE': got['SLURM_NTASKS'],
+        'LOCAL_RANK': got['SLURM_LOCALID'],
+        'MASTER_ADDR': environ.get('MASTER_ADDR') or first_host(got['SLURM_NODELIST']),
+        'MASTER_PORT': (environ.get('MASTER_PORT')
+                        or str(_SLURM_PORT_BASE + job % _SLURM_PORT_SPAN)),
+    }
+    # the second reads '8(x2)' where all nodes run alike
+    per_node = re.match(r'(\d+)(\(x\d+\))?$', environ.get('SLURM_NTASKS_PER_NODE')
+                        or environ.get('SLURM_TASKS_PER_NODE') or '')
+    if per_node:
+        found['LOCAL_WORLD_SIZE'] = per_node.group(1)
+    return found
+
+
+def _scontrol_first_host(node_list: str) -> str:
+    try:
+        out = subprocess.run(['scontrol', 'show', 'hostnames', node_list], check=True, timeout=30,
+                             stdout=subprocess.PIPE, universal_newlines=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LauncherError(
+            f'cannot read the first host of SLURM_NODELIST={node_list!r} with scontrol: {error}. '
+            f'Export MASTER_ADDR yourself.') from error
+    if not out.split():
+        raise LauncherError(f'scontrol knows no host of SLURM_NODELIST={node_list!r}. Export '
+                            f'MASTER_ADDR yourself.')
+    return out.split()[0]

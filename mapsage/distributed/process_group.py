@@ -1,0 +1,122 @@
+"""Start torch.distributed so that gradients and control traffic each have a working path."""
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from datetime import timedelta
+from typing import List, Union
+
+import torch
+import torch.distributed as dist
+
+from mapsage.accelerator import Accelerator, AcceleratorError
+
+from .staged import BACKEND as STAGED
+from .staged import SUPPORTED as PER_DEVICE_BACKENDS
+from .staged import register_staged_backend
+
+# MMEngine's default for a missing ``dist_cfg.timeout`` is torch's own; this is that value.
+DEFAULT_TIMEOUT_SECONDS = 1800
+_MAX_TIMEOUT_SECONDS = 10**8  # three years; datetime.timedelta and gloo take that
+
+
+class BackendError(ValueError):
+    """A communication setting that cannot be used: backend or timeout."""
+
+
+def usable_backends(accelerator: Accelerator) -> List[str]:
+    """Return the values of ``dist_cfg.backend`` that work with ``accelerator``, best first."""
+    if accelerator.device_type == 'cpu':
+        return ['auto', 'gloo']
+    return list(dict.fromkeys(['auto', accelerator.communication, STAGED, 'gloo']))
+
+
+def resolve_backend(accelerator: Accelerator, backend: str = 'auto') -> str:
+    """Return the backend string to hand to ``torch.distributed.init_process_group``. Pure.
+
+    Args:
+        accelerator: The accelerator in force.
+        backend: One of :func:`usable_backends`, or the string this function would return.
+            ``'gloo'`` on an accelerator means ``'staged'``: gloo itself never sees a device tensor.
+
+    Raises:
+        BackendError: If the accelerator cannot use ``backend``.
+    """
+    if accelerator.device_type == 'cpu':
+        forms = {'auto': 'gloo', 'gloo': 'gloo', 'cpu:gloo': 'gloo'}
+    else:
+        def composite(device_backend: str) -> str:
+            return f'cpu:gloo,{accelerator.device_type}:{device_backend}'
+
+        native = accelerator.communication
+        forms = {'auto': composite(native), native: composite(native),
+                 STAGED: composite(STAGED), 'gloo': composite(STAGED)}
+        forms.update({composite(native): composite(native), composite(STAGED): composite(STAGED)})
+    if backend not in forms:
+        raise BackendError(
+            f'backend {backend!r} cannot be used on accelerator {accelerator.name!r}: expected one '
+            f"of {', '.join(usable_backends(accelerator))}. Set "
+            f"env_cfg.dist_cfg.backend='auto' to let MapSage choose.")
+    return forms[backend]
+
+
+def init_process_group(accelerator: Accelerator, backend: str = 'auto',
+                       timeout: Union[int, float] = DEFAULT_TIMEOUT_SECONDS) -> None:
+    """Initialise the default process group from the environment and select this rank's device.
+
+    CPU tensors (flags, counts, objects, metrics) always travel over gloo; device tensors over the
+    accelerator's native backend, or through host memory where there is none.
+
+    Args:
+        accelerator: The accelerator in force.
+        backend: See :func:`resolve_backend`.
+        timeout: Seconds a collective may wait for the other ranks.
+
+    Raises:
+        BackendError: If the accelerator cannot use ``backend``, or ``timeout`` is no positive
+            number of seconds.
+        AcceleratorError: If there are more ranks than devices on this node.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
+            or not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
+        raise BackendError(f'dist_cfg.timeout must be a positive number of seconds, at most '
+                           f'{_MAX_TIMEOUT_SECONDS}, got {timeout!r}.')
+    resolved = resolve_backend(accelerator, backend)
+    if accelerator.name == 'gcu_t20':
+        raise AcceleratorError(
+            "accelerator 'gcu_t20' trains on one device in this version: its eccl group and DDP "
+            'live outside torch.distributed. Start one rank (NPROC_PER_NODE=1).')
+    check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
+    accelerator.set_device(int(os.environ['LOCAL_RANK']))
+    if resolved.endswith(STAGED):
+        register_staged_backend(accelerator.device_type)
+    elif not PER_DEVICE_BACKENDS:
+        # torch < 2.0 has one backend a group. MMEngine then sends its CPU tensors through nccl.
+        resolved = resolved.rsplit(':', 1)[-1]
+    dist.init_process_group(resolved, timeout=timedelta(seconds=timeout))
+    atexit.register(_destroy_at_clean_exit)
+
+
+def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:
+    """Raise AcceleratorError on every rank when a node has fewer devices than ranks.
+
+    CPU processes share their device, and under PJRT every process owns its own client.
+    """
+    if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
+        return
+    count = accelerator.device_count()
+    if local_world_size > count:
+        raise AcceleratorError(
+            f'{local_world_size} ranks were started on this node and accelerator '
+            f'{accelerator.name!r} shows {count} device(s) (torch {torch.__version__}). Start at '
+            f'most one rank per device (NPROC_PER_NODE={count}).')
+
+
+def _destroy_at_clean_exit() -> None:
+    # Left to the interpreter's end, gloo's threads now and then abort the process. After an error
+    # the group may hold a collective that will never end, so it is left alone.
+    if dist.is_initialized() and not hasattr(sys, 'last_type'):
+        gc.collect()  # a wrapper in a reference cycle would keep the group alive
+        dist.destroy_process_group()

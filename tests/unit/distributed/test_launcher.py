@@ -1,0 +1,134 @@
+"""The variables of each launcher, and what is said when they are not there."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mapsage.distributed import LauncherError, apply_launcher_environment, launcher_environment
+
+TORCHRUN = dict(RANK='3', WORLD_SIZE='4', LOCAL_RANK='1', MASTER_ADDR='node1', MASTER_PORT='29')
+MPI = dict(OMPI_COMM_WORLD_RANK='3', OMPI_COMM_WORLD_SIZE='4', OMPI_COMM_WORLD_LOCAL_RANK='1',
+           OMPI_COMM_WORLD_LOCAL_SIZE='2', MASTER_ADDR='node1')
+SLURM = dict(SLURM_PROCID='3', SLURM_NTASKS='4', SLURM_LOCALID='1', SLURM_NODELIST='node[1-2]',
+             SLURM_JOB_ID='4711', SLURM_NTASKS_PER_NODE='2')
+
+
+def first(node_list: str) -> str:
+    return node_list.replace('[1-2]', '1')
+
+
+def test_pytorch() -> None:
+    assert launcher_environment('pytorch', dict(TORCHRUN, OTHER='x')) == TORCHRUN
+
+
+def test_mpi() -> None:
+    want = dict(TORCHRUN, MASTER_PORT='29500', LOCAL_WORLD_SIZE='2')
+    assert launcher_environment('mpi', MPI) == want
+    assert launcher_environment('mpi', dict(MPI, MASTER_PORT='7'))['MASTER_PORT'] == '7'
+
+
+def test_slurm() -> None:
+    want = dict(TORCHRUN, MASTER_PORT='24711', LOCAL_WORLD_SIZE='2')
+    assert launcher_environment('slurm', SLURM, first) == want
+    own = dict(SLURM, MASTER_ADDR='other', MASTER_PORT='7')
+    got = launcher_environment('slurm', own, first)
+    assert (got['MASTER_ADDR'], got['MASTER_PORT']) == ('other', '7')
+
+
+def test_slurm_with_empty_variables() -> None:
+    """`export MASTER_PORT=` is not a choice of a port."""
+    got = launcher_environment('slurm', dict(SLURM, MASTER_ADDR='', MASTER_PORT=''), first)
+    assert (got['MASTER_ADDR'], got['MASTER_PORT']) == ('node1', '24711')
+
+
+@given(st.integers(1, 2**31))
+def test_slurm_port_is_between_the_services_and_the_ephemeral_ports(job: int) -> None:
+    port = launcher_environment('slurm', dict(SLURM, SLURM_JOB_ID=str(job)), first)['MASTER_PORT']
+    assert 20000 <= int(port) < 32768
+
+
+@pytest.mark.parametrize('launcher, variables', [
+    ('pytorch', TORCHRUN), ('mpi', MPI), ('slurm', SLURM)])
+def test_every_missing_variable_is_named(launcher: str, variables: Dict[str, str]) -> None:
+    optional = {'OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_JOB_ID', 'SLURM_NTASKS_PER_NODE'}
+    for name in set(variables) - optional:
+        rest = {key: value for key, value in variables.items() if key != name}
+        with pytest.raises(LauncherError, match=f'{launcher!r} needs .* {name}, .*--launcher none'):
+            launcher_environment(launcher, rest, first)
+
+
+def test_unknown_launcher() -> None:
+    with pytest.raises(LauncherError, match="'horovod': expected none, pytorch, slurm or mpi"):
+        launcher_environment('horovod', {})
+
+
+def test_without_scontrol(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv('PATH', str(tmp_path))
+    with pytest.raises(LauncherError, match=r"SLURM_NODELIST='node\[1-2\]'.*Export MASTER_ADDR"):
+        launcher_environment('slurm', SLURM)
+
+
+@pytest.mark.parametrize('script, words', [
+    ('echo node1; echo node2', ''), ('exit 1', 'Export MASTER_ADDR'), ('', 'Export MASTER_ADDR')],
+    ids=['works', 'fails', 'silent'])
+def test_scontrol(script: str, words: str, monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / 'scontrol').write_text(f'#!/bin/sh\n{script}\n')
+    (tmp_path / 'scontrol').chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    if not words:
+        assert launcher_environment('slurm', SLURM)['MASTER_ADDR'] == 'node1'
+        return
+    with pytest.raises(LauncherError, match=words):
+        launcher_environment('slurm', SLURM)
+
+
+def test_applied_to_the_environment() -> None:
+    environ = dict(MPI, RANK='stale')
+    assert apply_launcher_environment('mpi', environ) == 1
+    assert environ['RANK'] == '3' and environ['WORLD_SIZE'] == '4'
+
+
+PARENT = '''
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', """
+import time
+from mapsage.distributed import die_with_parent
+die_with_parent()
+print('ready', flush=True)
+time.sleep(60)
+"""], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+'''
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='prctl is Linux only')
+def test_a_child_dies_with_its_parent() -> None:
+    root = str(Path(__file__).resolve().parents[3])
+    parent = subprocess.Popen([sys.executable, '-c', PARENT], stdout=subprocess.PIPE,
+                              env={**os.environ, 'PYTHONPATH': root})
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
+    except OSError:
+        return False

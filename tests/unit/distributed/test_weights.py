@@ -1,0 +1,94 @@
+"""Equal weights pass; one differing tensor is named on every rank."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import nn
+
+from mapsage.accelerator import resolve_accelerator
+from mapsage.distributed import WeightsDifferError, check_equal_weights, init_process_group
+
+KINDS = {
+    'float32': torch.linspace(-1, 1, 7), 'bfloat16': torch.linspace(-1, 1, 7).bfloat16(),
+    'float16': torch.linspace(-1, 1, 7).half(), 'bool': torch.tensor([True, False]),
+    'int64': torch.arange(5), 'empty': torch.empty(0, 3), 'scalar': torch.tensor(3.0),
+    'nan': torch.tensor([float('nan'), 1.0]), 'complex': torch.ones(2, dtype=torch.complex64),
+    'transposed': torch.arange(6.0).reshape(2, 3).t(),
+}
+
+
+def holder(**changes: torch.Tensor) -> nn.Module:
+    module = nn.Module()
+    for name, tensor in {**KINDS, **changes}.items():
+        module.register_buffer(f'{name}_', tensor.clone())
+    return module
+
+
+def compare(rank_1_changes: Dict[str, Dict[str, torch.Tensor]]) -> Dict[str, str]:
+    """Return, for every case, the error of this rank; empty when there was none."""
+    init_process_group(resolve_accelerator('cpu'), timeout=20)
+    messages = {}
+    for case, changes in rank_1_changes.items():
+        module = holder(**(changes if dist.get_rank() == 1 else {}))
+        try:
+            check_equal_weights(module, 'after a test')
+            messages[case] = ''
+        except WeightsDifferError as error:
+            messages[case] = str(error)
+    return messages
+
+
+CHANGES = {
+    'float32': torch.linspace(-1, 1, 7) + torch.tensor([0] * 6 + [1e-7]),
+    'bfloat16': torch.linspace(-1, 1.01, 7).bfloat16(), 'bool': torch.tensor([True, True]),
+    'int64': torch.arange(5) + 1, 'nan': torch.tensor([float('nan'), 2.0]),
+    'scalar': torch.tensor(3.5),
+}
+
+
+@pytest.fixture(scope='module')
+def messages(tmp_path_factory: pytest.TempPathFactory) -> list:
+    cases: dict = {name: {name: value} for name, value in CHANGES.items()}
+    cases['equal'], cases['missing'] = {}, {'more': torch.ones(1)}
+    return run_ranks(compare, 2, tmp_path_factory.mktemp('weights'), cases)
+
+
+def test_equal_weights_of_every_kind_pass(messages: list) -> None:
+    assert [each['equal'] for each in messages] == ['', '']
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_differing_tensor_is_named_on_every_rank(messages: list, name: str) -> None:
+    for each in messages:
+        assert f"after a test, '{name}_' on rank(s) [1] is not equal to rank 0" in each[name]
+
+
+def test_tensor_that_only_one_rank_has(messages: list) -> None:
+    assert all("'more_' on rank(s) [1]" in each['missing'] for each in messages)
+
+
+class Unsaved(nn.Module):
+    """Holds a buffer that checkpoints leave out."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer('table', torch.full((3,), value), persistent=False)
+
+
+def compare_unsaved() -> str:
+    init_process_group(resolve_accelerator('cpu'), timeout=20)
+    try:
+        check_equal_weights(Unsaved(dist.get_rank()), 'now')
+    except WeightsDifferError as error:
+        return str(error)
+    return ''
+
+
+def test_buffers_outside_the_state_dict_count(tmp_path: Path) -> None:
+    assert all("'table' on rank(s) [1, 2]" in text for text in run_ranks(
+        compare_unsaved, 3, tmp_path))
