@@ -1,0 +1,214 @@
+"""What a run's config changes against the files it inherits from.
+
+The base is what MMEngine makes of the config's ``_base_`` files (each with its own bases merged
+in); the other side is the config in memory, so ``--cfg-options`` and anything a tool has set
+since are differences too. Base files are read a second time for this, the config file itself
+and its ``custom_imports`` are not executed again.
+"""
+from __future__ import annotations
+
+import ast
+import os
+import re
+import tempfile
+from typing import Any, Dict, List, Sequence, Tuple
+
+from mmengine.config import Config
+from mmengine.utils import get_installed_path
+
+
+class _Missing:
+    """The value of a key that one side does not have."""
+
+    def __repr__(self) -> str:
+        return '(absent)'
+
+
+MISSING = _Missing()
+Difference = Tuple[str, Any, Any]
+
+# Characters of one value on a line of the report.
+_VALUE_WIDTH = 56
+
+
+def base_files(cfg: Config) -> List[str]:
+    """Return the paths of the files ``cfg`` names in ``_base_``, in its order.
+
+    Args:
+        cfg: A config from ``Config.fromfile``, in either of MMEngine's two styles.
+
+    Returns:
+        The paths; empty for a config without a file or without bases.
+    """
+    filename = _config_file(cfg)
+    if not filename:
+        return []
+    if Config._is_lazy_import(filename):
+        return _read_base_files(filename)
+    return [path for path, _ in _scoped_base_files(filename)]
+
+
+def config_differences(cfg: Config) -> List[Difference]:
+    """Compare a config with its merged ``_base_`` files.
+
+    Args:
+        cfg: The config in memory.
+
+    Returns:
+        ``(dotted key, base value or MISSING, value or MISSING)`` in the order of the keys.
+        Dictionaries are compared key by key, lists as a whole; a list and a tuple of equal
+        elements are equal. Empty for a config without a file or without bases.
+
+    Raises:
+        OSError: If a base file cannot be read.
+    """
+    filename = _config_file(cfg)
+    if not filename or not base_files(cfg):
+        return []
+    base: Dict[str, Any] = {}
+    if Config._is_lazy_import(filename):
+        for path in _read_base_files(filename):
+            base.update(Config.fromfile(path, import_custom_modules=False).to_dict())
+    else:
+        for path, scope in _scoped_base_files(filename):
+            values = Config.fromfile(path, import_custom_modules=False)._cfg_dict
+            # MMEngine notes the package a base comes from (mmseg::...) in its dictionaries.
+            base.update(Config._dict_to_config_dict(values, scope).to_dict())
+    return _compare(base, cfg.to_dict(), '')
+
+
+def format_differences(rows: Sequence[Difference]) -> str:
+    """Return the differences as aligned lines, long values shortened.
+
+    Of a list that keeps its length, only the elements that changed are shown.
+
+    Args:
+        rows: What :func:`config_differences` returned.
+
+    Returns:
+        One line a difference, or one line that says there is none.
+    """
+    if not rows:
+        return '  (no differences)'
+    lines = [line for row in rows for line in _lines(*row)]
+    key_width = max(len(key) for key, _, _ in lines)
+    base_width = max(len(base) for _, base, _ in lines)
+    return '\n'.join(f'  {key:<{key_width}}  {base:<{base_width}}  ->  {value}'
+                     for key, base, value in lines)
+
+
+def config_report(cfg: Config) -> str:
+    """Return the lines that are printed at the start of a run.
+
+    Args:
+        cfg: The config in memory.
+
+    Returns:
+        A headline that names the config and its bases, and the differences below it.
+
+    Raises:
+        OSError: If a base file cannot be read.
+    """
+    if not cfg.filename:
+        return 'config: built in memory, no file and so no base to compare with'
+    if not _config_file(cfg):
+        return f'config: {cfg.filename} is no longer there, its bases cannot be compared'
+    bases = base_files(cfg)
+    if not bases:
+        return f'config: {cfg.filename} has no _base_, nothing to compare with'
+    names = ', '.join(os.path.relpath(path, os.path.dirname(os.path.abspath(cfg.filename)))
+                      for path in bases)
+    return f'config: {cfg.filename} against {names}\n{format_differences(config_differences(cfg))}'
+
+
+def _config_file(cfg: Config) -> str:
+    """Return the absolute path of the config's file, or '' when there is none."""
+    path = os.path.abspath(os.path.expanduser(cfg.filename)) if cfg.filename else ''
+    return path if os.path.isfile(path) else ''
+
+
+def _scoped_base_files(filename: str) -> List[Tuple[str, Any]]:
+    """Return (path, scope) of the files in ``_base_``, found as ``Config._file2dict`` does.
+
+    The ``{{ }}`` placeholders are substituted first: an environment variable may name a base.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        substituted = os.path.join(folder, 'config' + os.path.splitext(filename)[1])
+        Config._substitute_predefined_vars(filename, substituted)
+        Config._substitute_env_variables(substituted, substituted)
+        Config._pre_substitute_base_vars(substituted, substituted)
+        names = Config._get_base_files(substituted)
+    return [Config._get_cfg_path(name, filename) for name in names]
+
+
+def _read_base_files(filename: str) -> List[str]:
+    """Return the files imported under ``with read_base():``."""
+    with open(filename, encoding='utf-8') as file:
+        modules = Config._get_base_modules(ast.parse(file.read()).body)
+    paths = []
+    for module in modules:
+        dots = re.match(r'\.*', module)
+        level = len(dots.group()) if dots else 0
+        parts = module[level:].split('.')
+        if level:
+            folder = os.path.join(os.path.dirname(filename), *['..'] * (level - 1))
+        else:
+            folder = get_installed_path(parts.pop(0))
+        paths.append(os.path.normpath(os.path.join(folder, *parts) + '.py'))
+    return paths
+
+
+def _compare(base: Dict[str, Any], value: Dict[str, Any], prefix: str) -> List[Difference]:
+    rows: List[Difference] = []
+    for key in list(base) + [key for key in value if key not in base]:
+        name = f'{prefix}{key}'
+        old, new = base.get(key, MISSING), value.get(key, MISSING)
+        if isinstance(old, dict) and isinstance(new, dict):
+            rows.extend(_compare(old, new, f'{name}.'))
+        elif not _equal(old, new):
+            rows.append((name, old, new))
+    return rows
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return len(old) == len(new) and all(map(_equal, old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
+    if callable(old) and callable(new):
+        # A function of a base file is another object each time that file is read.
+        return _qualified_name(old) == _qualified_name(new)
+    if isinstance(old, (bool, int, float)) and isinstance(new, (bool, int, float)):
+        return isinstance(old, bool) == isinstance(new, bool) and (old == new
+                                                                   or repr(old) == repr(new))
+    # Arrays and other objects have no single truth value when compared; their text has.
+    return type(old) is type(new) and repr(old) == repr(new)
+
+
+def _qualified_name(function: Any) -> Tuple[str, str]:
+    return (getattr(function, '__module__', ''),
+            getattr(function, '__qualname__', repr(function)))
+
+
+def _lines(key: str, old: Any, new: Any) -> List[Tuple[str, str, str]]:
+    """Return the printed (key, base, value) of one difference."""
+    sequences = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
+    # Short lists read better whole: (512, 512) rather than two lines of numbers.
+    if not sequences or len(old) != len(new) or len(repr(old)) <= _VALUE_WIDTH // 2:
+        return [(key, _short(old), _short(new))]
+    lines = []
+    for index, (left, right) in enumerate(zip(old, new)):
+        if isinstance(left, dict) and isinstance(right, dict):
+            for row in _compare(left, right, f'{key}[{index}].'):
+                lines.extend(_lines(*row))
+        elif not _equal(left, right):
+            lines.extend(_lines(f'{key}[{index}]', left, right))
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = ' '.join(repr(value).split())
+    if len(text) <= _VALUE_WIDTH:
+        return text
+    size = f' ({len(value)} items)' if isinstance(value, (list, tuple, dict)) else ''
+    return text[:_VALUE_WIDTH - 4 - len(size)] + ' ...' + size

@@ -1,0 +1,146 @@
+"""Find the user's mistakes in a dataset, and name the file."""
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any, Dict, List, Optional, Set
+
+import numpy as np
+import torch
+
+IGNORE_INDEX = 255  # MMSegmentation's, when a dataset has none of its own
+
+
+class DataError(ValueError):
+    """A dataset or one of its files is unusable; the message names it."""
+
+
+def build_checked(build: Any, config: Dict[str, Any]) -> Any:
+    """Build a dataset and check that it holds samples whose files exist.
+
+    Args:
+        build: Turns ``config`` into a fully initialised dataset.
+        config: The dataset's config.
+
+    Raises:
+        DataError: If its folder is missing or empty, or an image has no mask.
+    """
+    kind, place = config.get('type', 'dataset'), config.get('data_root', '')
+    try:
+        dataset = build(config)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = getattr(error, 'filename', None) or error
+        raise DataError(
+            f'{_name(kind)}: {missing} does not exist (data_root={place!r}). Point data_root and '
+            f'data_prefix at the data, or make it first (docs/datasets.md).') from error
+    except ValueError as error:
+        # NumPy's words in MMEngine's BaseDataset for an empty list of samples
+        if 'need at least one array to concatenate' not in str(error):
+            raise
+        dataset = ()
+    if not hasattr(dataset, '__len__'):
+        return dataset  # a stream
+    if len(dataset) == 0:
+        raise DataError(
+            f'{_name(kind)} found no samples under data_root={place!r}, data_prefix='
+            f"{config.get('data_prefix')}: the folder is empty, or its files do not end in the "
+            f'img_suffix of the dataset (LoveDA: .png).')
+    check_files_exist(dataset)
+    return dataset
+
+
+def check_files_exist(dataset: Any) -> None:
+    """Check that every local image and mask a dataset lists exists, with one listing a folder.
+
+    Raises:
+        DataError: Names the first missing file and counts the others.
+    """
+    if not hasattr(dataset, 'get_data_info') or getattr(dataset, 'backend_args', None):
+        return
+    wanted: Dict[str, Dict[str, str]] = defaultdict(dict)
+    for index in range(len(dataset)):
+        info = dataset.get_data_info(index)
+        for key in ('img_path', 'seg_map_path'):
+            path = info.get(key)
+            if isinstance(path, str) and '://' not in path:
+                folder, name = os.path.split(path)
+                wanted[folder].setdefault(name, key)
+    missing: List[str] = []
+    kinds: Set[str] = set()
+    for folder, names in wanted.items():
+        present = set(os.listdir(folder or '.')) if os.path.isdir(folder or '.') else set()
+        lacking = sorted(set(names) - present)
+        missing += [os.path.join(folder, name) for name in lacking]
+        kinds |= {names[name] for name in lacking}
+    if missing:
+        what = 'masks' if kinds == {'seg_map_path'} else 'files'
+        raise DataError(
+            f'{_name(type(dataset))}: {len(missing)} of the {what} its {len(dataset)} samples need '
+            f'do not exist, the first is {missing[0]}. Every image needs a mask of the same name '
+            f'(suffix {getattr(dataset, "seg_map_suffix", None)!r}).')
+
+
+def check_labels(dataset: Any, index: int, sample: Any) -> None:
+    """Check that a packed sample's mask holds class indices or the ignore index only.
+
+    Raises:
+        DataError: Names the mask file and the value in it.
+    """
+    truth = getattr(_data_sample(sample), 'gt_sem_seg', None)
+    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    if truth is None or not classes or not isinstance(truth.data, torch.Tensor):
+        return
+    labels = truth.data
+    ignore = getattr(dataset, 'ignore_index', IGNORE_INDEX)
+    # Two reductions instead of a sort: this runs on every sample.
+    bad = (labels != ignore) & ((labels >= len(classes)) | (labels < 0))
+    if not bool(bad.any()):
+        return
+    value = int(labels[bad][0])
+    info = _info(dataset, index)
+    shifted = bool(info.get('reduce_zero_label'))
+    expected = (f'0 (no data) and 1 to {len(classes)}' if shifted else
+                f'0 to {len(classes) - 1}, and {ignore} for ignored pixels')
+    raise DataError(
+        f"mask {info.get('seg_map_path', f'of sample {index}')} holds the value "
+        f'{value + 1 if shifted else value} ({int(bad.sum())} pixel(s)); {len(classes)} classes '
+        f'allow {expected}. Check the mask, the classes of {_name(type(dataset))} and '
+        f'reduce_zero_label={shifted}.')
+
+
+def explain_error(dataset: Any, index: int, error: Exception) -> Exception:
+    """Return a :class:`DataError` that says which files a failed sample was made of, and why."""
+    if isinstance(error, DataError):
+        return error
+    info = _info(dataset, index)
+    reasons = [reason for key in ('img_path', 'seg_map_path')
+               for reason in [_unreadable(info.get(key))] if reason]
+    files = ', '.join(f'{key}={info[key]}' for key in ('img_path', 'seg_map_path') if key in info)
+    return DataError(
+        f"cannot load sample {index} of {_name(type(dataset))} ({files or 'no file known'}): "
+        f"{'; '.join(reasons) or f'{type(error).__name__}: {error}'}")
+
+
+def _unreadable(path: Any) -> Optional[str]:
+    """Return why the image file at ``path`` cannot be decoded, or None when it can."""
+    if not isinstance(path, str) or '://' in path:
+        return None
+    if not os.path.isfile(path):
+        return f'{path} does not exist'
+    import cv2
+    data = np.fromfile(path, dtype=np.uint8)
+    if data.size == 0 or cv2.imdecode(data, cv2.IMREAD_UNCHANGED) is None:
+        return f'{path} ({data.size} bytes) cannot be decoded: the file is corrupt or truncated'
+    return None
+
+
+def _data_sample(sample: Any) -> Any:
+    return sample.get('data_samples') if isinstance(sample, dict) else None
+
+
+def _info(dataset: Any, index: int) -> Dict[str, Any]:
+    return dataset.get_data_info(index) if hasattr(dataset, 'get_data_info') else {}
+
+
+def _name(kind: Any) -> str:
+    return kind if isinstance(kind, str) else kind.__name__

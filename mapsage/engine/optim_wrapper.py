@@ -1,0 +1,113 @@
+"""MMEngine's optimiser wrappers with the accelerator's step, autocast and gradient scaler."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Optional, Union
+
+import torch
+from mmengine.optim import AmpOptimWrapper as _AmpOptimWrapper
+from mmengine.optim import OptimWrapper as _OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import nn
+
+from mapsage.accelerator import current_accelerator
+
+_DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
+
+
+@OPTIM_WRAPPERS.register_module(name='OptimWrapper', force=True)
+class OptimWrapper(_OptimWrapper):
+    """MMEngine's ``OptimWrapper``, registered under its name, that steps the accelerator's way."""
+
+    def step(self, **kwargs: Any) -> None:
+        """Clip the gradients if asked to, then update the parameters."""
+        if self.clip_grad_kwargs:
+            self._clip_grad()
+        current_accelerator().optimizer_step(self.optimizer, **kwargs)
+
+    def _clip_grad(self) -> None:
+        # MMEngine reads the norm as a Python float. On a lazy device that would run the forward and
+        # backward pass for this one number and leave all of it to be run again at the step.
+        current_accelerator().flush()
+        super()._clip_grad()
+
+
+@OPTIM_WRAPPERS.register_module(name='AmpOptimWrapper', force=True)
+class AmpOptimWrapper(_AmpOptimWrapper):
+    """Mixed precision on every accelerator, registered under MMEngine's name.
+
+    float16 trains with a gradient scaler, bfloat16 without one.
+
+    Args:
+        loss_scale: ``'dynamic'``, a constant, or the arguments of the scaler. Used by float16 only.
+        dtype: ``'float16'``, ``'bfloat16'`` or the torch dtype; the accelerator's own choice when
+            None (float16 on cuda, bfloat16 elsewhere).
+        use_fsdp: Must be False.
+        **kwargs: Arguments of ``OptimWrapper``.
+
+    Raises:
+        ValueError: If an argument has another value.
+    """
+
+    def __init__(self, loss_scale: Union[str, float, Dict[str, Any]] = 'dynamic',
+                 dtype: Optional[Union[str, torch.dtype]] = None, use_fsdp: bool = False,
+                 **kwargs: Any) -> None:
+        if use_fsdp:
+            raise ValueError('AmpOptimWrapper: use_fsdp=True is not supported; remove it.')
+        # Past MMEngine's own __init__, which asserts one of four vendors.
+        _OptimWrapper.__init__(self, **kwargs)
+        accelerator = current_accelerator()
+        self.cast_dtype = _parse_dtype(dtype) or accelerator.amp_dtype
+        scaler_args = _scaler_args(loss_scale)
+        # a constant scale is set again after every step
+        self._scale_update_param = (None if isinstance(loss_scale, dict) else
+                                    scaler_args.get('init_scale'))
+        self.loss_scaler = accelerator.grad_scaler(self.cast_dtype, **scaler_args)
+
+    def step(self, **kwargs: Any) -> None:
+        """Unscale and clip if asked to, then update the parameters."""
+        if self.loss_scaler.is_enabled():
+            super().step(**kwargs)
+            return
+        if self.clip_grad_kwargs:
+            self._clip_grad()
+        current_accelerator().optimizer_step(self.optimizer, **kwargs)
+
+    def _clip_grad(self) -> None:
+        current_accelerator().flush()  # see OptimWrapper._clip_grad
+        super()._clip_grad()
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state saved with or without a scaler, so that a run may change accelerators."""
+        if not state_dict.get('loss_scaler'):
+            state_dict.pop('loss_scaler', None)
+        super().load_state_dict(state_dict)
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Run the forward pass in :attr:`cast_dtype`; skip gradient sync while accumulating."""
+        with _OptimWrapper.optim_context(self, model), \
+                current_accelerator().autocast(self.cast_dtype):
+            yield
+
+
+def _parse_dtype(dtype: Optional[Union[str, torch.dtype]]) -> Optional[torch.dtype]:
+    if dtype is None or dtype in _DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if dtype not in _DTYPES:
+        raise ValueError(
+            f"optim_wrapper.dtype is {dtype!r}: expected {' or '.join(map(repr, _DTYPES))}, or "
+            f"no dtype for the accelerator's own choice.")
+    return _DTYPES[str(dtype)]
+
+
+def _scaler_args(loss_scale: Union[str, float, Dict[str, Any]]) -> Dict[str, Any]:
+    if loss_scale == 'dynamic':
+        return {}
+    if isinstance(loss_scale, dict):
+        return loss_scale
+    if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
+        return {'init_scale': float(loss_scale)}
+    raise ValueError(
+        f"optim_wrapper.loss_scale is {loss_scale!r}: expected 'dynamic', a number, or a dict of "
+        f'GradScaler arguments.')

@@ -1,0 +1,203 @@
+"""MMEngine's Runner on any accelerator."""
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any, Dict, Optional, Union
+
+import mmengine.device.utils
+import torch.distributed as dist
+from mmengine.dist import broadcast_object_list, get_dist_info, is_main_process
+from mmengine.model import convert_sync_batchnorm, is_model_wrapper, revert_sync_batchnorm
+from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, MODEL_WRAPPERS, RUNNERS
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from mapsage.accelerator import Accelerator, explain, resolve_accelerator, set_current_accelerator
+from mapsage.distributed import apply_launcher_environment, check_equal_weights, init_process_group
+from mapsage.wrappers import place_module
+
+from . import data_checks
+from .config_report import config_report
+from .data_order import KeyedDataset, ResumableSampler
+from .env_cfg import parse_env_cfg
+from .resume import Choice, ResumeError, choose_checkpoint
+
+# Registered in this order unless the config lists a hook of the same type itself.
+_HOOKS = ('AcceleratorHook', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook')
+
+
+@RUNNERS.register_module()
+class MapSageRunner(Runner):
+    """Runs any MMEngine config on the accelerator and backend of its ``env_cfg``.
+
+    Everything not mentioned in the methods below is MMEngine's. Choose it with
+    ``custom_imports = dict(imports=['mapsage'])`` and ``runner_type = 'MapSageRunner'``.
+
+    Attributes:
+        accelerator: The accelerator in force.
+        local_rank: This process's rank on its node; 0 without a launcher.
+    """
+
+    accelerator: Accelerator
+    local_rank: int
+    _load_from: Optional[str]
+    _randomness_cfg: Dict[str, Any]
+
+    def setup_env(self, env_cfg: Dict[str, Any]) -> None:
+        """Choose the accelerator and start torch.distributed, then do what MMEngine does.
+
+        Raises:
+            ConfigError: If ``env_cfg`` has an unknown key.
+            AcceleratorError: If the accelerator is absent or has too few devices.
+            BackendError: If the accelerator cannot use the backend.
+            LauncherError: If the launcher's variables are missing.
+        """
+        self._env = parse_env_cfg(env_cfg)
+        self.accelerator = set_current_accelerator(resolve_accelerator(self._env.accelerator))
+        # get_device() returns this global wherever it was imported to.
+        mmengine.device.utils.DEVICE = self.accelerator.device_type
+        self.local_rank = 0
+        if self.distributed:
+            self.local_rank = apply_launcher_environment(self.launcher)
+            if not dist.is_initialized():
+                init_process_group(self.accelerator, self._env.backend, self._env.timeout)
+        else:
+            self.accelerator.set_device(0)
+        super().setup_env(env_cfg)
+
+    def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
+                       deterministic: bool = False) -> None:
+        """Seed as MMEngine does, and the accelerator."""
+        super().set_randomness(seed, diff_rank_seed, deterministic)
+        self.accelerator.seed(self.seed)
+
+    def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
+                   model: nn.Module) -> nn.Module:
+        """Put the model on this rank's device and, with a launcher, wrap it."""
+        if is_model_wrapper(model):
+            return super().wrap_model(model_wrapper_cfg, model)
+        if not self.distributed:
+            return place_module(revert_sync_batchnorm(model), self.accelerator, 0)
+        if self.cfg.get('sync_bn') and self.accelerator.supports.sync_bn:
+            model = convert_sync_batchnorm(model, self.cfg.sync_bn)
+        wrapper = copy.deepcopy(dict(model_wrapper_cfg)) if model_wrapper_cfg else dict(
+            broadcast_buffers=False,
+            find_unused_parameters=self.cfg.get('find_unused_parameters', False))
+        wrapper.setdefault('type', 'MMDistributedDataParallel')
+        return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
+
+    def register_hooks(self, default_hooks: Any = None, custom_hooks: Any = None) -> None:
+        """Register MapSage's own hooks along with the config's."""
+        super().register_hooks(default_hooks, custom_hooks)
+        present = {type(hook).__name__ for hook in self._hooks}
+        for name in _HOOKS:
+            if name not in present:
+                self.register_hook(HOOKS.build(dict(type=name)))
+
+    @staticmethod
+    def build_dataloader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int] = None,
+                         diff_rank_seed: bool = False) -> DataLoader:
+        """Build a loader whose order and augmentation follow from the seed.
+
+        The dataset is checked for missing files, every sample for labels outside the classes.
+
+        Raises:
+            DataError: Naming the file.
+        """
+        if isinstance(dataloader, DataLoader):
+            return dataloader
+        config = dict(dataloader)
+        if isinstance(config.get('dataset'), dict):
+            config['dataset'] = dict(type=_keyed_dataset, config=config['dataset'])
+        if isinstance(config.get('sampler'), dict) and config.get('batch_sampler') is None:
+            config['sampler'] = dict(type=_resumable_sampler, config=config['sampler'],
+                                     run_seed=seed or 0, batch_size=config['batch_size'],
+                                     drop_last=config.get('drop_last', False))
+        return Runner.build_dataloader(config, seed, diff_rank_seed)
+
+    def train(self) -> nn.Module:
+        """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
+        if self._resume:
+            self._choose_checkpoint()
+        return super().train()
+
+    def load_or_resume(self) -> None:
+        """Load or resume as MMEngine does, then prove that all ranks hold the same weights."""
+        super().load_or_resume()
+        if self.distributed:
+            model = self.model.module if is_model_wrapper(self.model) else self.model
+            check_equal_weights(model, 'after initialisation and loading')
+
+    def resume(self, filename: str, resume_optimizer: bool = True,
+               resume_param_scheduler: bool = True,
+               map_location: Any = 'default') -> None:
+        """Resume by way of host memory: not every device type can be a ``map_location``."""
+        super().resume(filename, resume_optimizer, resume_param_scheduler,
+                       'cpu' if map_location == 'default' else map_location)
+
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint under its name only once it is whole, when ``out_dir`` is local."""
+        if '://' in out_dir or kwargs.get('backend_args'):
+            super().save_checkpoint(out_dir, filename, *args, **kwargs)
+            return
+        partial = f'{filename}.partial'
+        super().save_checkpoint(out_dir, partial, *args, **kwargs)
+        if is_main_process():
+            os.replace(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
+
+    def _choose_checkpoint(self) -> None:
+        # Rank 0 looks and tells, so that no two ranks resume from different files.
+        told: list = [None]
+        if is_main_process():
+            try:
+                told = [choose_checkpoint(self.work_dir, self._load_from)]
+            except ResumeError as error:
+                told = [str(error)]
+        broadcast_object_list(told, src=0)
+        choice = told[0]
+        if not isinstance(choice, Choice):
+            raise ResumeError(choice)
+        for line in choice.skipped:
+            self.logger.warning(f'skipped a checkpoint that cannot be read. {line}')
+        self.logger.info(f'resuming from {choice.path}')
+        self._load_from = choice.path
+        # The loaders are built before MMEngine reads the checkpoint, and draw their order from it.
+        if choice.seed is not None and self._randomness_cfg.get('seed') != choice.seed:
+            self.logger.info(f'the run continues with the seed of its checkpoint, {choice.seed}')
+            self._randomness_cfg = dict(self._randomness_cfg, seed=choice.seed)
+            self.set_randomness(**self._randomness_cfg)
+
+    def _log_env(self, env_cfg: Dict[str, Any]) -> None:
+        super()._log_env(env_cfg)
+        backend = f', backend {dist.get_backend()}' if self.distributed else ''
+        self.logger.info(f'{explain(self.accelerator, self._env.accelerator)}; '
+                         f'world size {self.world_size}{backend}')
+        if self._env.note:
+            self.logger.warning(self._env.note)
+        if is_main_process():
+            self.logger.info(config_report(self.cfg))
+
+
+# MMEngine's registries take functions for types. Its build_dataloader copies a loader's config
+# deeply, so what is built here must be built inside it.
+def _keyed_dataset(config: Dict[str, Any]) -> Any:
+    dataset = data_checks.build_checked(_build_dataset, config)
+    if isinstance(dataset, IterableDataset):
+        return dataset
+    return KeyedDataset(dataset, data_checks.check_labels, data_checks.explain_error)
+
+
+def _build_dataset(config: Dict[str, Any]) -> Any:
+    dataset = DATASETS.build(config)
+    if hasattr(dataset, 'full_init'):
+        dataset.full_init()
+    return dataset
+
+
+def _resumable_sampler(config: Dict[str, Any], dataset: Any, seed: Optional[int], run_seed: int,
+                       batch_size: int, drop_last: bool) -> ResumableSampler:
+    sampler = DATA_SAMPLERS.build(config, default_args=dict(dataset=dataset, seed=seed))
+    rank, world_size = get_dist_info()
+    return ResumableSampler(sampler, run_seed, rank, world_size, batch_size, drop_last)

@@ -1,0 +1,248 @@
+"""A picture of what the model sees, written after every evaluation."""
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import torch
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+
+from mapsage.evaluation import PreviewSample, save_preview
+from mapsage.evaluation.tiles import display_rgb, is_class, shrink
+
+# Longer side of what is kept in memory between iterations, in pixels.
+_KEPT_SIDE = 1024
+# Labels are counted on a grid of at most this many points a side: choosing an example does not
+# need every pixel of a 1024 x 1024 map, and np.unique on it would cost more than the metric.
+_COUNTED_SIDE = 256
+# A whole scene stored in one file is not decoded for one window of it.
+_MAX_FILE_BYTES = 256 << 20
+_MAX_FAILURES = 3
+
+
+class _Candidate(NamedTuple):
+    num_classes: int
+    sample: PreviewSample
+
+
+@HOOKS.register_module()
+class PreviewHook(Hook):
+    """Write ``preview.png`` (image, truth, prediction, disagreement) after each evaluation.
+
+    It keeps the samples of rank 0 whose truth holds most classes, the earliest where several
+    hold as many, so that the picture shows the same places every time. It takes no part in any
+    collective. A picture that cannot be made is a warning, not the end of the run.
+
+    Args:
+        max_images: Rows of the picture.
+        filename: Name of the file inside the runner's ``work_dir``.
+        input_channel_order: Order of the colours in a batch's three-channel ``inputs``, 'bgr'
+            (what MMCV's loader makes) or 'rgb'. Used only for images that cannot be read back
+            from their ``img_path``, such as those in an LMDB or on a remote store.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    priority = 'LOW'
+
+    def __init__(self, max_images: int = 4, filename: str = 'preview.png',
+                 input_channel_order: str = 'bgr') -> None:
+        if max_images < 1:
+            raise ValueError(f'max_images={max_images}, expected 1 or more; remove PreviewHook '
+                             'from custom_hooks to have no preview')
+        if input_channel_order not in ('bgr', 'rgb'):
+            raise ValueError(f'input_channel_order={input_channel_order!r}, expected "bgr" or '
+                             '"rgb"')
+        self.max_images = max_images
+        self.filename = filename
+        self.input_channel_order = input_channel_order
+        self._kept: List[_Candidate] = []
+        self._not_the_sample: Set[str] = set()
+        self._failures = 0
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        """Forget the samples of the previous evaluation."""
+        self._kept, self._failures = [], 0
+
+    before_test_epoch = before_val_epoch
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+                       outputs: Optional[Sequence[Any]] = None) -> None:
+        """Keep what is worth showing of this batch."""
+        self._look_at(runner, _metainfo(runner.val_dataloader), data_batch, outputs)
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+                        outputs: Optional[Sequence[Any]] = None) -> None:
+        """Keep what is worth showing of this batch."""
+        self._look_at(runner, _metainfo(runner.test_dataloader), data_batch, outputs)
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+        """Write the picture of a validation."""
+        self._write(runner, _metainfo(runner.val_dataloader), metrics, 'validation')
+
+    def after_test_epoch(self, runner: Runner,
+                         metrics: Optional[Dict[str, float]] = None) -> None:
+        """Write the picture of a test."""
+        self._write(runner, _metainfo(runner.test_dataloader), metrics, 'test')
+
+    def _look_at(self, runner: Runner, metainfo: Dict[str, Any], data_batch: Any,
+                 outputs: Optional[Sequence[Any]]) -> None:
+        if not is_main_process() or not outputs:
+            return
+        for index, output in enumerate(outputs):
+            if self._failures >= _MAX_FAILURES:
+                return
+            try:
+                self._consider(metainfo, data_batch, index, output)
+            except (OSError, ValueError) as error:
+                self._failures += 1
+                runner.logger.warning(f'preview: left out {_image_path(output)}: '
+                                      f'{type(error).__name__}: {error}')
+
+    def _consider(self, metainfo: Dict[str, Any], data_batch: Any, index: int,
+                  output: Any) -> None:
+        if 'pred_sem_seg' not in output:
+            return
+        # The batch's own copy of the truth is still in host memory: no copy from the device.
+        batch_sample = _item(data_batch, 'data_samples', index)
+        truth = _labels(output if batch_sample is None else batch_sample, 'gt_sem_seg')
+        score = _distinct_classes(truth, len(metainfo.get('classes') or ()))
+        if len(self._kept) == self.max_images and score <= self._kept[-1].num_classes:
+            return
+        prediction = _labels(output, 'pred_sem_seg')
+        assert prediction is not None
+        path = _image_path(output)
+        image = self._read(path, output.metainfo.get('ori_shape'))
+        if image is None:
+            image = self._from_inputs(_item(data_batch, 'inputs', index), output.metainfo)
+        sample = PreviewSample(image=display_rgb(shrink(image, _KEPT_SIDE, nearest=False)),
+                               prediction=shrink(prediction, _KEPT_SIDE, nearest=True),
+                               truth=None if truth is None
+                               else shrink(truth, _KEPT_SIDE, nearest=True),
+                               name=os.path.basename(path))
+        self._kept.append(_Candidate(score, sample))
+        # A stable sort: among equals the one seen first stays ahead.
+        self._kept.sort(key=lambda candidate: -candidate.num_classes)
+        del self._kept[self.max_images:]
+
+    def _read(self, path: str, original_shape: Optional[Tuple[int, ...]]) -> Optional[np.ndarray]:
+        """Return the image file as ``(H, W, 3)`` RGB, or None when it is not this sample."""
+        if path in self._not_the_sample or not os.path.isfile(path) \
+                or os.path.getsize(path) > _MAX_FILE_BYTES:
+            return None
+        image = _read_rgb(path)
+        if image is None or (original_shape is not None
+                             and tuple(image.shape[:2]) != tuple(original_shape[:2])):
+            # A window of a scene, or a format OpenCV cannot read: asking again is a waste.
+            self._not_the_sample.add(path)
+            return None
+        return image
+
+    def _from_inputs(self, inputs: Any, metainfo: Dict[str, Any]) -> np.ndarray:
+        """Return the network's input as ``(H, W, B)``, its padding cut off."""
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
+            raise ValueError('the image can be read neither from img_path nor from inputs of '
+                             'the batch, expected there a (bands, H, W) tensor; add img_path to '
+                             'meta_keys of PackSegInputs')
+        height, width = tuple(metainfo.get('img_shape', inputs.shape[1:]))[:2]
+        image = inputs[:, :height, :width].detach().cpu().float().numpy().transpose(1, 2, 0)
+        if inputs.dtype == torch.uint8:
+            image = image.astype(np.uint8)
+        if image.shape[2] == 3 and self.input_channel_order == 'bgr':
+            image = image[:, :, ::-1]
+        return np.ascontiguousarray(image)
+
+    def _write(self, runner: Runner, metainfo: Dict[str, Any],
+               metrics: Optional[Dict[str, float]], phase: str) -> None:
+        if not is_main_process() or not self._kept:
+            return
+        kept, self._kept = self._kept, []
+        samples = [candidate.sample for candidate in kept]
+        path = os.path.join(runner.work_dir, self.filename)
+        try:
+            save_preview(path, samples, _class_names(metainfo, samples),
+                         metainfo.get('palette'), _title(runner),
+                         _subtitle(runner, metrics, phase))
+        except (OSError, ValueError) as error:
+            runner.logger.warning(f'preview: {path} was not written: '
+                                  f'{type(error).__name__}: {error}')
+        else:
+            runner.logger.info(f'preview: {path}')
+
+
+def _metainfo(dataloader: Any) -> Dict[str, Any]:
+    return getattr(dataloader.dataset, 'metainfo', None) or {}
+
+
+def _item(data_batch: Any, key: str, index: int) -> Any:
+    """Return one sample's entry of a batch, or None where the batch is of another make."""
+    if not isinstance(data_batch, dict) or key not in data_batch:
+        return None
+    entries = data_batch[key]
+    return entries[index] if index < len(entries) else None
+
+
+def _image_path(sample: Any) -> str:
+    return str(sample.metainfo.get('img_path') or '')
+
+
+def _labels(sample: Any, field: str) -> Optional[np.ndarray]:
+    """Return a sample's label map as ``(H, W)`` int32, or None when it has none."""
+    if field not in sample:
+        return None
+    data = getattr(sample, field).data
+    array = data.detach().cpu().numpy() if isinstance(data, torch.Tensor) else np.asarray(data)
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 2:
+        raise ValueError(f'{field} has shape {array.shape}, expected (1, H, W) or (H, W)')
+    return array.astype(np.int32)
+
+
+def _distinct_classes(truth: Optional[np.ndarray], num_classes: int) -> int:
+    if truth is None:
+        return 0
+    step = max(1, -(-max(truth.shape) // _COUNTED_SIDE))
+    labels = np.unique(truth[::step, ::step])
+    # Without metainfo the ignore index is unknown; 255 is what every MMSeg dataset uses.
+    return int(is_class(labels, num_classes or 255).sum())
+
+
+def _class_names(metainfo: Dict[str, Any], samples: Sequence[PreviewSample]) -> Sequence[str]:
+    if metainfo.get('classes'):
+        return metainfo['classes']
+    highest = max(int(sample.prediction.max()) for sample in samples)
+    return [f'class {index}' for index in range(highest + 1)]
+
+
+def _read_rgb(path: str) -> Optional[np.ndarray]:
+    import cv2
+    try:
+        # The flags MMCV loads with, plus the full depth of 16-bit images.
+        image = cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+    except cv2.error:
+        # Raised for pictures above OpenCV's pixel limit; smaller ones it cannot read are None.
+        return None
+    return None if image is None else np.ascontiguousarray(image[:, :, ::-1])
+
+
+def _title(runner: Runner) -> str:
+    filename = runner.cfg.filename
+    if filename:
+        return os.path.splitext(os.path.basename(filename))[0]
+    return runner.experiment_name
+
+
+def _subtitle(runner: Runner, metrics: Optional[Dict[str, float]], phase: str) -> str:
+    parts = [phase]
+    if runner.iter:
+        parts.append(f'iteration {runner.iter}')
+    for key, value in (metrics or {}).items():
+        if key == 'mIoU' or key.endswith('/mIoU'):
+            parts.append(f'mIoU {float(value):.2f}')
+    return '   '.join(parts)

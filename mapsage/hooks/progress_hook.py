@@ -1,0 +1,300 @@
+"""A progress bar for people at a terminal; plain lines stay for everything else."""
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import re
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple, TypeVar
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+_T = TypeVar('_T')
+# How LoggerHook begins the lines of single iterations, and of a whole evaluation.
+_ITERATION_LINE = re.compile(r'(Iter|Epoch)\((train|val|test)\)')
+
+
+@HOOKS.register_module()
+class ProgressBarHook(Hook):
+    """Show a bar with iteration, eta, loss and learning rate on rank 0's terminal.
+
+    While the bar is up, LoggerHook's lines of single iterations go to the log file only, and
+    every other line is printed above the bar. Without a terminal (a pipe, a log file, nohup) and
+    on other ranks the hook does nothing, so that the plain lines stay as they are.
+
+    Numbers come from the runner's message hub, where MMEngine's own hooks have put them: the
+    hook never touches a tensor and causes no wait for the device.
+
+    Args:
+        refresh_interval: Seconds between two drawings at least.
+        show_lr: Whether to show the learning rate.
+
+    Raises:
+        ValueError: If ``refresh_interval`` is negative.
+    """
+
+    # Before LoggerHook (BELOW_NORMAL), so that the filter is set when it logs; after the hooks
+    # that measure (RuntimeInfoHook, and IterTimerHook, which is NORMAL too but registered first).
+    priority = 'NORMAL'
+
+    def __init__(self, refresh_interval: float = 0.2, show_lr: bool = True) -> None:
+        if refresh_interval < 0:
+            raise ValueError(f'refresh_interval={refresh_interval}, expected 0 or more seconds')
+        self.refresh_interval = refresh_interval
+        self.show_lr = show_lr
+        self._bar: Optional[_TerminalBar] = None
+        self._train: Optional[TaskID] = None
+        self._evaluation: Optional[TaskID] = None
+        self._loops_running = 0
+
+    def before_run(self, runner: Runner) -> None:
+        """Make sure that the terminal is given back however the loop ends."""
+        if not is_main_process() or not _is_live_terminal(sys.stdout):
+            return
+        for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
+            if loop is not None and not isinstance(loop, dict):
+                self._guard(loop)
+
+    def before_train(self, runner: Runner) -> None:
+        """Put the bar up."""
+        self._start(runner)
+        self._train = self._draw(runner, lambda bar: bar.add(
+            _train_label(runner), runner.max_iters, runner.iter))
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[Dict[str, Any]] = None) -> None:
+        """Move the bar on by one iteration."""
+        if self._bar is None or self._train is None:
+            return
+        done = runner.iter + 1
+        if self._bar.due(self.refresh_interval) or done == runner.max_iters:
+            self._show(runner, self._train, done, _train_label(runner), ('loss', 'lr'))
+
+    def after_train(self, runner: Runner) -> None:
+        """Take the bar down."""
+        self._stop()
+
+    def after_run(self, runner: Runner) -> None:
+        """Take the bar down, also after a validation or test of its own."""
+        self._stop()
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        """Show a second bar for the validation."""
+        self._start_evaluation(runner, 'val', runner.val_dataloader)
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        """Show a bar for the test."""
+        self._start_evaluation(runner, 'test', runner.test_dataloader)
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+                       outputs: Optional[Sequence[Any]] = None) -> None:
+        """Move the second bar on."""
+        self._evaluation_step(runner, 'val', batch_idx + 1, len(runner.val_dataloader))
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+                        outputs: Optional[Sequence[Any]] = None) -> None:
+        """Move the bar on."""
+        self._evaluation_step(runner, 'test', batch_idx + 1, len(runner.test_dataloader))
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+        """Take the second bar away and let LoggerHook's line with the metrics through."""
+        self._end_evaluation()
+
+    def after_test_epoch(self, runner: Runner,
+                         metrics: Optional[Dict[str, float]] = None) -> None:
+        """Take the bar away and let LoggerHook's line with the metrics through."""
+        self._end_evaluation()
+
+    def after_val(self, runner: Runner) -> None:
+        """Keep the following lines of training iterations off the terminal again."""
+        if self._bar is not None:
+            self._bar.hides_iterations = True
+
+    def _guard(self, loop: Any) -> None:
+        """Make ``loop.run`` take the bar down when it ends by an exception or Ctrl-C.
+
+        MMEngine calls no hook then, and the redirected streams would outlive the run.
+        """
+        if hasattr(loop.run, '__wrapped__'):
+            return
+        run = loop.run
+
+        @functools.wraps(run)
+        def run_then_stop(*args: Any, **kwargs: Any) -> Any:
+            # A validation runs inside the training loop and must leave its bar alone.
+            self._loops_running += 1
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._loops_running -= 1
+                if self._loops_running == 0:
+                    self._stop()
+
+        loop.run = run_then_stop
+
+    def _start(self, runner: Runner) -> None:
+        if self._bar is not None or not is_main_process() or not _is_live_terminal(sys.stdout):
+            return
+        try:
+            self._bar = _TerminalBar(runner.logger)
+        except OSError as error:
+            self._give_up(runner, error)
+
+    def _stop(self) -> None:
+        bar, self._bar = self._bar, None
+        self._train = self._evaluation = None
+        if bar is not None:
+            bar.stop()
+
+    def _start_evaluation(self, runner: Runner, mode: str, dataloader: Any) -> None:
+        self._start(runner)
+        self._evaluation = self._draw(runner, lambda bar: bar.add(mode, len(dataloader), 0))
+
+    def _evaluation_step(self, runner: Runner, mode: str, done: int, total: int) -> None:
+        if self._bar is None or self._evaluation is None:
+            return
+        if self._bar.due(self.refresh_interval) or done == total:
+            self._show(runner, self._evaluation, done, mode, ())
+
+    def _end_evaluation(self) -> None:
+        if self._bar is None or self._evaluation is None:
+            return
+        self._bar.hides_iterations = False
+        if self._train is not None:
+            self._bar.remove(self._evaluation)
+        self._evaluation = None
+
+    def _show(self, runner: Runner, task: TaskID, done: int, label: str,
+              scalars: Sequence[str]) -> None:
+        facts = _facts(runner, [name for name in scalars if name != 'lr' or self.show_lr])
+        self._draw(runner, lambda bar: bar.show(task, done, label, facts))
+
+    def _draw(self, runner: Runner, draw: Callable[[_TerminalBar], _T]) -> Optional[_T]:
+        """Draw, and go on without a bar when the terminal is gone (a closed SSH session)."""
+        if self._bar is None:
+            return None
+        try:
+            return draw(self._bar)
+        except OSError as error:
+            self._give_up(runner, error)
+            return None
+
+    def _give_up(self, runner: Runner, error: OSError) -> None:
+        self._stop()
+        runner.logger.warning('progress bar: the terminal cannot be written, the run goes on '
+                              f'without the bar: {error}')
+
+
+class _Console(Console):
+    """A console that leaves the cursor alone.
+
+    Rich hides it while a bar is up. A rank ended by torchrun's SIGTERM could not bring it back
+    and would leave the user with a terminal without a cursor.
+    """
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class _HideIterationLines(logging.Filter):
+    """Keep LoggerHook's lines of single iterations off the terminal while the bar shows them."""
+
+    def __init__(self, bar: _TerminalBar) -> None:
+        super().__init__()
+        self._bar = bar
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (self._bar.hides_iterations and _ITERATION_LINE.match(record.getMessage()))
+
+
+class _TerminalBar:
+    """The bars of one run and the redirection of the log around them.
+
+    It is drawn from the training thread only. A drawing thread could hold Rich's lock at the
+    moment a dataloader forks a worker, and that worker would hang on its first print.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.hides_iterations = True
+        self._drawn = 0.0
+        terminal = sys.stdout
+        self._progress = Progress(
+            TextColumn('{task.description}'), BarColumn(bar_width=30), MofNCompleteColumn(),
+            TextColumn('{task.fields[facts]}'), console=_Console(file=terminal),
+            auto_refresh=False)
+        self._progress.start()
+        self._filter = _HideIterationLines(self)
+        self._handlers: List[Tuple[logging.StreamHandler, TextIO]] = []
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) \
+                    and not isinstance(handler, logging.FileHandler) \
+                    and handler.stream in (terminal, sys.__stdout__):
+                self._handlers.append((handler, handler.stream))
+                # Rich has replaced sys.stdout by a stream that prints above the bar.
+                handler.setStream(sys.stdout)
+                handler.addFilter(self._filter)
+
+    def add(self, label: str, total: int, done: int) -> TaskID:
+        return self._progress.add_task(label, total=total, completed=done, facts='')
+
+    def remove(self, task: TaskID) -> None:
+        self._progress.remove_task(task)
+
+    def due(self, interval: float) -> bool:
+        """Return whether ``interval`` seconds have passed since the last drawing."""
+        return time.monotonic() - self._drawn >= interval
+
+    def show(self, task: TaskID, done: int, label: str, facts: str) -> None:
+        """Draw the bars.
+
+        Raises:
+            OSError: If the terminal cannot be written.
+        """
+        self._drawn = time.monotonic()
+        self._progress.update(task, completed=done, description=label, facts=facts, refresh=True)
+
+    def stop(self) -> None:
+        """Draw a last time and give streams and log back."""
+        for handler, stream in self._handlers:
+            handler.removeFilter(self._filter)
+            handler.setStream(stream)
+        self._handlers = []
+        try:
+            self._progress.stop()
+        except OSError:
+            # Only the last drawing is lost; Rich has restored the streams before it failed.
+            pass
+
+
+def _is_live_terminal(stream: Any) -> bool:
+    """Return whether a bar can be redrawn in place on ``stream``."""
+    return stream.isatty() and not Console(file=stream).is_dumb_terminal
+
+
+def _train_label(runner: Runner) -> str:
+    """Return 'epoch 3/20', or 'train' for loops that count iterations only."""
+    if (runner.max_epochs or 1) > 1:
+        return f'epoch {min(runner.epoch + 1, runner.max_epochs)}/{runner.max_epochs}'
+    return 'train'
+
+
+def _facts(runner: Runner, scalars: Sequence[str]) -> str:
+    """Return 'eta 0:12:30  loss 0.4321  lr 1.0e-04' from what the message hub holds."""
+    hub = runner.message_hub
+    parts = []
+    eta = hub.get_info('eta')
+    if eta is not None:
+        parts.append(f'eta {datetime.timedelta(seconds=int(eta))}')
+    for name in scalars:
+        history = hub.log_scalars.get(f'train/{name}')
+        if history is not None:
+            value = history.current()
+            parts.append(f'{name} {value:.2e}' if name == 'lr' else f'{name} {value:.4f}')
+    return '  '.join(parts)

@@ -1,0 +1,122 @@
+"""Data parallelism that puts the model on the device before anything is wrapped."""
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any, Dict, List, Tuple
+
+import torch
+from mmengine.logging import print_log
+from mmengine.model import MMDistributedDataParallel as _MMDistributedDataParallel
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODEL_WRAPPERS
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mapsage.accelerator import Accelerator, current_accelerator
+from mapsage.distributed import check_equal_weights
+
+# A single bucket: on a lazy device every bucket ends a graph, and cutting the backward pass into
+# several costs more than the overlap brings.
+_LAZY_BUCKET_MIB = 4096
+# torch 2.13 renamed DDP's broadcast_buffers, which MMEngine's configs use
+_HAS_FORWARD_SYNC = 'forward_sync_buffers' in inspect.signature(DistributedDataParallel).parameters
+
+
+class PlacementError(RuntimeError):
+    """A parameter or buffer is not on the device of its rank."""
+
+
+@MODEL_WRAPPERS.register_module(name='MMDistributedDataParallel', force=True)
+class MMDistributedDataParallel(_MMDistributedDataParallel):
+    """MMEngine's wrapper on any accelerator, registered under MMEngine's name.
+
+    It moves the module to this rank's device, checks that every parameter and buffer arrived,
+    reverts SyncBN where the accelerator has none, hands torch's DDP no device list of its own
+    (each rank has one device, and the tensors say which), and proves that all ranks start equal.
+
+    Args:
+        module: The model, on any device.
+        device_ids: Accepted because configs and MMEngine pass it; ignored, with a warning when
+            it names anything but this rank's device.
+        output_device: As ``device_ids``.
+        detect_anomalous_params: See MMEngine.
+        **kwargs: Arguments of ``torch.nn.parallel.DistributedDataParallel``.
+
+    Raises:
+        PlacementError: If a parameter or buffer did not reach the device.
+        WeightsDifferError: If ranks differ after wrapping.
+    """
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None,
+                 detect_anomalous_params: bool = False, **kwargs: Any) -> None:
+        accelerator = current_accelerator()
+        local_rank = int(os.environ.get('LOCAL_RANK', '0'))
+        _warn_ignored(accelerator, local_rank, device_ids=device_ids, output_device=output_device)
+        module = place_module(module, accelerator, local_rank)
+        if accelerator.lazy:
+            kwargs.setdefault('bucket_cap_mb', _LAZY_BUCKET_MIB)
+        if 'broadcast_buffers' in kwargs and _HAS_FORWARD_SYNC:
+            kwargs['forward_sync_buffers'] = kwargs.pop('broadcast_buffers')
+        super().__init__(module, detect_anomalous_params=detect_anomalous_params, **kwargs)
+        check_equal_weights(self.module, 'after wrapping', self.process_group)
+
+
+def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -> nn.Module:
+    """Return ``module`` on this rank's device, without SyncBN where that cannot compute there.
+
+    Raises:
+        PlacementError: If a parameter or buffer did not reach the device.
+    """
+    if not accelerator.supports.sync_bn and _has_sync_batchnorm(module):
+        print_log(
+            f'SyncBatchNorm does not compute on {accelerator.name}: every rank normalises with its '
+            f'own statistics (BatchNorm). Small batches may want GroupNorm.',
+            logger='current', level=30)
+        module = revert_sync_batchnorm(module)
+    device = accelerator.device(local_rank)
+    shared = _shared_parameters(module)
+    module = module.to(device)
+    for (owner, name), *others in shared:
+        for other, other_name in others:
+            setattr(other, other_name, getattr(owner, name))
+    stray = [f'{name} on {tensor.device}' for name, tensor in _named_tensors(module).items()
+             if tensor.device != device and not (device.index is None
+                                                 and tensor.device.type == device.type)]
+    if stray:
+        raise PlacementError(
+            f'{len(stray)} tensor(s) of {type(module).__name__} did not reach {device}: '
+            f"{', '.join(stray[:3])}. A module that pins its own device or overrides .to() or "
+            f'_apply() must leave placement to the caller.')
+    return module
+
+
+def _shared_parameters(module: nn.Module) -> List[List[Tuple[nn.Module, str]]]:
+    """Return the places of each parameter that has several: not every device keeps them one."""
+    places: Dict[int, List[Tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((owner, name))
+    return [each for each in places.values() if len(each) > 1]
+
+
+def _named_tensors(module: nn.Module) -> Dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _has_sync_batchnorm(module: nn.Module) -> bool:
+    # By name: mmcv's own SyncBatchNorm exists only where its ops are compiled.
+    return any('SyncBatchNorm' in type(child).__name__ for child in module.modules())
+
+
+def _warn_ignored(accelerator: Accelerator, local_rank: int, **given: Any) -> None:
+    own = accelerator.device(local_rank)
+    for option, value in given.items():
+        devices: List[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+        if value is None or devices in ([], [local_rank], [own], [str(own)]):
+            continue
+        print_log(
+            f'MMDistributedDataParallel ignores {option}={value!r}: this rank (local rank '
+            f'{local_rank}) trains on {own}. Remove it from model_wrapper_cfg.',
+            logger='current', level=30)

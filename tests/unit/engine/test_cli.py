@@ -1,0 +1,144 @@
+"""Options of the entry points and how errors end."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmengine.config import Config
+
+from mapsage.engine import DataError, cli
+from mapsage.engine.env_cfg import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: Any) -> None:
+    monkeypatch.setenv('LOCAL_RANK', '0')  # load_config sets it
+
+
+def arguments(*words: Any) -> Any:
+    return cli.build_parser('test').parse_args([str(word) for word in words])
+
+
+def write(path: Path, text: str = 'model = dict(a=1)\n') -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize('env_cfg, options, backend', [
+    (None, {}, 'auto'),
+    ({}, {}, 'auto'),
+    (dict(dist_cfg=None), {}, 'auto'),
+    (dict(dist_cfg=dict(backend='nccl')), {}, 'auto'),
+    (dict(accelerator='gcu', dist_cfg=dict(backend='eccl')), {}, 'auto'),
+    (dict(accelerator='cpu', dist_cfg=dict(backend='gloo')), {}, 'gloo'),
+    (dict(dist_cfg=dict(backend='gloo')), {'env_cfg.dist_cfg.backend': 'gloo'}, 'gloo'),
+])
+def test_the_command_lines_accelerator_takes_its_own_backend(
+        env_cfg: Any, options: dict, backend: str) -> None:
+    cfg = Config({} if env_cfg is None else dict(env_cfg=env_cfg))
+    cli.choose_accelerator(cfg, 'cpu', options)
+    assert (cfg.env_cfg.accelerator, cfg.env_cfg.dist_cfg.backend) == ('cpu', backend)
+
+
+def test_config_and_options_are_merged(tmp_path: Path) -> None:
+    path = write(tmp_path / 'mine.py')
+    cfg = cli.load_config(arguments(path, '--accelerator', 'cpu', '--cfg-options', 'model.a=2'))
+    assert (cfg.model.a, cfg.launcher, cfg.runner_type) == (2, 'none', 'MapSageRunner')
+    assert cfg.work_dir == os.path.join('work_dirs', 'mine')
+    assert cfg.env_cfg.accelerator == 'cpu'
+
+
+def test_work_dir_of_the_command_line_comes_first(tmp_path: Path) -> None:
+    path = write(tmp_path / 'mine.py', "work_dir = 'a'\n")
+    assert cli.load_config(arguments(path)).work_dir == 'a'
+    assert cli.load_config(arguments(path, '--work-dir', 'b')).work_dir == 'b'
+
+
+def test_missing_config_suggests_a_shipped_one(monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / 'configs' / 'demo').mkdir(parents=True)
+    write(tmp_path / 'configs' / 'demo' / 'unet_demo.py')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match='Did you mean configs/demo/unet_demo.py'):
+        cli.load_config(arguments('configs/demo/unet_demp.py'))
+    with pytest.raises(ConfigError, match='does not exist.*Shipped configs'):
+        cli.load_config(arguments('x'))
+
+
+def tested() -> Config:
+    return Config(dict(
+        model=dict(type='M'), test_dataloader=dict(dataset=dict(pipeline=[1])),
+        test_evaluator=dict(type='IoUMetric'), tta_model=dict(type='T'), tta_pipeline=[2]))
+
+
+def test_tta_wraps_the_model() -> None:
+    cfg = tested()
+    cli.use_tta(cfg)
+    assert cfg.model.type == 'T' and cfg.model.module.type == 'M'
+    assert cfg.test_dataloader.dataset.pipeline == [2]
+
+
+@pytest.mark.parametrize('gone', ['tta_model', 'tta_pipeline'])
+def test_tta_says_what_is_missing(gone: str) -> None:
+    cfg = tested()
+    cfg.pop(gone)
+    with pytest.raises(ConfigError, match=f'--tta needs {gone} in the config'):
+        cli.use_tta(cfg)
+
+
+def test_masks_go_to_the_metric_that_writes_them() -> None:
+    cfg = tested()
+    cfg.test_evaluator = [dict(type='Other'), dict(type='IoUMetric')]
+    cli.write_masks_to(cfg, 'out')
+    assert cfg.test_evaluator[1].output_dir == 'out'
+    cfg.test_evaluator = dict(type='Other')
+    with pytest.raises(ConfigError, match='--out needs an IoUMetric'):
+        cli.write_masks_to(cfg, 'out')
+
+
+def test_pictures_are_drawn_by_the_hook_without_one_in_the_config() -> None:
+    cfg = tested()
+    cli.write_pictures_to(cfg, 'shown')
+    assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'shown'
+
+
+FAIL = '''
+from mapsage.engine import cli, ConfigError
+def main(argv):
+    raise {error}
+cli.run(main)
+'''
+
+
+def fail(error: str, **environ: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, '-c', FAIL.format(error=error)], stderr=subprocess.PIPE, timeout=60,
+        universal_newlines=True, env={**os.environ, 'PYTHONPATH': str(ROOT), **environ})
+
+
+def test_a_users_mistake_is_one_line() -> None:
+    done = fail("ConfigError('it says no')", RANK='1')
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == '[rank 1] ConfigError: it says no'
+    assert '\nTraceback' not in f'\n{done.stderr}'  # torch 1.10 logs one inside JSON
+
+
+def test_anything_else_has_its_traceback() -> None:
+    done = fail("KeyError('x')")
+    assert done.returncode == 1 and 'Traceback' in done.stderr and "KeyError: 'x'" in done.stderr
+
+
+def test_interrupt_has_the_shells_status() -> None:
+    assert fail('KeyboardInterrupt').returncode == 130
+
+
+def test_a_workers_traceback_is_taken_off() -> None:
+    wrapped = DataError('Caught DataError in worker 0.\nTraceback:\n  ...\nDataError: bad mask\n')
+    assert str(cli._without_worker_traceback(wrapped)) == 'bad mask'
+    plain = DataError('bad mask')
+    assert cli._without_worker_traceback(plain) is plain

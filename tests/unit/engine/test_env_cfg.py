@@ -1,0 +1,41 @@
+"""What env_cfg may say."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
+from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
+
+
+@pytest.mark.parametrize('env_cfg, want', [
+    ({}, EnvCfg()),
+    (dict(dist_cfg=None), EnvCfg()),
+    (dict(accelerator=None, use_model_parallel=None), EnvCfg()),
+    (dict(accelerator='gcu', dist_cfg=dict(backend='eccl', timeout=60)),
+     EnvCfg('gcu', 'eccl', 60)),
+    (dict(accelerator='cuda', dist_cfg=dict(backend='nccl')), EnvCfg('cuda', 'nccl')),
+    (dict(accelerator='auto', dist_cfg=dict(backend='nccl')), EnvCfg('auto', 'nccl')),
+    (dict(cudnn_benchmark=True, mp_cfg=dict(mp_start_method='fork'), resource_limit=4096,
+          dist_cfg=dict(backend='gloo')), EnvCfg('auto', 'gloo')),
+])
+def test_read(env_cfg: dict, want: EnvCfg) -> None:
+    assert parse_env_cfg(env_cfg) == want
+    assert want.timeout in (60, DEFAULT_TIMEOUT_SECONDS)
+
+
+def test_stock_nccl_reads_as_auto_and_says_so() -> None:
+    got = parse_env_cfg(dict(cudnn_benchmark=True, dist_cfg=dict(backend='nccl')))
+    assert got.backend == 'auto' and "read as 'auto'" in got.note
+
+
+@pytest.mark.parametrize('env_cfg, words', [
+    (dict(acelerator='cpu'), "'acelerator'.*Did you mean 'accelerator'"),
+    (dict(dist_cfg=dict(backand='gloo')), "dist_cfg has an unknown key 'backand'.*'backend'"),
+    (dict(zzz=1), "unknown key 'zzz': expected cudnn_benchmark"),
+    (dict(use_model_parallel=True), 'use_model_parallel=True is not supported'),
+])
+def test_refused(env_cfg: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_env_cfg(env_cfg)
