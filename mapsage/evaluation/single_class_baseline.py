@@ -1,0 +1,50 @@
+"""What a model would score that calls everything by one class."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Union
+
+import numpy as np
+import torch
+from mmengine.evaluator import BaseMetric
+from mmengine.registry import METRICS
+
+
+@METRICS.register_module()
+class SingleClassBaseline(BaseMetric):
+    """Reports the mIoU of always predicting the most frequent class, in percent.
+
+    A trained model means something by as much as it beats this. List it beside ``IoUMetric``, whose
+    mIoU is in percent too: ``val_evaluator = [dict(type='IoUMetric'),
+    dict(type='SingleClassBaseline')]``.
+    """
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Count the labels of each sample; labels outside the classes are ignored."""
+        num_classes = len(self.dataset_meta['classes'])  # type: ignore[index]
+        for sample in data_samples:
+            labels = sample['gt_sem_seg']['data'].reshape(-1).cpu()
+            labels = labels[(labels >= 0) & (labels < num_classes)].long()
+            self.results.append(torch.bincount(labels, minlength=num_classes).numpy())
+
+    def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
+        """Return ``single_class_mIoU`` over all samples, in percent."""
+        return {'single_class_mIoU': round(100 * single_class_miou(sum(results)), 2)}
+
+
+def single_class_miou(class_pixel_counts: Union[np.ndarray, Sequence[int]]) -> float:
+    """mIoU (0..1) of always predicting the most frequent class.
+
+    That class has intersection n_max and union N, every other present class intersection 0; absent
+    classes have no union and are left out, as MMSeg's ``IoUMetric`` does.
+
+    Args:
+        class_pixel_counts: Labelled pixels per class, (num_classes,).
+
+    Raises:
+        ValueError: If no pixel is labelled.
+    """
+    counts = np.asarray(class_pixel_counts, np.float64)
+    if counts.sum() <= 0:
+        raise ValueError(f'class_pixel_counts={counts.tolist()} holds no labelled pixel; '
+                         'check the folder of masks and reduce_zero_label')
+    return float(counts.max() / counts.sum() / np.count_nonzero(counts))

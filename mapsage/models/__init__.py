@@ -1,0 +1,4 @@
+"""Backbones, heads and losses."""
+from .backbones import EfficientNetLite
+
+__all__ = ['EfficientNetLite']

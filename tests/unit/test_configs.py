@@ -1,0 +1,109 @@
+"""Every shipped config: it parses, its model takes a training step, its labels fit."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, MODELS, DefaultScope, init_default_scope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
+
+import mapsage  # noqa: F401  (registers what the configs name)
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted(p for p in (ROOT / 'configs').rglob('*.py')
+                 if '_base_' not in p.relative_to(ROOT).parts)
+IDS = [str(p.relative_to(ROOT / 'configs')) for p in CONFIGS]
+
+# Mask value that stands for each class; the reason why palettes and masks go out of step is that
+# 0 means no data in some sets and background in others.
+FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background')}
+
+
+@pytest.fixture(scope='module', params=CONFIGS, ids=IDS)
+def cfg(request: pytest.FixtureRequest) -> Config:
+    with DefaultScope.overwrite_default_scope(None):
+        return Config.fromfile(str(request.param))
+
+
+def test_configs_were_found() -> None:
+    assert {p.parent.name for p in CONFIGS} >= {'demo', 'nwpu', 'loveda'}
+
+
+def test_inheritance_is_one_level_deep() -> None:
+    for path in (ROOT / 'configs' / '_base_').rglob('*.py'):
+        assert '_base_ =' not in path.read_text(), path
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=IDS)
+def test_header_states_command_hardware_and_score(path: Path) -> None:
+    text = path.read_text()
+    assert all(f'\n{word}:' in text for word in ('Command', 'Hardware', 'Score'))
+    assert path.name in text or 'start_8card_training.sh\n' in text
+
+
+def test_runner_settings(cfg: Config) -> None:
+    assert cfg.runner_type == 'MapSageRunner'
+    assert cfg.custom_imports.imports == ['mapsage']
+    assert cfg.env_cfg.dist_cfg.backend == 'auto'
+    assert cfg.param_scheduler[-1].end == cfg.train_cfg.max_iters
+    assert cfg.train_cfg.max_iters % cfg.default_hooks.checkpoint.interval == 0
+    assert {b.type for b in cfg.visualizer.vis_backends} == {
+        'LocalVisBackend', 'TensorboardVisBackend'}
+    assert cfg.tta_model.type == 'SegTTAModel' and cfg.tta_pipeline
+
+
+def test_one_training_step(cfg: Config) -> None:
+    init_default_scope('mmseg')
+    torch.manual_seed(0)
+    model_cfg = cfg.model.copy()
+    model_cfg.data_preprocessor = dict(model_cfg.data_preprocessor, size=(64, 64))
+    model = MODELS.build(model_cfg)
+    classes = cfg.model.decode_head.num_classes
+    labels = torch.randint(0, classes, (2, 1, 64, 64))
+    labels[0, :, :8] = 255
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+    images = [torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8) for _ in samples]
+    batch = model.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
+    loss, _ = model.parse_losses(model(**batch, mode='loss'))
+    loss.backward()
+    assert torch.isfinite(loss) and loss > 0
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_masks_classes_and_palette_agree(cfg: Config) -> None:
+    """Through the loader of the config: mask value, class index, name and colour."""
+    init_default_scope('mmseg')
+    source = cfg.train_dataloader.dataset
+    dataset = DATASETS.build(dict(source, lazy_init=True, pipeline=[], data_root=None))
+    classes: List[str] = list(dataset.metainfo['classes'])
+    palette = dataset.metainfo['palette']
+    assert len(classes) == len(palette) == cfg.model.decode_head.num_classes
+    assert len(set(map(tuple, palette))) == len(palette)
+    value, name = FIRST_CLASS[source.type]
+    assert classes[0] == name
+    assert dataset.reduce_zero_label == (value == 1)
+
+
+def test_demo_values_are_loveda_class_names() -> None:
+    from mmseg.datasets import LoveDADataset
+
+    from mapsage.datasets import demo_canvas
+    for index, name in enumerate(LoveDADataset.METAINFO['classes']):
+        assert getattr(demo_canvas, name.upper()) == index + 1
+
+
+def test_palette_reaches_the_drawn_polygon(tmp_path: Path) -> None:
+    """NWPU: a polygon of category 'ship' becomes class 2, whose name and colour are the ship's."""
+    from mapsage.datasets import LoadPolygonAnnotations, NWPUPolygonDataset
+    index: Dict[str, int] = {n: i for i, n in enumerate(NWPUPolygonDataset.METAINFO['classes'])}
+    square = np.array([[1., 1.], [4., 1.], [4., 4.], [1., 4.]])
+    results = LoadPolygonAnnotations().transform(
+        dict(img_path='x', img_id=1, mask_shape=(8, 8), label_map=None, seg_fields=[],
+             polygons=[(index['ship'], [square])]))
+    assert set(np.unique(results['gt_seg_map'])) == {0, 2}
+    assert NWPUPolygonDataset.METAINFO['palette'][2] == [0, 130, 200]
