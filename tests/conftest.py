@@ -1,0 +1,26 @@
+"""Fixtures and the import path of the checkout."""
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+for folder in (ROOT, ROOT / 'tests'):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from support import write_tiny_config, write_tiny_data  # noqa: E402
+
+import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
+
+
+@pytest.fixture(scope='session')
+def tiny_data(tmp_path_factory) -> Path:
+    """A dataset of 16 training and 4 validation tiles; do not change it."""
+    return write_tiny_data(tmp_path_factory.mktemp('tiny') / 'data')
+
+
+@pytest.fixture
+def tiny_config(tmp_path, tiny_data) -> Path:
+    """The tiny config on :func:`tiny_data`."""
+    return write_tiny_config(tmp_path / 'tiny.py', tiny_data)

@@ -1,0 +1,41 @@
+"""Hooks that break a run on one rank, for tests."""
+import os
+import time
+from pathlib import Path
+
+import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class RaiseOnRank1(Hook):
+    """Raises in the third iteration, while rank 0 waits for gradients."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter == 2 and get_rank() == 1:
+            raise KeyError('only rank 1 sees this')
+
+
+@HOOKS.register_module()
+class NonFiniteOnRank1(Hook):
+    """Makes rank 1's input infinite in the third iteration."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter == 2 and get_rank() == 1:
+            data_batch['inputs'] = [torch.full_like(image, float('inf'), dtype=torch.float32)
+                                    for image in data_batch['inputs']]
+
+
+@HOOKS.register_module()
+class StopBeforeIteration(Hook):
+    """Announces that an iteration is reached and waits there to be killed."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter == self.iteration:
+            Path(os.environ['MAPSAGE_TEST_REACHED']).touch()
+            time.sleep(600)

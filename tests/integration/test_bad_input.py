@@ -1,0 +1,142 @@
+"""Each mistake of a user's: one clear error, a non-zero status everywhere, nothing left running."""
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+from typing import Any, Callable
+
+import cv2
+import numpy as np
+import pytest
+from support import Finished, launch, write_tiny_config, write_tiny_data
+
+# The promise to the user, start-up of the ranks included.
+SECONDS = 30
+
+
+def expect_error(finished: Finished, *words: str) -> None:
+    assert finished.status != 0, finished.output[-4000:]
+    assert finished.left_running == []
+    for word in words:
+        assert word in finished.final_error, finished.output[-6000:]
+
+
+def test_missing_config() -> None:
+    expect_error(launch('configs/demo/no_such.py', timeout=SECONDS),
+                 'configs/demo/no_such.py does not exist')
+
+
+def test_unknown_env_cfg_key(tiny_config: Path, tmp_path: Path) -> None:
+    finished = launch(tiny_config, '--work-dir', tmp_path, '--cfg-options',
+                      'env_cfg.acelerator=cpu', timeout=SECONDS)
+    expect_error(finished, 'rank', "unknown key 'acelerator'", "Did you mean 'accelerator'?")
+
+
+def test_absent_accelerator(tiny_config: Path, tmp_path: Path) -> None:
+    finished = launch(tiny_config, '--work-dir', tmp_path, timeout=SECONDS,
+                      environ={'ACCELERATOR': 'gcu'})
+    expect_error(finished, "accelerator 'gcu' cannot be used here: torch_gcu is not installed")
+
+
+def test_unusable_backend(tiny_config: Path, tmp_path: Path) -> None:
+    finished = launch(tiny_config, '--work-dir', tmp_path, '--accelerator', 'cpu', '--cfg-options',
+                      'env_cfg.dist_cfg.backend=nccl', timeout=SECONDS)
+    expect_error(finished, "backend 'nccl' cannot be used on accelerator 'cpu'", 'auto, gloo')
+
+
+def test_busy_port(tiny_config: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(('', 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        finished = launch(tiny_config, '--work-dir', tmp_path, timeout=SECONDS,
+                          environ={'MASTER_PORT': str(port)})
+    expect_error(finished, f'MASTER_PORT={port} is in use')
+
+
+def remove(root: Path) -> None:
+    shutil.rmtree(root)
+
+
+def empty(root: Path) -> None:
+    for path in (root / 'img_dir' / 'train').iterdir():
+        path.unlink()
+
+
+def lose_mask(root: Path) -> None:
+    (root / 'ann_dir' / 'train' / '5.png').unlink()
+
+
+def write_bad_label(root: Path) -> None:
+    mask = np.full((64, 64), 2, np.uint8)
+    mask[:3, :3] = 9
+    cv2.imwrite(str(root / 'ann_dir' / 'train' / '0.png'), mask)
+
+
+def truncate_image(root: Path) -> None:
+    path = root / 'img_dir' / 'train' / '0.png'
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def truncate_mask(root: Path) -> None:
+    path = root / 'ann_dir' / 'train' / '0.png'
+    path.write_bytes(path.read_bytes()[:20])
+
+
+@pytest.mark.parametrize('spoil, words', [
+    (remove, ['img_dir/train', 'does not exist']),
+    (empty, ['found no samples', '.png']),
+    (lose_mask, ['1 of the masks', 'ann_dir/train/5.png']),
+    (write_bad_label, ['ann_dir/train/0.png holds the value 9 (9 pixel(s))', '1 to 7']),
+    (truncate_image, ['img_dir/train/0.png (500 bytes) cannot be decoded']),
+    (truncate_mask, ['ann_dir/train/0.png (20 bytes) cannot be decoded']),
+])
+def test_bad_data(spoil: Callable[[Path], Any], words: list, tmp_path: Path) -> None:
+    data = write_tiny_data(tmp_path / 'data', train=8)
+    spoil(data)
+    config = write_tiny_config(tmp_path / 'tiny.py', data)
+    # with workers, so that the error crosses a process on its way to the rank
+    finished = launch(config, '--work-dir', tmp_path / 'work', '--cfg-options',
+                      'train_dataloader.num_workers=1', timeout=SECONDS)
+    expect_error(finished, 'failed first', 'DataError', *words)
+
+
+def test_resume_without_checkpoint(tiny_config: Path, tmp_path: Path) -> None:
+    finished = launch(tiny_config, '--work-dir', tmp_path / 'work', '--resume', timeout=SECONDS)
+    expect_error(finished, 'ResumeError', 'holds no checkpoint')
+
+
+def test_resume_falls_back_from_a_truncated_checkpoint(tiny_config: Path, tmp_path: Path) -> None:
+    work = tmp_path / 'work'
+    first = launch(tiny_config, '--work-dir', work)
+    assert first.status == 0, first.output[-4000:]
+    newest = work / 'iter_10.pth'
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    second = launch(tiny_config, '--work-dir', work, '--resume')
+    assert second.status == 0, second.output[-4000:]
+    assert 'iter_10.pth is truncated or damaged' in second.output
+    assert 'iter: 5' in second.output
+
+    (work / 'iter_5.pth').write_bytes(b'')
+    newest.write_bytes(newest.read_bytes()[:100])
+    third = launch(tiny_config, '--work-dir', work, '--resume', timeout=SECONDS)
+    expect_error(third, 'none of the 2 checkpoint(s) can be read')
+
+
+RAISE_ON_RANK_1 = '''
+custom_imports = dict(imports=['mapsage', 'fault_hooks'])
+custom_hooks = [dict(type='{hook}')]
+'''
+
+
+@pytest.mark.parametrize('hook, words', [
+    ('RaiseOnRank1', ['rank 1 failed first', 'KeyError', 'only rank 1 sees this']),
+    ('NonFiniteOnRank1', ['rank 1', 'NonFiniteLossError', 'loss']),
+])
+def test_one_rank_fails(hook: str, words: list, tiny_data: Path, tmp_path: Path) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, RAISE_ON_RANK_1.format(hook=hook))
+    finished = launch(config, '--work-dir', tmp_path / 'work', timeout=SECONDS,
+                      environ={'PYTHONPATH': str(Path(__file__).parent)})
+    expect_error(finished, 'failed first', *words)
+    assert not (tmp_path / 'work' / 'iter_5.pth').exists()

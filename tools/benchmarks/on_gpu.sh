@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, and
+# the overhead over MMEngine's Runner. Write what it prints into docs/benchmarks.md.
+#
+#   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+python=$(bash scripts/setup_env.sh main)
+export NPROC_PER_NODE=1 ACCELERATOR=cuda
+amp=(--amp --cfg-options optim_wrapper.dtype=bfloat16)
+# one card takes the demo's global batch of 16
+time bash scripts/start_8card_training.sh "${amp[@]}" train_dataloader.batch_size=16
+time bash scripts/start_8card_training.sh configs/nwpu/efficientnet_lite0_fpn_nwpu.py "${amp[@]}"
+"$python" tools/benchmarks/step_overhead.py --steps 500
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

@@ -1,0 +1,33 @@
+"""Evaluate a checkpoint: on one device, or as one rank of a launcher.
+
+    python tools/test.py CONFIG CHECKPOINT [--tta] [--show-dir DIR] [--out DIR]
+"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mapsage.engine import cli  # noqa: E402
+
+
+def main(argv=None) -> None:
+    parser = cli.build_parser('Evaluate a segmentation model.')
+    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('--out', help='write the predicted masks into this folder')
+    parser.add_argument('--show-dir', help='write pictures of the predictions into this folder')
+    parser.add_argument('--tta', action='store_true', help='test-time augmentation')
+    args = parser.parse_args(argv)
+    cfg = cli.load_config(args)
+    cfg.load_from = args.checkpoint
+    cfg.resume = False
+    if args.out:
+        cli.write_masks_to(cfg, args.out)
+    if args.show_dir:
+        cli.write_pictures_to(cfg, args.show_dir)
+    if args.tta:
+        cli.use_tta(cfg)
+    cli.build_runner(cfg).test()
+
+
+if __name__ == '__main__':
+    cli.run(main)
