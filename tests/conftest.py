@@ -12,6 +12,12 @@ for folder in (ROOT, ROOT / 'tests'):
 from support import write_tiny_config, write_tiny_data  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
+from mapsage.accelerator import resolve_accelerator  # noqa: E402
+from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
+
+if SimAccelerator.why_unavailable() is None:
+    # Before any test: PyTorch counts the devices at the first backward pass of the process.
+    resolve_accelerator('sim')
 
 
 @pytest.fixture(scope='session')

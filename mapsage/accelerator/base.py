@@ -4,9 +4,11 @@ from __future__ import annotations
 import abc
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar, Optional
 
 import torch
+from torch import nn
 
 
 class AcceleratorError(ValueError):
@@ -43,6 +45,9 @@ class Accelerator(abc.ABC):
         lazy: Operations are recorded and run at :meth:`flush`.
         supports: What the stack can do.
         amp_dtype: The autocast dtype used when a config does not name one.
+        simulated: The devices are a stand-in; nothing measured on them is the vendor's.
+        native_group: :attr:`communication` is a library of the vendor's beside torch.distributed,
+            with a process group and a DDP of its own, and no backend of torch.distributed.
     """
 
     name: ClassVar[str]
@@ -51,6 +56,8 @@ class Accelerator(abc.ABC):
     lazy: ClassVar[bool] = False
     supports: ClassVar[Supports] = Supports()
     amp_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    simulated: ClassVar[bool] = False
+    native_group: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod
@@ -94,6 +101,38 @@ class Accelerator(abc.ABC):
         """Run ``optimizer.step(**kwargs)``, in the vendor's way where it has one."""
         optimizer.step(**kwargs)
 
+    def init_native_group(self, init_method: str, rank: int, world_size: int,
+                          timeout: timedelta) -> None:
+        """Start the vendor's own process group. Collective; only where :attr:`native_group`.
+
+        Args:
+            init_method: Where the ranks meet, ``'tcp://host:port'``; rank 0 serves there.
+            rank: The rank of this process.
+            world_size: The number of ranks.
+            timeout: How long to wait for the other ranks.
+
+        Raises:
+            AcceleratorError: If the group cannot be started, with the vendor's own message.
+        """
+        raise NotImplementedError(f'{self.name} has no process group of its own')
+
+    def data_parallel(self, module: nn.Module, local_rank: int, **options: Any) -> nn.Module:
+        """Wrap ``module`` in the vendor's own DDP; only where :attr:`native_group`.
+
+        Args:
+            module: The model, on this rank's device.
+            local_rank: The rank of this process on its node.
+            **options: Options of torch's DDP.
+
+        Returns:
+            A wrapper with ``.module`` and ``.no_sync()`` that averages gradients over the ranks in
+            the backward pass. Its ranks may hold other weights than rank 0's.
+
+        Raises:
+            AcceleratorError: If the vendor's DDP lacks one of ``options``.
+        """
+        raise NotImplementedError(f'{self.name} has no DDP of its own')
+
     def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
         """Return a context in which eligible operations run in ``dtype``.
 
@@ -125,11 +164,16 @@ class Accelerator(abc.ABC):
         """Return the peak of :meth:`memory_allocated` in bytes, or None if unknown."""
         return None
 
+    def memory_total(self) -> Optional[int]:
+        """Return the bytes the current device can hold, or None when the stack cannot tell."""
+        return None
+
     def describe(self) -> str:
         """Return one line for the log: name, devices and communication."""
         path = ('through host memory over gloo' if self.communication == 'staged' else
                 f'over {self.communication}')
-        return f'{self.name} ({self.device_count()} device(s), gradients {path})'
+        kind = 'simulated device(s)' if self.simulated else 'device(s)'
+        return f'{self.name} ({self.device_count()} {kind}, gradients {path})'
 
     def _check_local_rank(self, local_rank: int) -> None:
         count = self.device_count()

@@ -61,3 +61,6 @@ class CudaAccelerator(Accelerator):
 
     def max_memory_allocated(self) -> Optional[int]:
         return torch.cuda.max_memory_allocated()
+
+    def memory_total(self) -> Optional[int]:
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

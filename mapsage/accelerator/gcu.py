@@ -1,6 +1,6 @@
 """Enflame GCU, S60 line (TopsRider 3.x): eager devices ``gcu:N``, PrivateUse1 renamed.
 
-Written against the source of torch_gcu 2.10; not run on a real GCU.
+Written against the source of torch_gcu 2.10; run on simulated devices (sim.py), not on a real GCU.
 """
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class GcuAccelerator(Accelerator):
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
         vendor = import_vendor('torch_gcu')
+        if vendor is None:  # torch.gcu alone is the simulator's
+            return 'torch_gcu is not installed'
         if not hasattr(torch, 'gcu'):
-            return ('torch_gcu is not installed' if vendor is None else
-                    'torch_gcu is the T20 line: use accelerator=gcu_t20')
+            return 'torch_gcu is the T20 line: use accelerator=gcu_t20'
         if ask_vendor('torch_gcu', torch.gcu.device_count) < 1:
             return 'torch_gcu is installed and shows no device (see `efsmi`)'
         return None
@@ -47,7 +48,8 @@ class GcuAccelerator(Accelerator):
         return torch.device('gcu', local_rank)
 
     def set_device(self, local_rank: int) -> None:
-        self._gcu.set_device(self.device(local_rank).index)
+        index = self.device(local_rank).index
+        ask_vendor('torch_gcu', lambda: self._gcu.set_device(index))
 
     def synchronize(self) -> None:
         self._gcu.synchronize()
@@ -63,3 +65,7 @@ class GcuAccelerator(Accelerator):
     def max_memory_allocated(self) -> Optional[int]:
         probe = getattr(self._gcu, 'max_memory_allocated', None)
         return None if probe is None else int(probe())
+
+    def memory_total(self) -> Optional[int]:
+        probe = getattr(self._gcu, 'mem_get_info', None)
+        return None if probe is None else int(probe()[1])

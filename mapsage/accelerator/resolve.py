@@ -8,11 +8,13 @@ from .cpu import CpuAccelerator
 from .cuda import CudaAccelerator
 from .gcu import GcuAccelerator
 from .gcu_t20 import GcuT20Accelerator
+from .sim import SimAccelerator
 from .xla import XlaAccelerator
 
-# The order in which `auto` looks.
+# The order in which `auto` looks. The CPU is always there, so it never gets to the simulator.
 ACCELERATORS: Tuple[Type[Accelerator], ...] = (
-    CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, CpuAccelerator)
+    CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, CpuAccelerator,
+    SimAccelerator)
 
 _current: Optional[Accelerator] = None
 
@@ -21,8 +23,9 @@ def resolve_accelerator(name: str = 'auto') -> Accelerator:
     """Return the accelerator called ``name``, or the best present one.
 
     Args:
-        name: ``'auto'`` or one of ``cuda``, ``gcu``, ``gcu_t20``, ``xla``, ``cpu``. ``auto`` looks
-            in that order and takes ``xla`` only when its platform is not the CPU.
+        name: ``'auto'`` or one of ``cuda``, ``gcu``, ``gcu_t20``, ``xla``, ``cpu``, ``sim``.
+            ``auto`` looks in that order, takes ``xla`` only when its platform is not the CPU, and
+            never ``sim``.
 
     Raises:
         AcceleratorError: If the name is unknown, the accelerator is absent, or a vendor's module

@@ -6,6 +6,7 @@ through :class:`StagedProcessGroup`: CPU tensors pass straight to gloo, the othe
 """
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence, Union
 
@@ -18,9 +19,16 @@ BACKEND = 'staged'
 
 Tensors = Union[torch.Tensor, List[torch.Tensor]]
 
+# How long the ranks that found a collective broken wait to learn who else did.
+_ROLL_CALL_SECONDS = 3
+
 # torch 1.10 binds ProcessGroup so that Python cannot subclass it, and has no backend per device.
 SUPPORTED = 'devices' in dist.Backend.register_backend.__code__.co_varnames
 _Base: Any = dist.ProcessGroup if SUPPORTED else object
+
+
+class CollectiveError(RuntimeError):
+    """A collective did not complete: a rank did not come, or is gone."""
 
 
 class StagedProcessGroup(_Base):
@@ -28,7 +36,8 @@ class StagedProcessGroup(_Base):
 
     Every collective of accelerator tensors is complete when the call returns; those of CPU tensors
     keep gloo's own asynchronous work. Before a copy the accelerator is flushed, so that a lazy
-    device runs its graph once and not once a tensor.
+    device runs its graph once and not once a tensor. A collective of accelerator tensors that does
+    not complete raises :class:`CollectiveError`, which names the ranks that did not come.
 
     Args:
         store: The rendezvous store of this group.
@@ -40,9 +49,18 @@ class StagedProcessGroup(_Base):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._store, self._timeout = store, timeout
+        self._collectives = 0
 
     def getBackendName(self) -> str:
         return BACKEND
+
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which tensors of ``dtype`` travel."""
+        return dtype
+
+    def before_collective(self, number: int) -> None:
+        """Be told of this rank's ``number``-th collective of accelerator tensors, from 1."""
 
     def allreduce(self, tensors: Tensors, opts: Optional[Any] = None) -> Any:
         opts = opts or dist.AllreduceOptions()
@@ -108,7 +126,7 @@ class StagedProcessGroup(_Base):
                  opts: Optional[Any] = None) -> Any:
         sizes_out = [t.numel() for t in outputs]
         sizes_in = [t.numel() for t in inputs]
-        received = torch.empty(sum(sizes_out), dtype=outputs[0].dtype)
+        received = torch.empty(sum(sizes_out), dtype=self.wire_dtype(outputs[0].dtype))
         sent = torch.cat([t.detach().reshape(-1) for t in self._to_host(inputs)])
         self.alltoall_base(received, sent, sizes_out, sizes_in).wait()
         for output, part in zip(outputs, received.split(sizes_out)):
@@ -130,15 +148,39 @@ class StagedProcessGroup(_Base):
     def _to_host(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         if any(not tensor.is_cpu for tensor in tensors):
             current_accelerator().flush()
-        return [tensor if tensor.is_cpu else tensor.detach().cpu() for tensor in tensors]
+        return [tensor if tensor.is_cpu else tensor.detach().cpu().to(self.wire_dtype(tensor.dtype))
+                for tensor in tensors]
+
+    def _complete(self, start: Callable[[], Any]) -> None:
+        self._collectives += 1
+        self.before_collective(self._collectives)
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise CollectiveError(self._roll_call(error)) from error
+
+    def _roll_call(self, error: RuntimeError) -> str:
+        """Say which ranks did not come: those that do not find the collective broken as well."""
+        key, number = f'broken/{self._collectives}', self._collectives
+        missing = list(range(self.size()))
+        try:
+            self._store.set(f'{key}/{self.rank()}', '1')
+            deadline = time.monotonic() + _ROLL_CALL_SECONDS
+            while missing and time.monotonic() < deadline:
+                missing = [rank for rank in missing if not self._store.check([f'{key}/{rank}'])]
+                time.sleep(0.05)
+            who = f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
+        except RuntimeError as lost:  # the store's own rank is gone
+            who = f'and which rank is missing cannot be asked ({lost})'
+        return (f'collective {number} of accelerator tensors did not complete within '
+                f'{self._timeout.total_seconds():g} s on rank {self.rank()}: {who}. {error}')
 
     def _in_place(self, tensors: Any, collective: Callable[[List[torch.Tensor]], Any]) -> Any:
         tensors = _as_list(tensors)
         host = self._to_host(tensors)
-        work = collective(host)
         if all(tensor.is_cpu for tensor in tensors):
-            return work
-        work.wait()
+            return collective(host)
+        self._complete(lambda: collective(host))
         _copy_back(tensors, host)
         return _done(tensors)
 
@@ -148,15 +190,18 @@ class StagedProcessGroup(_Base):
         if all(tensor.is_cpu for tensor in _flat(outputs) + _flat(inputs)):
             return collective(outputs, inputs)
         # empty_like of an XLA tensor has no memory that gloo could write to
-        host_outputs = _map(outputs, lambda t: torch.empty(t.shape, dtype=t.dtype))
-        host_inputs = iter(self._to_host(_flat(inputs)))
-        collective(host_outputs, _map(inputs, lambda _: next(host_inputs))).wait()
+        host_outputs = _map(
+            outputs, lambda t: torch.empty(t.shape, dtype=self.wire_dtype(t.dtype)))
+        host_flat = iter(self._to_host(_flat(inputs)))
+        host_inputs = _map(inputs, lambda _: next(host_flat))
+        self._complete(lambda: collective(host_outputs, host_inputs))
         _copy_back(_flat(outputs), _flat(host_outputs))
         return _done(outputs)
 
 
-def register_staged_backend(device_type: str) -> None:
-    """Register the backend ``'staged'`` with torch.distributed for one device type.
+def register_staged_backend(device_type: str, name: str = BACKEND,
+                            kind: Callable[..., StagedProcessGroup] = StagedProcessGroup) -> None:
+    """Register ``kind`` with torch.distributed as the backend ``name`` of one device type.
 
     Raises:
         AcceleratorError: If this torch cannot have a process group written in Python.
@@ -165,8 +210,8 @@ def register_staged_backend(device_type: str) -> None:
         raise AcceleratorError(
             f'torch {torch.__version__} cannot stage collectives of {device_type!r} tensors '
             f"through host memory: it needs torch>=2.0, or the vendor's own backend.")
-    if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, StagedProcessGroup, devices=[device_type])
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(name, kind, devices=[device_type])
 
 
 def _as_list(tensors: Any) -> Any:

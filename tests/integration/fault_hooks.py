@@ -1,4 +1,6 @@
 """Hooks that break a run on one rank, for tests."""
+import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -39,3 +41,16 @@ class StopBeforeIteration(Hook):
         if runner.iter == self.iteration:
             Path(os.environ['MAPSAGE_TEST_REACHED']).touch()
             time.sleep(600)
+
+
+@HOOKS.register_module()
+class ReportPlacement(Hook):
+    """Writes after training on which devices the weights of each rank lie, and their digest."""
+
+    def after_train(self, runner) -> None:
+        state = runner.model.state_dict()
+        digest = hashlib.sha256(b''.join(value.cpu().numpy().tobytes() for value in state.values()))
+        path = Path(os.environ['MAPSAGE_TEST_PLACEMENT'], f'{get_rank()}.json')
+        path.write_text(json.dumps(dict(
+            devices=sorted({str(parameter.device) for parameter in runner.model.parameters()}),
+            digest=digest.hexdigest())))

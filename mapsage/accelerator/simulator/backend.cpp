@@ -1,0 +1,581 @@
+// A simulated accelerator: PyTorch's PrivateUse1 device type, computed by the CPU's own kernels.
+//
+// A simulated tensor's storage is host memory that belongs to one of several devices. One boxed
+// fallback serves every operator: it checks that all tensors are on one device, lends the CPU
+// kernel views of the same memory, and puts what comes back on the device. Nothing is copied, so a
+// step costs about what it costs on the CPU, and the numbers are the CPU's.
+//
+// Python reaches the settings and counters at the end of this file through ctypes.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr auto kDevice = c10::DeviceType::PrivateUse1;
+constexpr int kMaxDevices = 64;
+
+// ---------------------------------------------------------------- settings and accounts
+
+struct Settings {
+  int devices = 8;
+  int64_t memory = 0;              // bytes a device holds; 0: no limit
+  int64_t failing_allocation = 0;  // the n-th allocation of this process fails; 0: none
+  std::set<int> absent;            // devices that are counted and cannot be used
+  bool refuse_float64 = false;
+  bool refuse_wide_int64 = false;      // values that 32 bits do not hold
+  std::set<std::string> refused_ops;  // schema names, "aten::bernoulli_"
+};
+
+struct Account {
+  std::atomic<int64_t> allocated{0};
+  std::atomic<int64_t> peak{0};
+};
+
+Settings settings;
+std::array<Account, kMaxDevices> accounts;
+std::atomic<int64_t> allocations{0};
+thread_local int current_device = 0;
+
+c10::Device device_at(int index) {
+  return {kDevice, static_cast<c10::DeviceIndex>(index)};
+}
+
+void check_usable(int index) {
+  TORCH_CHECK(index >= 0 && index < settings.devices, "gcu:", index, " does not exist: there are ",
+              settings.devices, " simulated devices (MAPSAGE_SIM_DEVICES)");
+  TORCH_CHECK(!settings.absent.count(index), "gcu:", index,
+              " does not answer (simulated fault: MAPSAGE_SIM_FAULTS)");
+}
+
+std::string mib(int64_t bytes) {
+  char text[32];
+  snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+// Enter `bytes` into a device's account, or fail as a full device does.
+void charge(int device, int64_t bytes) {
+  auto& account = accounts[device];
+  const bool fails = ++allocations == settings.failing_allocation;
+  const int64_t now = account.allocated += bytes;
+  if (fails || (settings.memory > 0 && now > settings.memory)) {
+    account.allocated -= bytes;
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, false, "GCU out of memory. Tried to allocate ", mib(bytes), ". gcu:",
+        device, " has a total capacity of ",
+        settings.memory ? mib(settings.memory) : std::string("no limit"), " of which ",
+        settings.memory ? mib(settings.memory - now + bytes) : std::string("all"), " is free.",
+        fails ? " (simulated fault: MAPSAGE_SIM_FAULTS)" : " (simulated: MAPSAGE_SIM_MEMORY)");
+  }
+  int64_t peak = account.peak;
+  while (now > peak && !account.peak.compare_exchange_weak(peak, now)) {
+  }
+}
+
+// ---------------------------------------------------------------- memory
+
+// Host memory that is on a device's account until it is freed.
+struct Block {
+  c10::DataPtr host;
+  int64_t bytes;
+  int device;
+};
+
+void release(void* context) {
+  auto* block = static_cast<Block*>(context);
+  accounts[block->device].allocated -= block->bytes;
+  delete block;
+}
+
+c10::DataPtr put_on_device(c10::DataPtr host, size_t bytes, c10::Device device) {
+  check_usable(device.index());
+  charge(device.index(), static_cast<int64_t>(bytes));
+  void* data = host.get();
+  auto* block = new Block{std::move(host), static_cast<int64_t>(bytes), device.index()};
+  return {data, block, &release, device};
+}
+
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    return put_on_device(c10::GetCPUAllocator()->allocate(bytes), bytes,
+                         device_at(current_device));
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+DeviceAllocator allocator;
+REGISTER_ALLOCATOR(kDevice, &allocator);
+
+// ---------------------------------------------------------------- devices and streams
+
+// There is one stream a device and everything on it is done when it is queued.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kDevice; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const auto before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override { return device_at(current_device); }
+  void setDevice(c10::Device device) const override {
+    if (device.has_index()) {
+      check_usable(device.index());
+      current_device = device.index();
+    }
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.has_index()) current_device = device.index();
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getStream(device);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(settings.devices);
+  }
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    *event = this_as_event();
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeEvent(void*) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const override {}
+
+ private:
+  void* this_as_event() const { return const_cast<Guard*>(this); }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return settings.devices > 0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override {
+    return static_cast<c10::DeviceIndex>(settings.devices);
+  }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return static_cast<c10::DeviceIndex>(current_device);
+  }
+  void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
+  // Random numbers come from the CPU's stream: a rehearsal draws what a CPU run draws.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return at::detail::createCPUGenerator();
+  }
+  at::Device getDeviceFromPtr(void*) const override { return device_at(current_device); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    auto host = c10::GetCPUAllocator()->allocate(bytes);
+    if (bytes && storage.nbytes()) {
+      std::memcpy(host.get(), storage.data(), std::min(bytes, storage.nbytes()));
+    }
+    storage.set_data_ptr_noswap(put_on_device(std::move(host), bytes, storage.device()));
+    storage.set_nbytes(bytes);
+  }
+};
+
+// ---------------------------------------------------------------- the fallback
+
+void check_narrow(const at::Tensor& tensor, const std::string& op) {
+  if (tensor.scalar_type() != at::kLong || tensor.numel() == 0 || !tensor.is_contiguous()) return;
+  constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+  const auto* values = tensor.const_data_ptr<int64_t>();  // host memory, whatever the device
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    TORCH_CHECK(values[i] <= limit && values[i] >= -limit - 1, op, " made the int64 value ",
+                values[i], " on ", tensor.device(), ", which keeps 32 bits. Keep such numbers on "
+                "the CPU (simulated strictness: MAPSAGE_SIM_STRICT)");
+  }
+}
+
+// One call of an operator, lent to the CPU.
+class HostCall {
+ public:
+  HostCall(const c10::OperatorHandle& op, torch::jit::Stack* stack) : op_(op), stack_(stack) {}
+
+  void run() {
+    const auto& schema = op_.schema();
+    const auto name = schema.name();
+    TORCH_CHECK(!settings.refused_ops.count(name), name,
+                " has no kernel on this device (simulated strictness: MAPSAGE_SIM_STRICT)");
+    find_device();
+    refuse_float64();
+    const auto count = schema.arguments().size();
+    for (size_t i = stack_->size() - count; i < stack_->size(); ++i) lend((*stack_)[i]);
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    follow_changes();
+    const auto returns = schema.returns().size();
+    for (size_t i = stack_->size() - returns; i < stack_->size(); ++i) take_back((*stack_)[i]);
+    refuse_wide_int64();
+  }
+
+ private:
+  // Every tensor among the arguments, each with the argument's index.
+  template <typename F>
+  void for_each_tensor(F visit) const {
+    const auto count = op_.schema().arguments().size();
+    for (size_t i = 0; i < count; ++i) {
+      const auto& value = (*stack_)[stack_->size() - count + i];
+      if (value.isTensor()) {
+        visit(value.toTensor(), i);
+      } else if (value.isList()) {
+        for (const auto& item : value.toListRef()) {
+          if (item.isTensor()) visit(item.toTensor(), i);
+        }
+      }
+    }
+  }
+
+  // The device of this call; PyTorch's own words where tensors disagree about it.
+  void find_device() {
+    const auto& schema = op_.schema();
+    std::optional<c10::Device> first;
+    for_each_tensor([&](const at::Tensor& tensor, size_t) {
+      if (tensor.defined() && !first && tensor.device().type() == kDevice) {
+        first = tensor.device();
+      }
+    });
+    if (first) {
+      // A scalar on the CPU goes anywhere, and so do indices.
+      const bool takes_cpu_indices = schema.name().find("index") != std::string::npos;
+      for_each_tensor([&](const at::Tensor& tensor, size_t i) {
+        if (!tensor.defined() || tensor.device() == *first) return;
+        if (tensor.is_cpu() && (tensor.dim() == 0 || takes_cpu_indices)) return;
+        TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two "
+                    "devices, ", *first, " and ", tensor.device(),
+                    "! (when checking argument for argument ", schema.arguments()[i].name(),
+                    " in method ", schema.name(), ")");
+      });
+    } else {
+      const auto count = schema.arguments().size();
+      for (size_t i = stack_->size() - count; i < stack_->size(); ++i) {
+        if ((*stack_)[i].isDevice()) first = (*stack_)[i].toDevice();
+      }
+    }
+    device_ = first && first->type() == kDevice && first->has_index() ? *first
+                                                                     : device_at(current_device);
+    check_usable(device_.index());
+  }
+
+  void lend(c10::IValue& value) {
+    if (value.isTensor()) {
+      value = host_view(value.toTensor());
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(host_view(tensor));
+      value = c10::IValue(std::move(tensors));
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> tensors;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+        tensors.push_back(tensor ? std::optional<at::Tensor>(host_view(*tensor)) : std::nullopt);
+      }
+      value = c10::IValue(std::move(tensors));
+    } else if (value.isStorage()) {
+      if (value.toStorage().device_type() == kDevice) value = host_storage(value.toStorage());
+    } else if (value.isDevice()) {
+      if (value.toDevice().type() == kDevice) value = c10::Device(c10::kCPU);
+    }
+  }
+
+  // A CPU storage over the memory of a device's storage.
+  c10::Storage host_storage(const c10::Storage& storage) {
+    auto found = lent_.find(storage.unsafeGetStorageImpl());
+    if (found != lent_.end()) return found->second;
+    void* data = storage.mutable_data();
+    c10::Storage host(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+        c10::DataPtr(data, nullptr, [](void*) {}, c10::Device(c10::kCPU)),
+        c10::GetCPUAllocator(), /*resizable=*/true));
+    lent_.emplace(storage.unsafeGetStorageImpl(), host);
+    owners_.emplace(host.unsafeGetStorageImpl(), storage);
+    return host;
+  }
+
+  at::Tensor host_view(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.device().type() != kDevice) return tensor;
+    auto host = at::detail::make_tensor<c10::TensorImpl>(
+        host_storage(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        tensor.dtype());
+    host.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                      tensor.storage_offset());
+    host._set_conj(tensor.is_conj());
+    host._set_neg(tensor.is_neg());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      host.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    views_.emplace_back(tensor, host);
+    return host;
+  }
+
+  // Carry over what the kernel did to its arguments other than writing their memory: resizing an
+  // output, exchanging a storage.
+  void follow_changes() {
+    for (auto& [host, storage] : owners_) {
+      if (host->data() != storage.data()) {
+        const auto bytes = host->nbytes();
+        storage.set_data_ptr_noswap(put_on_device(
+            host->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU))), bytes, device_));
+        storage.set_nbytes(bytes);
+      }
+    }
+    for (auto& [tensor, host] : views_) {
+      auto* impl = tensor.unsafeGetTensorImpl();
+      if (lent_.at(original_storage(tensor)).unsafeGetStorageImpl() !=
+          host.storage().unsafeGetStorageImpl()) {
+        impl->set_storage_keep_dtype(device_storage(host.storage()));
+      }
+      if (tensor.sizes() != host.sizes() || tensor.strides() != host.strides() ||
+          tensor.storage_offset() != host.storage_offset()) {
+        impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+      }
+    }
+  }
+
+  static c10::StorageImpl* original_storage(const at::Tensor& tensor) {
+    return tensor.storage().unsafeGetStorageImpl();
+  }
+
+  void take_back(c10::IValue& value) {
+    if (value.isTensor()) {
+      value = device_tensor(value.toTensor());
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        tensors.push_back(device_tensor(tensor));
+      }
+      value = c10::IValue(std::move(tensors));
+    }
+  }
+
+  at::Tensor device_tensor(const at::Tensor& host) {
+    if (!host.defined() || !host.is_cpu()) return host;
+    for (auto& [tensor, view] : views_) {
+      if (view.unsafeGetTensorImpl() == host.unsafeGetTensorImpl()) return tensor;
+    }
+    auto result = at::detail::make_tensor<c10::TensorImpl>(
+        device_storage(host.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+        host.dtype());
+    result.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
+                                                        host.storage_offset());
+    result._set_conj(host.is_conj());
+    result._set_neg(host.is_neg());
+    results_.push_back(result);
+    return result;
+  }
+
+  // The device storage behind a CPU one: the one it was lent from, or a new one that takes the
+  // memory over.
+  c10::Storage device_storage(const c10::Storage& host) {
+    auto found = owners_.find(host.unsafeGetStorageImpl());
+    if (found != owners_.end()) return found->second;
+    const auto bytes = host.nbytes();
+    auto memory = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+    c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), bytes,
+        put_on_device(std::move(memory), bytes, device_), &allocator, /*resizable=*/true));
+    owners_.emplace(host.unsafeGetStorageImpl(), storage);
+    kept_.push_back(host);
+    return storage;
+  }
+
+  // The vendor keeps 64-bit numbers in 32 bits. What would lose precision there fails here.
+  void refuse_float64() const {
+    if (!settings.refuse_float64 || moves_data_only()) return;
+    for_each_tensor([&](const at::Tensor& tensor, size_t i) {
+      TORCH_CHECK(!tensor.defined() || tensor.scalar_type() != at::kDouble ||
+                      tensor.device().type() != kDevice,
+                  op_.schema().name(), " was given a float64 tensor (argument ",
+                  op_.schema().arguments()[i].name(), ") on ", device_, ", which computes it in "
+                  "float32. Use float32, or compute on the CPU (simulated strictness: "
+                  "MAPSAGE_SIM_STRICT)");
+    });
+  }
+
+  void refuse_wide_int64() const {
+    if (!settings.refuse_wide_int64 || moves_data_only()) return;
+    const auto& name = op_.schema().name();
+    for (const auto& result : results_) check_narrow(result, name);
+    if (op_.schema().is_mutable()) {
+      for (const auto& [tensor, host] : views_) check_narrow(tensor, name);
+    }
+  }
+
+  bool moves_data_only() const {
+    static const std::set<std::string> movers = {
+        "aten::_local_scalar_dense", "aten::clone", "aten::zero_", "aten::resize_", "aten::set_",
+        "aten::empty", "aten::empty_strided"};
+    const auto& schema = op_.schema();
+    if (movers.count(schema.name())) return true;
+    for (const auto& value : schema.returns()) {  // a view
+      if (value.alias_info() && !value.alias_info()->isWrite()) return true;
+    }
+    return false;
+  }
+
+  const c10::OperatorHandle& op_;
+  torch::jit::Stack* stack_;
+  c10::Device device_ = device_at(0);
+  std::unordered_map<c10::StorageImpl*, c10::Storage> lent_;    // device's to CPU's
+  std::unordered_map<c10::StorageImpl*, c10::Storage> owners_;  // CPU's to device's
+  std::vector<std::pair<at::Tensor, at::Tensor>> views_;        // device's and CPU's
+  std::vector<at::Tensor> results_;
+  std::vector<c10::Storage> kept_;  // keeps the keys of owners_ alive
+};
+
+void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  HostCall(op, stack).run();
+}
+
+// Convolution picks its kernel by device type, and has two names of its own for other devices.
+void run_convolution(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
+  run_on_host(op, stack);
+}
+
+void run_convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
+  // (grad_output, input, weight, [bias_sizes], stride, padding, dilation, transposed,
+  //  output_padding, groups, output_mask)
+  const auto first = stack->size() - 10;
+  const auto weight = (*stack)[first + 2].toTensor();
+  const bool transposed = (*stack)[first + 6].toBool();
+  const auto groups = (*stack)[first + 8].toInt();
+  const auto channels = transposed ? weight.size(1) * groups : weight.size(0);
+  stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + 3,
+                c10::IValue(std::vector<int64_t>{channels}));
+  run_on_host(op, stack);
+}
+
+// A copy is the one thing that may cross devices.
+at::Tensor host_copy_view(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  check_usable(tensor.device().index());
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
+          c10::DataPtr(tensor.storage().mutable_data(), c10::Device(c10::kCPU)), nullptr,
+          /*resizable=*/false)),
+      c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                    tensor.storage_offset());
+  view._set_conj(tensor.is_conj());
+  view._set_neg(tensor.is_neg());
+  return view;
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  host_copy_view(to).copy_(host_copy_view(from));
+  if (settings.refuse_wide_int64 && !to.is_cpu()) check_narrow(to, "aten::copy_");
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("convolution_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&run_convolution>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&run_convolution_backward>());
+}
+
+// ---------------------------------------------------------------- autocast
+
+// PyTorch's own lists of what runs in lower precision; they are registered a backend.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define FLOAT32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(FLOAT32)
+  AT_FORALL_PROMOTE(PROMOTE)
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- what Python calls
+
+extern "C" {
+
+void mapsage_sim_configure(int devices, int64_t memory, int64_t failing_allocation,
+                           uint64_t absent, int refuse_float64, int refuse_wide_int64,
+                           const char* refused_ops) {
+  settings.devices = devices;
+  settings.memory = memory;
+  settings.failing_allocation = failing_allocation;
+  settings.absent.clear();
+  for (int i = 0; i < kMaxDevices; ++i) {
+    if (absent >> i & 1) settings.absent.insert(i);
+  }
+  settings.refuse_float64 = refuse_float64;
+  settings.refuse_wide_int64 = refuse_wide_int64;
+  settings.refused_ops.clear();
+  std::string name;
+  for (const char* at = refused_ops; *at; ++at) {
+    if (*at == ',') {
+      settings.refused_ops.insert(name);
+      name.clear();
+    } else {
+      name += *at;
+    }
+  }
+  if (!name.empty()) settings.refused_ops.insert(name);
+}
+
+void mapsage_sim_register() {
+  static Hooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+}
+
+int mapsage_sim_is_usable(int device) {
+  return device >= 0 && device < settings.devices && !settings.absent.count(device);
+}
+int mapsage_sim_current_device() { return current_device; }
+void mapsage_sim_set_device(int device) { current_device = device; }
+int64_t mapsage_sim_allocated(int device) { return accounts[device].allocated; }
+int64_t mapsage_sim_peak(int device) { return accounts[device].peak; }
+void mapsage_sim_reset_peak(int device) {
+  accounts[device].peak = accounts[device].allocated.load();
+}
+
+}  // extern "C"

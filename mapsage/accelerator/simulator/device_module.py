@@ -1,0 +1,189 @@
+"""``torch.gcu`` as the S60 line's torch_gcu 2.10 presents it, over the simulated devices."""
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace, TracebackType
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, Union
+
+import torch
+
+from .settings import SimulatorSettings
+
+DeviceLike = Union[int, str, torch.device, None]
+
+_library: Any = None
+_settings = SimulatorSettings()
+
+
+class DeviceProperties(NamedTuple):
+    """What ``get_device_properties`` answers; ``total_memory`` in bytes."""
+
+    name: str
+    total_memory: int
+
+
+def attach(library: Any, settings: SimulatorSettings) -> None:
+    """Use the compiled backend ``library``."""
+    global _library, _settings
+    _library, _settings = library, settings
+
+
+def is_available() -> bool:
+    """Return whether there is a device."""
+    return device_count() > 0
+
+
+def is_initialized() -> bool:
+    """Return True: nothing is put off until first use."""
+    return True
+
+
+def device_count() -> int:
+    """Return the number of devices, those that do not answer included."""
+    return _settings.devices
+
+
+def current_device() -> int:
+    """Return the index of this thread's current device."""
+    return int(_library.mapsage_sim_current_device())
+
+
+def set_device(device: DeviceLike) -> None:
+    """Make ``device`` this thread's current one.
+
+    Raises:
+        RuntimeError: If there is no such device or it does not answer.
+    """
+    index = _index(device)
+    if not _library.mapsage_sim_is_usable(index):
+        raise RuntimeError(
+            f'gcu:{index} does not answer (simulated fault: MAPSAGE_SIM_FAULTS)'
+            if 0 <= index < _settings.devices else
+            f'gcu:{index} does not exist: there are {_settings.devices} simulated devices '
+            f'(MAPSAGE_SIM_DEVICES)')
+    _library.mapsage_sim_set_device(index)
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Wait for a device; its work is done when it is queued."""
+
+
+def empty_cache() -> None:
+    """Release cached memory; none is kept."""
+
+
+def memory_allocated(device: DeviceLike = None) -> int:
+    """Return the bytes of all tensors on a device."""
+    return int(_library.mapsage_sim_allocated(_index(device)))
+
+
+def max_memory_allocated(device: DeviceLike = None) -> int:
+    """Return the highest :func:`memory_allocated` since the last reset, in bytes."""
+    return int(_library.mapsage_sim_peak(_index(device)))
+
+
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    """Make the current :func:`memory_allocated` the peak."""
+    _library.mapsage_sim_reset_peak(_index(device))
+
+
+def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
+    """Return the free and the total bytes of a device.
+
+    Without ``MAPSAGE_SIM_MEMORY`` the devices share the machine's memory evenly.
+    """
+    machine = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    total = _settings.memory or machine // _settings.devices
+    return max(total - memory_allocated(device), 0), total
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    """Return a name that nobody takes for a real card's."""
+    return f'Simulated GCU {_index(device)}'
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    """Return name and memory of a device."""
+    return DeviceProperties(get_device_name(device), mem_get_info(device)[1])
+
+
+def is_bf16_supported() -> bool:
+    """Return True, as the S60 line does."""
+    return True
+
+
+def get_amp_supported_dtype() -> List[torch.dtype]:
+    """Return what ``torch.autocast('gcu')`` may compute in."""
+    return [torch.float16, torch.bfloat16]
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the generator that all simulated devices share with the CPU."""
+    torch.default_generator.manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+
+
+def initial_seed() -> int:
+    """Return the last seed."""
+    return torch.default_generator.initial_seed()
+
+
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
+    """Return the state of the shared generator, a uint8 CPU tensor."""
+    return torch.default_generator.get_state()
+
+
+def set_rng_state(state: torch.Tensor, device: DeviceLike = None) -> None:
+    """Restore what :func:`get_rng_state` returned."""
+    torch.default_generator.set_state(state)
+
+
+def gcu_device(index: int) -> torch.device:
+    """Return ``torch.device('gcu', index)``."""
+    return torch.device('gcu', index)
+
+
+class device:  # noqa: N801  (torch's name for it)
+    """A context in which ``device`` is the current one."""
+
+    def __init__(self, device: DeviceLike) -> None:
+        self._index = _index(device)
+        self._before = 0
+
+    def __enter__(self) -> None:
+        self._before = current_device()
+        set_device(self._index)
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        set_device(self._before)
+
+
+class _Autocast(torch.autocast):
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16,
+                 cache_enabled: bool = True) -> None:
+        super().__init__('gcu', dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+def _grad_scaler(**kwargs: Dict[str, Any]) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler('gcu', **kwargs)  # type: ignore[arg-type]
+
+
+amp = SimpleNamespace(autocast=_Autocast, GradScaler=_grad_scaler)
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def _lazy_init() -> None:
+    return None
+
+
+def _index(device: DeviceLike) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return current_device() if index is None else index

@@ -1,0 +1,72 @@
+"""Load the simulator into this process's PyTorch."""
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from typing import Optional
+
+import torch
+
+from . import device_module
+from .build import build_library, compiler, library_path
+from .settings import SimulatorError, SimulatorSettings, read_settings
+
+# The headers it is written against; tested with 2.13.
+_MIN_TORCH = (2, 13)
+
+_loaded: Optional[SimulatorSettings] = None
+
+
+def why_unavailable() -> Optional[str]:
+    """Return why the simulator cannot be loaded here, or None. Compiles nothing."""
+    if _loaded is not None:
+        return None
+    version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
+    if version < _MIN_TORCH:
+        return f'the simulator needs torch>=2.13 (the main leg), this is {torch.__version__}'
+    if importlib.util.find_spec('torch_gcu') is not None:
+        return 'the real torch_gcu is installed, and PyTorch has room for one of them'
+    name = torch._C._get_privateuse1_backend_name()
+    if name != 'privateuseone':
+        return f'PyTorch holds one such backend, and {name!r} is loaded'
+    if not library_path().exists() and compiler() is None:
+        return 'it is compiled on first use and there is no C++ compiler (install g++, or set CXX)'
+    return None
+
+
+def load_simulator() -> SimulatorSettings:
+    """Make ``gcu:N`` devices of this process's PyTorch; a second call changes nothing.
+
+    The settings are read from the environment (:func:`read_settings`), once. Call it before the
+    first backward pass: that is when PyTorch counts the devices.
+
+    Returns:
+        The settings in force.
+
+    Raises:
+        SimulatorError: If a setting cannot be read or the backend cannot be built.
+    """
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    settings = read_settings(os.environ)
+    reason = why_unavailable()
+    if reason is not None:
+        raise SimulatorError(f'the simulator cannot be loaded: {reason}.')
+    library = ctypes.CDLL(str(build_library()))
+    library.mapsage_sim_configure(
+        ctypes.c_int(settings.devices), ctypes.c_int64(settings.memory or 0),
+        ctypes.c_int64(settings.failing_allocation),
+        ctypes.c_uint64(sum(1 << device for device in settings.absent)),
+        ctypes.c_int(settings.refuse_float64), ctypes.c_int(settings.refuse_wide_int64),
+        ','.join(settings.refused_ops).encode())
+    for counter in ('mapsage_sim_allocated', 'mapsage_sim_peak'):
+        getattr(library, counter).restype = ctypes.c_int64
+    library.mapsage_sim_register()
+    device_module.attach(library, settings)
+    torch.utils.rename_privateuse1_backend('gcu')
+    torch._register_device_module('gcu', device_module)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _loaded = settings
+    return settings

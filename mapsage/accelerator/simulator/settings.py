@@ -1,0 +1,122 @@
+"""Read the simulator's settings from the environment. Pure."""
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple
+
+from mapsage.accelerator.base import AcceleratorError
+
+MAX_DEVICES = 64  # as in backend.cpp
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30}
+_FAULTS = ('allocation', 'absent', 'stall')
+_CHECKS = ('float64', 'int64', 'sync_bn')
+# Kernels the S60 line does not have: those of SyncBN, and fused optimisers.
+_SYNC_BN_OPS = ('aten::batch_norm_stats', 'aten::batch_norm_gather_stats_with_counts',
+                'aten::batch_norm_elemt', 'aten::batch_norm_backward_reduce',
+                'aten::batch_norm_backward_elemt')
+_STRICT_OPS = ('aten::_fused_adamw_', 'aten::_fused_adam_', 'aten::_fused_sgd_')
+
+
+class SimulatorError(AcceleratorError):
+    """A setting of the simulator's cannot be read, or the simulator cannot be built."""
+
+
+@dataclass(frozen=True)
+class SimulatorSettings:
+    """What the simulated machine is like, seen from one rank.
+
+    Attributes:
+        devices: Number of devices.
+        memory: Bytes a device holds; None for no limit.
+        failing_allocation: This allocation of the process (from 1) fails as a full device does.
+        absent: Devices that are counted and do not answer.
+        stalled_collective: This collective (from 1) of the simulated ``eccl`` never completes.
+        refuse_float64: float64 operations on a device are errors.
+        refuse_wide_int64: int64 results on a device that 32 bits do not hold are errors.
+        refused_ops: Operators without a kernel, by schema name.
+    """
+
+    devices: int = 8
+    memory: Optional[int] = None
+    failing_allocation: int = 0
+    absent: FrozenSet[int] = frozenset()
+    stalled_collective: int = 0
+    refuse_float64: bool = False
+    refuse_wide_int64: bool = False
+    refused_ops: Tuple[str, ...] = ()
+
+
+def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
+    """Return the settings in ``environ``.
+
+    - ``MAPSAGE_SIM_DEVICES``: 1 to 64, default 8.
+    - ``MAPSAGE_SIM_MEMORY``: bytes a device, or with a unit: ``512M``, ``2G``. Default no limit.
+    - ``MAPSAGE_SIM_FAULTS``: a comma-separated list of ``allocation=N`` (the N-th allocation
+      fails), ``absent=K`` (device K does not answer) and ``stall=N`` (the N-th collective never
+      completes), each on every rank, or on one with ``@RANK`` behind it: ``stall=5@2``.
+    - ``MAPSAGE_SIM_STRICT``: ``1`` for ``float64,int64,sync_bn`` and fused optimisers; or a list of
+      those three and of operator names (``aten::bernoulli_``) to refuse.
+
+    Raises:
+        SimulatorError: If one cannot be read.
+    """
+    devices = environ.get('MAPSAGE_SIM_DEVICES') or '8'
+    if not devices.isdigit() or not 1 <= int(devices) <= MAX_DEVICES:
+        raise SimulatorError(f'MAPSAGE_SIM_DEVICES={devices!r}: expected a number from 1 to '
+                             f'{MAX_DEVICES}.')
+    found: Dict[str, Set[int]] = {name: set() for name in _FAULTS}
+    for fault in _split(environ.get('MAPSAGE_SIM_FAULTS')):
+        name, number, rank = _fault(fault)
+        if rank in (None, environ.get('RANK', '0')):
+            found[name].add(number)
+    checks, ops = _strictness(environ.get('MAPSAGE_SIM_STRICT') or '')
+    return SimulatorSettings(
+        devices=int(devices),
+        memory=_memory(environ.get('MAPSAGE_SIM_MEMORY')),
+        failing_allocation=min(found['allocation'], default=0),
+        absent=frozenset(found['absent']),
+        stalled_collective=min(found['stall'], default=0),
+        refuse_float64='float64' in checks,
+        refuse_wide_int64='int64' in checks,
+        refused_ops=ops)
+
+
+def _split(value: Optional[str]) -> Tuple[str, ...]:
+    return tuple(part.strip() for part in (value or '').split(',') if part.strip())
+
+
+def _memory(value: Optional[str]) -> Optional[int]:
+    if not value:
+        return None
+    match = re.match(r'(\d+)([KMG]?)B?$', value.strip(), re.IGNORECASE)
+    if not match or int(match.group(1)) == 0:
+        raise SimulatorError(f'MAPSAGE_SIM_MEMORY={value!r}: expected bytes a device, for example '
+                             f'64M or 2G.')
+    return int(match.group(1)) * _UNITS[match.group(2).upper()]
+
+
+def _fault(fault: str) -> Tuple[str, int, Optional[str]]:
+    match = re.match(r'(\w+)=(\d+)(?:@(\d+))?$', fault)
+    if not match or match.group(1) not in _FAULTS:
+        near = difflib.get_close_matches(fault.split('=')[0], _FAULTS, 1)
+        raise SimulatorError(
+            f'MAPSAGE_SIM_FAULTS holds {fault!r}: expected allocation=N, absent=K or stall=N, each '
+            f'with @RANK behind it or not.' + (f' Did you mean {near[0]}=...?' if near else ''))
+    return match.group(1), int(match.group(2)), match.group(3)
+
+
+def _strictness(value: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    if value in ('', '0'):
+        return (), ()
+    if value == '1':
+        return _CHECKS, _SYNC_BN_OPS + _STRICT_OPS
+    words = _split(value)
+    for word in words:
+        if word not in _CHECKS and not re.match(r'\w+::\w+$', word):
+            raise SimulatorError(
+                f"MAPSAGE_SIM_STRICT holds {word!r}: expected 1, or a list of {', '.join(_CHECKS)} "
+                f'and operator names such as aten::bernoulli_.')
+    ops = tuple(word for word in words if word not in _CHECKS)
+    return words, ops + (_SYNC_BN_OPS if 'sync_bn' in words else ())

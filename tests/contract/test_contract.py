@@ -1,0 +1,81 @@
+"""One suite, every accelerator: the checks of checks.py in processes of their own."""
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Union
+
+import pytest
+from ranks import run_ranks
+
+from mapsage.accelerator import ACCELERATORS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from checks import ONE_PROCESS, SEVERAL_PROCESSES, run_checks  # noqa: E402
+
+DOUBLES = Path(__file__).resolve().parents[1] / 'doubles'
+NAMES = [kind.name for kind in ACCELERATORS]
+
+
+def on_rank(name: str, kind: str) -> Dict[str, str]:
+    return run_checks(name, kind)
+
+
+def environ(name: str) -> Dict[str, str]:
+    # The T20 line's torch_gcu is a double of it over torch_xla; only its own ranks may see it.
+    return {'PYTHONPATH': str(DOUBLES)} if name == 'gcu_t20' else {}
+
+
+def why_not(name: str) -> str:
+    if name == 'gcu_t20':
+        try:
+            import torch_xla  # noqa: F401
+        except ImportError:
+            return 'its double stands on torch_xla, which is in the xla leg'
+        return ''
+    return next(kind for kind in ACCELERATORS if kind.name == name).why_unavailable() or ''
+
+
+@functools.lru_cache(maxsize=None)
+def outcomes(name: str, ranks: int) -> Union[List[Dict[str, str]], str]:
+    """What each rank found, or how the ranks ended; they run once for all checks."""
+    kind = 'one' if ranks == 1 else 'several'
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return run_ranks(on_rank, ranks, Path(folder), name, kind, timeout=180,
+                             environ=environ(name))
+        except AssertionError as error:
+            return str(error)
+
+
+def judge(name: str, check: str, ranks: int) -> None:
+    reason = why_not(name)
+    if reason:
+        pytest.skip(f'{name}: {reason}')
+    ran = outcomes(name, ranks)
+    assert not isinstance(ran, str), ran
+    found = [outcome[check] for outcome in ran]
+    skipped = [each for each in found if each.startswith('skip: ')]
+    if skipped:
+        assert len(skipped) == len(found), found
+        pytest.skip(skipped[0][len('skip: '):])
+    assert found == [''] * ranks, '\n'.join(f'rank {r}: {e}' for r, e in enumerate(found))
+
+
+@pytest.mark.parametrize('check', ONE_PROCESS)
+@pytest.mark.parametrize('name', NAMES)
+def test_one_process(name: str, check: str) -> None:
+    judge(name, check, 1)
+
+
+@pytest.mark.parametrize('check', SEVERAL_PROCESSES)
+@pytest.mark.parametrize('ranks', [2, 4])
+@pytest.mark.parametrize('name', NAMES)
+def test_several_processes(name: str, ranks: int, check: str) -> None:
+    if name == 'cuda':
+        import torch
+        if 0 < torch.cuda.device_count() < ranks:
+            pytest.skip(f'{ranks} ranks need as many cards, there are {torch.cuda.device_count()}')
+    judge(name, check, ranks)
