@@ -1,9 +1,13 @@
 """Process groups and launchers, without a call to any vendor."""
+from .channel import Channel, RankLostError, open_channel
+from .consensus import Consensus, DisagreementError, Facts, RankError, all_ranks_or_none
+from .gather import gather_to_device
 from .launcher import (
                        LauncherError,
                        apply_launcher_environment,
                        die_with_parent,
                        launcher_environment,
+                       local_rank,
 )
 from .process_group import (
                        DEFAULT_TIMEOUT_SECONDS,
@@ -13,10 +17,14 @@ from .process_group import (
                        usable_backends,
 )
 from .staged import StagedProcessGroup
+from .strategy import Strategy, StrategyError, resolve_strategy
 from .weights import WeightsDifferError, check_equal_weights
 
 __all__ = [
-    'BackendError', 'DEFAULT_TIMEOUT_SECONDS', 'LauncherError', 'StagedProcessGroup',
-    'WeightsDifferError', 'apply_launcher_environment', 'check_equal_weights', 'die_with_parent',
-    'init_process_group', 'launcher_environment', 'resolve_backend', 'usable_backends'
+    'BackendError', 'Channel', 'Consensus', 'DEFAULT_TIMEOUT_SECONDS', 'DisagreementError',
+    'Facts', 'LauncherError', 'RankError', 'RankLostError', 'StagedProcessGroup', 'Strategy',
+    'StrategyError', 'WeightsDifferError', 'all_ranks_or_none', 'apply_launcher_environment',
+    'check_equal_weights', 'die_with_parent', 'gather_to_device', 'init_process_group',
+    'launcher_environment', 'local_rank', 'open_channel', 'resolve_backend', 'resolve_strategy',
+    'usable_backends'
 ]

@@ -51,6 +51,14 @@ def apply_launcher_environment(launcher: str,
     return int(environ['LOCAL_RANK'])
 
 
+def local_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return this process's rank on its node; 0 without a launcher.
+
+    The Runner has cleared what an earlier launcher left behind (``resolve_strategy``).
+    """
+    return int(environ.get('LOCAL_RANK', '0'))
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies, so that nothing is left running.
 

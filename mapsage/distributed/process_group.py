@@ -4,6 +4,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import socket
 import sys
 from datetime import timedelta
 from typing import List, Union
@@ -13,6 +14,8 @@ import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, AcceleratorError
 
+from .launcher import local_rank
+from .simulated_eccl import register_simulated_backend
 from .staged import BACKEND as STAGED
 from .staged import SUPPORTED as PER_DEVICE_BACKENDS
 from .staged import register_staged_backend
@@ -67,7 +70,8 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     """Initialise the default process group from the environment and select this rank's device.
 
     CPU tensors (flags, counts, objects, metrics) always travel over gloo; device tensors over the
-    accelerator's native backend, or through host memory where there is none.
+    accelerator's native backend, or through host memory where there is none. A native backend
+    beside torch.distributed is started as well; the default group then takes CPU tensors only.
 
     Args:
         accelerator: The accelerator in force.
@@ -77,26 +81,47 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     Raises:
         BackendError: If the accelerator cannot use ``backend``, or ``timeout`` is no positive
             number of seconds.
-        AcceleratorError: If there are more ranks than devices on this node.
+        AcceleratorError: If there are more ranks than devices on this node, or the native group
+            cannot be started.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
             or not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
         raise BackendError(f'dist_cfg.timeout must be a positive number of seconds, at most '
                            f'{_MAX_TIMEOUT_SECONDS}, got {timeout!r}.')
     resolved = resolve_backend(accelerator, backend)
-    if accelerator.name == 'gcu_t20':
-        raise AcceleratorError(
-            "accelerator 'gcu_t20' trains on one device in this version: its eccl group and DDP "
-            'live outside torch.distributed. Start one rank (NPROC_PER_NODE=1).')
     check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
-    accelerator.set_device(int(os.environ['LOCAL_RANK']))
+    accelerator.set_device(local_rank())
+    native = accelerator.native_group and not resolved.endswith(STAGED)
     if resolved.endswith(STAGED):
         register_staged_backend(accelerator.device_type)
+    elif native:
+        resolved = 'gloo'  # it must never be given a device tensor: it may return it unreduced
+    elif accelerator.simulated:
+        register_simulated_backend(accelerator)
     elif not PER_DEVICE_BACKENDS:
         # torch < 2.0 has one backend a group. MMEngine then sends its CPU tensors through nccl.
         resolved = resolved.rsplit(':', 1)[-1]
     dist.init_process_group(resolved, timeout=timedelta(seconds=timeout))
     atexit.register(_destroy_at_clean_exit)
+    if native:
+        _init_native_group(accelerator, timedelta(seconds=timeout))
+
+
+def uses_native_group(accelerator: Accelerator) -> bool:
+    """Return whether gradients go over a process group of the vendor's beside torch.distributed."""
+    return accelerator.native_group and STAGED not in dist.get_backend()
+
+
+def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
+    # A port of its own: two libraries cannot serve their stores on one.
+    port = [0]
+    if dist.get_rank() == 0:
+        with socket.socket() as probe:
+            probe.bind(('', 0))
+            port = [probe.getsockname()[1]]
+    dist.broadcast_object_list(port, src=0)
+    accelerator.init_native_group(f"tcp://{os.environ['MASTER_ADDR']}:{port[0]}", dist.get_rank(),
+                                  dist.get_world_size(), timeout)
 
 
 def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:

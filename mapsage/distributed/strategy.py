@@ -1,0 +1,159 @@
+"""Decide once how a run is spread over processes and devices."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Mapping, Optional, Tuple
+
+from .launcher import launcher_environment
+
+SINGLE_DEVICE = 'single_device'
+DISTRIBUTED_DATA_PARALLEL = 'distributed_data_parallel'
+MODEL_PARALLEL = 'model_parallel_single_process'
+
+# What torchrun sets to tell a process who it is and where the others are
+# (torch/distributed/elastic/agent/server/local_elastic_agent.py). Left over in a shell, they tell a
+# single process that it is one of several.
+LAUNCHER_VARIABLES = (
+    'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT',
+    'GROUP_RANK', 'GROUP_WORLD_SIZE', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'ROLE_NAME',
+    'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'TORCHELASTIC_RESTART_COUNT',
+    'TORCHELASTIC_MAX_RESTARTS')
+
+
+class StrategyError(ValueError):
+    """What was asked for does not go with the launcher or with the devices."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a run is spread.
+
+    Attributes:
+        name: ``'single_device'``, ``'distributed_data_parallel'`` or
+            ``'model_parallel_single_process'``.
+        stale_variables: Launcher variables that no launcher of this run set; to be cleared before
+            anything reads them.
+        reason: Why, as one line for the log.
+    """
+
+    name: str
+    stale_variables: Tuple[str, ...]
+    reason: str
+
+
+def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, str],
+                     device_count: int, *, launcher: str = 'none',
+                     needed_bytes: Optional[int] = None,
+                     device_bytes: Optional[int] = None) -> Strategy:
+    """Return the training strategy. Pure; the table is in docs/config.md.
+
+    Args:
+        use_model_parallel: True and False are obeyed or refused. None decides: model parallel in
+            one process when there are two or more devices, no launcher, and the model does not fit
+            one of them; otherwise as launched.
+        environ: The process environment.
+        device_count: Devices this process sees.
+        launcher: What the command line says started this process: ``'none'``, ``'pytorch'``,
+            ``'slurm'`` or ``'mpi'``.
+        needed_bytes: The least that training the model holds on a device, None while unknown.
+        device_bytes: The memory of one device, None when unknown.
+
+    Raises:
+        StrategyError: If the wish cannot be met, the launcher's variables are incomplete, or
+            torchrun started several processes that were not told so.
+    """
+    if not (use_model_parallel is None or isinstance(use_model_parallel, bool)):
+        raise StrategyError(f'use_model_parallel must be True, False or None, got '
+                            f'{use_model_parallel!r}.')
+    if device_count < 1:
+        raise StrategyError(f'no device is visible (device count {device_count}). Choose another '
+                            f'accelerator, for example accelerator=cpu, or make one visible.')
+    if launcher != 'none':
+        return _launched(use_model_parallel, environ, device_count, launcher)
+    _refuse_forgotten_launcher(environ)
+    stale = _stale_variables(environ)
+    if use_model_parallel:
+        return Strategy(MODEL_PARALLEL, stale, _wanted(device_count))
+    memory = _memory(needed_bytes, device_bytes)
+    too_big = (needed_bytes is not None and device_bytes is not None
+               and needed_bytes > device_bytes)
+    if use_model_parallel is None and too_big and device_count > 1:
+        return Strategy(MODEL_PARALLEL, stale,
+                        f'{memory}; no launcher, so {device_count} devices share it')
+    reason = ('no launcher: one process on one device' if use_model_parallel is None else
+              'no launcher and use_model_parallel=False: one process on one device')
+    if device_count > 1:
+        reason += f' of {device_count} (scripts/start_8card_training.sh trains on all)'
+    if memory:
+        reason += f'; {memory}'
+    if too_big:
+        reason += ', so it will run out of it'
+    return Strategy(SINGLE_DEVICE, stale, reason)
+
+
+def _launched(use_model_parallel: Optional[bool], environ: Mapping[str, str], device_count: int,
+              launcher: str) -> Strategy:
+    try:
+        # Only the number of processes matters here, so the first host's name is not looked up.
+        variables = launcher_environment(launcher, environ, lambda hosts: hosts)
+    except ValueError as error:
+        raise StrategyError(str(error)) from error
+    size = variables['WORLD_SIZE']
+    world_size = int(size) if size.isdecimal() else 0
+    if world_size < 1:
+        raise StrategyError(f'launcher {launcher!r} says that it started WORLD_SIZE={size!r} '
+                            f'processes: expected 1 or more. Start with it again, or use '
+                            f'--launcher none for one process.')
+    if use_model_parallel and world_size > 1:
+        raise StrategyError(
+            f'use_model_parallel=True (or model_wrapper_cfg of type MMModelParallel) works in one '
+            f'process, and launcher {launcher!r} started {world_size}. Start one (python '
+            f'tools/train.py CONFIG) to spread the model over the devices of this machine, or set '
+            f'env_cfg.use_model_parallel=None to train data-parallel.')
+    if use_model_parallel:
+        return Strategy(MODEL_PARALLEL, (), _wanted(device_count))
+    return Strategy(DISTRIBUTED_DATA_PARALLEL, (),
+                    f'launcher {launcher} started {world_size} process(es): each trains the whole '
+                    f'model on a device of its own')
+
+
+def _wanted(device_count: int) -> str:
+    if device_count < 2:
+        raise StrategyError(
+            f'use_model_parallel=True needs two or more devices in one process, and {device_count} '
+            f'is visible. Make more visible (CUDA_VISIBLE_DEVICES, TOPS_VISIBLE_DEVICES, '
+            f'--accelerator), or set env_cfg.use_model_parallel=None.')
+    return f'use_model_parallel=True: {device_count} devices share the model in one process'
+
+
+def _refuse_forgotten_launcher(environ: Mapping[str, str]) -> None:
+    # Exported leftovers seldom hold torchrun's run id, which it sets in the ranks only.
+    world_size = environ.get('WORLD_SIZE', '')
+    if 'TORCHELASTIC_RUN_ID' in environ and world_size.isdecimal() and int(world_size) > 1:
+        raise StrategyError(
+            f"torchrun started {world_size} processes (this is rank {environ.get('RANK', '?')}) "
+            f'with --launcher none: each would train alone, into the same work dir. Add '
+            f'--launcher pytorch. If this shell only inherited the variables, '
+            f'unset TORCHELASTIC_RUN_ID.')
+
+
+def _stale_variables(environ: Mapping[str, str]) -> Tuple[str, ...]:
+    present: List[str] = [name for name in LAUNCHER_VARIABLES if name in environ]
+    # MMSegmentation's own tools/train.py sets this one, and it is right in a single process.
+    if present == ['LOCAL_RANK'] and environ['LOCAL_RANK'] == '0':
+        return ()
+    return tuple(present)
+
+
+def _memory(needed_bytes: Optional[int], device_bytes: Optional[int]) -> str:
+    """Return what is known of the model's memory and the device's; '' when the former is not."""
+    if needed_bytes is None:
+        return ''
+    has = ('memory of a device unknown' if device_bytes is None else
+           f'a device has {format_bytes(device_bytes)}')
+    return f'the model needs {format_bytes(needed_bytes)} or more, {has}'
+
+
+def format_bytes(count: int) -> str:
+    """Return ``count`` bytes in MiB or GiB, for people."""
+    return f'{count / 2**20:.1f} MiB' if count < 2**30 else f'{count / 2**30:.2f} GiB'

@@ -1,0 +1,298 @@
+"""Agreement between real processes of which one is late, raises, dies, or differs."""
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import DIED, fork_ranks
+from ranks import run_ranks
+
+from mapsage.distributed import (
+    Consensus,
+    DisagreementError,
+    RankError,
+    RankLostError,
+    all_ranks_or_none,
+)
+
+WORLDS = [2, 4, 8]
+PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails
+
+
+class Answers:
+    """What the ranks of each scenario returned, by scenario and world size."""
+
+    def __init__(self, told: Dict[Tuple[str, int], Any]) -> None:
+        self._told = told
+
+    def of(self, scenario: str, world: int = 2) -> List[Any]:
+        answer = self._told[scenario, world]
+        assert isinstance(answer, list), answer
+        return answer
+
+
+def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
+    told: Dict[Tuple[str, int], Any] = {}
+    for (name, world), (function, *args) in scenarios().items():
+        place = folder / f'{name} {world}'
+        args = [place if arg is Path else arg for arg in args]
+        try:
+            told[name, world] = fork_ranks(function, world, place, *args, timeout=PATIENT - 20)
+        except AssertionError as error:
+            told[name, world] = str(error)
+    return told
+
+
+@pytest.fixture(scope='module')
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    folder = tmp_path_factory.mktemp('consensus')
+    return Answers(run_ranks(run_scenarios, 1, folder, folder, timeout=400)[0])
+
+
+def start() -> int:
+    dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
+    return dist.get_rank()
+
+
+def error_of(action: Callable[[], Any]) -> Dict[str, Any]:
+    """Return the error that ``action`` must raise, as plain values."""
+    try:
+        action()
+    except (RankLostError, RankError, DisagreementError, ValueError, KeyError) as error:
+        return dict(vars(error), type=type(error).__name__, message=str(error))
+    raise AssertionError('no error was raised')
+
+
+def wait_for_others(folder: Path, ranks: List[int], mark: str = 'done') -> None:
+    """Keep this process, and with it rank 0's store, until all of ``ranks`` are as far."""
+    (folder / f'{mark}{dist.get_rank()}').touch()
+    deadline = time.monotonic() + 40
+    while any(not (folder / f'{mark}{rank}').exists() for rank in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def agree_and_differ() -> Dict[str, Any]:
+    rank, world = start(), int(os.environ['WORLD_SIZE'])
+    consensus = Consensus(['step', 'left', 'seed'], must_agree=['seed'])
+    if rank == world - 1:
+        time.sleep(1)  # late
+    facts = consensus.tick(step=rank - 1, left=rank % 2, seed=7)
+    silent: Dict[str, int] = {} if rank == world - 1 else dict(step=5, left=1)
+    partial = consensus.tick(**silent)
+    answers = dict(
+        all_came=[facts.max('step'), facts.min('step'), facts.any('step'), facts.all('step'),
+                  facts.agree('step'), facts.complete('step'), facts.all('left')],
+        one_silent=[partial.max('step'), partial.agree('step'), partial.complete('step'),
+                    partial.all('left'), partial.max('seed')],
+        by_rank=consensus.by_rank('step', silent.get('step')),
+        error=error_of(lambda: consensus.tick(seed=7 + (rank == world - 1))))
+    # the error has left nothing behind: the next tick works
+    answers['after'] = consensus.tick(step=rank).max('step')
+    return answers
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_late_silent_and_differing_ranks(world: int, answers: Answers) -> None:
+    every = answers.of('agree', world)
+    assert all(each == every[0] for each in every)
+    last = world - 1
+    values = {rank: 7 + (rank == last) for rank in range(world)}
+    assert every[0]['all_came'] == [last - 1, -1, True, world == 2 and all([-1, 0]), False, True,
+                                    False]
+    assert every[0]['one_silent'] == [5, True, False, True, None]
+    assert every[0]['by_rank'] == {**dict.fromkeys(range(last), 5), last: None}
+    assert every[0]['error']['type'] == 'DisagreementError'
+    assert (every[0]['error']['field'], every[0]['error']['values']) == ('seed', values)
+    assert f'8 on rank(s) [{last}]' in every[0]['error']['message']
+    assert every[0]['after'] == last
+
+
+def lose_a_rank(how: str, folder: Path) -> Any:
+    rank, world = start(), int(os.environ['WORLD_SIZE'])
+    # only a rank that hangs may cost the deadline
+    consensus = Consensus(['step'], timeout=3 if how == 'hangs' else PATIENT)
+    consensus.tick(step=1)
+    survivors = list(range(world - 1))
+    if rank == world - 1:
+        if how == 'dies':
+            os._exit(1)
+        wait_for_others(folder, survivors)
+        # it comes when nobody waits any more
+        error = error_of(lambda: consensus.tick(step=2))
+        wait_for_others(folder, [], 'told')
+        return error
+    error = error_of(lambda: consensus.tick(step=2))
+    again = error_of(lambda: consensus.tick(step=3))
+    wait_for_others(folder, survivors)
+    if how == 'hangs':
+        wait_for_others(folder, [world - 1], 'told')
+    return error, again
+
+
+@pytest.mark.parametrize('how, world', [
+    ('dies', 2), ('dies', 4), ('dies', 8), ('hangs', 2), ('hangs', 4)])
+def test_a_lost_rank_is_named(how: str, world: int, answers: Answers) -> None:
+    *every, _ = answers.of(how, world)
+    for rank, (error, again) in enumerate(every):
+        assert error['type'] == 'RankLostError' and error['ranks'] == [world - 1]
+        assert f'rank {rank} waited at agreement 3 and rank(s) [{world - 1}] did not come' \
+            in error['message']
+        assert again == error
+
+
+def test_a_rank_that_comes_too_late_is_told(answers: Answers) -> None:
+    *_, late = answers.of('hangs')
+    assert late['type'] == 'RankLostError' and 'perhaps too late' in late['message']
+
+
+def die_inside() -> Any:
+    rank = start()
+    consensus = Consensus(['step'], timeout=PATIENT)
+    if rank == 1:
+        channel = consensus._channel
+        assert channel is not None
+        channel._enter()
+        os._exit(1)
+    return error_of(lambda: consensus.tick(step=2))
+
+
+def test_a_rank_that_dies_in_the_collective_is_named(answers: Answers) -> None:
+    error, gone = answers.of('dies inside')
+    assert gone == DIED
+    assert error['ranks'] == [1] and 'came to it and then fell silent' in error['message']
+
+
+def differ_in_fields() -> Dict[str, Any]:
+    rank = start()
+    return error_of(lambda: Consensus(['a', 'b'] if rank else ['a']))
+
+
+def test_different_fields_are_an_error_and_no_wrong_numbers(answers: Answers) -> None:
+    every = answers.of('fields')
+    assert all(each == every[0] for each in every)
+    assert "1: \"(('a', 'b'), ())\"" in every[0]['message']
+
+
+def of_two_groups(folder: Path) -> Dict[str, Any]:
+    rank = start()
+    groups = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+    consensus = Consensus(['rank'], group=groups[rank in (1, 2)], must_agree=['rank'])
+    assert consensus.tick(rank=5).max('rank') == 5
+    values = error_of(lambda: consensus.tick(rank=rank))['values']
+    wait_for_others(folder, [0, 1, 2, 3])
+    return values
+
+
+def test_a_group_agrees_for_itself_and_names_global_ranks(answers: Answers) -> None:
+    assert answers.of('groups', 4) == [
+        {0: 0, 3: 3}, {1: 1, 2: 2}, {1: 1, 2: 2}, {0: 0, 3: 3}]
+
+
+def one_raises() -> List[Any]:
+    rank = start()
+    failing = [1, dist.get_world_size() - 1]
+
+    def step(fails: bool) -> None:
+        with all_ranks_or_none('reading the list'):
+            if fails:
+                raise KeyError(f'no such scene on rank {rank} ü')
+
+    step(False)
+    error = error_of(lambda: step(rank in failing))
+    step(False)  # and the ranks are still together
+    return [error['type'], error['message'], error.get('rank')]
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_an_exception_reaches_every_rank(world: int, answers: Answers) -> None:
+    failing = [1, world - 1]
+    for rank, (kind, message, lowest) in enumerate(answers.of('raises', world)):
+        own = f"'no such scene on rank {rank} ü'"
+        if rank in failing:
+            assert (kind, message) == ('KeyError', own)
+        else:
+            assert (kind, lowest) == ('RankError', 1)
+            assert message == ('rank 1 failed in reading the list: KeyError: '
+                               "'no such scene on rank 1 ü'")
+
+
+def raise_past_a_collective(kind: str) -> Any:
+    rank = start()
+    consensus = Consensus(['step'])
+
+    def step() -> None:
+        with all_ranks_or_none('the step'):
+            if rank == 1:
+                raise KeyError('rank 1 alone')
+            if kind == 'all_reduce':
+                dist.all_reduce(torch.ones(3))
+            else:
+                consensus.tick(step=1)
+
+    if rank == 1:
+        assert error_of(step)['type'] == 'KeyError'
+        os._exit(1)
+    return error_of(step)
+
+
+@pytest.mark.parametrize('kind', ['all_reduce', 'tick'])
+def test_peers_stuck_in_a_collective_get_the_text(kind: str, answers: Answers) -> None:
+    every = answers.of(kind)
+    assert every[0]['message'] == "rank 1 failed in the step: KeyError: 'rank 1 alone'"
+
+
+def die_in_block(folder: Path) -> Any:
+    rank, world = start(), int(os.environ['WORLD_SIZE'])
+
+    def step() -> None:
+        with all_ranks_or_none():
+            if rank == world - 1:
+                os._exit(1)
+
+    error = error_of(step)
+    wait_for_others(folder, list(range(world - 1)))
+    return error
+
+
+def test_a_rank_that_dies_in_the_block_is_named(answers: Answers) -> None:
+    *every, _ = answers.of('dies in block', 4)
+    assert [each['ranks'] for each in every] == [[3]] * 3
+
+
+def never_open(folder: Path) -> Any:
+    rank = start()
+    if rank == 1:
+        wait_for_others(folder, [0])
+        return None
+    error = error_of(lambda: Consensus(['step'], timeout=2))
+    wait_for_others(folder, [1])
+    return error
+
+
+def test_a_rank_that_never_makes_the_consensus_is_named(answers: Answers) -> None:
+    error, _ = answers.of('never opens')
+    assert error['ranks'] == [1] and 'to open a channel' in error['message']
+
+
+def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
+    """Return (function, *args) by name and world size; Path stands for a folder of its own."""
+    table: Dict[Tuple[str, int], Tuple[Any, ...]] = {}
+    for world in WORLDS:
+        table.update({
+            ('agree', world): (agree_and_differ,), ('raises', world): (one_raises,),
+            ('dies', world): (lose_a_rank, 'dies', Path)})
+    table.update({
+        ('hangs', 2): (lose_a_rank, 'hangs', Path), ('hangs', 4): (lose_a_rank, 'hangs', Path),
+        ('dies in block', 4): (die_in_block, Path),
+        ('dies inside', 2): (die_inside,), ('fields', 2): (differ_in_fields,),
+        ('groups', 4): (of_two_groups, Path), ('never opens', 2): (never_open, Path),
+        ('all_reduce', 2): (raise_past_a_collective, 'all_reduce'),
+        ('tick', 2): (raise_past_a_collective, 'tick')})
+    return table
