@@ -1,8 +1,12 @@
 """Fixtures and the import path of the checkout."""
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+# The XLA leg's CPU code is compiled fast, not well; every process of a test inherits it.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 
 ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT, ROOT / 'tests'):

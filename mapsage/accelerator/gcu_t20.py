@@ -1,18 +1,23 @@
 """Enflame GCU, T20 line (TopsRider 2.x, torch 1.10): lazy devices ``xla:N``.
 
-Written against the source of torch_gcu 1.10.0; not run on a real GCU. The vendor's DDP and
-eccl group live outside ``torch.distributed``; until MapSage drives them, this accelerator trains
-on one device.
+Written against the source of torch_gcu 1.10.0; not run on a real GCU. The vendor's DDP and eccl
+group live in ``torch_gcu``, beside ``torch.distributed``, which carries control traffic only.
 """
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Optional
 
 import torch
+from torch import nn
 
 from ._vendor import ask_vendor, import_vendor
-from .base import Accelerator, Supports
+from .base import Accelerator, AcceleratorError, Supports
+
+_AGENT_STORE = 'TORCHELASTIC_USE_AGENT_STORE'
+_DDP_OPTIONS = ('broadcast_buffers', 'find_unused_parameters', 'bucket_cap_mb')
 
 
 class GcuT20Accelerator(Accelerator):
@@ -26,6 +31,7 @@ class GcuT20Accelerator(Accelerator):
     device_type = 'xla'
     communication = 'eccl'
     lazy = True
+    native_group = True
     supports = Supports(sync_bn=False, float64=False, int64=False)
 
     @classmethod
@@ -64,6 +70,33 @@ class GcuT20Accelerator(Accelerator):
     def optimizer_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
         # The vendor's step marks parameters and optimiser state as outputs of the graph.
         self._gcu.optimizer_step(optimizer, optimizer_args=kwargs)
+
+    def init_native_group(self, init_method: str, rank: int, world_size: int,
+                          timeout: timedelta) -> None:
+        # Under torchrun's agent store every rank of the vendor's would be a client of this address.
+        agent_store = os.environ.pop(_AGENT_STORE, None)
+        try:
+            import_vendor('torch_gcu.distributed').init_process_group(  # type: ignore[union-attr]
+                'eccl', init_method=init_method, timeout=timeout, world_size=world_size, rank=rank)
+        except Exception as error:  # a vendor's library can raise anything; all of it is re-raised
+            raise AcceleratorError(
+                f'rank {rank} of {world_size} cannot start the eccl group at {init_method}: '
+                f'{type(error).__name__}: {error}. Every rank must reach that address, and see a '
+                f'card of its own (`efsmi`).') from error
+        finally:
+            if agent_store is not None:
+                os.environ[_AGENT_STORE] = agent_store
+
+    def data_parallel(self, module: nn.Module, local_rank: int, **options: Any) -> nn.Module:
+        given = {name: value for name, value in options.items() if name in _DDP_OPTIONS or value}
+        unknown = sorted(set(given) - set(_DDP_OPTIONS))
+        if unknown:
+            raise AcceleratorError(
+                f"DDP on gcu_t20 has no {', '.join(unknown)}: expected only "
+                f"{', '.join(_DDP_OPTIONS)}. Remove the rest from model_wrapper_cfg.")
+        parallel: Any = import_vendor('torch_gcu.nn.parallel')
+        # device_ids=None would mean every visible card
+        return parallel.DistributedDataParallel(module, device_ids=[local_rank], **given)
 
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import inspect
-import os
+from contextlib import AbstractContextManager
 from typing import Any, Dict, List, Tuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from mmengine.logging import print_log
 from mmengine.model import MMDistributedDataParallel as _MMDistributedDataParallel
 from mmengine.model import revert_sync_batchnorm
@@ -14,7 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mapsage.accelerator import Accelerator, current_accelerator
-from mapsage.distributed import check_equal_weights
+from mapsage.distributed import WeightsDifferError, check_equal_weights, local_rank
+from mapsage.distributed.process_group import uses_native_group
 
 # A single bucket: on a lazy device every bucket ends a graph, and cutting the backward pass into
 # several costs more than the overlap brings.
@@ -25,6 +28,51 @@ _HAS_FORWARD_SYNC = 'forward_sync_buffers' in inspect.signature(DistributedDataP
 
 class PlacementError(RuntimeError):
     """A parameter or buffer is not on the device of its rank."""
+
+
+@MODEL_WRAPPERS.register_module()
+class NativeDataParallel(nn.Module):
+    """The accelerator's own DDP behind the interface of ``MMDistributedDataParallel``.
+
+    For accelerators whose collectives live beside torch.distributed. Arguments, checks and errors
+    are those of :class:`MMDistributedDataParallel`, which becomes this class there. Rank 0's
+    parameters and buffers reach the others over gloo.
+    """
+
+    train_step = _MMDistributedDataParallel.train_step
+    val_step = _MMDistributedDataParallel.val_step
+    test_step = _MMDistributedDataParallel.test_step
+    _run_forward = _MMDistributedDataParallel._run_forward
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None,
+                 detect_anomalous_params: bool = False, **kwargs: Any) -> None:
+        super().__init__()
+        self.detect_anomalous_params = detect_anomalous_params
+        accelerator = current_accelerator()
+        own = local_rank()
+        _warn_ignored(accelerator, own, device_ids=device_ids, output_device=output_device)
+        module = place_module(module, accelerator, own)
+        start = _weights_of_rank_0(module)
+        self.data_parallel = accelerator.data_parallel(module, own, **kwargs)
+        # Last, since the vendor's constructor may have broadcast weights of its own choice.
+        with torch.no_grad():
+            for name, tensor in _named_tensors(module).items():
+                tensor.copy_(start[name])
+        accelerator.flush()
+        check_equal_weights(module, 'after wrapping')
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped model."""
+        return self.data_parallel.module  # type: ignore[return-value]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; the backward pass then averages gradients over the ranks."""
+        return self.data_parallel(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager:
+        """Return a context in which backward passes leave gradients where they are."""
+        return self.data_parallel.no_sync()  # type: ignore[operator]
 
 
 @MODEL_WRAPPERS.register_module(name='MMDistributedDataParallel', force=True)
@@ -48,12 +96,18 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
         WeightsDifferError: If ranks differ after wrapping.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a :class:`NativeDataParallel` where the accelerator has a DDP of its own."""
+        if cls is MMDistributedDataParallel and uses_native_group(current_accelerator()):
+            return NativeDataParallel(*args, **kwargs)
+        return super().__new__(cls)
+
     def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None,
                  detect_anomalous_params: bool = False, **kwargs: Any) -> None:
         accelerator = current_accelerator()
-        local_rank = int(os.environ.get('LOCAL_RANK', '0'))
-        _warn_ignored(accelerator, local_rank, device_ids=device_ids, output_device=output_device)
-        module = place_module(module, accelerator, local_rank)
+        own = local_rank()
+        _warn_ignored(accelerator, own, device_ids=device_ids, output_device=output_device)
+        module = place_module(module, accelerator, own)
         if accelerator.lazy:
             kwargs.setdefault('bucket_cap_mb', _LAZY_BUCKET_MIB)
         if 'broadcast_buffers' in kwargs and _HAS_FORWARD_SYNC:
@@ -103,6 +157,28 @@ def _shared_parameters(module: nn.Module) -> List[List[Tuple[nn.Module, str]]]:
 
 def _named_tensors(module: nn.Module) -> Dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
+    """Return rank 0's parameters and buffers in host memory, on every rank. Collective."""
+    tensors = _named_tensors(module).items()
+    host = {name: tensor.detach().to('cpu', copy=True).contiguous() for name, tensor in tensors}
+    layout = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in host.items()]
+    every: List[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, layout)
+    odd = [rank for rank, other in enumerate(every) if other != every[0]]
+    if odd:
+        names = sorted({name for name, _, _ in set(every[0]) ^ set(every[odd[0]])})
+        raise WeightsDifferError(
+            f'rank(s) {odd} built another model than rank 0: {names[:3]} differ in name, shape or '
+            f'dtype. Every rank must build the model from the same config and files.')
+    for tensor in host.values():
+        # as bytes, since not every gloo knows bool and bfloat16, nor numpy the latter
+        flat = tensor.reshape(-1)
+        flat = flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat
+        if flat.numel():
+            dist.broadcast(torch.from_numpy(flat.numpy().view(np.uint8)), src=0)
+    return host
 
 
 def _has_sync_batchnorm(module: nn.Module) -> bool:

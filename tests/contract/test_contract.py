@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Dict, List, Union
 
 import pytest
+from doubles import T20  # the T20 line's torch_gcu; only its own ranks may see it
 from ranks import run_ranks
 
 from mapsage.accelerator import ACCELERATORS
@@ -15,17 +16,11 @@ from mapsage.accelerator import ACCELERATORS
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import ONE_PROCESS, SEVERAL_PROCESSES, run_checks  # noqa: E402
 
-DOUBLES = Path(__file__).resolve().parents[1] / 'doubles'
 NAMES = [kind.name for kind in ACCELERATORS]
 
 
 def on_rank(name: str, kind: str) -> Dict[str, str]:
     return run_checks(name, kind)
-
-
-def environ(name: str) -> Dict[str, str]:
-    # The T20 line's torch_gcu is a double of it over torch_xla; only its own ranks may see it.
-    return {'PYTHONPATH': str(DOUBLES)} if name == 'gcu_t20' else {}
 
 
 def why_not(name: str) -> str:
@@ -45,7 +40,7 @@ def outcomes(name: str, ranks: int) -> Union[List[Dict[str, str]], str]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             return run_ranks(on_rank, ranks, Path(folder), name, kind, timeout=180,
-                             environ=environ(name))
+                             environ=T20 if name == 'gcu_t20' else {})
         except AssertionError as error:
             return str(error)
 

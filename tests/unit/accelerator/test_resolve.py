@@ -139,7 +139,7 @@ def test_unknown_name() -> None:
 
 
 def test_auto_looks_in_the_documented_order() -> None:
-    assert [kind.name for kind in ACCELERATORS] == ['cuda', 'gcu', 'gcu_t20', 'xla', 'cpu']
+    assert [kind.name for kind in ACCELERATORS] == ['cuda', 'gcu', 'gcu_t20', 'xla', 'cpu', 'sim']
 
 
 def test_the_one_in_force() -> None:

@@ -1,0 +1,1 @@
+"""``torch_gcu.core``: the names are those of the package."""

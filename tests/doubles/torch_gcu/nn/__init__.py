@@ -1,0 +1,4 @@
+"""``torch_gcu.nn``."""
+from . import parallel
+
+__all__ = ['parallel']
