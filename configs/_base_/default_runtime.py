@@ -8,7 +8,7 @@ custom_imports = dict(imports=['mapsage'])
 runner_type = 'MapSageRunner'
 
 env_cfg = dict(
-    accelerator='auto',  # auto, cuda, gcu, gcu_t20, xla, cpu
+    accelerator='auto',  # auto, cuda, gcu, gcu_t20, xla, cpu, sim
     use_model_parallel=None,  # None: decide; True or False: obey or fail
     dist_cfg=dict(backend='auto', timeout=1800),  # seconds
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))

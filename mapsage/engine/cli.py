@@ -19,32 +19,42 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.distributed import BackendError, LauncherError, die_with_parent
-from mapsage.hooks import NonFiniteLossError
+from mapsage.distributed import (
+    BackendError,
+    LauncherError,
+    RankError,
+    RankLostError,
+    StrategyError,
+    die_with_parent,
+)
+from mapsage.hooks import DeviceCheckError, NonFiniteLossError
+from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
 from .data_checks import DataError
 from .env_cfg import ConfigError
 from .resume import ResumeError
 
 # Mistakes of a user's, whose message says all; anything else is shown with its traceback.
-_USER_ERRORS = (AcceleratorError, BackendError, ConfigError, DataError, LauncherError, ResumeError,
-                NonFiniteLossError)
+_USER_ERRORS = (AcceleratorError, BackendError, ConfigError, CrossDeviceError, DataError,
+                DeviceCheckError, DeviceMapError, LauncherError, NonFiniteLossError, RankError,
+                RankLostError, ResumeError, StrategyError)
 
 
-def build_parser(description: str) -> argparse.ArgumentParser:
+def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:
     """Return a parser with the options that training and testing share; they are MMSeg's."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument('config', help='path of the config file')
+    parser.add_argument('config', nargs=None if needs_config else '?',
+                        help='path of the config file')
     parser.add_argument('--work-dir', help='where logs, checkpoints and pictures go (default: '
                         "the config's work_dir, else work_dirs/<config name>)")
-    parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla or cpu (default: '
+    parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla, cpu or sim (default: '
                         'env_cfg.accelerator of the config, else auto)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
                         help='override settings of the config: model.backbone.depth=18 '
                         'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside')
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
                         help='what started this process (default: none)')
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
+    parser.add_argument('--local_rank', '--local-rank', type=int,
                         help='for torch.distributed.launch; torchrun sets LOCAL_RANK instead')
     return parser
 
@@ -62,7 +72,8 @@ def load_config(args: argparse.Namespace) -> Config:
         raise ConfigError(f'config file {path} does not exist.'
                           + (f' Did you mean {near[0]}?' if near else '')
                           + f" Shipped configs: {', '.join(shipped) or 'see configs/'}")
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if args.launcher == 'pytorch' and args.local_rank is not None:
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(str(path))
     cfg.launcher = args.launcher
     cfg.setdefault('runner_type', 'MapSageRunner')
@@ -125,40 +136,42 @@ def build_runner(cfg: Config) -> Runner:
     return RUNNERS.build(cfg)
 
 
-def run(main: Callable[[Optional[Sequence[str]]], None]) -> None:
+def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
     """Run an entry point; on an error say it once, clearly, and exit with status 1.
+
+    What ``main`` returns is the exit status, None means 0.
 
     Under torchrun the error also goes to the launcher, which prints that of the first failing rank
     last, and this process dies with the launcher.
     """
     if 'TORCHELASTIC_RUN_ID' in os.environ:
         die_with_parent()
-    if os.environ.get('RANK', '0') != '0':
-        warnings.simplefilter('ignore')  # rank 0 gives the same ones
+        if os.environ.get('RANK', '0') != '0':
+            warnings.simplefilter('ignore')  # rank 0 gives the same ones
     faulthandler.enable()  # a crash in native code says where
     try:
-        main(None)
+        status = main(None)
     except KeyboardInterrupt:
         sys.exit(130)  # 128 + SIGINT, as a shell reports it
     except Exception as caught:  # the outermost frame: everything is reported, and the status is 1
         error = _without_worker_traceback(caught)
-        _note_for_launcher(error)
+        note_for_launcher(f'{type(error).__name__}: {error}')
         rank = os.environ.get('RANK')
         where = '' if rank is None else f'[rank {rank}] '
         if isinstance(error, _USER_ERRORS):
             print(f'{where}{type(error).__name__}: {error}', file=sys.stderr, flush=True)
         else:
             traceback.print_exc()
-        _leave(1)
-    _leave(0)
+        status = 1
+    _leave(status or 0)
 
 
-def _note_for_launcher(error: Exception) -> None:
-    # tools/launch.py prints the earliest of these notes last.
+def note_for_launcher(text: str) -> None:
+    """Leave what made this rank fail for tools/launch.py, which prints the earliest note last."""
     folder = os.environ.get('MAPSAGE_ERROR_NOTES')
     if folder:
         name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}"
-        Path(folder, name).write_text(f'{type(error).__name__}: {error}')
+        Path(folder, name).write_text(text)
 
 
 def _leave(status: int) -> None:
@@ -179,6 +192,6 @@ def _leave(status: int) -> None:
 def _without_worker_traceback(error: Exception) -> Exception:
     """Return a user error as it was before a loader's worker wrapped it in its own traceback."""
     mark = f'{type(error).__name__}: '
-    if not isinstance(error, _USER_ERRORS) or mark not in str(error):
+    if not isinstance(error, (ConfigError, DataError)) or mark not in str(error):
         return error
     return type(error)(str(error).rsplit(mark, 1)[1].strip())

@@ -15,17 +15,26 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.accelerator import Accelerator, explain, resolve_accelerator, set_current_accelerator
-from mapsage.distributed import apply_launcher_environment, check_equal_weights, init_process_group
+from mapsage.distributed import (
+    Strategy,
+    apply_launcher_environment,
+    check_equal_weights,
+    init_process_group,
+    resolve_strategy,
+)
+from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.wrappers import place_module
 
 from . import data_checks
 from .config_report import config_report
 from .data_order import KeyedDataset, ResumableSampler
-from .env_cfg import parse_env_cfg
+from .env_cfg import names_model_parallel, parse_env_cfg
 from .resume import Choice, ResumeError, choose_checkpoint
+from .training_memory import estimate_training_bytes
 
 # Registered in this order unless the config lists a hook of the same type itself.
-_HOOKS = ('AcceleratorHook', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook')
+_HOOKS = ('AcceleratorHook', 'DeviceCheckHook', 'NonFiniteLossHook', 'PreviewHook',
+          'ProgressBarHook')
 
 
 @RUNNERS.register_module()
@@ -38,10 +47,13 @@ class MapSageRunner(Runner):
     Attributes:
         accelerator: The accelerator in force.
         local_rank: This process's rank on its node; 0 without a launcher.
+        strategy: How the run is spread over processes and devices. Until the model is built it
+            does not know whether the model fits a device.
     """
 
     accelerator: Accelerator
     local_rank: int
+    strategy: Strategy
     _load_from: Optional[str]
     _randomness_cfg: Dict[str, Any]
 
@@ -52,19 +64,23 @@ class MapSageRunner(Runner):
             ConfigError: If ``env_cfg`` has an unknown key.
             AcceleratorError: If the accelerator is absent or has too few devices.
             BackendError: If the accelerator cannot use the backend.
-            LauncherError: If the launcher's variables are missing.
+            StrategyError: If ``use_model_parallel`` cannot be obeyed, or the launcher's variables
+                do not fit the launcher.
         """
-        self._env = parse_env_cfg(env_cfg)
+        self._env = parse_env_cfg(env_cfg, self.cfg.get('model_wrapper_cfg'))
+        # First of all, who this process is: a vendor's software reads the same variables. Which of
+        # them are stale depends on the launcher alone.
+        stale = resolve_strategy(None, os.environ, 1, launcher=self.launcher).stale_variables
+        self._cleared = {name: os.environ.pop(name) for name in stale}
+        self.local_rank = apply_launcher_environment(self.launcher) if self.distributed else 0
         self.accelerator = set_current_accelerator(resolve_accelerator(self._env.accelerator))
         # get_device() returns this global wherever it was imported to.
         mmengine.device.utils.DEVICE = self.accelerator.device_type
-        self.local_rank = 0
-        if self.distributed:
-            self.local_rank = apply_launcher_environment(self.launcher)
-            if not dist.is_initialized():
-                init_process_group(self.accelerator, self._env.backend, self._env.timeout)
-        else:
+        self.strategy = self._resolve_strategy()
+        if not self.distributed:
             self.accelerator.set_device(0)
+        elif not dist.is_initialized():
+            init_process_group(self.accelerator, self._env.backend, self._env.timeout)
         super().setup_env(env_cfg)
 
     def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
@@ -75,9 +91,17 @@ class MapSageRunner(Runner):
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
                    model: nn.Module) -> nn.Module:
-        """Put the model on this rank's device and, with a launcher, wrap it."""
+        """Decide the strategy, now that the model's size is known, and place the model by it."""
         if is_model_wrapper(model):
             return super().wrap_model(model_wrapper_cfg, model)
+        self.strategy = self._resolve_strategy(
+            estimate_training_bytes(model, self.optim_wrapper))
+        self.logger.info(f'strategy {self.strategy.name}: {self.strategy.reason}')
+        if self.strategy.name == MODEL_PARALLEL:
+            wrapper = copy.deepcopy(dict(model_wrapper_cfg or {}))
+            if not names_model_parallel(wrapper.get('type')):
+                wrapper = dict(type='MMModelParallel')  # the other is for several processes
+            return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
         if not self.distributed:
             return place_module(revert_sync_batchnorm(model), self.accelerator, 0)
         if self.cfg.get('sync_bn') and self.accelerator.supports.sync_bn:
@@ -169,6 +193,15 @@ class MapSageRunner(Runner):
             self._randomness_cfg = dict(self._randomness_cfg, seed=choice.seed)
             self.set_randomness(**self._randomness_cfg)
 
+    def _resolve_strategy(self, needed_bytes: Optional[int] = None) -> Strategy:
+        # MMModelParallel may be given devices that are not the accelerator's, such as the CPU.
+        devices = (self.cfg.get('model_wrapper_cfg') or {}).get('devices')
+        count = len(devices) if devices else self.accelerator.device_count()
+        return resolve_strategy(
+            self._env.use_model_parallel, os.environ, count, launcher=self.launcher,
+            needed_bytes=needed_bytes,
+            device_bytes=None if needed_bytes is None else self.accelerator.memory_total())
+
     def _log_env(self, env_cfg: Dict[str, Any]) -> None:
         super()._log_env(env_cfg)
         backend = f', backend {dist.get_backend()}' if self.distributed else ''
@@ -176,6 +209,11 @@ class MapSageRunner(Runner):
                          f'world size {self.world_size}{backend}')
         if self._env.note:
             self.logger.warning(self._env.note)
+        if self._cleared:
+            left = ', '.join(f'{name}={value}' for name, value in self._cleared.items())
+            self.logger.warning(
+                f'cleared the launcher variables {left}: no launcher started this process, so they '
+                f'are left over from another. If one did, name it with --launcher.')
         if is_main_process():
             self.logger.info(config_report(self.cfg))
 

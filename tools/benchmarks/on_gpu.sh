@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, and
-# the overhead over MMEngine's Runner. Write what it prints into docs/benchmarks.md.
+# What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, the
+# overhead over MMEngine's Runner, the contract of accelerators, and a model split over the card and
+# the CPU. Write what it prints into docs/benchmarks.md.
 #
 #   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh
 set -euo pipefail
@@ -12,4 +13,7 @@ amp=(--amp --cfg-options optim_wrapper.dtype=bfloat16)
 time bash scripts/start_8card_training.sh "${amp[@]}" train_dataloader.batch_size=16
 time bash scripts/start_8card_training.sh configs/nwpu/efficientnet_lite0_fpn_nwpu.py "${amp[@]}"
 "$python" tools/benchmarks/step_overhead.py --steps 500
+python=$(bash scripts/setup_env.sh main --dev)
+"$python" -m pytest -rs tests/contract -k cuda
+"$python" -m pytest -rs tests/unit/wrappers -k cuda
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

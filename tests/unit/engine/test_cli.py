@@ -16,11 +16,6 @@ from mapsage.engine.env_cfg import ConfigError
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: Any) -> None:
-    monkeypatch.setenv('LOCAL_RANK', '0')  # load_config sets it
-
-
 def arguments(*words: Any) -> Any:
     return cli.build_parser('test').parse_args([str(word) for word in words])
 
@@ -58,6 +53,22 @@ def test_work_dir_of_the_command_line_comes_first(tmp_path: Path) -> None:
     path = write(tmp_path / 'mine.py', "work_dir = 'a'\n")
     assert cli.load_config(arguments(path)).work_dir == 'a'
     assert cli.load_config(arguments(path, '--work-dir', 'b')).work_dir == 'b'
+
+
+@pytest.mark.parametrize('options, before, want', [
+    ([], None, None), (['--local_rank', '1'], None, None),
+    (['--launcher', 'pytorch'], None, None),
+    (['--launcher', 'pytorch', '--local-rank', '1'], None, '1'),
+    (['--launcher', 'pytorch', '--local_rank', '1'], '2', '2'),
+])
+def test_local_rank_is_set_by_a_launcher_only(options: list, before: Any, want: Any,
+                                              monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv('LOCAL_RANK', '')  # notes what to restore
+    monkeypatch.delenv('LOCAL_RANK')
+    if before is not None:
+        monkeypatch.setenv('LOCAL_RANK', before)
+    cli.load_config(arguments(write(tmp_path / 'mine.py'), *options))
+    assert os.environ.get('LOCAL_RANK') == want
 
 
 def test_missing_config_suggests_a_shipped_one(monkeypatch: Any, tmp_path: Path) -> None:

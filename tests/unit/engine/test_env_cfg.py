@@ -17,6 +17,8 @@ from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
      EnvCfg('gcu', 'eccl', 60)),
     (dict(accelerator='cuda', dist_cfg=dict(backend='nccl')), EnvCfg('cuda', 'nccl')),
     (dict(accelerator='auto', dist_cfg=dict(backend='nccl')), EnvCfg('auto', 'nccl')),
+    (dict(use_model_parallel=True), EnvCfg(use_model_parallel=True)),
+    (dict(use_model_parallel=False), EnvCfg(use_model_parallel=False)),
     (dict(cudnn_benchmark=True, mp_cfg=dict(mp_start_method='fork'), resource_limit=4096,
           dist_cfg=dict(backend='gloo')), EnvCfg('auto', 'gloo')),
 ])
@@ -34,8 +36,30 @@ def test_stock_nccl_reads_as_auto_and_says_so() -> None:
     (dict(acelerator='cpu'), "'acelerator'.*Did you mean 'accelerator'"),
     (dict(dist_cfg=dict(backand='gloo')), "dist_cfg has an unknown key 'backand'.*'backend'"),
     (dict(zzz=1), "unknown key 'zzz': expected cudnn_benchmark"),
-    (dict(use_model_parallel=True), 'use_model_parallel=True is not supported'),
+    (dict(use_model_parallel='auto'), "must be True, False or None, got 'auto'"),
+    (dict(use_model_parallel=2), 'must be True, False or None, got 2'),
+    (dict(use_model_parallel=0), 'must be True, False or None, got 0'),
+    (dict(use_model_parallel=1), 'must be True, False or None, got 1'),
 ])
 def test_refused(env_cfg: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_env_cfg(env_cfg)
+
+
+class MMModelParallel:
+    """Stands for the wrapper's class, which a config in MMEngine's Python style holds."""
+
+
+@pytest.mark.parametrize('wrapper, want', [
+    (None, None), ({}, None), (dict(find_unused_parameters=True), None),
+    (dict(type='MMDistributedDataParallel'), None), (dict(type=dict), None),
+    (dict(type='MMModelParallel'), True), (dict(type='mapsage.MMModelParallel'), True),
+    (dict(type=MMModelParallel), True)])
+def test_the_wrapper_can_say_it_too(wrapper: Any, want: Any) -> None:
+    assert parse_env_cfg({}, wrapper).use_model_parallel is want
+    assert parse_env_cfg(dict(use_model_parallel=True), wrapper).use_model_parallel is True
+    if want:
+        with pytest.raises(ConfigError, match='=False contradicts model_wrapper_cfg'):
+            parse_env_cfg(dict(use_model_parallel=False), wrapper)
+    else:
+        assert parse_env_cfg(dict(use_model_parallel=False), wrapper).use_model_parallel is False

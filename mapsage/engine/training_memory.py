@@ -1,0 +1,58 @@
+"""How much memory the least of a training takes."""
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator
+
+import torch
+from torch import nn
+
+# Tensors the size of a parameter that torch.optim keeps for each one, by default options
+# (the classes' `_init_group`).
+_STATES = {'SGD': 0, 'ASGD': 1, 'Adagrad': 1, 'RMSprop': 1, 'Rprop': 2, 'Adadelta': 2, 'Adam': 2,
+           'AdamW': 2, 'Adamax': 2, 'NAdam': 2, 'RAdam': 2, 'SparseAdam': 2, 'Adafactor': 0,
+           'Lion': 1}
+_UNKNOWN = 2  # most others are kinds of Adam
+# Options that cost one more.
+_OPTIONS = {'momentum': ('SGD', 'RMSprop'), 'centered': ('RMSprop',), 'amsgrad': ('Adam', 'AdamW')}
+
+
+def estimate_training_bytes(model: nn.Module, optim_wrapper_cfg: Any = None) -> int:
+    """Return the bytes of parameters, gradients, optimiser state and buffers. Pure.
+
+    This is a lower bound: activations, the copies that autocast makes and a moving average of the
+    weights come on top. Shared parameters count once; frozen ones have neither gradient nor state.
+
+    Args:
+        model: The model, anywhere.
+        optim_wrapper_cfg: ``optim_wrapper`` of a config, a built wrapper or optimiser, or several
+            in a dict (the most state of any counts for every parameter); None for a model that is
+            only tested.
+    """
+    kept = sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    if optim_wrapper_cfg is None:
+        return kept
+    trained = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    return kept + trained * (1 + max(_optimizer_states(optim_wrapper_cfg), default=_UNKNOWN))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _optimizer_states(wrapper: Any) -> Iterator[int]:
+    optimizer = wrapper.get('optimizer') if isinstance(wrapper, dict) else (
+        getattr(wrapper, 'optimizer', wrapper))
+    if isinstance(optimizer, dict):
+        kind = optimizer.get('type', '')
+        yield _states(kind if isinstance(kind, str) else kind.__name__, optimizer)
+    elif isinstance(optimizer, torch.optim.Optimizer):
+        yield _states(type(optimizer).__name__, optimizer.defaults)
+    elif isinstance(wrapper, dict):  # a wrapper for each part of the model
+        for part in wrapper.values():
+            if isinstance(part, dict) or hasattr(part, 'optimizer'):
+                yield from _optimizer_states(part)
+
+
+def _states(name: str, options: Dict[str, Any]) -> int:
+    extra = sum(1 for option, kinds in _OPTIONS.items() if name in kinds and options.get(option))
+    return _STATES.get(name, _UNKNOWN) + extra

@@ -1,0 +1,39 @@
+# Sourced by start_8card_training.sh and doctor.sh, whose top documents the variables read here.
+#
+# Sets root and python; defines find_config CONFIG and launch PROGRAM CONFIG [options].
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case "${ACCELERATOR:-}" in
+    xla) leg=xla ;;
+    gcu_t20) leg=t20 ;;
+    *) leg=main ;;
+esac
+python=$(bash "$root/scripts/setup_env.sh" "${MAPSAGE_LEG:-$leg}")
+
+# Paths are relative to where the user stands; a shipped config is found from anywhere.
+find_config() {
+    if [ ! -f "$1" ] && [ -f "$root/$1" ]; then echo "$root/$1"; else echo "$1"; fi
+}
+
+# Become the launcher of NPROC_PER_NODE ranks of a program of tools/. CONFIG may be empty.
+launch() {
+    local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-8} nodes=${NNODES:-1} rendezvous
+    shift 2
+    if [ "$nodes" -eq 1 ] && [ -z "${MASTER_PORT:-}" ]; then
+        rendezvous=(--rdzv_backend c10d --rdzv_endpoint localhost:0)
+    else
+        if [ "$nodes" -gt 1 ] && [ -z "${MASTER_ADDR:-}" ]; then
+            echo "error: NNODES=$nodes needs MASTER_ADDR, the address of machine 0" >&2
+            exit 2
+        fi
+        rendezvous=(--node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-127.0.0.1}"
+                    --master_port "${MASTER_PORT:-29500}")
+    fi
+
+    # One thread a rank unless told otherwise: ranks share the cores.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
+
+    exec "$python" "$root/tools/launch.py" --nnodes "$nodes" --nproc_per_node "$ranks" \
+        "${rendezvous[@]}" "$program" ${config:+"$config"} --launcher pytorch \
+        ${ACCELERATOR:+--accelerator "$ACCELERATOR"} ${WORK_DIR:+--work-dir "$WORK_DIR"} "$@"
+}

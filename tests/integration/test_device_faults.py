@@ -1,0 +1,32 @@
+"""A device that is missing, full or hung ends every rank with an error that names it."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import launch, write_tiny_config
+
+from mapsage.accelerator.sim import SimAccelerator
+
+reason = SimAccelerator.why_unavailable()
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+DEADLINE = 10  # seconds a collective may take; the run itself gets as long as any bad input
+
+
+@pytest.mark.parametrize('fault, words', [
+    ('absent=1', ['rank 1 failed first', 'gcu:1 does not answer', 'MAPSAGE_SIM_FAULTS']),
+    ('allocation=400@1', ['rank 1 failed first', 'OutOfMemoryError', 'GCU out of memory', 'gcu:1']),
+    ('stall=12@1', ['failed first', 'did not complete within 10 s on rank 0',
+                    'rank(s) [1] did not come to it']),
+])
+def test_faulty_devices(fault: str, words: list, tiny_data: Path, tmp_path: Path) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data)
+    finished = launch(
+        config, '--work-dir', tmp_path / 'work', '--cfg-options',
+        f'env_cfg.dist_cfg.timeout={DEADLINE}', timeout=60,
+        environ={'ACCELERATOR': 'sim', 'MAPSAGE_SIM_FAULTS': fault})
+    assert finished.status != 0, finished.output[-4000:]
+    assert finished.left_running == []
+    for word in words:
+        assert word in finished.final_error, finished.output[-6000:]
