@@ -1,4 +1,9 @@
 """Model wrappers, registered over MMEngine's names so that configs need no edit."""
 from .ddp import MMDistributedDataParallel, PlacementError, place_module
+from .device_map import DeviceMapError
+from .model_parallel import CrossDeviceError, MMModelParallel
 
-__all__ = ['MMDistributedDataParallel', 'PlacementError', 'place_module']
+__all__ = [
+    'CrossDeviceError', 'DeviceMapError', 'MMDistributedDataParallel', 'MMModelParallel',
+    'PlacementError', 'place_module'
+]

@@ -1,0 +1,241 @@
+"""One model over several devices of one process.
+
+Why not ``accelerate`` (1.15 was tried on the simulated devices): its hooks follow ``forward`` only,
+and MMSegmentation hands labels to ``head.loss``, so the first loss stops with "Expected all tensors
+to be on the same device"; it leaves the inputs on the CPU; and its planner sees no ``gcu`` devices.
+"""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from mmengine.logging import print_log
+from mmengine.model import BaseDataPreprocessor, BaseTTAModel, revert_sync_batchnorm
+from mmengine.registry import MODEL_WRAPPERS
+from torch import nn
+
+from mapsage.accelerator import current_accelerator
+
+from .crossing import bring_inputs, bring_outputs, bring_together
+from .ddp import PlacementError, _shared_parameters
+from .device_map import automatic_map, is_container, resolve_device_map, tensor_owners
+
+_ENTRIES = ('forward', 'loss', 'predict')
+
+
+class CrossDeviceError(RuntimeError):
+    """A module that was cut combines what its parts made on different devices."""
+
+
+@MODEL_WRAPPERS.register_module()
+class MMModelParallel(nn.Module):
+    """Splits a model over the devices of this process, layer by layer.
+
+    Each part runs on its own device. Tensors move where a part is entered and lie elsewhere, never
+    otherwise: images start on the device of the first part, labels go to each head, the losses and
+    the predictions with their labels end on the device of the decode head. Training, checkpoints,
+    optimisers and gradient clipping work as on the bare model, and checkpoint keys are its keys.
+    SyncBN becomes BatchNorm: one process sees the whole batch.
+
+    Args:
+        module: The model, on any device; it is placed in place, and never whole on one device.
+        device_map: From the path of a module to a device, as an index into ``devices`` or one of
+            them: ``{'backbone': 0, 'backbone.layer4': 1, 'decode_head': 'gcu:1'}``. The longest
+            path that leads to a module decides; ``''`` is all that is not named. None: parts of
+            equal parameter bytes, in forward order.
+        devices: The devices, as indices of the accelerator's or any ``torch.device``; all of the
+            accelerator's when None.
+
+    Attributes:
+        module: The model.
+        devices: The devices that may be used.
+        device_map: The device of every part; usable as the argument of that name.
+        input_device: Where the data preprocessor puts a batch.
+        output_device: Where losses and predictions end.
+
+    Raises:
+        DeviceMapError: If the map does not fit the model or the devices.
+        PlacementError: If a parameter or buffer did not reach its device.
+    """
+
+    def __init__(self, module: nn.Module, device_map: Optional[Mapping[str, Any]] = None,
+                 devices: Optional[Sequence[Union[int, str, torch.device]]] = None) -> None:
+        super().__init__()
+        self.module = revert_sync_batchnorm(module)
+        self.devices = _find_devices(devices)
+        model = self._model
+        planned = device_map if device_map is not None else automatic_map(model, len(self.devices))
+        self._places = resolve_device_map(model, planned, self.devices)
+        owners = tensor_owners(model)
+        _place(model, owners, self._places)
+        self._spans = _spans(owners, self._places)
+        self.input_device = self._places[owners[0]]
+        self.output_device = self._find_output_device(owners)
+        self.device_map: Dict[str, torch.device] = {}
+        self._connect()
+        print_log(self.describe('device_map' if device_map is not None
+                                else 'equal parameter bytes'), logger='current')
+
+    @property
+    def _model(self) -> nn.Module:
+        return self.module.module if isinstance(self.module, BaseTTAModel) else self.module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's ``forward``."""
+        with self._errors_explained():
+            return self.module(*args, **kwargs)
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+        """Run the model's ``train_step``: preprocess, forward, backward, update."""
+        with self._errors_explained():
+            return self.module.train_step(data, optim_wrapper)
+
+    def val_step(self, data: Any) -> list:
+        """Run the model's ``val_step``."""
+        with self._errors_explained():
+            return self.module.val_step(data)
+
+    def test_step(self, data: Any) -> list:
+        """Run the model's ``test_step``."""
+        with self._errors_explained():
+            return self.module.test_step(data)
+
+    def describe(self, basis: str) -> str:
+        """Return a table for the log: device, parameter bytes and parts.
+
+        Args:
+            basis: What decided the split.
+        """
+        sizes: Dict[torch.device, int] = dict.fromkeys(self.devices, 0)
+        for parameter in self._model.parameters():
+            sizes[parameter.device] += parameter.numel() * parameter.element_size()
+        lines = [f'{type(self._model).__name__} is split over {len(self.devices)} device(s) by '
+                 f'{basis}', f"{'device':<10}{'parameters':>14}{'share':>8}  parts"]
+        total = max(sum(sizes.values()), 1)
+        for device, size in sizes.items():
+            parts = [name or '(the model itself)' for name, place in self.device_map.items()
+                     if place == device]
+            lines.append(f'{str(device):<10}{size / 2**20:>10.2f} MiB{size / total:>8.1%}  '
+                         + (', '.join(parts) or '(nothing)'))
+        return '\n'.join(lines)
+
+    def _find_output_device(self, owners: List[str]) -> torch.device:
+        # Of several heads in a cascade the last one makes the predictions.
+        heads = [name for name in owners if name.split('.')[0] == 'decode_head']
+        return self._places[(heads or owners)[-1]]
+
+    def _connect(self) -> None:
+        """Let every part fetch what it is given, and the model return from one device."""
+        model = self._model
+        if model._parameters or model._buffers:
+            self.device_map[''] = self._places['']
+        for name, child in model.named_children():
+            self._connect_part(name, child)
+        bring_outputs(model, 'forward', self.output_device)
+        if hasattr(model, 'slide_inference'):
+            # It sums the logits of crops where the image is: a crop is smaller than its logits.
+            bring_inputs(model, 'slide_inference', self.output_device)
+
+    def _connect_part(self, name: str, module: nn.Module, listed: bool = False) -> None:
+        if name not in self._spans:
+            return
+        split = len(set(self._spans[name])) > 1
+        home = self._places.get(name, self._spans[name][0])
+        if not listed and (not split or name in self._places):
+            self.device_map[name] = home
+        if not is_container(module):
+            for entry in _ENTRIES:
+                if callable(getattr(module, entry, None)):
+                    bring_inputs(module, entry, home, lazily=hasattr(module, 'loss'))
+        if split and hasattr(module, 'loss_by_feat'):
+            bring_together(module, 'loss_by_feat')
+        if split or is_container(module):
+            for child_name, child in module.named_children():
+                self._connect_part(f'{name}.{child_name}', child, listed or not split)
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            name = self._blame(error.__traceback__) if 'same device' in str(error) else None
+            if name is None:
+                raise
+            kind = type(self._model.get_submodule(name)).__name__
+            devices = ', '.join(sorted({str(device) for device in self._spans[name]}))
+            raise CrossDeviceError(
+                f"{name or 'the model'} ({kind}) combines tensors of its parts, and they are on "
+                f'{devices}: it cannot be cut. Keep it on one device with a device_map that gives '
+                f'{name!r} one and names nothing inside it. PyTorch said: {error}') from error
+
+    def _blame(self, trace: Optional[TracebackType]) -> Optional[str]:
+        """Return the innermost module at work, if it was cut."""
+        names = {id(module): name for name, module in self._model.named_modules()}
+        found = None
+        while trace is not None:
+            name = names.get(id(trace.tb_frame.f_locals.get('self')))
+            if name is not None and name in self._spans:
+                found = name if len(set(self._spans[name])) > 1 else None
+            trace = trace.tb_next
+        return found
+
+
+def _find_devices(
+        devices: Optional[Sequence[Union[int, str, torch.device]]]) -> Tuple[torch.device, ...]:
+    accelerator = current_accelerator()
+    if devices is None:
+        devices = list(range(accelerator.device_count()))
+    found = tuple(accelerator.device(each) if isinstance(each, int) else torch.device(each)
+                  for each in devices)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(
+            f'MMModelParallel devices={devices!r}: expected at least one device and each of them '
+            f'once. Leave it out to use all {accelerator.device_count()} of {accelerator.name}.')
+    return found
+
+
+def _place(model: nn.Module, owners: Sequence[str], places: Mapping[str, torch.device]) -> None:
+    shared = _shared_parameters(model)
+    for name in owners:
+        module = model.get_submodule(name)
+        # Its own tensors alone, by the module's own means of moving: not the children's.
+        children, module._modules = module._modules, type(module._modules)()
+        try:
+            module._apply(lambda tensor, name=name: tensor.to(places[name]))  # type: ignore[misc]
+        finally:
+            module._modules = children
+    for (owner, key), *others in shared:
+        for other, other_key in others:
+            setattr(other, other_key, getattr(owner, key))
+    for name, module in model.named_modules():
+        if isinstance(module, BaseDataPreprocessor):
+            module.to(places[name])  # which also tells it where to put the batch
+    _check_placement(model, owners, places)
+
+
+def _check_placement(model: nn.Module, owners: Sequence[str],
+                     places: Mapping[str, torch.device]) -> None:
+    for name in owners:
+        module = model.get_submodule(name)
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and tensor.device != places[name]:
+                raise PlacementError(
+                    f'{name}.{key} is on {tensor.device} and did not reach {places[name]}. A '
+                    f'module that pins its own device or overrides _apply() must leave placement '
+                    f'to the caller.')
+
+
+def _spans(owners: Sequence[str],
+           places: Mapping[str, torch.device]) -> Dict[str, List[torch.device]]:
+    """Return the devices of each module's own and inner tensors, in registration order."""
+    spans: Dict[str, List[torch.device]] = {}
+    for owner in owners:
+        path = owner
+        while True:
+            spans.setdefault(path, []).append(places[owner])
+            if not path:
+                break
+            path = path.rpartition('.')[0]
+    return spans
