@@ -1,7 +1,9 @@
-"""Bring what every rank holds together on each rank's own device."""
+"""Bring together on one device what lies on several, of one rank or of all."""
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+import copy
+from collections.abc import MutableMapping
+from typing import Any, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -23,21 +25,37 @@ def gather_to_device(item: Any, device: torch.device,
         group: The ranks to gather from; the default group when None. Without one, only the caller.
     """
     if not dist.is_initialized():
-        return [place(item, device)]
+        return [move(item, device)]
     gathered: List[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, place(item, torch.device('cpu')), group=group)
-    return [place(each, device) for each in gathered]
+    dist.all_gather_object(gathered, move(item, torch.device('cpu')), group=group)
+    return [move(each, device) for each in gathered]
 
 
-def place(item: Any, device: torch.device) -> Any:
-    """Return ``item`` with its tensors on ``device``; what is there already is not copied."""
-    if isinstance(item, torch.Tensor):
-        return item.to(device)
-    if isinstance(item, dict):
-        return type(item)((key, place(value, device)) for key, value in item.items())
-    if isinstance(item, tuple) and hasattr(item, '_fields'):  # a named tuple
-        return type(item)(*(place(value, device) for value in item))
-    if isinstance(item, (list, tuple)):
-        return type(item)(place(value, device) for value in item)
-    move: Optional[Callable[..., Any]] = getattr(item, 'to', None)
-    return item if move is None else move(device)
+def move(value: Any, device: torch.device) -> Any:
+    """Return ``value`` with its tensors on ``device``; differentiable.
+
+    Tensors are found in lists, tuples, dicts and data elements (objects with ``keys``, ``values``
+    and ``to``, as MMEngine's). What holds nothing that lies elsewhere is returned itself, not a
+    copy; so is what says ``moves_itself``.
+    """
+    if isinstance(value, torch.Tensor):
+        return value if value.device == device else value.to(device)
+    if getattr(value, 'moves_itself', False):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [move(item, device) for item in value]
+        if all(new is old for new, old in zip(items, value)):
+            return value
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    if isinstance(value, MutableMapping):
+        changed = {key: new for key, item in value.items()
+                   if (new := move(item, device)) is not item}
+        if not changed:
+            return value
+        value = copy.copy(value)
+        value.update(changed)
+        return value
+    if hasattr(value, 'to') and hasattr(value, 'values'):
+        there = all(move(item, device) is item for item in value.values())
+        return value if there else value.to(device)
+    return value

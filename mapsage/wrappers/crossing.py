@@ -1,7 +1,6 @@
 """Move what crosses from one device to another, when a module is entered."""
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import MutableMapping
 from types import MethodType
@@ -11,31 +10,7 @@ import torch
 from mmengine.structures import BaseDataElement
 from torch import nn
 
-
-def move(value: Any, device: torch.device) -> Any:
-    """Return ``value`` with its tensors on ``device``; differentiable.
-
-    Tensors are found in lists, tuples, dicts and data elements. What holds nothing that lies
-    elsewhere is returned itself, not a copy.
-    """
-    if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device)
-    if isinstance(value, Features):
-        return value
-    if isinstance(value, BaseDataElement):
-        elsewhere = any(each.device != device for each in tensors_in(value))
-        return value.to(device) if elsewhere else value
-    if isinstance(value, (list, tuple)):
-        items = [move(item, device) for item in value]
-        if all(new is old for new, old in zip(items, value)):
-            return value
-        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
-    if isinstance(value, MutableMapping):
-        moved = {key: move(item, device) for key, item in value.items()}
-        if any(moved[key] is not item for key, item in value.items()):
-            value = copy.copy(value)
-            value.update(moved)
-    return value
+from mapsage.distributed.gather import move
 
 
 class Features(tuple):
@@ -45,6 +20,7 @@ class Features(tuple):
     """
 
     device: torch.device
+    moves_itself = True
 
     @classmethod
     def on(cls, features: Any, device: torch.device) -> Features:

@@ -19,8 +19,8 @@ def train(name: str, config: str, work: Path, **changes: Any) -> Dict[str, Any]:
     """Train a stock model; return its losses and final weights, in host memory."""
     from mmengine.config import Config
     from mmengine.hooks import Hook
-    from mmengine.registry import RUNNERS
-    from stock_models import stock_model
+    from mmengine.registry import MODELS, RUNNERS
+    from small_segmentors import SMALL_SEGMENTORS
     losses: List[float] = []
 
     class Recorder(Hook):
@@ -28,9 +28,10 @@ def train(name: str, config: str, work: Path, **changes: Any) -> Dict[str, Any]:
                              outputs: Any = None) -> None:
             losses.append(float(outputs['loss']))
 
+    MODELS.register_module('SmallSegmentor', module=SMALL_SEGMENTORS[name], force=True)
     cfg = Config.fromfile(config)
     cfg.merge_from_dict({
-        'model': dict(_delete_=True, **stock_model(name)), 'work_dir': str(work),
+        'model': dict(_delete_=True, type='mmengine.SmallSegmentor'), 'work_dir': str(work),
         'experiment_name': work.name, 'train_cfg.max_iters': 4,
         'optim_wrapper.optimizer.lr': 0.01, 'default_hooks.checkpoint.interval': 2, **changes})
     for key in ('val_cfg', 'val_dataloader', 'val_evaluator', 'test_cfg', 'test_dataloader',

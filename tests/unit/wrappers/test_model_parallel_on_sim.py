@@ -4,7 +4,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import sys
 import tempfile
 import traceback
 from collections import namedtuple
@@ -15,15 +14,7 @@ import pytest
 import torch
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from ranks import run_ranks
-from torch import nn
-
-from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.sim import SimAccelerator
-from mapsage.engine import AmpOptimWrapper, OptimWrapper
-from mapsage.wrappers import CrossDeviceError, MMModelParallel
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_segmentors import (  # noqa: E402
+from small_segmentors import (
     SIDE,
     SMALL_SEGMENTORS,
     batch,
@@ -32,6 +23,12 @@ from small_segmentors import (  # noqa: E402
     segformer,
     vit_upernet,
 )
+from torch import nn
+
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.accelerator.sim import SimAccelerator
+from mapsage.engine import AmpOptimWrapper, OptimWrapper
+from mapsage.wrappers import CrossDeviceError, MMModelParallel
 
 pytestmark = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
                                 reason=f'sim: {SimAccelerator.why_unavailable()}')

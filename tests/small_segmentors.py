@@ -8,7 +8,7 @@ import torch
 from mmengine.structures import PixelData
 from torch import nn
 
-SIDE, CLASSES = 64, 5
+SIDE, CLASSES = 64, 7
 SMALL_HEAD = dict(num_classes=CLASSES, dropout_ratio=0., channels=8)
 TWO_SMALL_HEADS = {f'{head}__{key}': value for head in ('decode_head', 'auxiliary_head')
                    for key, value in SMALL_HEAD.items()}
@@ -39,7 +39,8 @@ def resnet_fcn(**changes: Any) -> nn.Module:
 
 def resnet_fcn_all_losses() -> nn.Module:
     lovasz = dict(type='LovaszLoss', reduction='none', loss_name='loss_lovasz')
-    weighted = dict(type='CrossEntropyLoss', class_weight=[1., 2., 1., .5, 1.], loss_name='loss_ce')
+    weighted = dict(type='CrossEntropyLoss', loss_name='loss_ce',
+                    class_weight=[1., 2., 1., .5, 1., 1., 1.])
     return resnet_fcn(
         decode_head__loss_decode=[weighted, lovasz],
         decode_head__sampler=dict(type='OHEMPixelSampler', thresh=0.7, min_kept=100),
