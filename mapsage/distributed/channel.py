@@ -89,6 +89,23 @@ class Channel:
         self._finish(dist.all_gather(outputs, tensor, group=self._live_group(), async_op=True))
         return outputs
 
+    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
+                   input_sizes: List[int]) -> None:
+        """Send each rank its part of a CPU tensor and receive theirs into ``output``. Collective.
+
+        Args:
+            output: Where the parts arrive, in group order.
+            tensor: What is sent, the parts in group order.
+            output_sizes: Rows that each rank sends here; may differ and be 0.
+            input_sizes: Rows that each rank gets.
+
+        Raises:
+            RankLostError: Naming the ranks that did not come.
+        """
+        self._enter()
+        self._finish(dist.all_to_all_single(output, tensor, output_sizes, input_sizes,
+                                            group=self._live_group(), async_op=True))
+
     def gather_texts(self, text: str) -> List[str]:
         """Return every rank's text, in group order. Collective; one collective when all are empty.
 

@@ -1,0 +1,194 @@
+"""Move the samples of a plan between ranks, and nothing else."""
+from __future__ import annotations
+
+import copy
+import zlib
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from mapsage.distributed import Channel, open_channel
+
+from .lockstep import raise_together
+from .packing import Parcel, pack, unpack, write_parcel
+from .plan import ExchangePlan, Move
+
+PURPOSE = 'sampling'  # of the channel: its group carries nothing else
+_FAILED = 1
+
+
+class SampleMismatchError(ValueError):
+    """Ranks that are to exchange samples hold samples of different keys."""
+
+
+@dataclass
+class Traffic:
+    """What this rank sent and received, in bytes; added to by every exchange.
+
+    Attributes:
+        sent_bytes: Payload sent: the samples' tensors.
+        received_bytes: Payload received.
+        header_bytes: Structure and metadata sent.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    header_bytes: int = 0
+
+
+class _Letter(NamedTuple):
+    """What goes ahead to each rank; the same four numbers whatever there is to send."""
+
+    status: int
+    keys: int
+    header_bytes: int
+    payload_bytes: int
+
+
+def exchange(samples: Sequence[Any], plan: ExchangePlan,
+             group: Optional[dist.ProcessGroup] = None,
+             place: Optional[Callable[[Any], Any]] = None, timeout: Optional[float] = None,
+             traffic: Optional[Traffic] = None) -> List[Any]:
+    """Return this rank's batch of a plan. Collective, unless nothing moves.
+
+    Only what moves is sent, over a CPU gloo group: to each destination one byte buffer, in which
+    the bytes of all tensors follow a header with their dtypes and shapes, the samples' structure
+    and metadata.
+
+    Args:
+        samples: This rank's samples, ``plan.valid_counts[rank]`` of them. Mappings or objects of
+            any class that pickles; tensors in them of any device, dtype and shape.
+        plan: Equal on every rank.
+        group: The ranks of the plan, in order; all when None.
+        place: Called with each sample that arrives, whose tensors are in host memory; returns it
+            where this rank wants it. They stay in host memory when None.
+        timeout: Seconds a rank may be late; the group's own time-out when None.
+        traffic: Is added to.
+
+    Returns:
+        ``plan.targets[rank]`` samples, no two of them the same object: a sample that the plan gives
+        to this rank twice is copied.
+
+    Raises:
+        SampleMismatchError: On every rank, if ranks hold samples of different keys.
+        RankError: If another rank failed; the one that failed raises its own exception.
+        RankLostError: Naming the ranks that did not come.
+    """
+    channel = open_channel(group, timeout, PURPOSE)
+    if channel is None or not plan.moves:
+        rank = 0 if channel is None else channel.ranks.index(channel.rank)
+        _check_count(samples, plan, rank)
+        return _distinct(samples[:plan.targets[rank]])
+    rank = channel.ranks.index(channel.rank)
+    parcels, letters, failure = _prepare(samples, plan, rank)
+    received = _trade_letters(channel, letters)
+    raise_together(channel, [bool(letter.status) for letter in received], failure,
+                   'packing samples')
+    _check_keys(channel, [letter.keys for letter in received], samples)
+    buffer = _trade_parcels(channel, parcels, received)
+    if traffic is not None:
+        traffic.sent_bytes += sum(letter.payload_bytes for letter in letters)
+        traffic.received_bytes += sum(letter.payload_bytes for letter in received)
+        traffic.header_bytes += sum(letter.header_bytes for letter in letters)
+    batch, failure = _assemble(samples, plan, rank, received, buffer, place)
+    # Arrivals may not fit this rank's device: then no rank goes on to the step.
+    answers = channel.gather(torch.tensor([int(failure is not None)]))
+    raise_together(channel, [bool(answer.item()) for answer in answers], failure,
+                   'placing samples')
+    return batch
+
+
+def _prepare(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> Any:
+    """Return a parcel and a letter for every rank, and the exception if that failed."""
+    world = len(plan.targets)
+    try:
+        _check_count(samples, plan, rank)
+        outgoing: List[List[Any]] = [[] for _ in range(world)]
+        for move in plan.moves:
+            if move.source_rank == rank:
+                outgoing[move.destination_rank].append(samples[move.source_index])
+        parcels = [pack(each) if each else Parcel(b'', []) for each in outgoing]
+        keys = zlib.crc32(_keys_text(samples).encode()) if len(samples) else 0
+        letters = [_Letter(0, keys, len(parcel.header), parcel.payload_bytes)
+                   for parcel in parcels]
+        return parcels, letters, None
+    except Exception as error:  # travels to all ranks and is raised again there
+        return [], [_Letter(_FAILED, 0, 0, 0)] * world, error
+
+
+def _assemble(samples: Sequence[Any], plan: ExchangePlan, rank: int, letters: Sequence[_Letter],
+              buffer: torch.Tensor, place: Optional[Callable[[Any], Any]]) -> Any:
+    """Return this rank's batch, and the exception if that failed."""
+    try:
+        kept = plan.kept(rank)
+        batch = list(samples[:kept]) + [None] * (plan.targets[rank] - kept)
+        arrivals: List[List[Move]] = [[] for _ in letters]
+        for move in plan.moves:
+            if move.destination_rank == rank:
+                arrivals[move.source_rank].append(move)
+        offset = 0
+        for letter, moves in zip(letters, arrivals):
+            if moves:
+                for move, sample in zip(moves, unpack(buffer, offset, letter.header_bytes)):
+                    batch[move.destination_index] = sample
+            offset += letter.header_bytes + letter.payload_bytes
+        batch = _distinct(batch)
+        if place is not None:
+            batch[kept:] = [place(sample) for sample in batch[kept:]]
+        return batch, None
+    except Exception as error:  # travels to all ranks and is raised again there
+        return [], error
+
+
+def _trade_letters(channel: Channel, letters: Sequence[_Letter]) -> List[_Letter]:
+    mine = torch.tensor(letters, dtype=torch.int64).reshape(-1)
+    theirs = torch.empty_like(mine)
+    even = [len(_Letter._fields)] * len(letters)
+    channel.all_to_all(theirs, mine, even, even)
+    return [_Letter(*row) for row in theirs.view(len(letters), -1).tolist()]
+
+
+def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
+                   letters: Sequence[_Letter]) -> torch.Tensor:
+    """Send each rank its parcel; return what they sent, one after the other."""
+    sizes = [len(parcel.header) + parcel.payload_bytes for parcel in parcels]
+    sent, offset = torch.empty(sum(sizes), dtype=torch.uint8), 0
+    for parcel in parcels:
+        offset = write_parcel(parcel, sent, offset)
+    expected = [letter.header_bytes + letter.payload_bytes for letter in letters]
+    received = torch.empty(sum(expected), dtype=torch.uint8)
+    channel.all_to_all(received, sent, expected, sizes)
+    return received
+
+
+def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Any]) -> None:
+    if len({each for each in keys if each}) < 2:
+        return
+    texts = channel.gather_texts(_keys_text(samples) if len(samples) else 'none')
+    raise SampleMismatchError(
+        'ranks hold samples of different keys: '
+        + '; '.join(f'rank {rank}: {text}' for rank, text in zip(channel.ranks, texts))
+        + '. They cannot meet in one batch: give every rank the same data pipeline.')
+
+
+def _keys_text(samples: Iterable[Any]) -> str:
+    kinds = {f'({", ".join(sorted(map(str, each)))})' if isinstance(each, Mapping) else
+             type(each).__name__ for each in samples}
+    return ' or '.join(sorted(kinds))
+
+
+def _check_count(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> None:
+    if len(samples) != plan.valid_counts[rank]:
+        raise ValueError(f'rank {rank} of the plan has {plan.valid_counts[rank]} samples, got '
+                         f'{len(samples)}: plan and samples belong to different steps.')
+
+
+def _distinct(samples: Sequence[Any]) -> List[Any]:
+    """Return samples of which no two are the same object: batching may change them in place."""
+    seen, batch = set(), []
+    for sample in samples:
+        batch.append(copy.deepcopy(sample) if id(sample) in seen else sample)
+        seen.add(id(sample))
+    return batch

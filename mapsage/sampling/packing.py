@@ -1,0 +1,133 @@
+"""Samples as bytes: tensors and arrays side by side in one buffer, everything else in a header."""
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+
+Array = Union[torch.Tensor, np.ndarray]
+
+
+class Parcel(NamedTuple):
+    """Samples on their way.
+
+    Attributes:
+        header: Structure and metadata of the samples, and dtype and shape of every array.
+        arrays: The arrays in the order they lie in the payload, contiguous and in host memory.
+    """
+
+    header: bytes
+    arrays: List[Array]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(_size(array) for array in self.arrays)
+
+
+def pack(samples: Sequence[Any]) -> Parcel:
+    """Take samples apart: nested containers and objects of any class, whose arrays leave them.
+
+    Only tensors and numeric NumPy arrays go into the payload; the rest is pickled, as small
+    metadata. What occurs twice travels once. Tensors leave their device and their graph.
+
+    Raises:
+        TypeError: For a sparse or quantised tensor.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, pickle.HIGHEST_PROTOCOL)
+    pickler.dump(list(samples))
+    table = [_describe(array) for array in pickler.arrays]
+    return Parcel(pickle.dumps((table, stream.getvalue()), pickle.HIGHEST_PROTOCOL),
+                  pickler.arrays)
+
+
+def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
+    """Write header and arrays into a uint8 buffer; return the offset behind them, in bytes."""
+    ctypes.memmove(buffer.data_ptr() + offset, parcel.header, len(parcel.header))
+    offset += len(parcel.header)
+    for array in parcel.arrays:
+        size = _size(array)
+        if size:
+            # torch 1.10 cannot view a tensor as bytes
+            ctypes.memmove(buffer.data_ptr() + offset, _address(array), size)
+        offset += size
+    return offset
+
+
+def unpack(buffer: torch.Tensor, offset: int, header_bytes: int) -> List[Any]:
+    """Put the samples together again that lie in a uint8 buffer from ``offset`` on.
+
+    Arrays are in host memory of their own. The header comes from a rank of this very job: it is
+    pickle, and must never be read from anywhere else.
+    """
+    table, stream = pickle.loads(ctypes.string_at(buffer.data_ptr() + offset, header_bytes))
+    offset += header_bytes
+    arrays = []
+    for kind, dtype, shape in table:
+        array: Array = (torch.empty(shape, dtype=getattr(torch, dtype)) if kind == 'tensor' else
+                        np.empty(shape, np.dtype(dtype)))
+        size = _size(array)
+        if size:
+            ctypes.memmove(_address(array), buffer.data_ptr() + offset, size)
+        offset += size
+        arrays.append(array)
+    return _Unpickler(io.BytesIO(stream), arrays).load()
+
+
+class _Pickler(pickle.Pickler):
+
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self.arrays: List[Array] = []
+        self._known: Dict[int, Tuple[int, Any]] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor) and not (
+                type(obj) is np.ndarray and obj.dtype.kind in 'biufc'):
+            return None
+        if id(obj) not in self._known:
+            # beside its place the object itself: while it lives nothing else has its id
+            self._known[id(obj)] = len(self.arrays), obj
+            self.arrays.append(_to_host(obj))
+        return self._known[id(obj)][0]
+
+
+class _Unpickler(pickle.Unpickler):
+
+    def __init__(self, file: io.BytesIO, arrays: List[Array]) -> None:
+        super().__init__(file)
+        self._arrays = arrays
+
+    def persistent_load(self, pid: Any) -> Array:
+        return self._arrays[pid]
+
+
+def _to_host(array: Array) -> Array:
+    if isinstance(array, np.ndarray):
+        # ascontiguousarray makes a 0-dim array one of 1 dimension
+        return np.ascontiguousarray(array).reshape(array.shape)
+    if array.layout is not torch.strided or array.is_quantized:
+        raise TypeError(f'a sample holds a {array.layout} tensor of dtype {array.dtype}: only '
+                        f'dense tensors can move to another rank. Call to_dense() or dequantize().')
+    return array.detach().cpu().resolve_conj().contiguous()
+
+
+def _describe(array: Array) -> Tuple[str, str, Tuple[int, ...]]:
+    if isinstance(array, np.ndarray):
+        return 'array', array.dtype.str, array.shape
+    return 'tensor', str(array.dtype).replace('torch.', ''), tuple(array.shape)
+
+
+def _size(array: Array) -> int:
+    if isinstance(array, np.ndarray):
+        return array.nbytes
+    return array.numel() * array.element_size()
+
+
+def _address(array: Array) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()

@@ -1,0 +1,119 @@
+"""Who gives which samples to whom so that every rank has its share: pure and equal on all ranks."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterator, List, NamedTuple, Sequence, Tuple, Union
+
+
+class Move(NamedTuple):
+    """One sample that changes its rank; indices count samples, ranks are positions in the group."""
+
+    source_rank: int
+    source_index: int
+    destination_rank: int
+    destination_index: int
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """What every rank keeps, gives and gets.
+
+    The global pool that the log speaks of is the concatenation of the ranks' batches in rank order:
+    slice ``[16:32]`` is the batch of rank 1 when each has 16. Within a batch come first the rank's
+    own samples in the order it found them, then what arrives, by source rank and source index.
+
+    Attributes:
+        valid_counts: Samples each rank has.
+        targets: Samples each rank will have.
+        given: Samples each rank gives, which are those at ``targets[rank]`` and after.
+        moves: Every sample that changes its rank, by destination rank and index.
+    """
+
+    valid_counts: Tuple[int, ...]
+    targets: Tuple[int, ...]
+    given: Tuple[int, ...]
+    moves: Tuple[Move, ...]
+
+    def kept(self, rank: int) -> int:
+        """Return how many of its own samples a rank keeps: the first ones."""
+        return min(self.valid_counts[rank], self.targets[rank])
+
+    def leftover(self, rank: int) -> range:
+        """Return the indices of a rank's samples that nobody uses: the last ones."""
+        return range(self.kept(rank) + self.given[rank], self.valid_counts[rank])
+
+    def slice_of(self, rank: int) -> Tuple[int, int]:
+        """Return where a rank's batch begins and ends in the global pool."""
+        begin = sum(self.targets[:rank])
+        return begin, begin + self.targets[rank]
+
+
+def plan_exchange(valid_counts: Sequence[int], target: Union[int, Sequence[int]],
+                  group_size: int = 1) -> ExchangePlan:
+    """Plan the smallest number of moves after which every rank has its target. Pure.
+
+    A rank keeps its first samples, up to its target, in their order. Ranks with the largest surplus
+    give first, until what is left is level: so no rank sends for all, and the next step finds the
+    rest spread evenly. Whole groups move, in order.
+
+    Args:
+        valid_counts: Samples each rank has, in group order.
+        target: Samples each rank shall have; one number, or one a rank.
+        group_size: Samples that stay together; divides every count and target.
+
+    Raises:
+        ValueError: If counts or targets are negative or no whole groups, or there are fewer
+            samples than the targets add up to.
+    """
+    targets = [target] * len(valid_counts) if isinstance(target, int) else list(target)
+    _check(valid_counts, targets, group_size)
+    have = [count // group_size for count in valid_counts]
+    want = [count // group_size for count in targets]
+    lacking = sum(max(0, w - h) for h, w in zip(have, want))
+    given = _level([max(0, h - w) for h, w in zip(have, want)], lacking)
+    gifts = ((rank, want[rank] + k) for rank, count in enumerate(given) for k in range(count))
+    slots = ((rank, k) for rank, (h, w) in enumerate(zip(have, want)) for k in range(h, w))
+    return ExchangePlan(tuple(valid_counts), tuple(targets),
+                        tuple(count * group_size for count in given),
+                        tuple(_moves(gifts, slots, group_size)))
+
+
+def _moves(gifts: Iterator[Tuple[int, int]], slots: Iterator[Tuple[int, int]],
+           group_size: int) -> Iterator[Move]:
+    for (source, gift), (destination, slot) in zip(gifts, slots):
+        for k in range(group_size):
+            yield Move(source, gift * group_size + k, destination, slot * group_size + k)
+
+
+def _level(surplus: Sequence[int], needed: int) -> List[int]:
+    """Return what each gives so that together they give ``needed`` and the rest is level."""
+    low, high = 0, max(surplus, default=0)  # the level: everything above it is given
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(max(0, each - middle) for each in surplus) >= needed:
+            low = middle
+        else:
+            high = middle - 1
+    given = [max(0, each - low) for each in surplus]
+    too_many = sum(given) - needed
+    for rank in range(len(given) - 1, -1, -1):
+        if too_many and given[rank]:
+            given[rank] -= 1
+            too_many -= 1
+    return given
+
+
+def _check(valid_counts: Sequence[int], targets: Sequence[int], group_size: int) -> None:
+    if group_size < 1:
+        raise ValueError(f'group_size={group_size}, expected 1 or more.')
+    if len(targets) != len(valid_counts):
+        raise ValueError(f'{len(valid_counts)} counts and {len(targets)} targets, expected one of '
+                         f'each a rank.')
+    for name, numbers in (('valid_counts', valid_counts), ('target', targets)):
+        wrong = [number for number in numbers if number < 0 or number % group_size]
+        if wrong:
+            raise ValueError(f'{name} has {wrong[0]}, expected whole groups: a multiple of '
+                             f'group_size={group_size} that is not negative.')
+    if sum(valid_counts) < sum(targets):
+        raise ValueError(f'{sum(valid_counts)} valid samples for {sum(targets)} places: decide the '
+                         f'shortfall first, see mapsage.sampling.decide_shortfall.')

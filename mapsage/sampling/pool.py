@@ -1,0 +1,62 @@
+"""Valid groups that nobody needed yet, kept for the next steps."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Sequence, Tuple
+
+
+@dataclass
+class Group:
+    """Samples that stay together.
+
+    Attributes:
+        samples: ``group_size`` samples.
+        found_at: The step in which they were judged.
+        original: They are of the batch that the current step began with.
+    """
+
+    samples: List[Any]
+    found_at: int
+    original: bool = False
+
+
+class SurplusPool:
+    """This rank's surplus, oldest first.
+
+    Args:
+        max_age: Steps after the one they were found in during which groups may be used.
+
+    Raises:
+        ValueError: If ``max_age`` is negative.
+    """
+
+    def __init__(self, max_age: int) -> None:
+        if max_age < 0:
+            raise ValueError(f'max_age={max_age}, expected a number of steps, 0 to keep nothing.')
+        self.max_age = max_age
+        self._groups: List[Group] = []
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def take(self, step: int) -> Tuple[List[Group], List[Group]]:
+        """Empty the pool; return the groups that may be used in this step, and the expired."""
+        groups, self._groups = self._groups, []
+        young = [group for group in groups if step - group.found_at <= self.max_age]
+        return young, [group for group in groups if step - group.found_at > self.max_age]
+
+    def put(self, groups: Sequence[Group]) -> List[Group]:
+        """Keep groups for the next step; return those it must drop, which is all at age 0."""
+        if not self.max_age:
+            return list(groups)
+        self._groups += [Group(group.samples, group.found_at) for group in groups]
+        return []
+
+    def state_dict(self) -> List[Dict[str, Any]]:
+        """Return the groups: samples as they are and the step they were found in."""
+        return [dict(samples=list(group.samples), found_at=group.found_at)
+                for group in self._groups]
+
+    def load_state_dict(self, state: Sequence[Dict[str, Any]]) -> None:
+        """Hold the groups of :meth:`state_dict`, and no others."""
+        self._groups = [Group(list(each['samples']), each['found_at']) for each in state]

@@ -1,0 +1,141 @@
+"""What happens when the attempts are spent and valid samples are still missing. Pure."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple
+
+from .plan import ExchangePlan, plan_exchange
+
+POLICIES = ('fallback', 'pad', 'shrink', 'raise')
+
+
+class ShortfallError(RuntimeError):
+    """Too few valid samples, and no policy that could go on."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How the batches of this step are made; equal on every rank.
+
+    Attributes:
+        outcome: ``'valid'``, ``'fallback'``, ``'pad'`` or ``'shrink'``.
+        plan: Over what the ranks supply; None when all use their original batch.
+        supplies: What each rank supplies: indices of its valid samples, repeated where they are
+            replicated.
+        loss_weights: What each rank multiplies its mean loss by, so that gradients averaged over
+            ranks are those of the mean over all samples.
+    """
+
+    outcome: str
+    plan: Optional[ExchangePlan]
+    supplies: Tuple[Tuple[int, ...], ...]
+    loss_weights: Tuple[float, ...]
+
+
+def check_policy(policy: str) -> None:
+    """Raise ValueError for a policy that does not exist."""
+    if policy not in POLICIES:
+        raise ValueError(f'shortfall={policy!r}, expected one of {", ".join(POLICIES)}.')
+
+
+def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: Sequence[int],
+                     target: int, group_size: int = 1) -> Decision:
+    """Decide how the ranks' batches are made from the valid samples there are. Pure.
+
+    With enough valid samples the policy does not matter. With none, every policy but ``raise``
+    takes the original batches.
+
+    Args:
+        policy: ``'fallback'``: every rank takes its original batch. ``'pad'``: valid groups are
+            replicated, each as often as any other to within one. ``'shrink'``: ranks have an equal
+            number of groups to within one, and weights that make up for it; with fewer groups than
+            ranks the others compute on a copy of weight 0, so that no rank is missing from a
+            collective. ``'raise'``: an error.
+        valid_counts: Valid samples each rank has.
+        original_counts: Samples in the batch each rank began with.
+        target: Samples a rank shall have.
+        group_size: Samples that stay together.
+
+    Raises:
+        ShortfallError: As the policy says, or if a rank has no original batch to take.
+        ValueError: As in :func:`plan_exchange`, or for a policy that does not exist.
+    """
+    check_policy(policy)
+    world, total = len(valid_counts), sum(valid_counts)
+    plain = tuple(tuple(range(count)) for count in valid_counts)
+    if total >= world * target:
+        plan = plan_exchange(valid_counts, target, group_size)
+        return Decision('valid', plan, plain, (1.0,) * world)
+    if policy == 'raise':
+        raise ShortfallError(
+            f'{total}/{world * target} valid samples after all attempts, and shortfall=raise. '
+            f'Allow more of them (max_resample_times), widen the validity, or choose '
+            f"shortfall='pad', 'shrink' or 'fallback'.")
+    if policy == 'fallback' or not total:
+        _check_originals(original_counts, total, world * target)
+        return Decision('fallback', None, ((),) * world, (1.0,) * world)
+    groups = [count // group_size for count in valid_counts]
+    if policy == 'pad':
+        copies = _pad(groups, target // group_size)
+        plan = plan_exchange([len(each) * group_size for each in copies], target, group_size)
+        return Decision('pad', plan, _samples(copies, group_size), (1.0,) * world)
+    return _shrink(groups, group_size)
+
+
+def _shrink(groups: List[int], group_size: int) -> Decision:
+    world, total = len(groups), sum(groups)
+    if total < world:
+        copies = _pad(groups, 1)  # each rank one group; a copy counts for nothing
+    else:
+        copies = [list(range(count)) for count in groups]
+    each, more = divmod(max(total, world), world)
+    # the larger share to those who have it already: they move nothing
+    larger = set(sorted(range(world), key=lambda rank: (-len(copies[rank]), rank))[:more])
+    targets = [(each + (rank in larger)) * group_size for rank in range(world)]
+    plan = plan_exchange([len(c) * group_size for c in copies], targets, group_size)
+    weights = [count * world / (total * group_size) for count in targets]
+    for rank in range(world) if total < world else ():
+        source, index = _first_source(plan, rank)
+        if index >= groups[source] * group_size:
+            weights[rank] = 0.0
+    return Decision('shrink', plan, _samples(copies, group_size), tuple(weights))
+
+
+def _pad(groups: Sequence[int], target: int) -> List[List[int]]:
+    """Return the group indices each rank supplies, whole rounds of its own groups first.
+
+    A rank that lacks groups replicates its own before another sends it any.
+    """
+    total, world = sum(groups), len(groups)
+    times, more = divmod(world * target, total)
+    extra = [0] * world
+    for rank, count in enumerate(groups):  # first where the copies stay
+        extra[rank] = min(more, count, max(0, target - count * times))
+        more -= extra[rank]
+    for rank, count in enumerate(groups):
+        added = min(more, count - extra[rank])
+        extra[rank] += added
+        more -= added
+    return [list(range(count)) * times + list(range(extra[rank]))
+            for rank, count in enumerate(groups)]
+
+
+def _first_source(plan: ExchangePlan, rank: int) -> Tuple[int, int]:
+    if plan.kept(rank):
+        return rank, 0
+    return next((move.source_rank, move.source_index) for move in plan.moves
+                if move.destination_rank == rank)
+
+
+def _samples(copies: Sequence[Sequence[int]], group_size: int) -> Tuple[Tuple[int, ...], ...]:
+    return tuple(tuple(group * group_size + k for group in each for k in range(group_size))
+                 for each in copies)
+
+
+def _check_originals(original_counts: Sequence[int], total: int, goal: int) -> None:
+    without = [rank for rank, count in enumerate(original_counts) if not count]
+    if without:
+        raise ShortfallError(
+            f'{total}/{goal} valid samples, and no original batch to fall back to on rank(s) '
+            f'{without}: their loader ended or gave an empty batch. Use a loader that gives every '
+            f"rank equally many batches, or shortfall='pad' or 'shrink'.")

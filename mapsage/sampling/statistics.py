@@ -1,0 +1,135 @@
+"""What dynamic sampling did, step by step and in all."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Dict
+
+from .exchange import Traffic
+
+
+@dataclass
+class StepStatistics:
+    """One step. Global figures are equal on all ranks; the others are of this rank.
+
+    Attributes:
+        step: Which step, from 1.
+        goal: Samples the ranks shall have together. Global.
+        initial: Valid samples after the initial batch, surplus of former steps included. Global.
+        attempts: Resamples made. Global.
+        rounds: Batches fetched by each rank for them. Global.
+        judged: Samples judged. Global.
+        passed: Of these, valid ones. Global.
+        not_finite: Of these, ones whose group has a score that is not finite. Global.
+        valid: Valid samples in the end, surplus of former steps included. Global.
+        missing: Samples by which that falls short of the goal. Global.
+        outcome: ``'valid'``, or the shortfall policy that was taken. Global.
+        moved_samples: Samples that changed their rank. Global.
+        fetched: Samples fetched.
+        received: Samples that came from other ranks.
+        sent: Samples that went to other ranks.
+        used: Samples in the batch.
+        replicated: Of these, copies of others in the step.
+        unfiltered: Samples kept by ``keep_fraction`` although they are not valid.
+        surplus: Samples that stay in the pool for the next step.
+        dropped: Samples dropped, by reason.
+        traffic: Bytes sent and received.
+        seconds: Time spent, fetching and scoring included.
+    """
+
+    step: int = 0
+    goal: int = 0
+    initial: int = 0
+    attempts: int = 0
+    rounds: int = 0
+    judged: int = 0
+    passed: int = 0
+    not_finite: int = 0
+    valid: int = 0
+    missing: int = 0
+    outcome: str = 'valid'
+    moved_samples: int = 0
+    fetched: int = 0
+    received: int = 0
+    sent: int = 0
+    used: int = 0
+    replicated: int = 0
+    unfiltered: int = 0
+    surplus: int = 0
+    dropped: Dict[str, int] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    seconds: float = 0.0
+
+    @property
+    def pass_rate(self) -> float:
+        """Valid share of the samples judged; NaN when none was."""
+        return self.passed / self.judged if self.judged else math.nan
+
+    def drop(self, reason: str, samples: int) -> None:
+        """Count dropped samples."""
+        if samples:
+            self.dropped[reason] = self.dropped.get(reason, 0) + samples
+
+
+@dataclass
+class Totals:
+    """Sums over steps since :meth:`clear`, as in :class:`StepStatistics`.
+
+    Attributes:
+        steps: Steps counted.
+        shortfalls: Steps that fell short, by the policy that was taken.
+        surplus: Of the last step.
+    """
+
+    steps: int = 0
+    attempts: int = 0
+    rounds: int = 0
+    judged: int = 0
+    passed: int = 0
+    not_finite: int = 0
+    missing: int = 0
+    moved_samples: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    fetched: int = 0
+    used: int = 0
+    replicated: int = 0
+    unfiltered: int = 0
+    surplus: int = 0
+    seconds: float = 0.0
+    shortfalls: Dict[str, int] = field(default_factory=dict)
+    dropped: Dict[str, int] = field(default_factory=dict)
+
+    def add(self, step: StepStatistics) -> None:
+        """Count one step."""
+        self.steps += 1
+        for name in ('attempts', 'rounds', 'judged', 'passed', 'not_finite', 'missing', 'fetched',
+                     'moved_samples', 'used', 'replicated', 'unfiltered', 'seconds'):
+            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.sent_bytes += step.traffic.sent_bytes
+        self.received_bytes += step.traffic.received_bytes
+        self.surplus = step.surplus
+        if step.missing:
+            self.shortfalls[step.outcome] = self.shortfalls.get(step.outcome, 0) + 1
+        for reason, count in step.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def pass_rate(self) -> float:
+        """Valid share of the samples judged; NaN when none was."""
+        return self.passed / self.judged if self.judged else math.nan
+
+    def summary(self) -> str:
+        """Return one line for the log. What was moved, dropped and kept is this rank's."""
+        def listed(counts: Dict[str, int]) -> str:
+            return ', '.join(f'{name} {counts[name]}' for name in sorted(counts)) or 'none'
+
+        return (f'[DynSample] {self.steps} step(s): pass rate {self.pass_rate:.1%} of '
+                f'{self.judged} samples, {self.attempts} resample(s) of {self.rounds} round(s), '
+                f'{self.moved_samples} sample(s) moved ({self.sent_bytes / 2**20:.1f} MiB sent '
+                f'here), surplus {self.surplus}, shortfalls: {listed(self.shortfalls)}, '
+                f'dropped here: {listed(self.dropped)}, {self.seconds:.1f} s')

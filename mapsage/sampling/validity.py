@@ -1,0 +1,99 @@
+"""Which groups of samples carry a signal: pure arithmetic on scores."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, NamedTuple, Optional
+
+import torch
+
+NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH = 'not_finite', 'no_spread', 'too_low', 'too_high'
+
+
+class Verdict(NamedTuple):
+    """What was decided about some groups.
+
+    Attributes:
+        valid: bool of shape ``(groups,)``.
+        reasons: One word a group: why it is dropped, or ``''`` where it is valid.
+    """
+
+    valid: torch.Tensor
+    reasons: List[str]
+
+
+@dataclass(frozen=True)
+class Validity:
+    """A group is valid when it meets every criterion given; scores that are not finite never do.
+
+    Attributes:
+        eps: Spread: ``max - min > eps`` over the scores of the group. The range and not the
+            standard deviation, which float32 rounding makes positive for 187 of 505 constant
+            groups tried. None for no such criterion.
+        low: Band: the mean score of the group is larger than this.
+        high: Band: the mean score of the group is smaller than this.
+
+    Raises:
+        ValueError: If no criterion is given, ``eps`` is negative or the band is empty.
+    """
+
+    eps: Optional[float] = None
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        if self.eps is None and self.low is None and self.high is None:
+            raise ValueError('Validity() has no criterion: give eps (spread over a group), low or '
+                             'high (band of its mean score). Validity(eps=1e-6) is a common one.')
+        if self.eps is not None and not self.eps >= 0:
+            raise ValueError(f'eps={self.eps}, expected 0 or a small positive number.')
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f'low={self.low}, high={self.high}: no score is in this band. '
+                             f'Expected low < high.')
+
+    def check_group_size(self, group_size: int) -> None:
+        """Raise ValueError if no group of this size can ever be valid."""
+        if self.eps is not None and group_size < 2:
+            raise ValueError(f'eps={self.eps} asks for a spread over the scores of a group, and '
+                             f'group_size={group_size} has none. Use low and high for single '
+                             f'samples, or group_size >= 2.')
+
+    def judge(self, scores: Any, group_size: int) -> Verdict:
+        """Decide about every group. Pure.
+
+        Args:
+            scores: One number a sample, the groups one after the other: a tensor of any device,
+                dtype and shape, or a sequence of numbers.
+            group_size: Scores a group.
+
+        Raises:
+            ValueError: If the scores do not fill whole groups.
+        """
+        flat = to_float64(scores)
+        if flat.numel() % group_size:
+            raise ValueError(f'{flat.numel()} scores do not make whole groups of {group_size}.')
+        groups = flat.view(-1, group_size)
+        finite = torch.isfinite(groups).all(1)
+        groups = torch.where(finite[:, None], groups, torch.zeros_like(groups))
+        highest, lowest = (groups.max(1)[0], groups.min(1)[0]) if len(groups) else (flat, flat)
+        # A mean is between its extremes; rounded, that of equal scores may not be.
+        mean = torch.min(torch.max(groups.mean(1), lowest), highest)
+        reasons = [''] * len(groups)
+        for reason, meets in (
+                (NOT_FINITE, finite),
+                (NO_SPREAD, None if self.eps is None else highest - lowest > self.eps),
+                (TOO_LOW, None if self.low is None else mean > self.low),
+                (TOO_HIGH, None if self.high is None else mean < self.high)):
+            if meets is not None:
+                reasons = [known or ('' if good else reason)
+                           for known, good in zip(reasons, meets.tolist())]
+        return Verdict(torch.tensor([not reason for reason in reasons], dtype=torch.bool), reasons)
+
+
+def to_float64(scores: Any) -> torch.Tensor:
+    """Return scores as a flat float64 CPU tensor.
+
+    They leave their device first: not every device has float64.
+    """
+    if isinstance(scores, torch.Tensor):
+        return scores.detach().cpu().to(torch.float64).reshape(-1)
+    return torch.tensor([float(score) for score in scores], dtype=torch.float64)

@@ -1,0 +1,263 @@
+"""Ranks that raise, die, are late or have nothing; and no sample that is lost."""
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import DIED
+from sampling_ranks import Answers, answers_of, fork_scenarios, scores, start
+
+from mapsage.sampling import (
+    DynamicSampler,
+    EndOfData,
+    SampleMismatchError,
+    ShortfallError,
+    Validity,
+)
+
+WORLDS = [2, 4, 8]
+HAS_XLA = importlib.util.find_spec('torch_xla') is not None
+# 2,000 of them at 8 ranks take over a minute on two cores: on one leg only
+STEPS = 2000 if hasattr(torch, 'compile') and not HAS_XLA else 200
+
+
+
+@pytest.fixture(scope='module')
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return answers_of(run_scenarios, tmp_path_factory.mktemp('sampling'))
+
+
+def run_scenarios(folder: Path) -> Dict[str, Any]:
+    return fork_scenarios(folder, scenarios(), 400)
+
+
+def account_for_every_sample(steps: int, policy: str) -> Any:
+    """Walk random steps; return ids used, dropped by count, pooled and fetched on this rank."""
+    rank = start()
+    draw, fetched, used = random.Random(rank), [], []
+    step = 0
+
+    def fetch() -> List[dict]:
+        if draw.random() < 0.02:
+            time.sleep(draw.random() * 0.01)
+        # half of the steps need no resample, or 2,000 of them take minutes on two cores
+        chance = 1.0 if random.Random(step).random() < 0.5 else draw.choice([0.0, 0.3, 0.6, 1.0])
+        new = []
+        for _ in range(2 * draw.randint(0, 3) if draw.random() < 0.02 else 4):
+            score = math.nan if draw.random() < 0.001 else float(draw.random() < chance)
+            new.append(dict(id=(rank, len(fetched) + len(new)), score=score,
+                            x=torch.zeros(draw.randint(0, 5))))
+        fetched.extend(each['id'] for each in new)
+        return new
+
+    sampler = DynamicSampler(fetch, scores, Validity(low=0.5), 4, group_size=2,
+                             max_resample_times=2, shortfall=policy, max_age=2)
+    failed = 0
+    sizes = Counter()
+    for step in range(steps):  # noqa: B007  (fetch reads it)
+        try:
+            batch = sampler.sample()
+        except ShortfallError:  # an original batch may be empty here
+            failed += 1
+            continue
+        seen = [sample['id'] for sample in batch.samples]
+        used += seen
+        sizes[len(seen), batch.statistics.outcome] += 1
+    pool = [sample['id'] for group in sampler.state_dict()['pool'] for sample in group['samples']]
+    return dict(fetched=fetched, used=used, pool=pool, totals=sampler.totals, sizes=dict(sizes),
+                failed=failed)
+
+
+@pytest.mark.parametrize('scenario', ['account fallback', 'account shrink', 'account pad'])
+def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
+        scenario: str, answers: Answers) -> None:
+    every = answers.of(scenario)
+    fetched = [sample for each in every for sample in each['fetched']]
+    used = [sample for each in every for sample in each['used']]
+    pool = [sample for each in every for sample in each['pool']]
+    dropped = sum(sum(each['totals'].dropped.values()) for each in every)
+    times = Counter(used)
+    replicated = sum(count - 1 for count in times.values())
+    assert replicated == sum(each['totals'].replicated for each in every)
+    if scenario == 'account fallback':
+        assert max(times.values()) == 1
+    assert not set(times) & set(pool)
+    assert set(times) | set(pool) <= set(fetched)
+    assert len(fetched) == len(times) + len(pool) + dropped
+    assert len(fetched) == sum(each['totals'].fetched for each in every)
+    assert {each['totals'].steps for each in every} == {every[0]['totals'].steps}
+    assert len({each['totals'].moved_samples for each in every}) == 1
+    assert every[0]['totals'].moved_samples > 0
+    assert len({each['failed'] for each in every}) == 1
+
+
+def wait_for_others(folder: Path, ranks: Sequence[int]) -> None:
+    """Keep this process, and with it rank 0's store, until all of ``ranks`` are as far."""
+    (folder / f'done{dist.get_rank()}').touch()
+    deadline = time.monotonic() + 30
+    while any(not (folder / f'done{rank}').exists() for rank in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def with_a_fault(fault: str, folder: Path) -> Any:
+    """Walk into a fault of the last rank, in a resample where that makes a difference."""
+    rank, world = start(), int(os.environ['WORLD_SIZE'])
+    bad = rank == world - 1
+    calls = iter(range(100))
+    settings: dict = dict(local_target=4, shortfall='shrink')
+
+    def fetch() -> List[dict]:
+        call = next(calls)
+        if bad and call == 1:
+            if fault == 'raises':
+                raise OSError('tile 17 cannot be read')
+            if fault == 'dies':
+                os._exit(1)
+            if fault == 'late':
+                time.sleep(2)
+            if fault == 'ends':
+                raise StopIteration
+            if fault == 'empty':
+                return []
+        if bad and fault == 'ends at once':
+            raise StopIteration
+        if fault == 'all end':
+            raise StopIteration
+        samples = [dict(id=(rank, call, k), x=torch.ones(2), score=float(k >= (not call)))
+                   for k in range(4)]
+        if fault in ('other keys', 'place') and not rank:  # so that this one must receive
+            samples = [dict(sample, score=0.0) for sample in samples]
+        if bad and fault == 'other keys':
+            samples = [dict(sample, extra=1) for sample in samples]
+        if bad and fault == 'nan':
+            samples = [dict(sample, score=math.nan) for sample in samples]
+        if bad and fault == 'metadata':
+            samples = [dict(sample, open=lambda: None) for sample in samples]
+        if fault == 'metadata' and not rank:
+            samples = [dict(sample, score=0.0, open=1) for sample in samples]
+        elif fault == 'metadata' and not bad:
+            samples = [dict(sample, open=1) for sample in samples]
+        return samples
+
+    def place(sample: dict) -> dict:
+        if fault == 'place':
+            raise RuntimeError('out of memory on gcu:0')
+        return sample
+
+    def score(samples: Sequence[dict]) -> List[float]:
+        if bad and fault == 'scorer':
+            raise ZeroDivisionError('no pixels')
+        return scores(samples)[:3] if bad and fault == 'few scores' else scores(samples)
+
+    if fault == 'settings' and bad:
+        settings['max_age'] = 7
+    if fault == 'shortage of originals':
+        settings.update(shortfall='fallback', max_resample_times=0)
+        fetch = (lambda: []) if bad else fetch
+
+    def walk() -> Any:
+        sampler = DynamicSampler(fetch, score, Validity(low=0.5), place=place, **settings)
+        if fault == 'step' and bad:
+            sampler._step = 3
+        batch = sampler.sample()
+        return [sample['id'] for sample in batch.samples], batch.statistics.outcome
+
+    try:
+        answer: Any = walk()
+    except Exception as error:
+        answer = type(error).__name__, str(error)
+    wait_for_others(folder, [r for r in range(world) if not (fault == 'dies' and r == world - 1)])
+    return answer
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_an_exception_on_one_rank_reaches_all(world: int, answers: Answers) -> None:
+    *others, bad = answers.of(f'raises {world}')
+    assert bad == ('OSError', 'tile 17 cannot be read')
+    assert others == [('RankError', f'rank {world - 1} failed in fetching or scoring samples: '
+                                    f'OSError: tile 17 cannot be read')] * (world - 1)
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_a_rank_that_dies_in_a_resample_is_named(world: int, answers: Answers) -> None:
+    *others, dead = answers.of(f'dies {world}')
+    assert dead == DIED
+    for kind, text in others:
+        assert kind == 'RankLostError'
+        assert f'rank(s) [{world - 1}]' in text
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_a_late_rank_is_waited_for(world: int, answers: Answers) -> None:
+    every = answers.of(f'late {world}')
+    assert [len(ids) for ids, _ in every] == [4] * world
+    assert {outcome for _, outcome in every} == {'valid'}
+
+
+@pytest.mark.parametrize('fault, sizes', [
+    ('ends', [4] * 4), ('empty', [4] * 4), ('nan', [4] * 4),
+    ('ends at once', [4] * 4)])
+def test_the_others_fill_the_share_of_a_rank_with_nothing(fault: str, sizes: List[int],
+                                                          answers: Answers) -> None:
+    every = answers.of(fault)
+    assert [len(ids) for ids, _ in every] == sizes
+    used = [each for ids, _ in every for each in ids]
+    assert len(set(used)) == 16
+    if fault in ('nan', 'ends at once'):
+        assert all(rank != 3 for rank, _, _ in used)
+
+
+@pytest.mark.parametrize('fault, raiser, kind, words', [
+    ('scorer', 3, 'ZeroDivisionError', 'no pixels'),
+    ('few scores', 3, 'ValueError', '3 scores for 4 samples'),
+    ('place', 0, 'RuntimeError', 'out of memory on gcu:0'),
+    ('metadata', 3, None, 'lambda')])
+def test_a_failure_anywhere_is_one_error_on_all_ranks(fault: str, raiser: int, kind: str,
+                                                      words: str, answers: Answers) -> None:
+    every = answers.of(fault)
+    assert words in every[raiser][1]
+    assert kind in (None, every[raiser][0])
+    for rank, (name, text) in enumerate(every):
+        if rank != raiser:
+            assert name == 'RankError'
+            assert text.startswith(f'rank {raiser} failed in')
+            assert text.endswith(f'{every[raiser][0]}: {every[raiser][1]}')
+
+
+@pytest.mark.parametrize('fault, error, words', [
+    ('other keys', SampleMismatchError, 'rank 0: none; rank 1: (id, score, x); '
+                                        'rank 2: (id, score, x); rank 3: (extra, id, score, x)'),
+    ('settings', None, 'rank 3: local_target=4'), ('step', None, 'rank 3: step 4, resample 0'),
+    ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended'),
+    ('shortage of originals', ShortfallError, 'no original batch to fall back to on rank(s) [3]')])
+def test_ranks_that_cannot_go_on_raise_the_same_error(fault: str, error: Any, words: str,
+                                                      answers: Answers) -> None:
+    every = answers.of(fault)
+    assert len(set(every)) == 1
+    assert every[0][0] == (error.__name__ if error else 'LockstepError')
+    assert words in every[0][1]
+
+
+def scenarios() -> Dict[str, Any]:
+    named: Dict[str, Any] = {}
+    for world in WORLDS:
+        for fault in ('raises', 'dies', 'late'):
+            named[f'{fault} {world}'] = with_a_fault, world, fault, Path
+    for fault in ('ends', 'ends at once', 'empty', 'nan', 'scorer', 'few scores', 'place',
+                  'metadata', 'other keys', 'settings', 'step', 'all end',
+                  'shortage of originals'):
+        named[fault] = with_a_fault, 4, fault, Path
+    named['account fallback'] = account_for_every_sample, 8, STEPS, 'fallback'
+    named['account shrink'] = account_for_every_sample, 4, 200, 'shrink'
+    named['account pad'] = account_for_every_sample, 4, 200, 'pad'
+    return named

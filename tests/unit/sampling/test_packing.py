@@ -1,0 +1,120 @@
+"""Samples as bytes and back: dtype, shape, metadata and structure intact."""
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mmseg.structures import SegDataSample
+
+from mapsage.sampling.packing import pack, unpack, write_parcel
+
+Pair = namedtuple('Pair', 'first second')
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+          torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64]
+
+
+def there_and_back(samples: list, offset: int = 3) -> list:
+    """Pack and unpack, through a buffer in which nothing is aligned."""
+    parcel = pack(samples)
+    buffer = torch.zeros(offset + len(parcel.header) + parcel.payload_bytes, dtype=torch.uint8)
+    assert write_parcel(parcel, buffer, offset) == len(buffer)
+    return unpack(buffer, offset, len(parcel.header))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return (one.dtype == other.dtype and one.shape == other.shape
+                and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return type(one) is type(other) and list(one) == list(other) and all(
+            same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+@pytest.mark.parametrize('shape', [(), (1,), (0, 3), (3, 5), (2, 3, 4)], ids=str)
+def test_tensors_of_every_kind(dtype: torch.dtype, shape: tuple) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    assert same(there_and_back([dict(x=tensor)]), [dict(x=tensor)])
+
+
+def test_values_that_compare_badly_are_bit_equal() -> None:
+    odd = torch.tensor([float('nan'), -0.0, float('inf'), 1e-45])
+    back = there_and_back([odd])[0]
+    assert back.numpy().tobytes() == odd.numpy().tobytes()
+
+
+def test_views_leave_their_layout_and_graph() -> None:
+    base = torch.arange(24.0, requires_grad=True)
+    views = [base.view(4, 6).t(), base[::3], base.view(2, 3, 4)[:, 1], base.view(6, 4)[1:2].expand(
+        3, 4), torch.tensor([1 + 2j]).conj()]
+    for view, back in zip(views, there_and_back(views)):
+        assert same(back, view.detach().resolve_conj())
+        assert not back.requires_grad
+
+
+def test_structure_and_metadata() -> None:
+    samples = [
+        dict(inputs=torch.rand(3, 4, 5), meta=dict(
+            path=Path('a/b.png'), shape=(4, 5), scale=(0.5, 2.0), flip=None, names=['x'],
+            seven={7: 'int key'}, text='Straße')),
+        OrderedDict(b=np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2], a=np.float32(0.25),
+                    scalar=np.array(3), pair=Pair(torch.ones(2), 'second'), empty={}),
+        (torch.zeros(1), [np.array(['text'], dtype=object)[0]], np.zeros((0, 2), '>f4'))]
+    assert same(there_and_back(samples), samples)
+
+
+def test_data_elements_of_the_host_need_no_adapter() -> None:
+    from mmengine.structures import PixelData
+    sample = SegDataSample(metainfo=dict(img_path='a.png', ori_shape=(8, 8), flip=True))
+    sample.gt_sem_seg = PixelData(data=torch.randint(0, 7, (1, 8, 8)))
+    back = there_and_back([dict(inputs=torch.ones(3, 8, 8), data_samples=sample)])[0]
+    assert type(back['data_samples']) is SegDataSample
+    assert torch.equal(back['data_samples'].gt_sem_seg.data, sample.gt_sem_seg.data)
+    assert back['data_samples'].metainfo == sample.metainfo
+    back['data_samples'].gt_sem_seg = PixelData(data=torch.zeros(1, 4, 4))  # still its own checks
+    assert back['data_samples'].gt_sem_seg.shape == (4, 4)
+
+
+def test_no_array_is_in_the_header_and_what_is_twice_travels_once() -> None:
+    tensor = torch.rand(256, 256)
+    sample = dict(a=tensor, b=np.zeros(1000), c=tensor)
+    parcel = pack([sample, sample])
+    assert parcel.payload_bytes == 256 * 256 * 4 + 8000
+    assert len(parcel.header) < 500
+    back = there_and_back([sample, sample])
+    assert back[0]['a'] is back[0]['c']
+
+
+class Fresh:
+    """Its state is a tensor that lives no longer than the pickler looks at it."""
+
+    def __init__(self, number: float = 0.0) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return Fresh, (), torch.full((4,), self.number)
+
+    def __setstate__(self, state: torch.Tensor) -> None:
+        self.number = state[0].item()
+
+
+def test_tensors_made_while_packing_are_not_taken_for_each_other() -> None:
+    back = there_and_back([Fresh(float(k)) for k in range(20)])
+    assert [each.number for each in back] == list(range(20))
+
+
+def test_what_cannot_travel_is_refused() -> None:
+    with pytest.raises(TypeError, match='sparse.*to_dense'):
+        pack([torch.eye(3).to_sparse()])
+    with pytest.raises(TypeError, match='quint8.*dequantize'):
+        pack([torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)])

@@ -1,0 +1,236 @@
+"""The loop on one rank: settings, accounting, pool, resume. Many ranks: tests/distributed."""
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Callable, Iterator, List
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mapsage.sampling import (
+    DynamicSampler,
+    EndOfData,
+    ShortfallError,
+    SurplusPool,
+    Validity,
+    refill_rounds,
+)
+from mapsage.sampling.pool import Group
+
+Sample = dict
+
+
+def loader(batches: List[List[int]]) -> Callable[[], List[Sample]]:
+    """Return a fetch of batches of scores; samples are numbered from 0."""
+    number = iter(range(10**6))
+    source = iter(batches)
+    return lambda: [dict(id=next(number), score=score, x=torch.tensor(score))
+                    for score in next(source)]
+
+
+def make(fetch: Callable[[], Any], **settings: Any) -> DynamicSampler:
+    options: dict = dict(validity=Validity(low=0), local_target=4)
+    options.update(settings)
+    return DynamicSampler(fetch, lambda samples: [each['score'] for each in samples], **options)
+
+
+def ids(samples: List[Sample]) -> List[int]:
+    return [sample['id'] for sample in samples]
+
+
+def test_three_resamples_are_made_and_each_is_judged() -> None:
+    batch = make(loader([[0] * 4, [0] * 4, [0] * 4, [1] * 4])).sample()
+    assert ids(batch.samples) == [12, 13, 14, 15]
+    assert (batch.statistics.attempts, batch.statistics.outcome) == (3, 'valid')
+    short = make(loader([[0] * 4, [0] * 4, [0] * 4, [0] * 4, [1] * 4])).sample()
+    assert (short.statistics.attempts, short.statistics.outcome) == (3, 'fallback')
+    assert ids(short.samples) == [0, 1, 2, 3]
+
+
+def test_no_resample_is_made_when_none_is_allowed() -> None:
+    batch = make(loader([[1, 1, 1, 0]]), max_resample_times=0, shortfall='shrink').sample()
+    assert ids(batch.samples) == [0, 1, 2]
+    assert batch.loss_weight == 1
+    assert batch.statistics.rounds == 0
+
+
+def test_surplus_waits_its_turn_and_expires() -> None:
+    sampler = make(loader([[1, 0, 1, 0], [1, 1, 1, 0], [1] * 4, [0] * 4, [0] * 4, [1] * 4]),
+                   max_resample_times=1, max_age=1, max_refill_rounds=1)
+    assert ids(sampler.sample().samples) == [0, 2, 4, 5]  # 6 stays
+    third = sampler.sample()
+    assert ids(third.samples) == [6, 8, 9, 10]  # the oldest first; 11 stays
+    assert third.statistics.surplus == 1
+    # none of the batch and of the resample is valid; 11 is kept, for one step only
+    short = sampler.sample()
+    assert (short.statistics.outcome, short.statistics.surplus) == ('fallback', 1)
+    fourth = sampler.sample()
+    assert ids(fourth.samples) == [20, 21, 22, 23]
+    assert fourth.statistics.dropped == {'expired': 1}
+
+
+def test_samples_twice_in_a_batch_are_two_objects() -> None:
+    batch = make(loader([[1, 1, 1, 0]]), max_resample_times=0, shortfall='pad').sample()
+    assert ids(batch.samples) == [0, 1, 2, 0]
+    batch.samples[3]['x'] += 5
+    assert batch.samples[0]['x'] == 1
+    assert batch.statistics.replicated == 1
+
+
+def test_scores_that_are_not_finite_are_counted_and_never_kept() -> None:
+    batch = make(loader([[math.nan, 1, math.inf, 1], [1, 1, 1, 1]]), keep_fraction=1.0).sample()
+    assert ids(batch.samples) == [1, 3, 4, 5]
+    assert batch.statistics.dropped == {'not_finite': 2}
+    assert batch.statistics.not_finite == 2
+
+
+def test_a_share_of_what_is_not_valid_is_kept_reproducibly() -> None:
+    kept = []
+    for seed in (0, 0, 1):
+        sampler = make(loader([[0] * 1000]), keep_fraction=0.3, local_target=100, max_age=0,
+                       seed=seed)
+        kept.append(sampler.sample())
+    assert ids(kept[0].samples) == ids(kept[1].samples) != ids(kept[2].samples)
+    unfiltered = kept[0].statistics.unfiltered
+    assert 230 < unfiltered < 370  # 5 standard deviations
+    assert kept[0].statistics.dropped == {'too_low': 1000 - unfiltered, 'surplus':
+                                          unfiltered - 100}
+    assert kept[0].statistics.pass_rate == 0
+
+
+def test_the_end_of_the_data_leaves_the_pool() -> None:
+    sampler = make(loader([[1] * 6]), max_resample_times=1)
+    sampler.sample()
+    before = sampler.state_dict()
+    for _ in range(3):
+        with pytest.raises(EndOfData, match='step 2'):
+            sampler.sample()
+    assert sampler.state_dict()['pool'] == before['pool']
+    assert ids(sampler.sample([dict(id=9, score=1), dict(id=10, score=1)]).samples) == [4, 5, 9, 10]
+
+
+def test_the_end_of_the_data_expires_nothing() -> None:
+    sampler = make(loader([[1] * 5, [0] * 4]), max_resample_times=0)
+    sampler.sample()
+    sampler.sample()  # sample 4 is not enough, and is too old from now on
+    for _ in range(2):
+        with pytest.raises(EndOfData):
+            sampler.sample()
+        assert [ids(group['samples']) for group in sampler.state_dict()['pool']] == [[4]]
+
+
+def test_nothing_is_asked_of_a_loader_that_has_ended() -> None:
+    batch = make(loader([[1, 1, 0, 0]])).sample()
+    assert (batch.statistics.attempts, batch.statistics.outcome) == (1, 'fallback')
+
+
+def test_raise_keeps_what_was_found() -> None:
+    sampler = make(loader([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]), max_resample_times=1,
+                   shortfall='raise')
+    with pytest.raises(ShortfallError, match='3/4 valid'):
+        sampler.sample()
+    assert ids(sampler.sample().samples) == [0, 1, 4, 8]
+    assert sampler.totals.shortfalls == {'raise': 1}
+
+
+@pytest.mark.parametrize('settings_, message', [
+    (dict(local_target=6, group_size=4), 'local_target=6, group_size=4.*local_target=4'),
+    (dict(local_target=0), 'local_target=0'), (dict(group_size=0), 'group_size=0'),
+    (dict(max_resample_times=-1), 'max_resample_times=-1'),
+    (dict(max_refill_rounds=0), 'max_refill_rounds=0'), (dict(keep_fraction=1.5), 'keep_fraction'),
+    (dict(max_age=-1), 'max_age=-1'), (dict(shortfall='wait'), "'wait', expected one of"),
+    (dict(validity=Validity(eps=0)), 'group_size=1')])
+def test_settings_that_cannot_be_meant_are_refused(settings_: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(loader([]), **settings_)
+
+
+def test_batches_and_scores_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match='batch of 3 samples .* group_size=2'):
+        make(loader([[1] * 3]), group_size=2).sample()
+    with pytest.raises(ValueError, match='2 scores for 4 samples'):
+        DynamicSampler(loader([[1] * 4]), lambda _: [1, 1], Validity(low=0), 4).sample()
+
+
+def test_the_log_keeps_the_lines_users_know(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    sampler = make(loader([[1] * 4, [1, 1, 1, 0], [0, 0, 1, 1]]))
+    sampler.sample()
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    caplog.clear()
+    sampler.sample()
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+    assert [record.getMessage() for record in caplog.records] == [
+        '[DynSample] Initial batch: collected 3/4 valid samples globally',
+        '[DynSample] Resample #1/3: global_collected=3/4, need 1 more',
+        '[DynSample-SYNC] Rank 0: Fetching new batch for resample #1',
+        '[DynSample-SYNC] Rank 0: After resample #1, global_pool=4/4',
+        '[DynSample-FINAL] Rank 0: Slicing global pool [0:4], got 4 samples',
+        '[DynSample] Rank 0: Using 4 valid samples (4 groups) from global pool after 1 resample(s)']
+    assert sampler.totals.summary().startswith(
+        '[DynSample] 2 step(s): pass rate 75.0% of 12 samples, 1 resample(s) of 1 round(s)')
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1), st.integers(1, 10**4), st.integers(1, 50))
+def test_refills_are_the_deficit_over_the_pass_rate(deficit: int, rate: float, batch: int,
+                                                   limit: int) -> None:
+    rounds = refill_rounds(deficit, rate, batch, limit)
+    assert 1 <= rounds <= limit
+    if rate and rounds < limit:
+        assert rounds * batch * rate >= deficit * (1 - 1e-9)
+        assert rounds == 1 or (rounds - 1) * batch * rate < deficit
+
+
+def test_refills_of_the_loop_follow_the_pass_rate() -> None:
+    # 1 of 8 valid: 7 missing samples take 7 rounds of 8, the limit says 5
+    batches = iter([[1] + [0] * 7] * 100)
+    sampler = make(lambda: [dict(id=0, score=s) for s in next(batches)], local_target=8,
+                   max_refill_rounds=5, max_resample_times=1)
+    assert sampler.sample().statistics.rounds == 5
+    unlimited = make(lambda: [dict(id=0, score=s) for s in next(batches)], local_target=8,
+                     max_refill_rounds=50)
+    statistics = unlimited.sample().statistics
+    assert (statistics.rounds, statistics.attempts, statistics.outcome) == (7, 1, 'valid')
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.sampled_from([0, 0, 1]), min_size=4, max_size=4), min_size=60,
+                max_size=60),
+       st.sampled_from(['fallback', 'pad', 'shrink']), st.integers(0, 3), st.integers(0, 3))
+def test_a_resumed_loop_equals_one_that_was_not(batches: list, shortfall: str, max_age: int,
+                                                resamples: int) -> None:
+    options = dict(shortfall=shortfall, max_age=max_age, max_resample_times=resamples,
+                   group_size=2, keep_fraction=0.2)
+
+    def walk(sampler: DynamicSampler, steps: int) -> Iterator[Any]:
+        for _ in range(steps):
+            batch = sampler.sample()
+            statistics = batch.statistics
+            statistics.seconds = 0
+            yield ids(batch.samples), batch.loss_weight, statistics
+
+    fetch = loader(batches)
+    straight = list(walk(make(fetch, **options), 4))
+    fetch = loader(batches)
+    first = make(fetch, **options)
+    begun = list(walk(first, 2))
+    resumed = make(fetch, **options)
+    resumed.load_state_dict(first.state_dict())
+    assert begun + list(walk(resumed, 2)) == straight
+
+
+@given(st.lists(st.integers(0, 5)), st.integers(0, 3))
+def test_the_pool_forgets_by_age_alone(found: List[int], max_age: int) -> None:
+    pool, held, dropped = SurplusPool(max_age), [], 0
+    for step, new in enumerate(found):
+        young, old = pool.take(step)
+        assert young == [group for group in held if step - group.found_at <= max_age]
+        held = young + [Group([k], step, original=True) for k in range(new)]
+        dropped += len(old) + len(pool.put(held))
+        held = [Group(group.samples, group.found_at) for group in held] if max_age else []
+    assert len(pool) == len(held) == sum(found) - dropped
+
+
