@@ -30,3 +30,18 @@ def test_faulty_devices(fault: str, words: list, tiny_data: Path, tmp_path: Path
     assert finished.left_running == []
     for word in words:
         assert word in finished.final_error, finished.output[-6000:]
+
+
+def test_a_buffer_registered_late_on_the_cpu(tiny_data: Path, tmp_path: Path) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, '''
+custom_imports = dict(imports=['mapsage', 'fault_hooks'])
+custom_hooks = [dict(type='LateBufferOnRank1'), dict(type='DeviceCheckHook', interval=2)]
+''')
+    finished = launch(config, '--work-dir', tmp_path / 'work', timeout=60, environ={
+        'ACCELERATOR': 'sim', 'PYTHONPATH': str(Path(__file__).parent)})
+    assert finished.status != 0, finished.output[-4000:]
+    assert finished.left_running == []
+    for rank in (0, 1):
+        assert f'[rank {rank}] DeviceCheckError: the device check after iteration 4' \
+            in finished.output, finished.output[-6000:]
+    assert "rank 1: buffer 'decode_head.cache' is on cpu, expected gcu:1" in finished.final_error
