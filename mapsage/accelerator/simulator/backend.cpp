@@ -206,6 +206,25 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 // ---------------------------------------------------------------- the fallback
 
+// A tensor over `storage` with the dtype, shape and layout of `like`.
+at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(key), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(),
+                                                      like.storage_offset());
+  tensor._set_conj(like.is_conj());
+  tensor._set_neg(like.is_neg());
+  return tensor;
+}
+
+// A CPU storage over the memory of a device's storage, which must outlive it.
+c10::Storage host_storage_over(const c10::Storage& storage) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+      c10::DataPtr(storage.mutable_data(), nullptr, [](void*) {}, c10::Device(c10::kCPU)),
+      c10::GetCPUAllocator(), /*resizable=*/true));
+}
+
 void check_narrow(const at::Tensor& tensor, const std::string& op) {
   if (tensor.scalar_type() != at::kLong || tensor.numel() == 0 || !tensor.is_contiguous()) return;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
@@ -306,15 +325,11 @@ class HostCall {
     }
   }
 
-  // A CPU storage over the memory of a device's storage.
+  // One CPU storage for each device storage, so that views stay views of each other.
   c10::Storage host_storage(const c10::Storage& storage) {
     auto found = lent_.find(storage.unsafeGetStorageImpl());
     if (found != lent_.end()) return found->second;
-    void* data = storage.mutable_data();
-    c10::Storage host(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
-        c10::DataPtr(data, nullptr, [](void*) {}, c10::Device(c10::kCPU)),
-        c10::GetCPUAllocator(), /*resizable=*/true));
+    auto host = host_storage_over(storage);
     lent_.emplace(storage.unsafeGetStorageImpl(), host);
     owners_.emplace(host.unsafeGetStorageImpl(), storage);
     return host;
@@ -322,13 +337,7 @@ class HostCall {
 
   at::Tensor host_view(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.device().type() != kDevice) return tensor;
-    auto host = at::detail::make_tensor<c10::TensorImpl>(
-        host_storage(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
-        tensor.dtype());
-    host.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
-                                                      tensor.storage_offset());
-    host._set_conj(tensor.is_conj());
-    host._set_neg(tensor.is_neg());
+    auto host = tensor_over(host_storage(tensor.storage()), c10::DispatchKey::CPU, tensor);
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       host.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
@@ -381,13 +390,8 @@ class HostCall {
     for (auto& [tensor, view] : views_) {
       if (view.unsafeGetTensorImpl() == host.unsafeGetTensorImpl()) return tensor;
     }
-    auto result = at::detail::make_tensor<c10::TensorImpl>(
-        device_storage(host.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-        host.dtype());
-    result.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
-                                                        host.storage_offset());
-    result._set_conj(host.is_conj());
-    result._set_neg(host.is_neg());
+    auto result =
+        tensor_over(device_storage(host.storage()), c10::DispatchKey::PrivateUse1, host);
     results_.push_back(result);
     return result;
   }
@@ -480,17 +484,7 @@ void run_convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* sta
 at::Tensor host_copy_view(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   check_usable(tensor.device().index());
-  auto view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
-          c10::DataPtr(tensor.storage().mutable_data(), c10::Device(c10::kCPU)), nullptr,
-          /*resizable=*/false)),
-      c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-  view.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
-                                                    tensor.storage_offset());
-  view._set_conj(tensor.is_conj());
-  view._set_neg(tensor.is_neg());
-  return view;
+  return tensor_over(host_storage_over(tensor.storage()), c10::DispatchKey::CPU, tensor);
 }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
