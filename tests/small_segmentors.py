@@ -8,10 +8,17 @@ import torch
 from mmengine.structures import PixelData
 from torch import nn
 
-SIDE, CLASSES = 64, 7
+SIDE, CLASSES = 64, 5
 SMALL_HEAD = dict(num_classes=CLASSES, dropout_ratio=0., channels=8)
 TWO_SMALL_HEADS = {f'{head}__{key}': value for head in ('decode_head', 'auxiliary_head')
                    for key, value in SMALL_HEAD.items()}
+
+
+def predict_classes(count: int) -> None:
+    """Let the models that are built from now on have ``count`` classes."""
+    SMALL_HEAD['num_classes'] = count
+    for head in ('decode_head', 'auxiliary_head'):
+        TWO_SMALL_HEADS[f'{head}__num_classes'] = count
 
 
 def stock(name: str, **changes: Any) -> nn.Module:
@@ -40,7 +47,7 @@ def resnet_fcn(**changes: Any) -> nn.Module:
 def resnet_fcn_all_losses() -> nn.Module:
     lovasz = dict(type='LovaszLoss', reduction='none', loss_name='loss_lovasz')
     weighted = dict(type='CrossEntropyLoss', loss_name='loss_ce',
-                    class_weight=[1., 2., 1., .5, 1., 1., 1.])
+                    class_weight=[1., 2., 1., .5, 1.])
     return resnet_fcn(
         decode_head__loss_decode=[weighted, lovasz],
         decode_head__sampler=dict(type='OHEMPixelSampler', thresh=0.7, min_kept=100),

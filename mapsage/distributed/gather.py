@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import MutableMapping
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,22 @@ def move(value: Any, device: torch.device) -> Any:
         value = copy.copy(value)
         value.update(changed)
         return value
-    if hasattr(value, 'to') and hasattr(value, 'values'):
-        there = all(move(item, device) is item for item in value.values())
-        return value if there else value.to(device)
+    if _is_element(value) and any(tensor.device != device for tensor in tensors_in(value)):
+        return value.to(device)
     return value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in lists, tuples, dicts and data elements, without moving any."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, MutableMapping) or _is_element(value):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in tuple.__iter__(value) if isinstance(value, tuple) else value:
+            yield from tensors_in(item)
+
+
+def _is_element(value: Any) -> bool:
+    return hasattr(value, 'to') and hasattr(value, 'keys') and hasattr(value, 'values')

@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import MutableMapping
 from types import MethodType
 from typing import Any, Callable, Iterator
 
 import torch
-from mmengine.structures import BaseDataElement
 from torch import nn
 
-from mapsage.distributed.gather import move
+from mapsage.distributed.gather import move, tensors_in
 
 
 class Features(tuple):
@@ -34,18 +32,6 @@ class Features(tuple):
 
     def __iter__(self) -> Iterator[Any]:
         return (move(item, self.device) for item in super().__iter__())
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in lists, tuples, dicts and data elements, without moving any."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (BaseDataElement, MutableMapping)):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in tuple.__iter__(value) if isinstance(value, tuple) else value:
-            yield from tensors_in(item)
 
 
 def bring_inputs(module: nn.Module, method: str, device: torch.device,
