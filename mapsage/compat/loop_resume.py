@@ -44,7 +44,8 @@ def _run_after_skip(loop: loops.IterBasedTrainLoop) -> Any:
     iterator = loop.dataloader_iterator
     if loop._iter > 0:
         iterator.skip_iter(loop._iter)
-        # the loop discards this many items before it trains
+        # the loop discards this many items before it trains, whatever iterator it has by then
+        loop.num_discarded = loop._iter
         loop.dataloader_iterator = itertools.chain(itertools.repeat(None, loop._iter), iterator)
     return _run(loop)
 

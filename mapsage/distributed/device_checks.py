@@ -157,7 +157,8 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
     return wrong
 
 
-def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None) -> Dict[str, str]:
+def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None,
+                   uneven: bool = False) -> Dict[str, str]:
     """Return what must be equal across ranks of a batch as MMEngine's collate makes it: texts.
 
     Keys, dtypes, number of samples, shapes. The height and width of single samples may differ where
@@ -167,9 +168,10 @@ def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None) -> D
     Args:
         batch: Nested dicts and lists of tensors, and of elements that have ``keys()``.
         padded_size: (height, width) that ``data_preprocessor.size`` pads to, or None.
+        uneven: Ranks may have different numbers of samples: leave the number out.
     """
     found: Dict[str, str] = {}
-    _describe(batch, 'batch', padded_size, found)
+    _describe(batch, 'batch', padded_size, uneven, found)
     return found
 
 
@@ -239,15 +241,19 @@ def _shorten(problems: List[str], more: str) -> List[str]:
     return problems[:_SHOWN] + [f'{len(problems) - _SHOWN} {more}']
 
 
-def _describe(item: Any, name: str, size: Optional[Sequence[int]], found: Dict[str, str]) -> None:
+def _describe(item: Any, name: str, size: Optional[Sequence[int]], uneven: bool,
+              found: Dict[str, str]) -> None:
     if isinstance(item, Mapping):
         for key in item:
-            _describe(item[key], f'{name}.{key}', size, found)
+            _describe(item[key], f'{name}.{key}', size, uneven, found)
     elif isinstance(item, torch.Tensor):
-        found[name] = f'{item.dtype} of shape {tuple(item.shape)}'
+        shape: List[Any] = list(item.shape)
+        if uneven:
+            shape[:1] = ['N']
+        found[name] = f"{item.dtype} of shape ({', '.join(map(str, shape))})"
     elif isinstance(item, (list, tuple)):
         kinds = sorted({_describe_sample(sample, size) for sample in item})
-        found[name] = f"{len(item)} x {' / '.join(kinds)}"
+        found[name] = f"{'N' if uneven else len(item)} x {' / '.join(kinds)}"
     else:
         found[name] = type(item).__name__
 

@@ -27,7 +27,8 @@ from mapsage.distributed import (
     StrategyError,
     die_with_parent,
 )
-from mapsage.hooks import DeviceCheckError, NonFiniteLossError
+from mapsage.hooks import DeviceCheckError, LoaderError, NonFiniteLossError
+from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
 from .data_checks import DataError
@@ -36,8 +37,9 @@ from .resume import ResumeError
 
 # Mistakes of a user's, whose message says all; anything else is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackendError, ConfigError, CrossDeviceError, DataError,
-                DeviceCheckError, DeviceMapError, LauncherError, NonFiniteLossError, RankError,
-                RankLostError, ResumeError, StrategyError)
+                DeviceCheckError, DeviceMapError, LauncherError, LoaderError, LockstepError,
+                NonFiniteLossError, RankError, RankLostError, ResumeError, SampleMismatchError,
+                ShortfallError, StrategyError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:

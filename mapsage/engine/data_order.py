@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import numpy as np
 import torch
@@ -130,12 +130,17 @@ class KeyedDataset(torch.utils.data.Dataset):
         check: Called with ``(dataset, index, sample)`` on every sample; raises on a bad one.
         explain: Called with ``(dataset, index, error)`` when loading fails; returns the error to
             raise.
+
+    Attributes:
+        finish: Called with ``(index, seed, sample)`` on every sample, in the worker that loaded it;
+            what it returns takes the sample's place. None for no such call.
     """
 
     def __init__(self, dataset: Any, check: Any, explain: Any) -> None:
         self.dataset = dataset
         self._check, self._explain = check, explain
         self._tied_to_parent = False
+        self.finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]] = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -159,4 +164,8 @@ class KeyedDataset(torch.utils.data.Dataset):
         except Exception as error:  # any transform may fail in any way; facts are added
             raise self._explain(self.dataset, index, error) from error
         self._check(self.dataset, index, sample)
-        return sample
+        return sample if self.finish is None else self.finish(index, seed or (), sample)
+
+    def load(self, index: int, seed: Tuple[int, ...]) -> Any:
+        """Return the sample at ``index`` as it was drawn from ``seed``."""
+        return self[SampleKey(index, tuple(seed))]

@@ -162,7 +162,14 @@ class MapSageRunner(Runner):
                        'cpu' if map_location == 'default' else map_location)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint under its name only once it is whole, when ``out_dir`` is local."""
+        """Save a checkpoint under its name only once it is whole, when ``out_dir`` is local.
+
+        MMEngine's ``before_save_checkpoint`` runs on the main process alone. Hooks that keep
+        something of every rank collect it in ``gather_state``, which runs on all of them.
+        """
+        for hook in self._hooks:
+            if hasattr(hook, 'gather_state'):
+                hook.gather_state(self)
         if '://' in out_dir or kwargs.get('backend_args'):
             super().save_checkpoint(out_dir, filename, *args, **kwargs)
             return

@@ -1,11 +1,15 @@
 """MMEngine hooks; importing this package registers them."""
 from .accelerator_hook import AcceleratorHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
+from .dynamic_sampling_hook import DynamicSamplingHook, RewardScore
+from .model_score import ModelScore
 from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
 from .preview_hook import PreviewHook
 from .progress_hook import ProgressBarHook
+from .sampled_steps import LoaderError
 
 __all__ = [
-    'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'NonFiniteLossError',
-    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook'
+    'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook', 'LoaderError',
+    'ModelScore', 'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
+    'RewardScore'
 ]

@@ -118,8 +118,10 @@ class DeviceCheckHook(Hook):
         self._batch_checked = True
         preprocessor = getattr(_unwrapped(runner), 'data_preprocessor', None)
 
+        uneven = any(getattr(hook, 'uneven_batches', False) for hook in runner.hooks)
+
         def look(report: Report) -> None:
-            report.batch = describe_batch(data_batch, getattr(preprocessor, 'size', None))
+            report.batch = describe_batch(data_batch, getattr(preprocessor, 'size', None), uneven)
 
         when, every = 'of the first batch', _gather(look)
         _raise_problems(when, [report.problems for report in every])

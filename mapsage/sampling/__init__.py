@@ -1,17 +1,19 @@
 """Dynamic sampling: full batches of samples that teach, on every rank. No framework in it."""
+from .candidate import Candidate
 from .exchange import SampleMismatchError, Traffic, exchange
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import SurplusPool
 from .refill import PassRate, refill_rounds
 from .sampler import DynamicSampler, EndOfData, SampledBatch
+from .scores import TileHistory, WeightedRewards
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
 from .validity import Validity, Verdict
 
 __all__ = [
-    'Decision', 'DynamicSampler', 'EndOfData', 'ExchangePlan', 'LockstepError', 'Move', 'POLICIES',
-    'PassRate', 'SampleMismatchError', 'SampledBatch', 'ShortfallError', 'StepStatistics',
-    'SurplusPool', 'Totals', 'Traffic', 'Validity', 'Verdict', 'decide_shortfall', 'exchange',
-    'plan_exchange', 'refill_rounds'
+    'Candidate', 'Decision', 'DynamicSampler', 'EndOfData', 'ExchangePlan', 'LockstepError', 'Move',
+    'POLICIES', 'PassRate', 'SampleMismatchError', 'SampledBatch', 'ShortfallError',
+    'StepStatistics', 'SurplusPool', 'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict',
+    'WeightedRewards', 'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
 ]

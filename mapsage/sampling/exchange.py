@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from mapsage.distributed import Channel, open_channel
 
+from .candidate import Candidate
 from .lockstep import raise_together
 from .packing import Parcel, pack, unpack, write_parcel
 from .plan import ExchangePlan, Move
@@ -174,8 +175,9 @@ def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Any]) -
 
 
 def _keys_text(samples: Iterable[Any]) -> str:
+    bare = (each.sample if isinstance(each, Candidate) else each for each in samples)
     kinds = {f'({", ".join(sorted(map(str, each)))})' if isinstance(each, Mapping) else
-             type(each).__name__ for each in samples}
+             type(each).__name__ for each in bare}
     return ' or '.join(sorted(kinds))
 
 

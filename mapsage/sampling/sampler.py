@@ -17,10 +17,8 @@ from .lockstep import ENDED, FAILED, OK, Report, check_equal_settings, tell_all
 from .pool import Group, SurplusPool
 from .refill import PassRate, refill_rounds
 from .shortfall import Decision, ShortfallError, check_policy, decide_shortfall
-from .statistics import StepStatistics, Totals
+from .statistics import EXPIRED, SURPLUS, StepStatistics, Totals
 from .validity import NOT_FINITE, Validity
-
-EXPIRED, SURPLUS = 'expired', 'surplus'  # reasons beside those of the validity
 
 
 class EndOfData(RuntimeError):
@@ -79,6 +77,7 @@ class DynamicSampler:
         group: The ranks that sample together; all when None, over a gloo group of its own.
         timeout: Seconds a rank may be late; the group's own time-out when None.
         place: Puts a sample that arrives from another rank where this rank wants it.
+        observe: Called with the samples of each group and why it is dropped, ``''`` if it is kept.
         logger: Gets INFO lines on the first rank for steps with work, DEBUG lines otherwise.
 
     Attributes:
@@ -95,6 +94,7 @@ class DynamicSampler:
                  max_refill_rounds: int = 4, keep_fraction: float = 0.0, seed: int = 0,
                  group: Optional[dist.ProcessGroup] = None, timeout: Optional[float] = None,
                  place: Optional[Callable[[Any], Any]] = None,
+                 observe: Optional[Callable[[Sequence[Any], str], None]] = None,
                  logger: Optional[logging.Logger] = None) -> None:
         _check(local_target, group_size, max_resample_times, max_refill_rounds, keep_fraction)
         check_policy(shortfall)
@@ -108,6 +108,7 @@ class DynamicSampler:
         ranks = [0] if self._channel is None else self._channel.ranks
         self._name = 0 if self._channel is None else self._channel.rank
         self._world, self._rank = len(ranks), ranks.index(self._name)
+        self._observe = observe
         self._logger = logger or logging.getLogger(__name__)
         self._pool = SurplusPool(max_age)
         self._rate = PassRate()
@@ -123,6 +124,11 @@ class DynamicSampler:
     def global_target(self) -> int:
         """Samples that all ranks together shall have."""
         return self.local_target * self._world
+
+    @property
+    def step(self) -> int:
+        """The step in progress, or the last one: 1 for the first."""
+        return self._step
 
     def sample(self, initial: Optional[Sequence[Any]] = None) -> SampledBatch:
         """Return this rank's share of the next step. Collective.
@@ -245,8 +251,11 @@ class DynamicSampler:
             if reason and reason != NOT_FINITE and lucky[index]:
                 now.stats.unfiltered += size
                 reason = ''
+            group = samples[index * size:(index + 1) * size]
+            if self._observe is not None:
+                self._observe(group, reason)
             if not reason:
-                now.held.append(Group(samples[index * size:(index + 1) * size], self._step, first))
+                now.held.append(Group(group, self._step, first))
             elif first:  # it may yet be used, by fallback
                 now.rejected_original[reason] = now.rejected_original.get(reason, 0) + size
             else:

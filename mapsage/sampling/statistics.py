@@ -2,10 +2,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Dict
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, Optional
+
+import torch
+
+from mapsage.distributed import Channel
 
 from .exchange import Traffic
+from .validity import NO_SPREAD, NOT_FINITE, TOO_HIGH, TOO_LOW
+
+EXPIRED, SURPLUS = 'expired', 'surplus'  # reasons beside those of the validity
+REASONS = (NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH, EXPIRED, SURPLUS)
+
+# Figures of Totals that differ between ranks.
+_LOCAL = ('fetched', 'used', 'replicated', 'unfiltered', 'surplus', 'sent_bytes', 'received_bytes')
 
 
 @dataclass
@@ -118,18 +129,39 @@ class Totals:
         """Begin again."""
         self.__init__()  # type: ignore[misc]
 
+    def over_ranks(self, channel: Optional[Channel]) -> Totals:
+        """Return the sums over all ranks, with the seconds of the slowest. Collective.
+
+        Args:
+            channel: To the ranks that sample together; None for one process.
+
+        Raises:
+            RankLostError: Naming the ranks that did not come.
+        """
+        mine = torch.tensor([self.seconds] + [getattr(self, name) for name in _LOCAL]
+                            + [self.dropped.get(reason, 0) for reason in REASONS],
+                            dtype=torch.float64)
+        rows = torch.stack([mine] if channel is None else channel.gather(mine))
+        sums = [int(value) for value in rows[:, 1:].sum(0).tolist()]
+        values: Dict[str, Any] = dict(zip(_LOCAL, sums), seconds=float(rows[:, 0].max()))
+        together = replace(self, **values)
+        together.shortfalls = dict(self.shortfalls)
+        together.dropped = {reason: count for reason, count in zip(REASONS, sums[len(_LOCAL):])
+                            if count}
+        return together
+
     @property
     def pass_rate(self) -> float:
         """Valid share of the samples judged; NaN when none was."""
         return self.passed / self.judged if self.judged else math.nan
 
     def summary(self) -> str:
-        """Return one line for the log. What was moved, dropped and kept is this rank's."""
+        """Return one line for the log."""
         def listed(counts: Dict[str, int]) -> str:
             return ', '.join(f'{name} {counts[name]}' for name in sorted(counts)) or 'none'
 
         return (f'[DynSample] {self.steps} step(s): pass rate {self.pass_rate:.1%} of '
                 f'{self.judged} samples, {self.attempts} resample(s) of {self.rounds} round(s), '
-                f'{self.moved_samples} sample(s) moved ({self.sent_bytes / 2**20:.1f} MiB sent '
-                f'here), surplus {self.surplus}, shortfalls: {listed(self.shortfalls)}, '
-                f'dropped here: {listed(self.dropped)}, {self.seconds:.1f} s')
+                f'{self.moved_samples} sample(s) moved ({self.sent_bytes / 2**20:.1f} MiB), '
+                f'surplus {self.surplus}, shortfalls: {listed(self.shortfalls)}, '
+                f'dropped: {listed(self.dropped)}, {self.seconds:.1f} s')

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
+from mmengine.registry import HOOKS, TASK_UTILS
 
 
 @HOOKS.register_module()
@@ -65,3 +65,17 @@ class LateBufferOnRank1(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         if runner.iter == 2 and get_rank() == 1:
             runner.model.module.decode_head.register_buffer('cache', torch.zeros(4))
+
+
+@TASK_UTILS.register_module()
+class FailingScore:
+    """Scores 1, and raises at the third batch of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._calls = rank, 0
+
+    def __call__(self, samples):
+        self._calls += 1
+        if self._calls == 3 and get_rank() == self._rank:
+            raise ZeroDivisionError(f'no pixels in tile {samples[0]["data_samples"].img_path}')
+        return [1.0] * len(samples)

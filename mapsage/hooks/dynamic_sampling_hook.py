@@ -1,0 +1,300 @@
+"""Dynamic sampling for any MMEngine config."""
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from mmengine.hooks import Hook, LoggerHook
+from mmengine.registry import HOOKS, TASK_UTILS
+
+from mapsage.distributed import open_channel
+from mapsage.sampling import Candidate, DynamicSampler, TileHistory, Validity, WeightedRewards
+
+from .sampled_steps import LoaderError, LoaderStream, SampledEpochs, SampledSteps, Step
+from .sampling_report import SamplingReport
+
+_KEY = 'dynamic_sampling'  # of the checkpoint
+_LOG_INTERVAL = 50  # steps, without a LoggerHook
+
+
+@TASK_UTILS.register_module()
+class RewardScore(WeightedRewards):
+    """The weighted sum of reward functions, which get the samples of a batch.
+
+    Args:
+        rewards: Configs of TASK_UTILS, or callables.
+        weights: One a reward; 1 for each when None.
+    """
+
+    def __init__(self, rewards: Sequence[Any], weights: Optional[Sequence[float]] = None) -> None:
+        super().__init__([_build(each) for each in rewards], weights)
+
+
+@HOOKS.register_module()
+class DynamicSamplingHook(Hook):
+    """Fill every step with samples that teach: judge, drop, draw again on all ranks in lockstep.
+
+    Works with iteration- and epoch-based loops. One optimiser step is one iteration, however many
+    batches were drawn for it; an epoch has as many steps as the loader has batches. What it did
+    goes to the log, the message hub, the visualizer and ``WORK_DIR/dynamic_sampling/``, which
+    ``tools/plot_sampling.py`` draws. Checkpoints hold what an exact resume needs.
+
+    Args:
+        score: What samples are judged by: a config of TASK_UTILS (``LabelScore``, ``ModelScore``,
+            ``RewardScore`` or one of your own), or the thing itself. Either it has a method
+            ``score(sample)`` that returns a number, which is called in the loader's workers; or it
+            takes the samples of a batch and returns one number a sample.
+        validity: Arguments of :class:`mapsage.sampling.Validity`.
+        local_target: Samples a rank trains on in a step; the loader's batch size when None.
+        group_size: Samples that stay together and are judged together.
+        max_resample_times: Resamples a step may make.
+        shortfall: ``'fallback'``, ``'pad'``, ``'shrink'`` or ``'raise'``: what happens when they
+            do not suffice, see :func:`mapsage.sampling.decide_shortfall`.
+        max_age: Steps that surplus samples may wait for their use.
+        max_refill_rounds: Batches of each rank that one resample may draw.
+        keep_fraction: Probability with which a group that is not valid is kept all the same.
+        prefetch: Sample the next step in the background while this one computes. Needs loader
+            workers and a score that does not use the model.
+        timeout: Seconds a rank may be late; that of the default group when None.
+        interval: Steps between summaries; that of LoggerHook when None.
+
+    Attributes:
+        uneven_batches: Ranks may have different numbers of samples in a step.
+
+    Raises:
+        ValueError: For a setting out of range.
+    """
+
+    # After DeviceCheckHook, before LoggerHook and CheckpointHook.
+    priority = 'ABOVE_NORMAL'
+
+    def __init__(self, score: Any, validity: Dict[str, Any], local_target: Optional[int] = None,
+                 group_size: int = 1, max_resample_times: int = 3, shortfall: str = 'fallback',
+                 max_age: int = 1, max_refill_rounds: int = 4, keep_fraction: float = 0.0,
+                 prefetch: bool = False, timeout: Optional[float] = None,
+                 interval: Optional[int] = None) -> None:
+        self._scorer = _build(score)
+        self._validity = Validity(**validity)
+        self._validity.check_group_size(group_size)
+        self._settings: Dict[str, Any] = dict(
+            group_size=group_size, max_resample_times=max_resample_times, shortfall=shortfall,
+            max_age=max_age, max_refill_rounds=max_refill_rounds, keep_fraction=keep_fraction,
+            timeout=timeout)
+        self.uneven_batches = shortfall == 'shrink'
+        self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
+        name = type(self._scorer).__name__
+        if prefetch and getattr(self._scorer, 'uses_model', False):
+            raise ValueError(f'prefetch=True with {name}: it would read weights while the step '
+                             f'changes them. Set prefetch=False, or score by labels.')
+        if group_size > 1 and hasattr(self._scorer, 'history'):
+            raise ValueError(f'group_size={group_size} with {name}: it remembers one score a tile, '
+                             f'and the views of a tile would be alike. Set group_size=1.')
+        self._history: Optional[TileHistory] = None
+        self._step: Optional[Step] = None
+        self._resumed: Optional[Dict[str, Any]] = None
+        self._gathered: Optional[Dict[str, Any]] = None
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+        """Take from the checkpoint of a run that is resumed where it was."""
+        if runner._resume:
+            self._resumed = checkpoint.get(_KEY, {})
+
+    def before_train(self, runner: Any) -> None:
+        """Put dynamic sampling between the loop and its loader. Collective.
+
+        Raises:
+            ValueError: If loader, model or settings do not go together.
+            LockstepError: On every rank, if a rank has other settings.
+        """
+        loop, loader = runner.train_loop, runner.train_loop.dataloader
+        target = self._target(loader)
+        self._interval = self._interval or _log_interval(runner)
+        timeout = self._settings['timeout']
+        self._channel = open_channel(None, timeout, 'sampling summary')
+        collate = loader.collate_fn
+        score = self._bind(runner, loader, collate)
+        stream = LoaderStream(loader)
+        self._sampler = DynamicSampler(
+            stream, score, self._validity, target, seed=runner.seed, logger=runner.logger,
+            observe=lambda group, reason: self._report.observe(group, reason, self._sampler.step),
+            **self._settings)
+        self._report = SamplingReport(runner, self._channel, self._sampler.global_target)
+        if self._resumed is not None:
+            self._continue(runner, loader, stream, self._resumed)
+        self._steps = SampledSteps(
+            self._sampler, stream, collate, self._take,
+            (lambda: runner.iter + 1 < runner.max_iters) if self._prefetch else None)
+        if hasattr(loop, 'dataloader_iterator'):
+            # mmengine 0.10.7 discards items on resume, see mapsage/compat/loop_resume.py
+            discarded = getattr(loop, 'num_discarded', 0)
+            loop.dataloader_iterator = itertools.chain(
+                itertools.repeat(None, discarded), self._steps) if discarded else self._steps
+        else:
+            loop.dataloader = SampledEpochs(loader, self._steps)
+        if self.uneven_batches:
+            self._weigh(runner.optim_wrapper)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[dict] = None) -> None:
+        """Report this step, and at the interval all since the last summary. Collective then."""
+        assert self._step is not None and self._interval is not None
+        self._report.add(self._step.batch.statistics)
+        if self.every_n_train_iters(runner, self._interval) or self.is_last_train_iter(runner):
+            self._report.summarise()
+            if self._history is not None:
+                self._history.share(self._channel)
+
+    def after_train(self, runner: Any) -> None:
+        """Wait for what runs in the background, and leave the gallery."""
+        self._steps.close()
+        self._report.save_gallery()
+
+    def gather_state(self, runner: Any) -> None:
+        """Collect what a checkpoint must hold of every rank. Collective."""
+        if self._step is None:
+            return
+        pool = [dict(found_at=group['found_at'],
+                     keys=[[each.index, list(each.seed), each.score] for each in group['samples']])
+                for group in self._step.state['pool']]
+        own = json.dumps(dict(pool=pool,
+                              history=self._history.own_state() if self._history else None))
+        self._gathered = dict(
+            step=self._step.state['step'], rate=self._step.state['rate'], drawn=self._step.drawn,
+            ranks=[own] if self._channel is None else self._channel.gather_texts(own),
+            history=self._history.shared_state() if self._history else None)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+        """Put it into the checkpoint."""
+        if self._gathered is not None:
+            checkpoint[_KEY] = self._gathered
+            self._report.save_gallery()
+
+    def _target(self, loader: Any) -> int:
+        if self._prefetch and not loader.num_workers:
+            raise LoaderError(
+                'DynamicSamplingHook: prefetch=True needs train_dataloader.num_workers of 1 or '
+                "more. Without workers, loading in the background would draw from the training "
+                "step's random generators.")
+        target = self._local_target or loader.batch_size
+        if target is None:
+            raise LoaderError(
+                'DynamicSamplingHook: the training loader has a batch_sampler and so no batch '
+                'size. Set local_target, the samples of a rank in a step.')
+        return int(target)
+
+    def _bind(self, runner: Any, loader: Any,
+              collate: Callable[[List[Any]], Any]) -> Callable[[Sequence[Candidate]], Any]:
+        """Return the function that scores candidates."""
+        scorer: Any = self._scorer
+        in_worker = hasattr(scorer, 'score')
+        finish = Finish(scorer if in_worker else None)
+        if hasattr(loader.dataset, 'finish'):
+            loader.dataset.finish = finish
+        if hasattr(scorer, 'bind'):
+            scorer.bind(runner.model, collate)
+        if hasattr(scorer, 'history'):
+            self._history = TileHistory(scorer, **scorer.history)
+
+        def score(candidates: Sequence[Candidate]) -> Any:
+            if in_worker:
+                return [finish.score(each) if each.score is None else each.score
+                        for each in candidates]
+            scores = (self._history(candidates) if self._history is not None else
+                      scorer([each.sample for each in candidates]))
+            for each, value in zip(candidates, scores):
+                each.score = float(value)
+            return scores
+
+        return score
+
+    def _take(self, step: Step) -> None:
+        self._step = step
+
+    def _weigh(self, optim_wrapper: Any) -> None:
+        """Multiply the loss of each step by its weight, before gradients are averaged."""
+        if not hasattr(optim_wrapper, 'scale_loss'):
+            raise ValueError(f"shortfall='shrink' weighs one loss a step, and "
+                             f'{type(optim_wrapper).__name__} has several. Choose another policy.')
+        scale_loss = optim_wrapper.scale_loss
+
+        def weighed(loss: Any) -> Any:
+            weight = 1.0 if self._step is None else self._step.batch.loss_weight
+            return scale_loss(loss) if weight == 1 else scale_loss(loss) * weight
+
+        optim_wrapper.scale_loss = weighed
+
+    def _continue(self, runner: Any, loader: Any, stream: LoaderStream,
+                  state: Dict[str, Any]) -> None:
+        """Begin where the checkpoint says."""
+        if not state:
+            stream.skip(runner.iter)
+            runner.logger.warning(
+                '[DynSample] the checkpoint was written without dynamic sampling: the pool begins '
+                f'empty and the loader after {runner.iter} batches.')
+            return
+        stream.skip(state['drawn'])
+        ranks = [json.loads(text) for text in state['ranks']]
+        world, rank = ((1, 0) if self._channel is None else
+                       (len(self._channel.ranks), self._channel.rank))
+        if len(ranks) == world:
+            pool = ranks[rank]['pool']
+        else:
+            runner.logger.warning(f'[DynSample] the run had {len(ranks)} rank(s) and has {world}: '
+                                  f'the pool is dealt out again.')
+            pool = [group for each in ranks for group in each['pool']][rank::world]
+        groups = [dict(found_at=group['found_at'],
+                       samples=[_reload(loader, *key) for key in group['keys']])
+                  for group in pool if all(key[0] >= 0 for key in group['keys'])
+                  and len(group['keys']) == self._sampler.group_size]
+        if len(groups) < len(pool):
+            runner.logger.warning(
+                f'[DynSample] {len(pool) - len(groups)} group(s) of the pool are left out: they '
+                f'have another group_size, or samples that the dataset does not know by number.')
+        self._sampler.load_state_dict(dict(step=state['step'], rate=state['rate'], pool=groups))
+        if self._history is not None and state['history'] is not None:
+            self._history.load_state(state['history'], ranks[rank % len(ranks)]['history'])
+
+
+class Finish:
+    """Makes candidates of samples, in the loader's workers.
+
+    Args:
+        scorer: Scores them there, if it can.
+    """
+
+    def __init__(self, scorer: Optional[Any]) -> None:
+        self.scorer = scorer
+
+    def __call__(self, index: int, seed: Tuple[int, ...], sample: Any) -> Candidate:
+        """Return the candidate."""
+        candidate = Candidate(sample, index, seed)
+        if self.scorer is not None:
+            self.score(candidate)
+        return candidate
+
+    def score(self, candidate: Candidate) -> float:
+        """Score a candidate."""
+        assert self.scorer is not None
+        candidate.score = float(self.scorer.score(candidate.sample))
+        return candidate.score
+
+
+def _build(score: Any) -> Any:
+    if isinstance(score, dict):
+        return TASK_UTILS.build(score)
+    if callable(score) or hasattr(score, 'score'):
+        return score
+    raise ValueError(f'score={score!r}, expected a config such as '
+                     f"dict(type='LabelScore', metric='class_entropy') or a callable.")
+
+
+def _log_interval(runner: Any) -> int:
+    intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
+    return int(intervals[0]) if intervals else _LOG_INTERVAL
+
+
+def _reload(loader: Any, index: int, seed: Sequence[int], score: Optional[float]) -> Candidate:
+    candidate: Candidate = loader.dataset.load(index, tuple(seed))
+    candidate.score = score
+    return candidate

@@ -1,0 +1,136 @@
+"""Score tiles by what the model that is being trained makes of them."""
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional, Sequence
+
+import torch
+from mmengine.model import is_model_wrapper
+from mmengine.registry import TASK_UTILS
+from torch import nn
+from torch.nn import functional
+
+from mapsage.accelerator import current_accelerator
+
+METRICS = ('loss', 'one_minus_iou')
+_MULTIPLE = 32  # pixels: what the strides and windows of common backbones divide
+
+
+@TASK_UTILS.register_module()
+class ModelScore:
+    """Score tiles by the current model at reduced resolution, without gradient.
+
+    The model is in evaluation mode meanwhile: nothing it learns or counts changes. Tiles seen
+    lately are remembered by a moving average, see :class:`mapsage.sampling.TileHistory`.
+
+    Args:
+        metric: ``'loss'``: mean cross-entropy over the labelled pixels, in nats.
+            ``'one_minus_iou'``: 1 - the mean IoU over the classes in the label map. A tile without
+            a labelled pixel scores 0.
+        scale: Side lengths are multiplied by it and rounded up to a multiple of 32 pixels.
+        ignore_index: The label of pixels without a class.
+        momentum: As for TileHistory.
+        recheck: Batches after which a tile is looked at again.
+
+    Raises:
+        ValueError: For another metric, or a scale outside (0, 1].
+    """
+
+    uses_model = True
+
+    def __init__(self, metric: str = 'loss', scale: float = 0.5, ignore_index: int = 255,
+                 momentum: float = 0.5, recheck: int = 200) -> None:
+        if metric not in METRICS:
+            raise ValueError(f'metric={metric!r}, expected one of {", ".join(METRICS)}.')
+        if not 0 < scale <= 1:
+            raise ValueError(f'scale={scale}, expected more than 0 and at most 1.')
+        self.metric, self.scale, self.ignore_index = metric, scale, ignore_index
+        self.history = dict(momentum=momentum, recheck=recheck)
+        self._model: Any = None
+        self._collate: Optional[Callable[[List[Any]], Any]] = None
+
+    def bind(self, model: nn.Module, collate: Callable[[List[Any]], Any]) -> None:
+        """Say what to score with.
+
+        Args:
+            model: The segmentor in training, wrapped or not.
+            collate: Makes a batch of samples.
+
+        Raises:
+            ValueError: If it has no ``encode_decode``, which MMSegmentation's segmentors have.
+        """
+        inner: Any = model.module if is_model_wrapper(model) else model
+        if not hasattr(inner, 'encode_decode'):
+            raise ValueError(f'ModelScore: {type(inner).__name__} has no encode_decode, as '
+                             f"MMSegmentation's segmentors do. Register a scorer of your own "
+                             f'(docs/dynamic-sampling.md).')
+        self._model, self._collate = inner, collate
+
+    @torch.no_grad()
+    def __call__(self, samples: Sequence[Any]) -> torch.Tensor:
+        """Return float32 scores of shape ``(len(samples),)`` in host memory."""
+        model, collate = self._model, self._collate
+        assert model is not None and collate is not None, 'bind() comes first'
+        # The preprocessor pads in place, and copying is cheaper than scoring.
+        batch = collate([copy.deepcopy(sample) for sample in samples])
+        count = len(samples)
+        if current_accelerator().lazy:
+            # A lazy device compiles every new shape, minutes each: one size for all batches.
+            batch = _repeat(batch, 1 << (count - 1).bit_length())
+        with _evaluating(model):
+            data = model.data_preprocessor(batch, True)
+            logits, labels = self._predict(model, data)
+        return self._rate(logits[:count], labels[:count])
+
+    def _predict(self, model: Any, data: Any) -> Any:
+        inputs = data['inputs']
+        size = tuple(-(-round(side * self.scale) // _MULTIPLE) * _MULTIPLE
+                     for side in inputs.shape[-2:])
+        inputs = functional.interpolate(inputs, size, mode='bilinear', align_corners=False)
+        metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
+        logits = model.encode_decode(inputs, metas).float().cpu()
+        labels = torch.stack([sample.gt_sem_seg.data for sample in data['data_samples']])
+        labels = functional.interpolate(labels.cpu().float(), logits.shape[-2:], mode='nearest')
+        return logits, labels[:, 0].long()
+
+    def _rate(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if logits.shape[1] == 1:  # one channel: the logit of the second of two classes
+            logits = torch.cat([torch.zeros_like(logits), logits], 1)
+        if self.metric == 'loss':
+            known = (labels != self.ignore_index).flatten(1).sum(1)
+            loss = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index,
+                                            reduction='none')
+            return loss.flatten(1).sum(1) / known.clamp(min=1)
+        return torch.stack([self._one_minus_iou(*each) for each in zip(logits.argmax(1), labels)])
+
+    def _one_minus_iou(self, predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        known = truth != self.ignore_index
+        if not bool(known.any()):
+            return torch.tensor(0.0)
+        predicted, truth = predicted[known], truth[known]
+        ious = [((predicted == c) & (truth == c)).sum() / ((predicted == c) | (truth == c)).sum()
+                for c in truth.unique()]
+        return 1 - torch.stack(ious).mean()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode and each of its modules back as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _repeat(batch: Any, count: int) -> Any:
+    """Return a collated batch of ``count`` samples, the last one repeated."""
+    def lengthen(column: Any) -> Any:
+        if isinstance(column, torch.Tensor):
+            return torch.cat([column] + [column[-1:]] * (count - len(column)))
+        return list(column) + [copy.deepcopy(column[-1]) for _ in range(count - len(column))]
+
+    return {key: lengthen(column) for key, column in batch.items()}

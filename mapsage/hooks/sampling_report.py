@@ -1,0 +1,92 @@
+"""What dynamic sampling did, for the log, the message hub, the visualizer and a folder."""
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence
+
+from mmengine.dist import is_main_process
+
+from mapsage.distributed import Channel
+from mapsage.sampling import Candidate, StepStatistics, Totals
+
+from .preview_hook import PreviewHook
+from .tile_gallery import TileGallery
+
+FOLDER = 'dynamic_sampling'  # of the work dir; also the first part of every scalar's name
+
+
+class SamplingReport:
+    """Sums of steps up to each summary, and the gallery of tiles. The first rank writes them.
+
+    Args:
+        runner: The runner.
+        channel: To the ranks that sample together; None for one process.
+        global_target: Samples that all ranks together shall have in a step.
+    """
+
+    def __init__(self, runner: Any, channel: Optional[Channel], global_target: int) -> None:
+        self._runner, self._channel, self._global_target = runner, channel, global_target
+        self._totals = Totals()
+        self._since = time.perf_counter()
+        self._metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None) or {}
+        orders = [hook.input_channel_order for hook in runner.hooks
+                  if isinstance(hook, PreviewHook)]
+        self._gallery = TileGallery(bgr=orders != ['rgb']) if is_main_process() else None
+
+    def add(self, statistics: StepStatistics) -> None:
+        """Count a step."""
+        self._totals.add(statistics)
+        for name in ('attempts', 'moved_samples', 'seconds'):
+            self._runner.message_hub.update_scalar(f'{FOLDER}/step/{name}',
+                                                   getattr(statistics, name))
+
+    def observe(self, group: Sequence[Candidate], reason: str, step: int) -> None:
+        """Take a group that was judged into the gallery, on the first rank."""
+        if self._gallery is not None:
+            self._gallery.add(group[0], reason, step)
+
+    def summarise(self) -> None:
+        """Report the steps since the last summary. Collective."""
+        totals = self._totals.over_ranks(self._channel)
+        self._totals.clear()
+        if not is_main_process():
+            return
+        self._runner.logger.info(totals.summary())
+        iteration, now = self._runner.iter + 1, time.perf_counter()
+        row = dict(vars(totals), iter=iteration, interval_seconds=now - self._since,
+                   world_size=1 if self._channel is None else len(self._channel.ranks),
+                   global_target=self._global_target)
+        self._since = now
+        with open(str(self._folder() / 'steps.jsonl'), 'a') as file:
+            file.write(json.dumps(row) + '\n')
+        scalars = {f'{FOLDER}/{name}': value for name, value in _scalars(totals).items()}
+        for name, value in scalars.items():
+            self._runner.message_hub.update_scalar(name, value)
+        self._runner.visualizer.add_scalars(scalars, step=iteration)
+
+    def save_gallery(self) -> None:
+        """Write the gallery, on the first rank."""
+        if self._gallery is not None:
+            self._gallery.save(self._folder() / 'tiles.npz', self._metainfo.get('classes') or (),
+                               self._metainfo.get('palette') or ())
+
+    def _folder(self) -> Path:
+        folder = Path(self._runner.work_dir) / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _scalars(totals: Totals) -> Dict[str, float]:
+    """Return means a step, and counts of what is rare."""
+    steps = max(1, totals.steps)
+    scalars: Dict[str, float] = {name: getattr(totals, attribute) / steps for name, attribute in (
+        ('attempts', 'attempts'), ('moved_samples', 'moved_samples'),
+        ('moved_bytes', 'sent_bytes'), ('seconds', 'seconds'))}
+    scalars['surplus'] = totals.surplus
+    if totals.judged:
+        scalars['pass_rate'] = totals.pass_rate
+    scalars.update({f'shortfalls/{policy}': n for policy, n in totals.shortfalls.items()})
+    scalars.update({f'dropped/{reason}': n for reason, n in totals.dropped.items()})
+    return scalars

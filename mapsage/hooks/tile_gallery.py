@@ -1,0 +1,89 @@
+"""Small pictures of tiles that dynamic sampling kept and dropped."""
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any, Deque, Dict, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from mapsage.datasets.label_score import label_map
+from mapsage.sampling import Candidate
+
+SIDE = 96  # pixels
+LENGTH = 24  # tiles of each kind: the last ones
+_IGNORED = 255
+
+
+class _Tile(NamedTuple):
+    image: np.ndarray
+    labels: np.ndarray
+    score: float
+    iteration: int
+    reason: str
+
+
+class TileGallery:
+    """The last tiles kept and dropped, at most one of each a step.
+
+    Args:
+        bgr: The samples' images are BGR, as OpenCV loads them.
+    """
+
+    def __init__(self, bgr: bool = True) -> None:
+        self._bgr = bgr
+        self._tiles: Dict[str, Deque[_Tile]] = {'kept': deque(maxlen=LENGTH),
+                                                'dropped': deque(maxlen=LENGTH)}
+
+    def add(self, candidate: Candidate, reason: str, iteration: int) -> None:
+        """Keep a small picture of a tile, unless it or the like of it is of this iteration.
+
+        Args:
+            candidate: With packed inputs, (3, H, W) of 8-bit values.
+            reason: Why it is dropped, ``''`` if it is kept.
+            iteration: From 1.
+        """
+        tiles = self._tiles['dropped' if reason else 'kept']
+        if tiles and tiles[-1].iteration == iteration:
+            return
+        sample: Any = candidate.sample
+        inputs: Any = sample.get('inputs') if isinstance(sample, dict) else None
+        labels = label_map(candidate.sample)
+        if getattr(inputs, 'ndim', 0) != 3 or inputs.shape[0] != 3 or labels is None:
+            return  # nothing one could look at
+        image = inputs.cpu().numpy().transpose(1, 2, 0)
+        tiles.append(_Tile(_shrink(image[..., ::-1] if self._bgr else image, 0),
+                           _shrink(labels, _IGNORED), _number(candidate.score), iteration, reason))
+
+    def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
+        """Write what ``tools/plot_sampling.py`` draws, whole or not at all."""
+        arrays: Dict[str, np.ndarray] = dict(
+            classes=np.array(list(classes), dtype=str),
+            palette=np.array(palette, np.uint8).reshape(-1, 3))
+        for kind, tiles in self._tiles.items():
+            arrays[f'{kind}_images'] = np.array([t.image for t in tiles],
+                                                np.uint8).reshape(-1, SIDE, SIDE, 3)
+            arrays[f'{kind}_labels'] = np.array([t.labels for t in tiles],
+                                                np.uint8).reshape(-1, SIDE, SIDE)
+            arrays[f'{kind}_scores'] = np.array([t.score for t in tiles], np.float64)
+            arrays[f'{kind}_iters'] = np.array([t.iteration for t in tiles], np.int64)
+            arrays[f'{kind}_reasons'] = np.array([t.reason for t in tiles], dtype=str)
+        partial = path.with_name(f'partial-{path.name}')
+        with open(str(partial), 'wb') as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        os.replace(str(partial), str(path))
+
+
+def _shrink(array: np.ndarray, fill: int) -> np.ndarray:
+    """Return every n-th pixel, centred in a square of SIDE: fast, and labels stay labels."""
+    step = max(1, -(-max(array.shape[:2]) // SIDE))
+    small = array[::step, ::step].clip(0, 255).astype(np.uint8)
+    square = np.full((SIDE, SIDE) + array.shape[2:], fill, np.uint8)
+    top, left = (SIDE - small.shape[0]) // 2, (SIDE - small.shape[1]) // 2
+    square[top:top + small.shape[0], left:left + small.shape[1]] = small
+    return square
+
+
+def _number(score: Optional[float]) -> float:
+    return float('nan') if score is None else float(score)

@@ -1,0 +1,306 @@
+"""Dynamic sampling inside a real run of one process."""
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import TASK_UTILS
+from support import write_tiny_config
+from torch.nn import functional
+
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.engine import MapSageRunner
+from mapsage.hooks import DynamicSamplingHook, LoaderError, ModelScore
+from mapsage.sampling import ShortfallError
+
+# Of the 16 tiny tiles these show one class.
+DULL = {'0.png', '7.png', '14.png'}
+LABELS = dict(type='DynamicSamplingHook', score=dict(type='LabelScore'), validity=dict(low=0.01))
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    set_current_accelerator(resolve_accelerator('cpu'))
+
+
+class Recorder(Hook):
+    """Keeps the file names of every training batch."""
+
+    def __init__(self) -> None:
+        self.batches: List[List[str]] = []
+        self.rates: List[float] = []
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self.batches.append([Path(s.img_path).name for s in data_batch['data_samples']])
+        self.rates.append(runner.optim_wrapper.get_lr()['lr'][0])
+
+
+@pytest.fixture
+def train(tiny_data: Path, tmp_path: Path) -> Any:
+    """Return a function that trains the tiny config with changes and returns runner and record."""
+    count = iter(range(100))
+
+    def run(hook: Any = None, **changes: Any) -> Any:
+        number = next(count)
+        cfg = Config.fromfile(str(write_tiny_config(tmp_path / f'{number}.py', tiny_data)))
+        changes.setdefault('train_cfg', dict(type='IterBasedTrainLoop', max_iters=6))
+        cfg.merge_from_dict({'env_cfg.accelerator': 'cpu', 'val_dataloader': None, 'val_cfg': None,
+                             'val_evaluator': None, 'default_hooks.checkpoint.interval': 3,
+                             'work_dir': str(tmp_path / f'work{number}'), 'launcher': 'none',
+                             'experiment_name': f'{tmp_path.name}{number}'})
+        train_cfg = changes.pop('train_cfg')
+        cfg.train_cfg = train_cfg
+        cfg.merge_from_dict(changes)
+        recorder = Recorder()
+        runner = MapSageRunner.from_cfg(cfg)
+        runner.register_hook(recorder, 'VERY_LOW')
+        if hook is not None:
+            runner.register_hook(hook if isinstance(hook, Hook) else
+                                 DynamicSamplingHook(**{k: v for k, v in hook.items()
+                                                        if k != 'type'}))
+        runner.train()
+        return runner, recorder
+
+    return run
+
+
+def weights(runner: Any) -> Dict[str, torch.Tensor]:
+    return runner.model.state_dict()
+
+
+def same(one: Dict[str, torch.Tensor], other: Dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def rows(runner: Any) -> List[dict]:
+    path = Path(runner.work_dir) / 'dynamic_sampling' / 'steps.jsonl'
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_no_dull_tile_is_trained_on_and_one_step_is_one_iteration(train: Any) -> None:
+    without, plain = train()
+    runner, record = train(LABELS)
+    assert DULL & {name for batch in plain.batches for name in batch}
+    assert [len(batch) for batch in record.batches] == [2] * 6
+    assert not DULL & {name for batch in record.batches for name in batch}
+    assert runner.iter == 6 and record.rates == plain.rates
+    told = rows(runner)
+    assert [row['iter'] for row in told] == list(range(1, 7))
+    assert sum(row['used'] for row in told) == 12
+    assert sum(row['fetched'] for row in told) == (
+        12 + sum(sum(row['dropped'].values()) for row in told) + told[-1]['surplus'])
+    assert sum(row['dropped'].get('too_low', 0) for row in told) > 0
+
+
+def test_where_all_tiles_are_valid_the_run_is_the_one_without(train: Any) -> None:
+    without, _ = train()
+    runner, _ = train(dict(LABELS, validity=dict(low=-1.0)))
+    assert same(weights(without), weights(runner))
+
+
+def test_what_it_leaves_for_the_plot(train: Any) -> None:
+    runner, record = train(LABELS)
+    with np.load(str(Path(runner.work_dir) / 'dynamic_sampling' / 'tiles.npz')) as tiles:
+        assert len(tiles['kept_images']) == 6
+        assert set(tiles['dropped_reasons'].tolist()) == {'too_low'}
+        assert len(tiles['classes']) == len(tiles['palette']) == 7
+        # small tiles are shown as they are, in RGB
+        root = Path(runner.train_dataloader.dataset.data_prefix['img_path'])
+        labels = tiles['dropped_labels'][0][16:80, 16:80]
+        assert len(np.unique(labels)) == 1
+        assert tiles['dropped_scores'][0] == 0
+        masks = [cv2.imread(str(root.parents[1] / 'ann_dir' / 'train' / name), 0) - 1
+                 for name in DULL]
+        assert any((labels == mask).all() for mask in masks)
+    scalars = runner.message_hub.log_scalars
+    assert 'dynamic_sampling/pass_rate' in scalars and 'dynamic_sampling/dropped/too_low' in scalars
+    written = list(Path(runner.work_dir).glob('*/vis_data/scalars.json'))[0].read_text()
+    assert 'dynamic_sampling/pass_rate' in written
+
+
+EPOCHS = dict(type='EpochBasedTrainLoop', max_epochs=3)
+DEFAULT = {'train_dataloader.sampler': dict(type='DefaultSampler', shuffle=True),
+           'default_hooks.sampler_seed': dict(type='DistSamplerSeedHook')}
+
+
+def test_an_epoch_has_as_many_steps_as_the_loader_has_batches(train: Any) -> None:
+    runner, record = train(LABELS, train_cfg=EPOCHS, **DEFAULT)
+    assert (runner.epoch, runner.iter, len(record.batches)) == (3, 24, 24)
+    used = [name for batch in record.batches for name in batch]
+    assert not DULL & set(used)
+    # refills read on where they are: one pass over the 13 other tiles follows another
+    assert len(set(used[:13])) == 13
+    drawn = runner.hooks[[type(h) for h in runner.hooks].index(DynamicSamplingHook)]._step.drawn
+    assert drawn > 24
+
+
+@pytest.mark.parametrize('score', [dict(type='LabelScore'), dict(type='ModelScore')])
+def test_an_epoch_based_run_resumes_exactly(score: dict, train: Any, tmp_path: Path) -> None:
+    hook = dict(score=score, validity=dict(low=0.01 if score['type'] == 'LabelScore' else 1.8))
+    whole, _ = train(hook, train_cfg=EPOCHS, **DEFAULT,
+                     **{'default_hooks.checkpoint.by_epoch': True,
+                        'default_hooks.checkpoint.interval': 1})
+    cut = Path(whole.work_dir) / 'epoch_2.pth'
+    rest, record = train(hook, train_cfg=EPOCHS, **DEFAULT, load_from=str(cut), resume=True)
+    assert len(record.batches) == 8
+    assert same(weights(whole), weights(rest))
+
+
+def test_a_checkpoint_without_dynamic_sampling_can_be_resumed_with_it(train: Any) -> None:
+    plain, before = train()
+    cut = Path(plain.work_dir) / 'iter_3.pth'
+    runner, record = train(LABELS, load_from=str(cut), resume=True)
+    assert len(record.batches) == 3
+    # after the three batches that were seen
+    fresh = [name for batch in before.batches[3:] for name in batch if name not in DULL]
+    used = [name for batch in record.batches for name in batch]
+    assert used[:len(fresh)] == fresh[:len(used)]
+
+
+def test_sampling_ahead_changes_nothing(train: Any) -> None:
+    workers = {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True}
+    one, _ = train(LABELS, **workers)
+    ahead, _ = train(dict(LABELS, prefetch=True), **workers)
+    assert same(weights(one), weights(ahead))
+
+
+class Failing:
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, samples: Sequence[Any]) -> List[float]:
+        self.calls += 1
+        if self.calls == 3:
+            raise ZeroDivisionError('no pixels')
+        return [1.0] * len(samples)
+
+
+def test_an_error_in_the_background_is_raised_in_the_loop(train: Any) -> None:
+    with pytest.raises(ZeroDivisionError, match='no pixels'):
+        train(dict(score=Failing(), validity=dict(low=0.5), prefetch=True),
+              **{'train_dataloader.num_workers': 1})
+
+
+@TASK_UTILS.register_module()
+class EvenTiles:
+    """1 for tiles of an even number."""
+
+    def __call__(self, samples: Sequence[dict]) -> torch.Tensor:
+        return torch.tensor([1.0 - int(Path(s['data_samples'].img_path).stem) % 2
+                             for s in samples])
+
+
+def test_scorers_register_by_name_and_rewards_add_up(train: Any) -> None:
+    score = dict(type='RewardScore', rewards=[dict(type='EvenTiles')], weights=[5])
+    runner, record = train(dict(score=score, validity=dict(low=4.0)))
+    assert all(int(Path(name).stem) % 2 == 0 for batch in record.batches for name in batch)
+
+
+def test_groups_of_views_by_their_spread(train: Any) -> None:
+    def brightness(samples: Sequence[dict]) -> List[float]:
+        return [float(sample['inputs'].float().mean()) for sample in samples]
+
+    runner, record = train(
+        dict(score=brightness, validity=dict(eps=1.0), group_size=2),
+        **{'train_dataloader.sampler': dict(_delete_=True, type='GroupedViewsSampler', views=2,
+                                            sampler=dict(type='InfiniteSampler'))})
+    assert all(one == other for one, other in record.batches)
+    assert sum(row['passed'] for row in rows(runner)) >= 12
+
+
+def test_keep_fraction_lets_dull_tiles_in(train: Any) -> None:
+    runner, record = train(dict(LABELS, keep_fraction=1.0))
+    assert DULL & {name for batch in record.batches for name in batch}
+    assert sum(row['unfiltered'] for row in rows(runner)) > 0
+
+
+def test_raise_says_what_to_do(train: Any) -> None:
+    with pytest.raises(ShortfallError, match=r'0/2 valid samples after all attempts'):
+        train(dict(LABELS, validity=dict(low=9.0), shortfall='raise', max_resample_times=1))
+
+
+@pytest.mark.parametrize('hook, changes, error, words', [
+    (dict(LABELS, prefetch=True), {}, LoaderError, 'num_workers of 1 or more'),
+    (dict(LABELS, local_target=3, group_size=2), {}, ValueError, 'local_target=3, group_size=2'),
+    (dict(LABELS, group_size=4), {}, ValueError, 'for example local_target=4'),
+    (dict(score=dict(type='ModelScore'), validity=dict(low=0), prefetch=True), {}, ValueError,
+     'would read weights while the step changes them'),
+    (dict(score=dict(type='ModelScore'), validity=dict(eps=0), group_size=2), {}, ValueError,
+     'one score a tile'),
+    (dict(score=3, validity=dict(low=0)), {}, ValueError, 'score=3, expected a config'),
+    (dict(LABELS, validity={}), {}, ValueError, 'no criterion'),
+    (dict(LABELS, validity=dict(eps=0.1)), {}, ValueError, 'group_size=1 has none')])
+def test_bad_settings(hook: dict, changes: dict, error: Any, words: str, train: Any) -> None:
+    with pytest.raises(error, match=words):
+        train(hook, **changes)
+
+
+# ---- the model's score ----
+
+
+@pytest.fixture
+def segmentor(train: Any) -> Any:
+    runner, _ = train(train_cfg=dict(type='IterBasedTrainLoop', max_iters=1))
+    batch = next(iter(runner.train_dataloader))
+    samples = [dict(inputs=x, data_samples=y) for x, y in zip(batch['inputs'],
+                                                              batch['data_samples'])]
+    return runner, samples
+
+
+def collate(samples: List[dict]) -> Dict[str, list]:
+    return {key: [sample[key] for sample in samples] for key in samples[0]}
+
+
+def test_model_scores_are_the_loss_of_each_tile(segmentor: Any) -> None:
+    runner, samples = segmentor
+    before = {name: value.clone() for name, value in weights(runner).items()}
+    runner.model.train()
+    runner.model.backbone.eval()  # as a frozen part is
+    scorer = ModelScore(scale=1.0)
+    scorer.bind(runner.model, collate)
+    scores = scorer(samples)
+    assert runner.model.training and runner.model.decode_head.training
+    assert not runner.model.backbone.training
+    assert same(before, weights(runner))
+    model = runner.model.eval()
+    for sample, score in zip(samples, scores):
+        data = model.data_preprocessor(collate([sample]), True)
+        logits = model.encode_decode(data['inputs'], [dict(img_shape=(64, 64), pad_shape=(64, 64))])
+        truth = data['data_samples'][0].gt_sem_seg.data
+        expected = functional.cross_entropy(logits, truth, ignore_index=255)
+        torch.testing.assert_close(score, expected.detach())
+
+
+def test_one_minus_iou_and_a_tile_without_labels(segmentor: Any) -> None:
+    runner, samples = segmentor
+    scorer = ModelScore('one_minus_iou', scale=0.5)
+    scorer.bind(runner.model, collate)
+    samples[1]['data_samples'].gt_sem_seg.data[:] = 255
+    scores = scorer(samples)
+    assert 0 < scores[0] <= 1 and scores[1] == 0
+    assert samples[0]['inputs'].shape == (3, 64, 64)  # a copy was padded and scaled
+
+
+@pytest.mark.parametrize('arguments, words', [(dict(metric='iou'), 'expected one of loss'),
+                                              (dict(scale=0), 'scale=0, expected more than 0')])
+def test_bad_model_scores(arguments: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ModelScore(**arguments)
+
+
+def test_a_model_that_cannot_be_scored_with() -> None:
+    with pytest.raises(ValueError, match='Linear has no encode_decode'):
+        ModelScore().bind(torch.nn.Linear(1, 1), collate)
