@@ -1,32 +1,25 @@
 """The preview picture: rows of image, truth, prediction and disagreement, with a legend.
 
 :func:`render_preview` is pure (arrays in, one uint8 RGB array out); :func:`save_preview` writes
-it so that a reader never sees half a file. Matplotlib is imported on the first call and only its
-object interface is used: a training script that plots with pyplot keeps its own figures.
+it so that a reader never sees half a file.
 """
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from . import tiles
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .canvas import FAINT, Canvas, save_png
 
 # Pixels. Four columns of tiles make a picture about 1900 wide, which a laptop shows whole.
 TILE_WIDTH = 450
 MAX_TILE_HEIGHT = 600
 MAX_STORED_SIDE = 1024
 _MARGIN, _GAP, _CAPTION, _HEADER, _LEGEND_LINE = 28, 14, 26, 84, 26
-_DPI = 100
-_INK, _FAINT, _PAPER = '#1b1f24', '#5b636d', '#ffffff'
 # A longer class list than this only names the classes that are in the picture.
-_FULL_LEGEND = 24
+FULL_LEGEND = 24
 
 
 @dataclass(frozen=True)
@@ -102,28 +95,7 @@ def save_preview(path: str,
         ValueError: As for :func:`render_preview`.
         OSError: If the folder cannot be written.
     """
-    pixels = render_preview(samples, classes, palette, title, subtitle)
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix='.preview-', suffix='.png')
-    os.close(handle)
-    try:
-        _write_png(temporary, pixels)
-        # mkstemp makes the file private; colleagues look at previews on a shared disk.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-
-
-def _write_png(path: str, pixels: np.ndarray) -> None:
-    import cv2
-    encoded, data = cv2.imencode('.png', pixels[:, :, ::-1])
-    if not encoded:
-        raise OSError(f'OpenCV could not encode a preview of shape {pixels.shape} as PNG')
-    with open(path, 'wb') as file:
-        file.write(data.tobytes())
+    save_png(path, render_preview(samples, classes, palette, title, subtitle))
 
 
 def _column_titles(with_truth: bool) -> List[str]:
@@ -182,7 +154,7 @@ def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
             if labels is not None:
                 found.update(int(label) for label in np.unique(labels))
     shown = [index for index in range(len(classes))
-             if len(classes) <= _FULL_LEGEND or index in found]
+             if len(classes) <= FULL_LEGEND or index in found]
     entries = [(str(classes[index]), np.tile(palette[index], (18, 18, 1))) for index in shown]
     outside = sorted(label for label in found if not 0 <= label < len(classes))
     if outside:
@@ -205,9 +177,9 @@ def _draw(rows: Sequence[Sequence[_Tile]], column_titles: Sequence[str],
     legend_lines = -(-len(entries) // per_line)
     heights = [max(tile.pixels.shape[0] for tile in row) + _CAPTION for row in rows]
     height = _HEADER + sum(heights) + legend_lines * _LEGEND_LINE + _MARGIN + _MARGIN // 2
-    canvas = _Canvas(width, height)
+    canvas = Canvas(width, height)
     canvas.text(_MARGIN, 30, title, size=15, weight='bold')
-    canvas.text(_MARGIN, 54, subtitle, size=11, colour=_FAINT)
+    canvas.text(_MARGIN, 54, subtitle, size=11, colour=FAINT)
     for column, name in enumerate(column_titles):
         canvas.text(_MARGIN + column * (TILE_WIDTH + _GAP), _HEADER - 6, name, 11, 'bold')
     top = _HEADER
@@ -216,7 +188,7 @@ def _draw(rows: Sequence[Sequence[_Tile]], column_titles: Sequence[str],
             left = _MARGIN + column * (TILE_WIDTH + _GAP)
             canvas.picture(left, top, tile.pixels)
             canvas.text(left, top + tile.pixels.shape[0] + 16, _shorten(tile.caption), size=9,
-                        colour=_FAINT)
+                        colour=FAINT)
         top += row_height
     top += _MARGIN // 2
     for index, (name, swatch) in enumerate(entries):
@@ -235,37 +207,3 @@ def _legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
 def _shorten(name: str, limit: int = 58) -> str:
     """Keep the end of a long caption: file names differ there."""
     return name if len(name) <= limit else '...' + name[3 - limit:]
-
-
-class _Canvas:
-    """A Matplotlib figure addressed in pixels from the top left corner."""
-
-    def __init__(self, width: int, height: int) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        self._width, self._height = width, height
-        # The hundredth of a pixel keeps float rounding from cutting a row or a column.
-        self._figure: Figure = Figure(
-            figsize=((width + 0.01) / _DPI, (height + 0.01) / _DPI), dpi=_DPI, facecolor=_PAPER)
-        self._canvas = FigureCanvasAgg(self._figure)
-        self._pictures: List[Tuple[int, int, np.ndarray]] = []
-
-    def text(self, left: int, baseline: int, text: str, size: float, weight: str = 'normal',
-             colour: str = _INK) -> None:
-        # parse_math: a class called 'a$b$' is a name, not a formula.
-        self._figure.text(left / self._width, 1 - baseline / self._height, text, fontsize=size,
-                          fontweight=weight, color=colour, va='baseline', parse_math=False)
-
-    def picture(self, left: int, top: int, pixels: np.ndarray) -> None:
-        self._pictures.append((left, top, pixels))
-
-    def pixels(self) -> np.ndarray:
-        """Return the drawing as ``(height, width, 3)`` uint8 RGB."""
-        self._canvas.draw()
-        drawn = np.array(self._canvas.buffer_rgba(), dtype=np.uint8)[:, :, :3]
-        for left, top, pixels in self._pictures:
-            height, width = pixels.shape[:2]
-            # A hairline, without which white classes melt into the paper.
-            drawn[top - 1:top + height + 1, left - 1:left + width + 1] = 168
-            drawn[top:top + height, left:left + width] = pixels
-        return np.ascontiguousarray(drawn)

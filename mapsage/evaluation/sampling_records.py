@@ -1,0 +1,244 @@
+"""What a run with dynamic sampling recorded, as numbers.
+
+Rank 0 writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl``, sums over a log
+interval and all ranks, and ``tiles.npz``, a few samples that were kept and dropped.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from . import tiles
+
+_SUMS = ('steps', 'attempts', 'judged', 'passed', 'moved_samples', 'sent_bytes', 'surplus',
+         'seconds', 'interval_seconds')
+# Counts by name, in the order in which they are listed and stacked.
+COUNTS = dict(
+    shortfalls=('fallback', 'pad', 'shrink', 'raise'),
+    dropped=('too_low', 'too_high', 'no_spread', 'not_finite', 'expired', 'surplus'))
+MAX_SIDE = 415  # of a tile, in pixels: what fits the picture
+
+
+class SamplingPlotError(ValueError):
+    """The files of dynamic sampling are missing or unreadable."""
+
+
+@dataclass(frozen=True)
+class TileBlock:
+    """Samples of one kind; N may be 0.
+
+    Attributes:
+        images: ``(N, T, T, 3)`` uint8 RGB.
+        labels: ``(N, T, T)`` integers; what names no class is shown as no data.
+        scores: ``(N,)`` floats.
+        iters: ``(N,)`` integers.
+        reasons: Why each was dropped; ``''`` for kept ones.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+    iters: np.ndarray
+    reasons: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SampleTiles:
+    """What ``tiles.npz`` holds.
+
+    Attributes:
+        kept: Samples that passed.
+        dropped: Samples that did not.
+        palette: ``(C, 3)`` uint8 RGB.
+        classes: C names.
+    """
+
+    kept: TileBlock
+    dropped: TileBlock
+    palette: np.ndarray
+    classes: Tuple[str, ...]
+
+
+def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
+    """Read ``steps.jsonl`` as the history of the weights: iterations that only grow.
+
+    Where a resumed run repeats iterations, what was recorded before it counts up to the iteration
+    it went on from. The last line may be torn.
+
+    Args:
+        path: The file.
+
+    Returns:
+        One dict a log interval, at least one.
+
+    Raises:
+        SamplingPlotError: If there is no file, no whole line, or a line is not of this kind.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise SamplingPlotError(f'{path} does not exist, expected the records of dynamic sampling; '
+                                'train with DynamicSamplingHook first')
+    lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
+    rows: List[Dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        row = _parse(line)
+        if row is None:
+            if line.strip() and number < len(lines):
+                raise SamplingPlotError(f'line {number} of {path} is {line[:60]!r}, expected a '
+                                        'JSON object; remove this line')
+            continue
+        _check_row(row, f'line {number} of {path}')
+        while rows and rows[-1]['iter'] >= row['iter']:
+            rows.pop()
+        rows.append(row)
+    if not rows:
+        raise SamplingPlotError(f'{path} holds no whole line yet; train with DynamicSamplingHook '
+                                'for at least one log interval')
+    return rows
+
+
+def _parse(line: str) -> Optional[Dict[str, Any]]:
+    """Return the object of a line, or the one glued to a line that a kill tore off."""
+    for begin in [place for place, letter in enumerate(line) if letter == '{']:
+        try:
+            # From within an object nothing parses: its end is not that of the line.
+            row: Dict[str, Any] = json.loads(line[begin:])
+        except ValueError:
+            continue
+        return row
+    return None
+
+
+def _check_row(row: Dict[str, Any], where: str) -> None:
+    """Raise unless all figures the picture needs are there."""
+    for key in ('iter', *_SUMS):
+        if not _is_number(row.get(key)):
+            raise SamplingPlotError(f'{key} in {where} is {row.get(key)!r}, expected a number; '
+                                    'plot with the version of MapSage that trained')
+    for key in COUNTS:
+        counts = row.get(key)
+        if not isinstance(counts, dict) or not all(map(_is_number, counts.values())):
+            raise SamplingPlotError(f'{key} in {where} is {counts!r}, expected an object of '
+                                    'numbers; plot with the version of MapSage that trained')
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
+    """Return what the charts show, each a ``(len(rows),)`` float64 array.
+
+    Keys: ``begin`` and ``iter``, the interval being ``(begin, iter]``; ``pass_rate``, passed of
+    judged; ``resamples``, ``moved_samples`` and ``moved_mib``, each a step; ``surplus``, samples;
+    ``time_share``, sampling's part of wall-clock time; ``shortfalls/POLICY`` and
+    ``dropped/REASON``, each a step, in the order of the stacks. A ratio of nothing is NaN.
+
+    Args:
+        rows: Of :func:`read_steps`.
+    """
+    given = {key: np.array([row[key] for row in rows], dtype=np.float64)
+             for key in ('iter', *_SUMS)}
+    steps = given['steps']
+    arrays = dict(begin=given['iter'] - steps, iter=given['iter'], surplus=given['surplus'],
+                  pass_rate=_ratio(given['passed'], given['judged']),
+                  resamples=_ratio(given['attempts'], steps),
+                  moved_samples=_ratio(given['moved_samples'], steps),
+                  moved_mib=_ratio(given['sent_bytes'] / 2**20, steps),
+                  time_share=_ratio(given['seconds'], given['interval_seconds']))
+    for key in COUNTS:
+        for name in in_order(key, {name for row in rows for name in row[key]}):
+            counts = np.array([row[key].get(name, 0) for row in rows], dtype=np.float64)
+            if counts.any():
+                arrays[f'{key}/{name}'] = _ratio(counts, steps)
+    return arrays
+
+
+def merged(rows: Sequence[Dict[str, Any]], at_most: int) -> List[Dict[str, Any]]:
+    """Return rows of several consecutive intervals, so that a long run has few points.
+
+    Every figure is that of the longer interval: sums, and the last surplus and iteration.
+
+    Args:
+        rows: Of :func:`read_steps`.
+        at_most: Rows to return at most.
+    """
+    size = -(-len(rows) // at_most)
+    longer = []
+    for begin in range(0, len(rows), size):
+        part = rows[begin:begin + size]
+        row: Dict[str, Any] = {key: sum(each[key] for each in part) for key in _SUMS}
+        row.update({key: _summed([each[key] for each in part]) for key in COUNTS},
+                   iter=part[-1]['iter'], surplus=part[-1]['surplus'])
+        longer.append(row)
+    return longer
+
+
+def in_order(key: str, names: Iterable[str]) -> List[str]:
+    """Return the known names of ``key`` of :data:`COUNTS`, then the others of ``names``."""
+    return [*COUNTS[key], *sorted(set(names) - set(COUNTS[key]))]
+
+
+def _summed(counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
+    names = sorted({name for each in counts for name in each})
+    return {name: sum(each.get(name, 0) for each in counts) for name in names}
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+
+
+def headline(rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the totals in one line: steps, pass rate, samples dropped, shortfalls."""
+    total = {key: sum(row[key] for row in rows) for key in _SUMS}
+    judged = f'{total["judged"]:,} samples judged'
+    policies = _summed([row['shortfalls'] for row in rows])
+    listed = ', '.join(f'{name} {policies[name]:,}' for name in in_order('shortfalls', policies)
+                       if policies.get(name))
+    return '  ·  '.join([
+        f'{total["steps"]:,} steps, up to iteration {rows[-1]["iter"]:,}',
+        f'pass rate {100 * total["passed"] / total["judged"]:.1f} % of {judged}'
+        if total['judged'] else 'no sample judged',
+        f'{sum(sum(row["dropped"].values()) for row in rows):,} samples dropped',
+        f'{sum(policies.values()):,} shortfalls{f" ({listed})" if listed else ""}'])
+
+
+def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
+    """Read ``tiles.npz``; None where there is no such file.
+
+    Raises:
+        SamplingPlotError: If it is damaged or holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return None
+    try:
+        with np.load(str(path), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        classes = tuple(str(name) for name in arrays['classes'])
+        return SampleTiles(_block(arrays, 'kept'), _block(arrays, 'dropped'),
+                           tiles.class_palette(len(classes), arrays['palette']), classes)
+    except Exception as error:  # a damaged archive fails in zipfile, zlib, ast or NumPy
+        what = f'no {error}' if isinstance(error, KeyError) else error or type(error).__name__
+        raise SamplingPlotError(f'{path} cannot be read ({what}), expected the tiles that '
+                                'DynamicSamplingHook writes; remove the file to plot without '
+                                'them') from error
+
+
+def _block(arrays: Dict[str, np.ndarray], kind: str) -> TileBlock:
+    images, labels, scores, iters = (
+        arrays[f'{kind}_{name}'] for name in ('images', 'labels', 'scores', 'iters'))
+    reasons = arrays['dropped_reasons'] if kind == 'dropped' else np.full(len(images), '')
+    count, side = len(images), images.shape[1] if images.ndim == 4 else 0
+    shapes = [array.shape for array in (images, labels, scores, iters, reasons)]
+    if count and (shapes != [(count, side, side, 3), (count, side, side)] + 3 * [(count,)]
+                  or not 1 <= side <= MAX_SIDE or images.dtype != np.uint8
+                  or labels.dtype.kind not in 'iu'):
+        raise ValueError(f'{kind} tiles of {images.dtype} and {labels.dtype} have shapes {shapes}, '
+                         f'expected uint8 images (N, T, T, 3), integer labels (N, T, T) and three '
+                         f'(N,), T up to {MAX_SIDE}')
+    return TileBlock(images, labels, scores, iters, tuple(str(reason) for reason in reasons))
