@@ -3,7 +3,8 @@
 #
 #   bash scripts/start_8card_training.sh [CONFIG] [options of tools/train.py]
 #
-# Without CONFIG: makes the demo data and trains the demo config. Sets up its environment itself.
+# Without CONFIG: trains the demo config. Sets up its environment itself, and makes the demo data for
+# the configs of configs/demo.
 #
 #   NPROC_PER_NODE   ranks on this machine (default 8)
 #   NNODES           machines (default 1)      NODE_RANK     which one this is (default 0)
@@ -27,6 +28,8 @@ if [ $# -gt 0 ] && [[ "$1" != -* ]]; then
 else
     cd "$root"
     config=configs/demo/efficientnet_lite0_fpn_demo.py
-    "$python" tools/make_demo_data.py data/demo
+fi
+if [[ "$config" == */demo/* ]] && [ -z "${MAPSAGE_DEMO:-}" ]; then
+    "$python" "$root/tools/make_demo_data.py" data/demo
 fi
 launch train.py "$config" "$@"

@@ -76,12 +76,15 @@ class TileGallery:
 
 
 def _shrink(array: np.ndarray, fill: int) -> np.ndarray:
-    """Return every n-th pixel, centred in a square of SIDE: fast, and labels stay labels."""
-    step = max(1, -(-max(array.shape[:2]) // SIDE))
-    small = array[::step, ::step].clip(0, 255).astype(np.uint8)
+    """Return the nearest pixels, so that labels stay labels, centred in a square of SIDE."""
+    height, width = array.shape[:2]
+    scale = min(1.0, SIDE / max(height, width))
+    rows, columns = (np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))
+                     for side in (height, width))
+    small = array[rows][:, columns].clip(0, 255).astype(np.uint8)
     square = np.full((SIDE, SIDE) + array.shape[2:], fill, np.uint8)
-    top, left = (SIDE - small.shape[0]) // 2, (SIDE - small.shape[1]) // 2
-    square[top:top + small.shape[0], left:left + small.shape[1]] = small
+    top, left = (SIDE - len(rows)) // 2, (SIDE - len(columns)) // 2
+    square[top:top + len(rows), left:left + len(columns)] = small
     return square
 
 
