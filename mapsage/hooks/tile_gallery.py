@@ -13,6 +13,7 @@ from mapsage.sampling import Candidate
 
 SIDE = 96  # pixels
 LENGTH = 24  # tiles of each kind: the last ones
+_PAUSE = 4  # steps between two of a kind, once there are enough
 _IGNORED = 255
 
 
@@ -25,7 +26,7 @@ class _Tile(NamedTuple):
 
 
 class TileGallery:
-    """The last tiles kept and dropped, at most one of each a step.
+    """Of the last tiles kept and dropped some, at most one of each a step.
 
     Args:
         bgr: The samples' images are BGR, as OpenCV loads them.
@@ -37,7 +38,7 @@ class TileGallery:
                                                 'dropped': deque(maxlen=LENGTH)}
 
     def add(self, candidate: Candidate, reason: str, iteration: int) -> None:
-        """Keep a small picture of a tile, unless it or the like of it is of this iteration.
+        """Keep a small picture of a tile, unless the last one of its kind is of this iteration.
 
         Args:
             candidate: With packed inputs, (3, H, W) of 8-bit values.
@@ -45,7 +46,8 @@ class TileGallery:
             iteration: From 1.
         """
         tiles = self._tiles['dropped' if reason else 'kept']
-        if tiles and tiles[-1].iteration == iteration:
+        pause = _PAUSE if len(tiles) == LENGTH else 1
+        if tiles and iteration - tiles[-1].iteration < pause:
             return
         sample: Any = candidate.sample
         inputs: Any = sample.get('inputs') if isinstance(sample, dict) else None
@@ -81,7 +83,7 @@ def _shrink(array: np.ndarray, fill: int) -> np.ndarray:
     scale = min(1.0, SIDE / max(height, width))
     rows, columns = (np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))
                      for side in (height, width))
-    small = array[rows][:, columns].clip(0, 255).astype(np.uint8)
+    small = array[np.ix_(rows, columns)].clip(0, 255).astype(np.uint8)
     square = np.full((SIDE, SIDE) + array.shape[2:], fill, np.uint8)
     top, left = (SIDE - len(rows)) // 2, (SIDE - len(columns)) // 2
     square[top:top + len(rows), left:left + len(columns)] = small
