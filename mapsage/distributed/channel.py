@@ -11,7 +11,7 @@ import time
 import weakref
 import zlib
 from datetime import timedelta
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -72,11 +72,17 @@ class Channel:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
+        def reduce() -> Any:
+            return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._live_group(),
+                                   async_op=True)
+
+        if patience is None:
+            self._run(reduce)
+            return
+        self._check()
         self._enter()
-        if patience is not None:
-            self._await_all(min(patience, self.timeout))
-        self._finish(dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._live_group(),
-                                     async_op=True))
+        self._await_all(min(patience, self.timeout))
+        self._finish(reduce())
 
     def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
         """Return every rank's CPU tensor, in group order. Collective; shapes must be equal.
@@ -84,9 +90,9 @@ class Channel:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        self._enter()
         outputs = [torch.empty_like(tensor) for _ in self.ranks]
-        self._finish(dist.all_gather(outputs, tensor, group=self._live_group(), async_op=True))
+        self._run(lambda: dist.all_gather(outputs, tensor, group=self._live_group(),
+                                          async_op=True))
         return outputs
 
     def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
@@ -102,9 +108,8 @@ class Channel:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        self._enter()
-        self._finish(dist.all_to_all_single(output, tensor, output_sizes, input_sizes,
-                                            group=self._live_group(), async_op=True))
+        self._run(lambda: dist.all_to_all_single(output, tensor, output_sizes, input_sizes,
+                                                 group=self._live_group(), async_op=True))
 
     def gather_texts(self, text: str) -> List[str]:
         """Return every rank's text, in group order. Collective; one collective when all are empty.
@@ -149,9 +154,21 @@ class Channel:
                                'after init_process_group.')
         return group
 
-    def _enter(self) -> None:
+    def _run(self, start: Callable[[], Any]) -> None:
+        """Start a collective and see it end; the store is told while it is on its way."""
+        self._check()
+        work = start()
+        try:
+            self._enter()
+        except RankLostError:
+            pass  # a collective that ends well may be the last thing the store's keeper waited for
+        self._finish(work)
+
+    def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _enter(self) -> None:
         self._entered += 1
         self._count(f'entered/{self.rank}', 1)
 

@@ -37,9 +37,11 @@ class LoaderStream:
         self._loader = loader
         self._iterator: Any = None
         self._epoch = self._discard = 0
+        if loader.collate_fn is _as_candidates:
+            raise LoaderError('custom_hooks lists DynamicSamplingHook twice, expected one.')
         loader.collate_fn = _as_candidates
         # The loader's draws must not be from the generator that the training step draws from.
-        loader.generator = torch.Generator().manual_seed(0)
+        loader.generator = torch.Generator().manual_seed(torch.initial_seed())
 
     def skip(self, batches: int) -> None:
         """Begin after this many batches, without loading them where the sampler can skip."""

@@ -95,8 +95,7 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         traffic.header_bytes += sum(letter.header_bytes for letter in letters)
     batch, failure = _assemble(samples, plan, rank, received, buffer, place)
     # Arrivals may not fit this rank's device: then no rank goes on to the step.
-    answers = channel.gather(torch.tensor([int(failure is not None)]))
-    raise_together(channel, [bool(answer.item()) for answer in answers], failure,
+    raise_together(channel, _trade_flags(channel, failure is not None), failure,
                    'placing samples')
     return batch
 
@@ -141,6 +140,15 @@ def _assemble(samples: Sequence[Any], plan: ExchangePlan, rank: int, letters: Se
         return batch, None
     except Exception as error:  # travels to all ranks and is raised again there
         return [], error
+
+
+def _trade_flags(channel: Channel, mine: bool) -> List[bool]:
+    # One stage, where the gather of gloo is a ring: half the time at 8 ranks.
+    told = torch.full((len(channel.ranks),), int(mine), dtype=torch.int64)
+    theirs = torch.empty_like(told)
+    even = [1] * len(told)
+    channel.all_to_all(theirs, told, even, even)
+    return [bool(flag) for flag in theirs.tolist()]
 
 
 def _trade_letters(channel: Channel, letters: Sequence[_Letter]) -> List[_Letter]:

@@ -96,15 +96,20 @@ class DynamicSampler:
                  place: Optional[Callable[[Any], Any]] = None,
                  observe: Optional[Callable[[Sequence[Any], str], None]] = None,
                  logger: Optional[logging.Logger] = None) -> None:
-        _check(local_target, group_size, max_resample_times, max_refill_rounds, keep_fraction)
-        check_policy(shortfall)
-        validity.check_group_size(group_size)
         self._fetch, self._score, self._validity = fetch, score, validity
         self.local_target, self.group_size = local_target, group_size
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
         self.shortfall, self.keep_fraction, self.seed = shortfall, keep_fraction, seed
         self._exchange: Dict[str, Any] = dict(group=group, place=place, timeout=timeout)
         self._channel = open_channel(group, timeout, PURPOSE)
+        check_equal_settings(self._channel, (
+            f'local_target={local_target}, group_size={group_size}, '
+            f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
+            f'max_age={max_age}, max_refill_rounds={max_refill_rounds}, '
+            f'keep_fraction={keep_fraction}, {validity}'))
+        _check(local_target, group_size, max_resample_times, max_refill_rounds, keep_fraction)
+        check_policy(shortfall)
+        validity.check_group_size(group_size)
         ranks = [0] if self._channel is None else self._channel.ranks
         self._name = 0 if self._channel is None else self._channel.rank
         self._world, self._rank = len(ranks), ranks.index(self._name)
@@ -114,11 +119,6 @@ class DynamicSampler:
         self._rate = PassRate()
         self._step = 0
         self.totals = Totals()
-        check_equal_settings(self._channel, (
-            f'local_target={local_target}, group_size={group_size}, '
-            f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
-            f'max_age={max_age}, max_refill_rounds={max_refill_rounds}, '
-            f'keep_fraction={keep_fraction}, {validity}'))
 
     @property
     def global_target(self) -> int:
@@ -147,12 +147,26 @@ class DynamicSampler:
         self._step += 1
         self._rate.age()
         held, expired = self._pool.take(self._step)
-        now = _Step(StepStatistics(step=self._step, goal=self.global_target), held)
+        now = _Step(StepStatistics(step=self._step, goal=self.global_target), list(held))
         now.stats.drop(EXPIRED, len(expired) * self.group_size)
+        try:
+            decision = self._collect(now, initial)
+        except ShortfallError:
+            raise  # it has kept what it found
+        except Exception:
+            self._step -= 1
+            self._pool.put(expired + held)  # a checkpoint on the way down holds them
+            raise
+        batch = self._hand_out(now, decision)
+        now.stats.used = len(batch)
+        now.stats.seconds = time.perf_counter() - started
+        self.totals.add(now.stats)
+        return SampledBatch(batch, decision.loss_weights[self._rank], now.stats)
+
+    def _collect(self, now: _Step, initial: Optional[Sequence[Any]]) -> Decision:
+        """Fetch and judge until there is enough, or the attempts are spent. Collective."""
         reports = self._round(now, 1, initial)
         if all(report.status == ENDED for report in reports):
-            self._step -= 1
-            self._pool.put(expired + held)
             raise EndOfData(f'step {now.stats.step}: the loaders of all {self._world} rank(s) have '
                             f'ended.')
         now.stats.initial = now.stats.valid
@@ -160,12 +174,7 @@ class DynamicSampler:
                   self._of_goal(now))
         while self._wants_more(now, reports):
             reports = self._resample(now, reports)
-        decision = self._decide(now, reports)
-        batch = self._hand_out(now, decision)
-        now.stats.used = len(batch)
-        now.stats.seconds = time.perf_counter() - started
-        self.totals.add(now.stats)
-        return SampledBatch(batch, decision.loss_weights[self._rank], now.stats)
+        return self._decide(now, reports)
 
     def state_dict(self) -> Dict[str, Any]:
         """Return what a resumed run needs of this rank: step, pass rate and pool."""

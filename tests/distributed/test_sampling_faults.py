@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,8 +25,12 @@ from mapsage.sampling import (
 )
 
 WORLDS = [2, 4, 8]
-STEPS = 200  # at 8 ranks; 2,000 took two minutes on two cores and ended alike
-
+# The long runs are made with the newest torch alone: the other legs test the same code, and time
+# is short.
+LONG = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10)
+STEPS = 2000 if LONG else 200  # at 8 ranks
+LATE = 20.0 if LONG else 2.0  # seconds, at 2 ranks
+IMPATIENT = 3.0  # seconds a rank may be late where that matters
 
 
 @pytest.fixture(scope='module')
@@ -100,7 +105,11 @@ def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
 def wait_for_others(folder: Path, ranks: Sequence[int]) -> None:
     """Keep this process, and with it rank 0's store, until all of ``ranks`` are as far."""
     (folder / f'done{dist.get_rank()}').touch()
-    deadline = time.monotonic() + 30
+    wait_until_done(folder, ranks, 30)
+
+
+def wait_until_done(folder: Path, ranks: Sequence[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while any(not (folder / f'done{rank}').exists() for rank in ranks):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -118,10 +127,15 @@ def with_a_fault(fault: str, folder: Path) -> Any:
         if bad and call == 1:
             if fault == 'raises':
                 raise OSError('tile 17 cannot be read')
+            if fault == 'dies' and world == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
             if fault == 'dies':
                 os._exit(1)
             if fault == 'late':
-                time.sleep(2)
+                time.sleep(LATE if world == 2 else 2.0)
+            if fault == 'too late':
+                wait_until_done(folder, range(rank), 20)  # the others must give up meanwhile
+                time.sleep(1)  # until gloo has given up too, whose deadline is the same
             if fault == 'ends':
                 raise StopIteration
             if fault == 'empty':
@@ -156,6 +170,10 @@ def with_a_fault(fault: str, folder: Path) -> Any:
             raise ZeroDivisionError('no pixels')
         return scores(samples)[:3] if bad and fault == 'few scores' else scores(samples)
 
+    if fault == 'too late':
+        settings['timeout'] = IMPATIENT
+    if fault == 'parts of groups':
+        settings['group_size'] = 3
     if fault == 'settings' and bad:
         settings['max_age'] = 7
     if fault == 'shortage of originals':
@@ -201,6 +219,16 @@ def test_a_late_rank_is_waited_for(world: int, answers: Answers) -> None:
     assert {outcome for _, outcome in every} == {'valid'}
 
 
+@pytest.mark.parametrize('world', WORLDS)
+def test_a_rank_later_than_the_timeout_is_named_while_it_is_away(world: int,
+                                                                 answers: Answers) -> None:
+    *others, late = answers.of(f'too late {world}')
+    for kind, text in others:
+        assert kind == 'RankLostError'
+        assert f'rank(s) [{world - 1}] did not come' in text
+    assert late[0] == 'RankLostError'  # nor does it go on alone
+
+
 @pytest.mark.parametrize('fault, sizes', [
     ('ends', [4] * 4), ('empty', [4] * 4), ('nan', [4] * 4),
     ('ends at once', [4] * 4)])
@@ -234,6 +262,9 @@ def test_a_failure_anywhere_is_one_error_on_all_ranks(fault: str, raiser: int, k
 @pytest.mark.parametrize('fault, error, words', [
     ('other keys', SampleMismatchError, 'rank 0: none; rank 1: (id, score, x); '
                                         'rank 2: (id, score, x); rank 3: (extra, id, score, x)'),
+    ('parts of groups', ValueError, 'local_target=4, group_size=3: expected a whole number of '
+                                    'groups on each rank, for example local_target=3, '
+                                    'group_size=3.'),
     ('settings', None, 'rank 3: local_target=4'), ('step', None, 'rank 3: step 4, resample 0'),
     ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended'),
     ('shortage of originals', ShortfallError, 'no original batch to fall back to on rank(s) [3]')])
@@ -245,13 +276,72 @@ def test_ranks_that_cannot_go_on_raise_the_same_error(fault: str, error: Any, wo
     assert words in every[0][1]
 
 
+# By criterion: itself, a group that meets it, one that does not, and the reason for that.
+CRITERIA: Dict[str, Any] = {'spread': (Validity(eps=0.0), [0.0, 1.0], [2.0, 2.0], 'no_spread'),
+                            'low': (Validity(low=0.5), [1.0, 1.0], [0.0, 0.0], 'too_low'),
+                            'high': (Validity(high=0.5), [0.0, 0.0], [1.0, 1.0], 'too_high')}
+# By rank, the groups of its first batch: good, poor, or a score in them. Later ones are good.
+NAN, INF = math.nan, math.inf
+FIRST_BATCHES: List[List[Any]] = [[NAN, 'good', 'good', 'good'], [INF, -INF, 'good', 'good'],
+                                  [NAN, 'poor', INF, 'good'], ['poor', 'good', -INF, NAN]]
+NOT_FINITE = {(rank, 0, k) for rank, groups in enumerate(FIRST_BATCHES)
+              for k in range(8) if not isinstance(groups[k // 2], str)}
+POOR = {(rank, 0, k) for rank, groups in enumerate(FIRST_BATCHES)
+        for k in range(8) if groups[k // 2] == 'poor'}
+
+
+def scores_that_are_not_finite(criterion: str, keep_fraction: float) -> Any:
+    """Walk two steps; return ids used, dropped and what is in the pool."""
+    rank, calls = start(), iter(range(100))
+    validity, good, poor, _ = CRITERIA[criterion]
+
+    def fetch() -> List[dict]:
+        call, batch = next(calls), []
+        for number, kind in enumerate(['good'] * 4 if call else FIRST_BATCHES[rank]):
+            pair = {'good': good, 'poor': poor}.get(kind, [good[0], kind])
+            batch += [dict(id=(rank, call, 2 * number + k), score=score)
+                      for k, score in enumerate(pair)]
+        return batch
+
+    sampler = DynamicSampler(fetch, scores, validity, 8, group_size=2, keep_fraction=keep_fraction,
+                             shortfall='pad')
+    steps = [sampler.sample() for _ in range(2)]
+    return ([[sample['id'] for sample in step.samples] for step in steps],
+            [step.statistics for step in steps],
+            {sample['id'] for group in sampler.state_dict()['pool'] for sample in group['samples']})
+
+
+@pytest.mark.parametrize('keep_fraction', [0.0, 1.0])
+@pytest.mark.parametrize('criterion', CRITERIA)
+def test_scores_that_are_not_finite_are_never_valid_nor_kept(criterion: str, keep_fraction: float,
+                                                             answers: Answers) -> None:
+    every = answers.of(f'not finite, {criterion} {keep_fraction}')
+    for rank, (steps, statistics, pool) in enumerate(every):
+        assert [len(ids) for ids in steps] == [8, 8]
+        assert not NOT_FINITE & (set(steps[0]) | set(steps[1]) | pool)
+        assert [each.not_finite for each in statistics] == [len(NOT_FINITE), 0]
+        mine = len([each for each in NOT_FINITE if each[0] == rank])
+        poor = len([each for each in POOR if each[0] == rank])
+        dropped = {'not_finite': mine, CRITERIA[criterion][3]: 0 if keep_fraction else poor}
+        assert statistics[0].dropped == {reason: n for reason, n in dropped.items() if n}
+        assert statistics[0].unfiltered == (poor if keep_fraction else 0)
+        assert statistics[0].attempts == 1
+        assert statistics[0].judged - statistics[0].passed == len(NOT_FINITE) + len(POOR)
+    used = {each for steps, _, pool in every for each in steps[0] + steps[1] + sorted(pool)}
+    assert bool(used & POOR) == bool(keep_fraction)
+
+
 def scenarios() -> Dict[str, Any]:
     named: Dict[str, Any] = {}
+    for criterion in CRITERIA:
+        for keep_fraction in (0.0, 1.0):
+            named[f'not finite, {criterion} {keep_fraction}'] = (
+                scores_that_are_not_finite, 4, criterion, keep_fraction)
     for world in WORLDS:
-        for fault in ('raises', 'dies', 'late'):
+        for fault in ('raises', 'dies', 'late', 'too late'):
             named[f'{fault} {world}'] = with_a_fault, world, fault, Path
     for fault in ('ends', 'ends at once', 'empty', 'nan', 'scorer', 'few scores', 'place',
-                  'metadata', 'other keys', 'settings', 'step', 'all end',
+                  'metadata', 'other keys', 'parts of groups', 'settings', 'step', 'all end',
                   'shortage of originals'):
         named[fault] = with_a_fault, 4, fault, Path
     named['account fallback'] = account_for_every_sample, 8, STEPS, 'fallback'

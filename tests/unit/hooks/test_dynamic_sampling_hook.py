@@ -241,6 +241,7 @@ def test_raise_says_what_to_do(train: Any) -> None:
     (dict(score=dict(type='ModelScore'), validity=dict(eps=0), group_size=2), {}, ValueError,
      'one score a tile'),
     (dict(score=3, validity=dict(low=0)), {}, ValueError, 'score=3, expected a config'),
+    (LABELS, dict(custom_hooks=[LABELS]), LoaderError, 'lists DynamicSamplingHook twice'),
     (dict(LABELS, validity={}), {}, ValueError, 'no criterion'),
     (dict(LABELS, validity=dict(eps=0.1)), {}, ValueError, 'group_size=1 has none')])
 def test_bad_settings(hook: dict, changes: dict, error: Any, words: str, train: Any) -> None:

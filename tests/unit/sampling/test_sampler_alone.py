@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Sequence
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from mapsage.sampling.pool import Group
 Sample = dict
 
 
-def loader(batches: List[List[int]]) -> Callable[[], List[Sample]]:
+def loader(batches: Sequence[Sequence[float]]) -> Callable[[], List[Sample]]:
     """Return a fetch of batches of scores; samples are numbered from 0."""
     number = iter(range(10**6))
     source = iter(batches)
@@ -136,8 +136,41 @@ def test_raise_keeps_what_was_found() -> None:
     assert sampler.totals.shortfalls == {'raise': 1}
 
 
+@pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize('validity', [Validity(low=0), Validity(high=2), Validity(eps=0, low=0)])
+def test_a_group_with_a_score_that_is_not_finite_is_dropped_whole(validity: Validity,
+                                                                  bad: float) -> None:
+    scores = [[0.5, bad, 0.5, 1], [bad, bad, 1, 0.5]]
+    batch = make(loader(scores), validity=validity, group_size=2, keep_fraction=1.0).sample()
+    assert ids(batch.samples) == [2, 3, 6, 7]
+    assert batch.statistics.dropped == {'not_finite': 4}
+    assert batch.statistics.unfiltered == 0
+    assert (batch.statistics.not_finite, batch.statistics.passed) == (4, 4)
+
+
+@pytest.mark.parametrize('policy, outcomes', [
+    ('fallback', ['fallback'] * 3), ('pad', ['pad', 'fallback', 'pad']),
+    ('shrink', ['shrink', 'fallback', 'shrink'])])
+def test_without_resamples_each_step_takes_the_policy(policy: str, outcomes: List[str]) -> None:
+    sampler = make(loader([[0, 1, 1, 0], [0] * 4, [1, 0, 0, 0]]), shortfall=policy,
+                   max_resample_times=0, max_age=0)
+    steps = [sampler.sample() for _ in range(3)]
+    assert [step.statistics.outcome for step in steps] == outcomes
+    assert [ids(step.samples) for step in steps] == {
+        'fallback': [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]],
+        'pad': [[1, 2, 1, 2], [4, 5, 6, 7], [8, 8, 8, 8]],
+        'shrink': [[1, 2], [4, 5, 6, 7], [8]]}[policy]
+    totals = sampler.totals
+    assert (totals.rounds, totals.attempts, totals.missing, totals.surplus) == (0, 0, 9, 0)
+    assert totals.fetched == totals.used - totals.replicated + sum(totals.dropped.values())
+    assert totals.dropped == ({} if policy == 'fallback' else {'too_low': 5})
+
+
 @pytest.mark.parametrize('settings_, message', [
-    (dict(local_target=6, group_size=4), 'local_target=6, group_size=4.*local_target=4'),
+    (dict(local_target=6, group_size=4), 'local_target=6, group_size=4: expected a whole number of '
+                                         'groups on each rank, for example local_target=4, '
+                                         'group_size=4[.]$'),
+    (dict(local_target=2, group_size=4), 'local_target=2.* for example local_target=4'),
     (dict(local_target=0), 'local_target=0'), (dict(group_size=0), 'group_size=0'),
     (dict(max_resample_times=-1), 'max_resample_times=-1'),
     (dict(max_refill_rounds=0), 'max_refill_rounds=0'), (dict(keep_fraction=1.5), 'keep_fraction'),
@@ -234,3 +267,21 @@ def test_the_pool_forgets_by_age_alone(found: List[int], max_age: int) -> None:
     assert len(pool) == len(held) == sum(found) - dropped
 
 
+
+
+def test_a_step_that_raises_keeps_the_pool_and_is_taken_again() -> None:
+    def fetch() -> List[dict]:
+        batch = next(batches)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    batches: Any = iter([[dict(id=k, score=1.0) for k in range(6)], OSError('tile 17'),
+                         [dict(id=k, score=1.0) for k in (6, 7)]])
+    sampler = DynamicSampler(fetch, lambda samples: [s['score'] for s in samples],
+                             Validity(low=0), 4)
+    sampler.sample()
+    with pytest.raises(OSError, match='tile 17'):
+        sampler.sample()
+    assert sampler.step == 1 and len(sampler.state_dict()['pool']) == 2
+    assert [sample['id'] for sample in sampler.sample().samples] == [4, 5, 6, 7]
