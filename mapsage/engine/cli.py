@@ -104,9 +104,11 @@ def write_masks_to(cfg: Config, folder: str) -> None:
     """Make the evaluator write predicted masks (uint8 class indices, PNG) into ``folder``."""
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [
         cfg.test_evaluator]
-    writers = [evaluator for evaluator in evaluators if evaluator.type == 'IoUMetric']
+    writers = [evaluator for evaluator in evaluators
+               if evaluator.type in ('IoUMetric', 'ConfusionMatrixMetric')]
     if not writers:
-        raise ConfigError(f'--out needs an IoUMetric in test_evaluator, got {evaluators}.')
+        raise ConfigError(f'--out needs an IoUMetric or a ConfusionMatrixMetric in test_evaluator, '
+                          f'got {evaluators}.')
     writers[0].output_dir = folder
 
 

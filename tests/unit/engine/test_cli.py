@@ -102,9 +102,10 @@ def test_tta_says_what_is_missing(gone: str) -> None:
         cli.use_tta(cfg)
 
 
-def test_masks_go_to_the_metric_that_writes_them() -> None:
+@pytest.mark.parametrize('metric', ['IoUMetric', 'ConfusionMatrixMetric'])
+def test_masks_go_to_the_metric_that_writes_them(metric: str) -> None:
     cfg = tested()
-    cfg.test_evaluator = [dict(type='Other'), dict(type='IoUMetric')]
+    cfg.test_evaluator = [dict(type='Other'), dict(type=metric)]
     cli.write_masks_to(cfg, 'out')
     assert cfg.test_evaluator[1].output_dir == 'out'
     cfg.test_evaluator = dict(type='Other')

@@ -1,0 +1,310 @@
+"""The evaluator that adds one matrix up, in place of MMSeg's ``IoUMetric``."""
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Dict, List, Optional, Sequence, Union
+
+import numpy as np
+import torch
+from mmengine.dist import all_reduce, get_dist_info
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import MMLogger, print_log
+from mmengine.registry import METRICS
+from prettytable import PrettyTable
+
+from .boundary import boundary_counts, boundary_iou
+from .confusion_matrix import (
+    count_pixels,
+    describe_outside,
+    mean_of_defined,
+    plot_confusion,
+    scores,
+)
+
+# What each option reports; per class, and its mean.
+COLUMNS: Dict[str, Sequence[str]] = dict(
+    mIoU=('IoU', 'Acc'), mDice=('Dice', 'Acc'), mFscore=('Fscore', 'Precision', 'Recall'),
+    mBoundaryIoU=('BoundaryIoU',), kappa=())
+# Where 64-bit integers have the range of 32-bit ones, this many pixels are added up on the device.
+_MAX_ON_DEVICE = 2**31 - 1
+
+
+@METRICS.register_module()
+class ConfusionMatrixMetric(BaseMetric):
+    """Scores label maps over the whole dataset, in place of ``IoUMetric``.
+
+    ``val_evaluator = dict(type='ConfusionMatrixMetric')``. The keys, table, options and undefined
+    figures are those of MMSeg's ``IoUMetric``; figures are in percent (kappa too), rounded to two
+    digits. They are computed in float64: IoUMetric computes in float32, which can round a figure
+    that lies within 1e-5 of half a digit to the other side, and which loses pixels once a class has
+    more than 2**24.
+
+    Each image is counted once. Samplers that give all ranks equally many images repeat some at the
+    end; with images dealt out in turns, as MMEngine's ``DefaultSampler`` does, those are the ones
+    at positions past the dataset's size, at most the last one of a rank. Ranks exchange two small
+    integer tensors and no pickles. Counts stay on the device until :meth:`evaluate`.
+
+    Args:
+        ignore_index: Label of the truth that is not counted.
+        iou_metrics: What to report beside aAcc, one or several of ``mIoU`` (with mAcc), ``mDice``
+            (with mAcc), ``mFscore`` (with mPrecision and mRecall), ``mBoundaryIoU``, ``kappa``.
+        nan_to_num: What stands for undefined figures; None leaves them out of means.
+        beta: Weight of recall in the F-score.
+        output_dir: Folder for predicted masks, as PNG of uint8 labels (plus 1 with
+            ``reduce_zero_label``) named after the images.
+        format_only: Write masks and score nothing: for a test set without truth.
+        picture: PNG file of the confusion matrix, drawn anew by each evaluation; None draws none.
+        prefix: Put before the keys, with a slash.
+        collect_device: Accepted so that IoUMetric's config fits; counts travel as CPU tensors.
+
+    Attributes:
+        matrix: ``(C, C)`` int64 of the last evaluation, over all ranks; rows are the truth.
+    """
+
+    def __init__(self, ignore_index: int = 255, iou_metrics: Union[str, Sequence[str]] = ('mIoU',),
+                 nan_to_num: Optional[float] = None, beta: float = 1,
+                 output_dir: Optional[str] = None, format_only: bool = False,
+                 picture: Optional[str] = None, prefix: Optional[str] = None,
+                 collect_device: str = 'cpu') -> None:
+        super().__init__(collect_device=collect_device, prefix=prefix)
+        self.metrics = [iou_metrics] if isinstance(iou_metrics, str) else list(iou_metrics)
+        unknown = [name for name in self.metrics if name not in COLUMNS]
+        if unknown:
+            raise ValueError(f"iou_metrics has {', '.join(map(repr, unknown))}, expected some of "
+                             f"{', '.join(COLUMNS)}")
+        if format_only and not output_dir:
+            raise ValueError(f'format_only=True with output_dir={output_dir!r} would do nothing; '
+                             'set output_dir to the folder for the masks')
+        self.ignore_index, self.nan_to_num, self.beta = ignore_index, nan_to_num, beta
+        self.output_dir, self.format_only, self.picture = output_dir, format_only, picture
+        if output_dir:
+            os.makedirs(output_dir, exist_ok=True)
+        self.matrix: Optional[np.ndarray] = None
+        self._tally = _Tally()
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Count a batch.
+
+        Args:
+            data_batch: Not used.
+            data_samples: Dicts with ``(1, H, W)`` labels in ``pred_sem_seg`` and ``gt_sem_seg``.
+
+        Raises:
+            ValueError: If sizes differ; the image is named.
+        """
+        for sample in data_samples:
+            prediction = _plane(sample['pred_sem_seg']['data'])
+            if not self.format_only:
+                self._count(prediction, sample)
+            if self.output_dir:
+                self._write_mask(prediction, sample)
+
+    def _count(self, prediction: torch.Tensor, sample: dict) -> None:
+        name = str(sample.get('img_path') or f'image {len(self._tally.names)} of this rank')
+        truth = _plane(sample['gt_sem_seg']['data']).to(prediction.device)
+        if prediction.shape != truth.shape:
+            raise ValueError(
+                f'{name}: the prediction has {_size(prediction)} pixels and the truth '
+                f'{_size(truth)}, expected equal sizes; the truth must not be resized in the test '
+                'pipeline: load annotations after Resize')
+        classes = len(self._classes())
+        counts = count_pixels(prediction, truth, classes, self.ignore_index)
+        parts = [counts.outside, counts.matrix.reshape(-1)]
+        if 'mBoundaryIoU' in self.metrics:
+            parts.append(boundary_counts(prediction, truth, classes,
+                                         self.ignore_index).reshape(-1))
+        self._tally.add(torch.cat(parts), truth.numel(), name)
+
+    def _write_mask(self, prediction: torch.Tensor, sample: dict) -> None:
+        from PIL import Image
+        name = os.path.splitext(os.path.basename(sample['img_path']))[0]
+        mask = prediction.cpu().numpy()
+        # The labels on disk begin at 1 there, see MMSeg's LoadAnnotations.
+        if sample.get('reduce_zero_label', False):
+            mask = mask + 1
+        Image.fromarray(mask.astype(np.uint8)).save(
+            os.path.join(str(self.output_dir), f'{name}.png'))
+
+    def evaluate(self, size: int) -> Dict[str, float]:
+        """Return the figures of all ranks' images, equal on every rank. Collective.
+
+        Args:
+            size: Images of the dataset; those past it are repeats.
+
+        Raises:
+            ValueError: On every rank alike: if a label of any image names no class (the rank that
+                saw it names the image), there is no image, or a rank has several repeats.
+        """
+        tally, self._tally = self._tally, _Tally()
+        if self.format_only:
+            print_log(f'predicted masks are in {self.output_dir}', logger='current')
+            return {}
+        figures = self.compute_metrics([self._sum_over_ranks(tally, size)])
+        return {f'{self.prefix}/{key}': value for key, value in figures.items()} \
+            if self.prefix else figures
+
+    def _sum_over_ranks(self, tally: _Tally, size: int) -> torch.Tensor:
+        """Return ``(K,)`` int64 counts: outside, matrix, and boundary counts where asked for."""
+        rank, world_size = get_dist_info()
+        classes = len(self._classes())
+        boundary = 3 * classes if 'mBoundaryIoU' in self.metrics else 0
+        mine, last = tally.read(2 + classes**2 + boundary)
+        # CPU tensors: the default group takes them on every accelerator.
+        facts = torch.zeros((world_size, 3), dtype=torch.int64)
+        facts[rank] = torch.tensor([len(tally.names), *mine[:2].tolist()])
+        all_reduce(facts)
+        images: List[int] = facts[:, 0].tolist()
+        self._check(facts, size, rank, tally)
+        if images[rank] and is_repeat(images, rank, images[rank] - 1, size):
+            mine = mine - last
+        all_reduce(mine)
+        return mine
+
+    def _check(self, facts: torch.Tensor, size: int, rank: int, tally: _Tally) -> None:
+        """Raise on all ranks or on none: every rank has the same ``facts``."""
+        images: List[int] = facts[:, 0].tolist()
+        outside = facts[:, 1:].sum(0).tolist()
+        if any(outside):
+            ranks = [other for other, row in enumerate(facts[:, 1:].tolist()) if any(row)]
+            where = tally.first_outside() if rank in ranks else \
+                f"images of rank(s) {', '.join(map(str, ranks))}, whose message names the first"
+            raise ValueError(f'{where}: ' + describe_outside(
+                outside, len(self._classes()), self.ignore_index))
+        if not sum(images):
+            raise ValueError(f'no image was evaluated, expected {size}; check the dataloader')
+        if any(count > 1 and is_repeat(images, other, count - 2, size)
+               for other, count in enumerate(images)):
+            raise ValueError(
+                f'the ranks have {images} images of a dataset of {size}: a rank repeats more than '
+                'one, expected at most its last. Use a sampler that deals images out in turns, as '
+                'DefaultSampler(shuffle=False)')
+        if sum(images) < size:
+            print_log(f'{sum(images)} of {size} images were evaluated', logger='current',
+                      level=logging.WARNING)
+
+    def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
+        """Return the figures of ``results``, one vector of counts, and log the table."""
+        names = self._classes()
+        cells = len(names)**2
+        vector = results[0].numpy()
+        self.matrix = vector[2:2 + cells].reshape(len(names), len(names))
+        found = scores(self.matrix, self.beta, self.nan_to_num)
+        if 'mBoundaryIoU' in self.metrics:
+            values = boundary_iou(vector[2 + cells:].reshape(3, len(names)))
+            if self.nan_to_num is not None:
+                values = np.nan_to_num(values, nan=self.nan_to_num)
+            found.update(BoundaryIoU=values, mBoundaryIoU=mean_of_defined(values))
+        columns = list(dict.fromkeys(name for metric in self.metrics for name in COLUMNS[metric]))
+        keys = ['aAcc', *(f'm{name}' for name in columns)] + ['kappa'] * ('kappa' in self.metrics)
+        if get_dist_info()[0] == 0:
+            self._log({name: found[name] for name in columns})
+            if self.picture:
+                self.plot(self.picture)
+        return {key: float(np.round(found[key] * 100, 2)) for key in keys}
+
+    def _log(self, columns: Dict[str, Any]) -> None:
+        table = PrettyTable()
+        table.add_column('Class', list(self._classes()))
+        for name, values in columns.items():
+            table.add_column(name, list(np.round(values * 100, 2)))
+        logger = MMLogger.get_current_instance()
+        print_log('per class results:', logger)
+        print_log('\n' + table.get_string(), logger=logger)
+
+    def plot(self, path: str) -> None:
+        """Draw the confusion matrix of the last evaluation into a PNG file.
+
+        Raises:
+            ValueError: If there was none.
+            OSError: If the folder cannot be written.
+        """
+        if self.matrix is None:
+            raise ValueError(f'there is no confusion matrix to draw into {path} yet; evaluate '
+                             'first')
+        found = scores(self.matrix)
+        line = ', '.join(f'{name} {100 * found[name]:.2f}' for name in ('mIoU', 'aAcc', 'kappa'))
+        plot_confusion(path, self.matrix, self._classes(), subtitle=line)
+
+    def _classes(self) -> Sequence[str]:
+        classes = (self.dataset_meta or {}).get('classes')
+        if not classes:
+            raise ValueError(f'dataset_meta is {self.dataset_meta!r}, expected class names under '
+                             "'classes'; set METAINFO of the dataset")
+        return classes
+
+
+class _Tally:
+    """Counts of this rank's images, kept on their device.
+
+    Attributes:
+        names: Of the images.
+    """
+
+    def __init__(self) -> None:
+        self.names: List[str] = []
+        self._host: Any = 0
+        self._device: Any = None
+        self._last: Any = None
+        self._pixels = 0
+        # Two device scalars: images so far, and the first with a label outside the classes or -1.
+        self._seen: Any = None
+        self._first: Any = None
+
+    def add(self, counts: torch.Tensor, pixels: int, name: str) -> None:
+        """Add ``(K,)`` counts of an image; the first two are labels outside the classes."""
+        if self._device is not None and self._pixels + pixels > _MAX_ON_DEVICE:
+            self._drain()
+        self._pixels += pixels
+        self._device = counts if self._device is None else self._device + counts
+        self._last = counts
+        if self._seen is None:
+            self._seen = torch.zeros_like(counts[0])
+            self._first = self._seen - 1
+        new = (counts[:2].sum() > 0) & (self._first < 0)
+        self._first = torch.where(new, self._seen, self._first)
+        # A counter on the host would be a constant of a lazy device's graph: one compilation an
+        # image.
+        self._seen = self._seen + 1
+        self.names.append(name)
+
+    def _drain(self) -> None:
+        self._host = self._host + self._device.cpu()
+        self._device, self._pixels = None, 0
+
+    def read(self, length: int) -> Any:
+        """Return two ``(K,)`` int64 CPU tensors: the sum, and the last image's; zeros if none."""
+        if self._device is None:
+            empty = torch.zeros(length, dtype=torch.int64)
+            return empty, empty
+        self._drain()
+        return self._host, self._last.cpu()
+
+    def first_outside(self) -> str:
+        """Return the name of the first image with a label outside the classes."""
+        return self.names[int(self._first)]
+
+
+def is_repeat(images: Sequence[int], rank: int, number: int, size: int) -> bool:
+    """Return whether an image is one that the sampler repeats. Pure.
+
+    Images were dealt out in turns, rank 0 first; a rank that has no more is passed over. So
+    mmengine.dist.collect_results orders them, before it cuts at ``size``.
+
+    Args:
+        images: How many each rank has.
+        rank: The rank in question.
+        number: Which of its images, from 0.
+        size: Images of the dataset.
+    """
+    before = sum(min(count, number + (other < rank)) for other, count in enumerate(images))
+    return before >= size
+
+
+def _plane(labels: torch.Tensor) -> torch.Tensor:
+    """Return ``(H, W)`` labels of ``(1, H, W)`` or ``(H, W)``."""
+    return labels[0] if labels.dim() == 3 and len(labels) == 1 else labels
+
+
+def _size(labels: torch.Tensor) -> str:
+    return ' x '.join(map(str, labels.shape))
