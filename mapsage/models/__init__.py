@@ -1,4 +1,5 @@
 """Backbones, heads and losses."""
-from .backbones import EfficientNetLite
+from .backbones import DINOv3ViT, EfficientNetLite
+from .layer_decay import DINOv3LayerDecayConstructor
 
-__all__ = ['EfficientNetLite']
+__all__ = ['DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EfficientNetLite']

@@ -1,4 +1,5 @@
 """Backbones, registered in MMEngine's root registry."""
+from .dinov3 import DINOv3ViT
 from .efficientnet_lite import EfficientNetLite
 
-__all__ = ['EfficientNetLite']
+__all__ = ['DINOv3ViT', 'EfficientNetLite']

@@ -1,0 +1,351 @@
+"""DINOv3 vision transformer in plain PyTorch, for the official weights in any of their formats."""
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from . import dinov3_weights as weights
+from .dinov3_weights import ARCHS, NORMALIZATION, Arch
+from .rope import RotaryAttention, RotaryPositions
+
+PATCH_SIZE = 16
+
+_NORM_EPS = 1e-5  # norm_layer='layernormbf16' of every model in dinov3/hub/backbones.py
+
+# torch >= 2.4: autocast's state by device type. Before, recomputing is of the reentrant kind.
+_HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
+
+
+class Mlp(nn.Module):
+    """Two layers and an exact GELU."""
+
+    def __init__(self, arch: Arch) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
+        self.fc2 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From and to (..., embed_dims)."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class GatedMlp(nn.Module):
+    """SwiGLU: ``w1`` gates ``w2``, as in dinov3/layers/ffn_layers.py."""
+
+    def __init__(self, arch: Arch) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
+        self.w2 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
+        self.w3 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From and to (..., embed_dims)."""
+        return self.w3(F.silu(self.w1(x)) * self.w2(x))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised before and scaled (LayerScale) after.
+
+    Args:
+        arch: Structure of the backbone.
+        drop_path: Probability of leaving out either branch of a sample, in training only.
+    """
+
+    def __init__(self, arch: Arch, drop_path: float = 0.) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.norm1 = nn.LayerNorm(arch.embed_dims, eps=_NORM_EPS)
+        self.attn = RotaryAttention(arch)
+        self.gamma_1 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
+        self.norm2 = nn.LayerNorm(arch.embed_dims, eps=_NORM_EPS)
+        self.mlp = GatedMlp(arch) if arch.gated_mlp else Mlp(arch)
+        self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
+
+    def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
+                kept: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """From and to (N, tokens, embed_dims); ``kept`` as from :meth:`draw_kept`."""
+        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine)
+        x = x + (attended if kept is None else attended * kept[0])
+        transformed = self.gamma_2 * self.mlp(self.norm2(x))
+        return x + (transformed if kept is None else transformed * kept[1])
+
+    def draw_kept(self, x: torch.Tensor) -> Optional[torch.Tensor]:
+        """Factors (2, N, 1, 1) of the branches, 0 or 1 / (1 - drop_path); None if all stay.
+
+        Drawn outside of ``forward``, so that recomputing it needs no random state, which old torch
+        restores on CUDA and the CPU only.
+        """
+        if not self.training or not self.drop_path:
+            return None
+        keep = 1 - self.drop_path
+        return torch.full((2, len(x), 1, 1), keep, device=x.device).bernoulli_(keep) / keep
+
+
+@MODELS.register_module()
+class DINOv3ViT(BaseModule):
+    """DINOv3 ViT: maps of stride 16 after the chosen blocks.
+
+    Weights: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` takes the official hub files,
+    Hugging Face 4.x and 5.x folders or safetensors, timm's, or what was saved from this class.
+    They are loaded by ``init_weights``, because ``Runner`` initialises before it broadcasts. A key
+    that is missing or left over is an error that lists it.
+
+    Normalisation: by default the input is RGB in 0..255 and normalised here the way the weights
+    expect; mean and std travel with the state dict, so the data preprocessor must have none.
+
+    Source: facebookresearch/dinov3@6876159, dinov3/models/vision_transformer.py.
+
+    Args:
+        arch: 'small', 'small+', 'base', 'large', 'huge+', '7B', or a dict of ``embed_dims,
+            num_layers, num_heads, feedforward_channels`` and optionally ``gated_mlp`` (False),
+            ``num_registers`` (4), ``qkv_bias`` (True).
+        out_indices: Blocks whose output is returned, ascending from 0, by default four evenly
+            spaced ones; blocks above the last are not built.
+        final_norm: Apply the model's last norm to each output, as DINOv3's own heads do.
+        drop_path_rate: Of the last block (0..1); it grows linearly from 0 at the first.
+        with_cp: Recompute the trained blocks in the backward pass to save memory.
+        frozen_stages: -1 freezes nothing, 0 the embedding and tokens, k also the first k blocks.
+        frozen: Freeze all, the final norm too.
+        normalization: 'weights' follows them, 'web' or 'sat493m' sets it, None if the input comes
+            normalised from the data preprocessor.
+        init_cfg: See above.
+
+    Raises:
+        ValueError: For an argument out of its range.
+    """
+
+    pixel_mean: torch.Tensor
+    pixel_std: torch.Tensor
+
+    def __init__(self,
+                 arch: Union[str, Dict[str, Any]] = 'large',
+                 out_indices: Optional[Sequence[int]] = None,
+                 final_norm: bool = True,
+                 drop_path_rate: float = 0.,
+                 with_cp: bool = False,
+                 frozen_stages: int = -1,
+                 frozen: bool = False,
+                 normalization: Optional[str] = 'weights',
+                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(init_cfg)
+        self.arch = _parse_arch(arch)
+        layers = self.arch.num_layers
+        if out_indices is None:
+            out_indices = sorted({max(layers * part // 4 - 1, 0) for part in (1, 2, 3, 4)})
+        self.out_indices = tuple(out_indices)
+        _check_arguments(self.arch, self.out_indices, drop_path_rate, frozen_stages, normalization)
+        self.with_cp = with_cp
+        self.frozen_stages = self.out_indices[-1] + 1 if frozen else frozen_stages
+        self.frozen = frozen
+        self.normalization = normalization
+        self.out_channels = (self.arch.embed_dims, ) * len(self.out_indices)
+
+        dims = self.arch.embed_dims
+        self.patch_embed = nn.Conv2d(3, dims, PATCH_SIZE, stride=PATCH_SIZE)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
+        if self.arch.num_registers:
+            self.register_tokens = nn.Parameter(torch.zeros(1, self.arch.num_registers, dims))
+        self.rope = RotaryPositions(dims // self.arch.num_heads)
+        self.blocks = nn.ModuleList(
+            Block(self.arch, drop_path_rate * index / max(layers - 1, 1))
+            for index in range(self.out_indices[-1] + 1))
+        self.norm = nn.LayerNorm(dims, eps=_NORM_EPS) if final_norm else nn.Identity()
+        self.register_buffer('pixel_mean', torch.zeros(3, 1, 1))
+        self.register_buffer('pixel_std', torch.ones(3, 1, 1))
+        self._set_pixels('sat493m' if normalization == 'sat493m' else 'web')
+        self._input_checked = normalization is None
+        self._reset_parameters()
+        self._freeze()
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Maps of the chosen blocks.
+
+        Args:
+            x: RGB, float (N, 3, H, W) in 0..255, or normalised with ``normalization=None``.
+
+        Returns:
+            One (N, embed_dims, H / 16, W / 16) per entry of ``out_indices``.
+
+        Raises:
+            ValueError: If 16 does not divide H and W, or the input was normalised already.
+        """
+        rows, columns = self._grid(x)
+        enabled = torch.is_grad_enabled()
+        with torch.set_grad_enabled(enabled and self.frozen_stages < 0):
+            tokens = self._embed(x)
+        sine, cosine = self.rope(rows, columns)
+        outputs: List[torch.Tensor] = []
+        for index, block in enumerate(self.blocks):
+            with torch.set_grad_enabled(enabled and index >= self.frozen_stages):
+                kept = block.draw_kept(tokens)  # type: ignore[operator]
+                run = _recomputed if self.with_cp and torch.is_grad_enabled() else _computed
+                tokens = run(block, tokens, sine, cosine, kept)
+            if index in self.out_indices:
+                with torch.set_grad_enabled(enabled and not self.frozen):
+                    patches = self.norm(tokens)[:, -rows * columns:]
+                    outputs.append(patches.transpose(1, 2).reshape(len(x), -1, rows, columns))
+        return tuple(outputs)
+
+    def init_weights(self) -> None:
+        """Load the weights that ``init_cfg`` names, else do as MMEngine does."""
+        cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg or {}]
+        pretrained = [cfg for cfg in cfgs
+                      if getattr(cfg.get('type'), '__name__', cfg.get('type'))
+                      in ('Pretrained', 'PretrainedInit')]
+        if self.is_init or not pretrained:  # type: ignore[has-type]
+            super().init_weights()
+            return
+        self._load(pretrained[-1]['checkpoint'], pretrained[-1].get('prefix') or '')
+        self.is_init = True
+
+    def train(self, mode: bool = True) -> DINOv3ViT:
+        """Switch to training, except what is frozen."""
+        super().train(mode)
+        self._freeze()
+        return self
+
+    def _grid(self, x: torch.Tensor) -> Tuple[int, int]:
+        height, width = x.shape[-2:]
+        if height % PATCH_SIZE or width % PATCH_SIZE:
+            raise ValueError(f'input of {height} x {width} pixels (H x W), expected multiples of '
+                             f'{PATCH_SIZE}; choose such a crop size, or pad by size_divisor='
+                             f'{PATCH_SIZE} in the data preprocessor')
+        return height // PATCH_SIZE, width // PATCH_SIZE
+
+    def _embed(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._input_checked:
+            # Once only, because reading the value waits for the device.
+            if float(x.min()) < 0:
+                raise ValueError(
+                    f'input down to {float(x.min()):.3f}, expected RGB in 0..255, which DINOv3ViT '
+                    'normalises; take mean and std out of the data preprocessor, or set '
+                    'normalization=None')
+            self._input_checked = True
+        if self.normalization is not None:
+            x = (x - self.pixel_mean) / self.pixel_std
+        patches = self.patch_embed(x).flatten(2).transpose(1, 2)
+        prefix = [token.expand(len(x), -1, -1).to(patches.dtype)
+                  for token in self._prefix_tokens()]
+        return torch.cat((*prefix, patches), dim=1)
+
+    def _load(self, path: str, prefix: str) -> None:
+        state = weights.read_checkpoint(path, prefix)
+        converted = weights.convert(state)
+        fitted, filled = weights.fit(converted, self.state_dict(), self.arch)
+        told: Optional[str] = None
+        how = 'it is in the checkpoint'
+        if 'pixel_mean' not in converted:
+            told, how = weights.training_data(path, state, self.arch)
+            if told is None and self.normalization == 'weights':
+                raise ValueError(f"normalization='weights', but {how} whether {path} was trained "
+                                 f'on web or satellite images; set it to one of '
+                                 f'{sorted(NORMALIZATION)}')
+        self.load_state_dict(fitted)
+        if self.normalization in NORMALIZATION:
+            told, how = self.normalization, f'set by the config; weights: {told or "unknown"}'
+        if told is not None:
+            self._set_pixels(told)
+        self._log_weights(path, weights.detect_format(state), filled, told, how)
+
+    def _log_weights(self, path: str, names: str, filled: Sequence[str], told: Optional[str],
+                     how: str) -> None:
+        zeros = sum(key.endswith('_bias') for key in filled)
+        absent = f', {zeros} biases that they leave out are 0' if zeros else ''
+        mean, std = ([round(value, 3) for value in statistic.flatten().tolist()]
+                     for statistic in (self.pixel_mean, self.pixel_std))
+        where = 'expected of the data preprocessor' if self.normalization is None else 'done here'
+        print_log(f'DINOv3ViT: {names} weights of {path} for arch='
+                  f'{weights.describe(self.arch)}{absent}. Normalisation {told or "of"} ({how}): '
+                  f'mean {mean}, std {std} in 0..255, {where}', logger='current')
+
+    def _set_pixels(self, kind: str) -> None:
+        mean, std = NORMALIZATION[kind]
+        self.pixel_mean.copy_(torch.tensor(mean).view(3, 1, 1))
+        self.pixel_std.copy_(torch.tensor(std).view(3, 1, 1))
+
+    def _reset_parameters(self) -> None:
+        """As ``init_weights_vit`` of the source; nothing is left uninitialised."""
+        for token in self._prefix_tokens():
+            nn.init.normal_(token, std=.02)
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def _freeze(self) -> None:
+        frozen: List[nn.Module] = []
+        if self.frozen:
+            frozen.append(self)
+        elif self.frozen_stages >= 0:
+            frozen += [self.patch_embed, self.rope, *self.blocks[:self.frozen_stages]]
+            for token in self._prefix_tokens():
+                token.requires_grad_(False)
+        for module in frozen:
+            nn.Module.train(module, False)  # not self.train, which calls this
+            module.requires_grad_(False)
+
+    def _prefix_tokens(self) -> List[nn.Parameter]:
+        registers = [self.register_tokens] if self.arch.num_registers else []
+        return [self.cls_token, *registers]
+
+
+def _computed(block: nn.Module, *inputs: Any) -> torch.Tensor:
+    return block(*inputs)
+
+
+def _recomputed(block: nn.Module, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
+    if not _HAS_AUTOCAST_STATE:
+        if not tokens.requires_grad:  # else the reentrant kind gives the block no gradients
+            tokens = tokens.detach().requires_grad_()
+        return checkpoint(block, tokens, *others, preserve_rng_state=False)
+    # Given tensors, checkpoint() looks for the module torch.<device>, which XLA has not; given
+    # none, it restores the autocast state of CUDA and the CPU only.
+    device = tokens.device.type
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def run() -> torch.Tensor:
+        with torch.autocast(device, dtype=dtype) if enabled else nullcontext():
+            return block(tokens, *others)
+
+    return checkpoint(run, use_reentrant=False, preserve_rng_state=False)
+
+
+def _parse_arch(arch: Union[str, Dict[str, Any]]) -> Arch:
+    if isinstance(arch, str):
+        if arch not in ARCHS:
+            raise ValueError(f'arch={arch!r} is none of {list(ARCHS)}; a dict of '
+                             f'{list(Arch._fields)} describes another')
+        return ARCHS[arch]
+    required = set(Arch._fields) - set(Arch._field_defaults)
+    if not required <= set(arch) <= set(Arch._fields):
+        raise ValueError(f'arch={dict(arch)} has to have {sorted(required)}, and may have '
+                         f'{sorted(Arch._field_defaults)}, nothing else')
+    return Arch(**arch)
+
+
+def _check_arguments(arch: Arch, out_indices: Sequence[int], drop_path_rate: float,
+                     frozen_stages: int, normalization: Optional[str]) -> None:
+    if arch.embed_dims % (4 * arch.num_heads):
+        raise ValueError(f'embed_dims={arch.embed_dims} must be a multiple of 4 x num_heads='
+                         f'{4 * arch.num_heads}, because RoPE turns pairs on two axes')
+    layers = arch.num_layers
+    if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(layers))):
+        raise ValueError(f'out_indices={tuple(out_indices)} must be ascending blocks out of '
+                         f'0..{layers - 1}, at least one')
+    if frozen_stages not in range(-1, out_indices[-1] + 2):
+        raise ValueError(f'frozen_stages={frozen_stages} must be -1 (none), 0 (embedding) or '
+                         f'1..{out_indices[-1] + 1} (and that many blocks; frozen=True is all)')
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f'drop_path_rate={drop_path_rate} must be in 0 .. 1, 1 excluded')
+    if normalization not in (None, 'weights', *NORMALIZATION):
+        raise ValueError(f"normalization={normalization!r} must be 'weights' or one of "
+                         f'{sorted(NORMALIZATION)}, or None for input that comes normalised')

@@ -1,0 +1,324 @@
+"""DINOv3 weights: which format, variant and training data a file has, and our names for its keys.
+
+Sources: facebookresearch/dinov3@6876159 (hub), transformers 4.57.6 and 5.23.0
+(``models/dinov3_vit``; 5.x prefixes the layers with ``model.``), timm 1.0.31 (``models/eva.py``).
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from mmengine.runner import CheckpointLoader
+
+State = Dict[str, torch.Tensor]
+
+
+class Arch(NamedTuple):
+    """Structure of a DINOv3 ViT; patches are 16 x 16 in all of them.
+
+    ``feedforward_channels`` is the hidden width itself, for a gated MLP too. ``qkv_bias`` is about
+    queries and values: keys never have one.
+    """
+
+    embed_dims: int
+    num_layers: int
+    num_heads: int
+    feedforward_channels: int
+    gated_mlp: bool = False
+    num_registers: int = 4
+    qkv_bias: bool = True
+
+
+# dinov3/hub/backbones.py; a SwiGLU is 2/3 of embed_dims * ffn_ratio wide (layers/ffn_layers.py).
+ARCHS: Dict[str, Arch] = {
+    'small': Arch(384, 12, 6, 1536),
+    'small+': Arch(384, 12, 6, 1536, gated_mlp=True),
+    'base': Arch(768, 12, 12, 3072),
+    'large': Arch(1024, 24, 16, 4096),
+    'huge+': Arch(1280, 32, 20, 5120, gated_mlp=True),
+    '7B': Arch(4096, 40, 32, 8192, gated_mlp=True, qkv_bias=False),
+}
+
+# (mean, std) of RGB in 0..255: web is ImageNet's, sat493m is of the official README.
+NORMALIZATION: Dict[str, Tuple[Sequence[float], Sequence[float]]] = {
+    'web': ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    'sat493m': ((109.65, 104.805, 75.48), (54.315, 39.78, 36.465)),
+}
+
+# A key of this name and of no other format.
+_SIGNATURES = (
+    ('mapsage', re.compile(r'rope\.periods')),
+    ('huggingface', re.compile(r'embeddings\.cls_token')),
+    ('hub', re.compile(r'blocks\.\d+\.ls1\.gamma')),
+    ('timm', re.compile(r'blocks\.\d+\.gamma_1')),
+)
+
+# What pre-training needs and a backbone does not: masking, and the class token of local crops.
+_UNUSED = re.compile(r'(embeddings\.)?mask_token|local_cls_norm\.(weight|bias)')
+
+_RENAMES: Dict[str, Sequence[Tuple[str, str]]] = {
+    'mapsage': (),
+    'hub': (
+        (r'^storage_tokens$', 'register_tokens'),
+        (r'^patch_embed\.proj\.', 'patch_embed.'),
+        (r'^rope_embed\.periods$', 'rope.periods'),
+        (r'\.ls([12])\.gamma$', r'.gamma_\1'),
+    ),
+    'timm': (
+        (r'^reg_token$', 'register_tokens'),
+        (r'^patch_embed\.proj\.', 'patch_embed.'),
+    ),
+    'huggingface': (
+        (r'^embeddings\.(cls_token|register_tokens)$', r'\1'),
+        (r'^embeddings\.patch_embeddings\.', 'patch_embed.'),
+        (r'^(model\.)?layer\.(\d+)\.', r'blocks.\2.'),
+        (r'\.attention\.([qkv])_proj\.bias$', r'.attn.\1_bias'),
+        (r'\.attention\.([qkv])_proj\.weight$', r'.attn.\1_weight'),
+        (r'\.attention\.o_proj\.', '.attn.proj.'),
+        (r'\.layer_scale([12])\.lambda1$', r'.gamma_\1'),
+    ),
+}
+_GATED_MLP = {'timm': (('fc1_g', 'w1'), ('fc1_x', 'w2'), ('fc2', 'w3')),
+              'huggingface': (('gate_proj', 'w1'), ('up_proj', 'w2'), ('down_proj', 'w3'))}
+_PLAIN_MLP = {'huggingface': (('up_proj', 'fc1'), ('down_proj', 'fc2'))}
+
+
+def read_checkpoint(path: str, prefix: str = '') -> State:
+    """Tensors of a file or folder by their own names, on the CPU.
+
+    Args:
+        path: A checkpoint as MMEngine reads it (file, URL), a ``.safetensors`` file, or a folder
+            holding ``model.safetensors`` or ``model.safetensors.index.json`` with its shards.
+        prefix: Read only keys that begin so, without it, as MMEngine's ``Pretrained`` does.
+
+    Raises:
+        FileNotFoundError: If a folder holds neither file, or an index names a missing shard.
+        ImportError: If safetensors are to be read and the package is missing.
+        ValueError: If nothing begins with ``prefix``, or something is no tensor.
+    """
+    state: Dict[str, torch.Tensor] = {}
+    if os.path.isdir(path) or path.endswith('.safetensors'):
+        for file in _safetensors_files(path):
+            state.update(_read_safetensors(file))
+    else:
+        loaded = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        for wrapper in ('state_dict', 'model'):
+            if isinstance(loaded.get(wrapper), Mapping):
+                loaded = loaded[wrapper]
+        state.update(loaded)
+    if prefix:
+        dotted = prefix.rstrip('.') + '.'
+        state = {key[len(dotted):]: value for key, value in state.items()
+                 if key.startswith(dotted)}
+    odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if odd or not state:
+        raise ValueError(f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
+                         f'{odd[:5]} are no tensors; expected a state dict of a DINOv3 ViT')
+    return state
+
+
+def detect_format(state: State) -> str:
+    """``'hub'``, ``'huggingface'``, ``'timm'`` or ``'mapsage'`` (saved from this backbone)."""
+    for name, signature in _SIGNATURES:
+        if any(signature.fullmatch(key) for key in state):
+            return name
+    raise ValueError(
+        f'no DINOv3 ViT: the keys begin with {sorted(state)[:5]}; expected names of the official '
+        "hub, Hugging Face, timm or of this backbone. If they lie below a prefix, name it: "
+        "init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')")
+
+
+def convert(state: State) -> State:
+    """Our names for all keys of a checkpoint; nothing that is not understood is dropped.
+
+    Left out are ``mask_token`` and ``local_cls_norm``, which only pre-training uses, empty register
+    tokens, and a key bias after checking that it is zero. Unknown keys keep their names.
+
+    Raises:
+        ValueError: If a tensor is not finite or named twice, or a key bias is not zero, listing the
+            keys.
+    """
+    kind = detect_format(state)
+    bad = [key for key, value in state.items()
+           if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    if bad:
+        raise ValueError(f'not finite: {bad}; the file is damaged or was saved before it had '
+                         'weights (an unset bias_mask is NaN). Download it again')
+    gated = any('.mlp.w3.' in key or '.mlp.fc1_g.' in key or '.mlp.gate_proj.' in key
+                for key in state)
+    mlp_names = (_GATED_MLP if gated else _PLAIN_MLP).get(kind, ())
+    renames = [*_RENAMES[kind], *((rf'\.mlp\.{old}\.', f'.mlp.{new}.') for old, new in mlp_names)]
+    ours: State = {}
+    twice: List[str] = []
+    for key, value in state.items():
+        if _UNUSED.fullmatch(key) and kind != 'mapsage':
+            continue
+        for pattern, replacement in renames:
+            key = re.sub(pattern, replacement, key)
+        if key in ours:
+            twice.append(key)
+        if key != 'register_tokens' or value.numel():
+            ours[key] = value
+    if twice:
+        raise ValueError(f'the weights hold twice: {twice}; they mix the names of two formats')
+    _split_hub_bias(ours)
+    _join_projections(ours)
+    return ours
+
+
+def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[State, List[str]]:
+    """Exactly the keys a backbone wants, out of a converted checkpoint.
+
+    Blocks above the last one built are left out. A format that has no RoPE periods gets the
+    computed ones, weights without any bias of queries and values get zeros, which is what that
+    means (timm's names without ``_qkvb``), and formats other than ours have no pixel statistics.
+
+    Args:
+        state: Converted checkpoint.
+        wanted: The backbone's state dict.
+        arch: The whole structure, unbuilt blocks included.
+
+    Returns:
+        The state dict, and what was filled in, for the log.
+
+    Raises:
+        ValueError: If the weights are of another variant, or listing all keys that are missing,
+            left over or of another shape.
+    """
+    built = {int(key.split('.')[1]) for key in wanted if key.startswith('blocks.')}
+    unbuilt = tuple(f'blocks.{i}.' for i in range(len(built), arch.num_layers))
+    fitted = {key: value for key, value in state.items()
+              if not unbuilt or not key.startswith(unbuilt)}
+    _check_variant(state, arch)
+    filled = [key for key in ('rope.periods', 'pixel_mean', 'pixel_std') if key not in fitted]
+    if not any(key.endswith(('attn.q_bias', 'attn.v_bias')) for key in state):
+        filled += [key for key in wanted if key.endswith(('attn.q_bias', 'attn.v_bias'))]
+    for key in filled:
+        if key in wanted:
+            is_bias = key.endswith('_bias')
+            fitted[key] = torch.zeros_like(wanted[key]) if is_bias else wanted[key].clone()
+    if 'norm.weight' not in wanted:  # final_norm=False
+        fitted = {key: value for key, value in fitted.items() if not key.startswith('norm.')}
+    missing, left_over = sorted(set(wanted) - set(fitted)), sorted(set(fitted) - set(wanted))
+    shapes = [f'{key} {tuple(fitted[key].shape)} instead of {tuple(wanted[key].shape)}'
+              for key in wanted if key in fitted and fitted[key].shape != wanted[key].shape]
+    if missing or left_over or shapes:
+        raise ValueError(f'the weights do not fit: missing {missing}, left over {left_over}, of '
+                         f'another shape {shapes}; arch={describe(arch)}, the weights look like '
+                         f'{looks_like(state)}')
+    return fitted, [key for key in filled if key in wanted]
+
+
+def looks_like(state: State) -> str:
+    """The variant a converted checkpoint seems to be, for messages."""
+    found = _found(state)
+    names = [name for name, arch in ARCHS.items() if found == {k: getattr(arch, k) for k in found}]
+    return repr(names[0]) if len(names) == 1 else str(found)
+
+
+def describe(arch: Arch) -> str:
+    """An architecture's name, or its fields if it has none."""
+    names = [name for name, known in ARCHS.items() if known == arch]
+    return repr(names[0]) if names else str(dict(arch._asdict()))
+
+
+def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], str]:
+    """What weights were trained on, which decides their normalisation.
+
+    Args:
+        path: Where they came from; official names hold ``sat493m`` or ``lvd1689m``.
+        state: The checkpoint by its own names.
+        arch: Their structure.
+
+    Returns:
+        ``'web'``, ``'sat493m'`` or None if nothing tells, and how it was told.
+    """
+    if detect_format(state) == 'hub' and arch == ARCHS['large']:
+        # Only the satellite one of the two ViT-L files carries this norm: a renamed file is known.
+        local = any(key.startswith('local_cls_norm.') for key in state)
+        return ('sat493m' if local else 'web',
+                f'the file has {"a" if local else "no"} local_cls_norm')
+    for part in reversed(re.split(r'[/\\]', path)):
+        if 'sat493m' in part:
+            return 'sat493m', f'the name {part!r}'
+        if 'lvd1689m' in part:
+            return 'web', f'the name {part!r}'
+    if arch in [ARCHS[name] for name in ('small', 'small+', 'base', 'huge+')]:
+        return 'web', f'satellite weights exist for large and 7B only, this is {describe(arch)}'
+    return None, f'neither its names nor {path!r} tell'
+
+
+def _found(state: State) -> Dict[str, object]:
+    blocks = [int(key.split('.')[1]) for key in state if re.match(r'blocks\.\d+\.', key)]
+    gated = 'blocks.0.mlp.w1.weight' in state
+    width = state.get('blocks.0.mlp.w1.weight' if gated else 'blocks.0.mlp.fc1.weight')
+    found: Dict[str, object] = dict(num_layers=max(blocks, default=-1) + 1, gated_mlp=gated)
+    if 'cls_token' in state:
+        found['embed_dims'] = state['cls_token'].shape[-1]
+    if width is not None:
+        found['feedforward_channels'] = width.shape[0]
+    return found
+
+
+def _check_variant(state: State, arch: Arch) -> None:
+    found = _found(state)
+    # The number of layers shows as missing or left-over keys: ours may have unbuilt blocks.
+    differ = [key for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
+              if key in found and found[key] != getattr(arch, key)]
+    if differ:
+        raise ValueError(f'the weights look like {looks_like(state)}, but arch={describe(arch)} '
+                         f'(other {", ".join(differ)}); set arch to that of the weights')
+
+
+def _split_hub_bias(state: State) -> None:
+    """Replace ``qkv.bias`` (3C) and its ``bias_mask`` by ``q_bias`` and ``v_bias``."""
+    for key in [key for key in state if key.endswith('.attn.qkv.bias')]:
+        bias = state.pop(key)
+        bias = bias * state.pop(f'{key}_mask', torch.ones_like(bias)).to(bias.dtype)
+        base = key[:-len('qkv.bias')]
+        state[f'{base}q_bias'], state[f'{base}k_bias'], state[f'{base}v_bias'] = bias.chunk(3)
+    for key in [key for key in state if key.endswith('.attn.k_bias')]:
+        if bool((state[key] != 0).any()):  # torch 1.10 has no any() of a parameter
+            raise ValueError(f'{key} is not zero, but DINOv3 masks the bias of its keys; these are '
+                             'weights of another model')
+        del state[key]
+
+
+def _join_projections(state: State) -> None:
+    """Replace the three weights (C, C) of Hugging Face by ``qkv.weight`` (3C, C)."""
+    for key in [key for key in state if key.endswith('.attn.q_weight')]:
+        base = key[:-len('q_weight')]
+        parts = [f'{base}{name}_weight' for name in 'qkv']
+        if all(part in state for part in parts):
+            state[f'{base}qkv.weight'] = torch.cat([state.pop(part) for part in parts])
+
+
+def _safetensors_files(path: str) -> List[str]:
+    if not os.path.isdir(path):
+        return [path]
+    whole, index = (os.path.join(path, f'model.safetensors{end}') for end in ('', '.index.json'))
+    if os.path.exists(whole):
+        return [whole]
+    if not os.path.exists(index):
+        raise FileNotFoundError(f'{path} holds neither model.safetensors nor '
+                                f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
+    with open(index, encoding='utf-8') as file:
+        shards = sorted(set(json.load(file)['weight_map'].values()))
+    missing = [name for name in shards if not os.path.exists(os.path.join(path, name))]
+    if missing:
+        raise FileNotFoundError(f'{index} names {missing}, which {path} does not hold; complete '
+                                'the download')
+    return [os.path.join(path, name) for name in shards]
+
+
+def _read_safetensors(file: str) -> State:
+    if not os.path.exists(file):
+        raise FileNotFoundError(f'checkpoint {file} does not exist.')
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(f'{file} needs a package: pip install safetensors') from error
+    return load_file(file, device='cpu')
