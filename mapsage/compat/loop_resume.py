@@ -19,6 +19,7 @@ class _LazyInfiniteIterator:
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader
         self._iterator: Any = None
+        self._discard = 0
 
     def __iter__(self) -> _LazyInfiniteIterator:
         return self
@@ -26,14 +27,16 @@ class _LazyInfiniteIterator:
     def __next__(self) -> Any:
         if self._iterator is None:
             self._iterator = _Eager(self._dataloader)
+        for _ in range(self._discard):
+            next(self._iterator)
+        self._discard = 0
         return next(self._iterator)
 
     def skip_iter(self, num_iters: int) -> None:
         if hasattr(self._dataloader.sampler, 'skip'):
             self._dataloader.sampler.skip(num_iters * self._dataloader.batch_size)
         else:
-            for _ in range(num_iters):
-                next(self)
+            self._discard = num_iters
 
 
 _Eager = loops._InfiniteDataloaderIterator

@@ -54,8 +54,8 @@ class LabelScore(BaseTransform):
         """
         labels = label_map(sample)
         if labels is None:
-            raise ValueError('LabelScore: a sample has no gt_sem_seg. Load annotations in the '
-                             'training pipeline, and pack them (PackSegInputs).')
+            raise ValueError('LabelScore: a sample has no gt_sem_seg of one channel. Load labels '
+                             'in the training pipeline, and pack them (PackSegInputs).')
         known = labels[labels != self.ignore_index]
         if not known.size:
             return 0.0
@@ -74,11 +74,12 @@ class LabelScore(BaseTransform):
 
 
 def label_map(sample: Any) -> Optional[np.ndarray]:
-    """Return the integer ``(height, width)`` label map of a packed sample, or None."""
+    """Return the integer ``(height, width)`` label map of a packed sample, None without one."""
     truth = getattr(sample.get('data_samples') if isinstance(sample, dict) else None,
                     'gt_sem_seg', None)
     if truth is None:
         return None
     labels = truth.data
     labels = labels.cpu().numpy() if hasattr(labels, 'cpu') else np.asarray(labels)
-    return labels.reshape(labels.shape[-2:])
+    plane = labels.shape[-2:]
+    return labels.reshape(plane) if labels.size == np.prod(plane) else None

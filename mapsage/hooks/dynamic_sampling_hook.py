@@ -3,15 +3,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+from mmengine.dist import get_rank
 from mmengine.hooks import Hook, LoggerHook
+from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS, TASK_UTILS
 
+from mapsage.accelerator import current_accelerator, derived_seed
 from mapsage.distributed import open_channel
 from mapsage.sampling import Candidate, DynamicSampler, TileHistory, Validity, WeightedRewards
 
-from .sampled_steps import LoaderError, LoaderStream, SampledEpochs, SampledSteps, Step
+from .sampled_steps import (
+    Background,
+    LoaderError,
+    LoaderStream,
+    SampledEpochs,
+    SampledSteps,
+    Step,
+)
 from .sampling_report import SamplingReport
 
 _KEY = 'dynamic_sampling'  # of the checkpoint
@@ -28,7 +40,16 @@ class RewardScore(WeightedRewards):
     """
 
     def __init__(self, rewards: Sequence[Any], weights: Optional[Sequence[float]] = None) -> None:
-        super().__init__([_build(each) for each in rewards], weights)
+        parts = [_build(each) for each in rewards]
+        super().__init__([_of_batches(part) for part in parts], weights)
+        self._parts = parts
+        self.uses_model = any(getattr(part, 'uses_model', False) for part in parts)
+
+    def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
+        """Say to the parts what to score with."""
+        for part in self._parts:
+            if hasattr(part, 'bind'):
+                part.bind(model, collate)
 
 
 @HOOKS.register_module()
@@ -55,7 +76,7 @@ class DynamicSamplingHook(Hook):
         max_refill_rounds: Batches of each rank that one resample may draw.
         keep_fraction: Probability with which a group that is not valid is kept all the same.
         prefetch: Sample the next step in the background while this one computes. Needs loader
-            workers and a score that does not use the model.
+            workers and a score that neither uses the model nor draws random numbers.
         timeout: Seconds a rank may be late; that of the default group when None.
         interval: Steps between summaries; that of LoggerHook when None.
 
@@ -109,6 +130,7 @@ class DynamicSamplingHook(Hook):
         """
         loop, loader = runner.train_loop, runner.train_loop.dataloader
         target = self._target(loader)
+        self._batch_size = loader.batch_size or target
         self._interval = self._interval or _log_interval(runner)
         timeout = self._settings['timeout']
         self._channel = open_channel(None, timeout, 'sampling summary')
@@ -123,8 +145,9 @@ class DynamicSamplingHook(Hook):
         if self._resumed is not None:
             self._continue(runner, loader, stream, self._resumed)
         self._steps = SampledSteps(
-            self._sampler, stream, collate, self._take,
-            (lambda: runner.iter + 1 < runner.max_iters) if self._prefetch else None)
+            self._sampler, stream, collate, self._take, lambda step: _seed(runner, step),
+            Background(lambda: current_accelerator().set_device(runner.local_rank))
+            if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
         if hasattr(loop, 'dataloader_iterator'):
             # mmengine 0.10.7 discards items on resume, see mapsage/compat/loop_resume.py
             discarded = getattr(loop, 'num_discarded', 0)
@@ -161,6 +184,7 @@ class DynamicSamplingHook(Hook):
                               history=self._history.own_state() if self._history else None))
         self._gathered = dict(
             step=self._step.state['step'], rate=self._step.state['rate'], drawn=self._step.drawn,
+            batch_size=self._batch_size,
             ranks=[own] if self._channel is None else self._channel.gather_texts(own),
             history=self._history.shared_state() if self._history else None)
 
@@ -213,7 +237,7 @@ class DynamicSamplingHook(Hook):
 
     def _weigh(self, optim_wrapper: Any) -> None:
         """Multiply the loss of each step by its weight, before gradients are averaged."""
-        if not hasattr(optim_wrapper, 'scale_loss'):
+        if isinstance(optim_wrapper, OptimWrapperDict):
             raise ValueError(f"shortfall='shrink' weighs one loss a step, and "
                              f'{type(optim_wrapper).__name__} has several. Choose another policy.')
         scale_loss = optim_wrapper.scale_loss
@@ -233,10 +257,17 @@ class DynamicSamplingHook(Hook):
                 '[DynSample] the checkpoint was written without dynamic sampling: the pool begins '
                 f'empty and the loader after {runner.iter} batches.')
             return
-        stream.skip(state['drawn'])
         ranks = [json.loads(text) for text in state['ranks']]
         world, rank = ((1, 0) if self._channel is None else
                        (len(self._channel.ranks), self._channel.rank))
+        drawn = state['drawn'] * state['batch_size'] * len(ranks)  # samples, on all ranks
+        batches = round(drawn / (self._batch_size * world))
+        stream.skip(batches)
+        if batches != state['drawn']:
+            runner.logger.warning(
+                f'[DynSample] the run had {len(ranks)} rank(s) of batch size {state["batch_size"]} '
+                f'and has {world} of {self._batch_size}: the loader begins after {batches} batches '
+                f'instead of {state["drawn"]}.')
         if len(ranks) == world:
             pool = ranks[rank]['pool']
         else:
@@ -245,12 +276,12 @@ class DynamicSamplingHook(Hook):
             pool = [group for each in ranks for group in each['pool']][rank::world]
         groups = [dict(found_at=group['found_at'],
                        samples=[_reload(loader, *key) for key in group['keys']])
-                  for group in pool if all(key[0] >= 0 for key in group['keys'])
+                  for group in pool if all(key[0] >= 0 and key[1] for key in group['keys'])
                   and len(group['keys']) == self._sampler.group_size]
         if len(groups) < len(pool):
             runner.logger.warning(
                 f'[DynSample] {len(pool) - len(groups)} group(s) of the pool are left out: they '
-                f'have another group_size, or samples that the dataset does not know by number.')
+                f'have another group_size, or samples that no number and seed brings back.')
         self._sampler.load_state_dict(dict(step=state['step'], rate=state['rate'], pool=groups))
         if self._history is not None and state['history'] is not None:
             self._history.load_state(state['history'], ranks[rank % len(ranks)]['history'])
@@ -289,9 +320,24 @@ def _build(score: Any) -> Any:
                      f"dict(type='LabelScore', metric='class_entropy') or a callable.")
 
 
+def _of_batches(score: Any) -> Callable[[Sequence[Any]], Any]:
+    if not hasattr(score, 'score'):
+        return score
+    return lambda samples: [score.score(sample) for sample in samples]
+
+
 def _log_interval(runner: Any) -> int:
     intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
     return int(intervals[0]) if intervals else _LOG_INTERVAL
+
+
+def _seed(runner: Any, step: int) -> None:
+    """Seed what a score may draw from; the training step is seeded anew by AcceleratorHook."""
+    # the leading 2 keeps these apart from the seeds of samples and of training steps
+    seed = derived_seed(2, runner.seed, get_rank(), step)
+    random.seed(seed)
+    np.random.seed(seed)
+    current_accelerator().seed(seed)
 
 
 def _reload(loader: Any, index: int, seed: Sequence[int], score: Optional[float]) -> Candidate:

@@ -118,10 +118,16 @@ class ModelScore:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode and each of its modules back as it was."""
     training = [module for module in model.modules() if module.training]
+    preprocessor: Any = model.data_preprocessor
+    augments = getattr(preprocessor, 'batch_augments', None)
     model.eval()
+    if augments:
+        preprocessor.batch_augments = None  # a score is of the tile as it is
     try:
         yield
     finally:
+        if augments:
+            preprocessor.batch_augments = augments
         for module in training:
             module.training = True
 

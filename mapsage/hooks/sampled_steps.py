@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
@@ -114,26 +115,32 @@ class SampledSteps:
         stream: The loader's batches.
         collate: The loader's own ``collate_fn``.
         taken: Called with each step before its batch is handed out.
-        wants_another: Says whether the loop will come for a step after the one it is about to get;
-            None to sample nothing ahead. Sampling ahead happens in a thread.
+        begin: Called before each step that is sampled in the loop's own thread, with its number.
+        background: Samples the next step while the loop computes; None to sample nothing ahead.
+        wants_another: Says whether the loop will come for a step after the one it is about to get.
     """
 
     def __init__(self, sampler: DynamicSampler, stream: LoaderStream,
                  collate: Callable[[List[Any]], Any], taken: Callable[[Step], None],
-                 wants_another: Optional[Callable[[], bool]] = None) -> None:
+                 begin: Callable[[int], None], background: Optional[Background] = None,
+                 wants_another: Callable[[], bool] = lambda: True) -> None:
         self._sampler, self._stream, self._collate = sampler, stream, collate
-        self._taken, self._wants_another = taken, wants_another
-        self._ahead: Optional[_Ahead] = None
+        self._taken, self._begin, self._wants_another = taken, begin, wants_another
+        self._background, self._is_ahead = background, False
 
     def __iter__(self) -> SampledSteps:
         return self
 
     def __next__(self) -> Any:
-        ahead, self._ahead = self._ahead, None
-        # The first step, with the start of the loader's workers, is in the loop's own thread.
-        step = self._sample() if ahead is None else ahead.result()
-        if self._wants_another is not None and self._wants_another():
-            self._ahead = _Ahead(self._sample)
+        if self._is_ahead and self._background is not None:
+            step = self._background.result()
+        else:
+            # The first step, with the start of the loader's workers, is in the loop's own thread.
+            self._begin(self._sampler.step + 1)
+            step = self._sample()
+        self._is_ahead = self._background is not None and self._wants_another()
+        if self._is_ahead and self._background is not None:
+            self._background.start(self._sample)
         self._taken(step)
         return self._collate([candidate.sample for candidate in step.batch.samples])
 
@@ -142,39 +149,52 @@ class SampledSteps:
 
     def close(self) -> None:
         """Wait for the step that is being sampled ahead, which all ranks are sampling."""
-        if self._ahead is not None:
-            self._ahead.wait()
+        if self._is_ahead and self._background is not None:
+            self._background.result()
 
     def _sample(self) -> Step:
         batch = self._sampler.sample()
         return Step(batch, self._sampler.state_dict(), self._stream.drawn)
 
 
-class _Ahead:
-    """A call in a thread of its own, which does not outlive the process."""
+class Background:
+    """A thread that makes one step at a time, for as long as the process lives.
 
-    def __init__(self, function: Callable[[], Step]) -> None:
-        self._function = function
-        self._step: Optional[Step] = None
-        self._error: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._run, name='dynamic-sampling', daemon=True)
-        self._thread.start()
+    Loader workers that it starts die with it: a thread of one step would take them along.
 
-    def _run(self) -> None:
-        try:
-            self._step = self._function()
-        except BaseException as error:  # raised again where the step is asked for
-            self._error = error
+    Args:
+        prepare: Called first, in the thread: the current device is a thread's own.
+    """
 
-    def wait(self) -> None:
-        self._thread.join()
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        self._orders: queue.Queue = queue.Queue()
+        self._answers: queue.Queue = queue.Queue()
+        self._prepare = prepare
+        threading.Thread(target=self._run, name='dynamic-sampling', daemon=True).start()
+
+    def start(self, function: Callable[[], Step]) -> None:
+        """Call ``function`` in the background."""
+        self._orders.put(function)
 
     def result(self) -> Step:
-        self.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._step is not None
-        return self._step
+        """Wait for what was started; raise what it raised."""
+        step, error = self._answers.get()
+        if error is not None:
+            raise error
+        return step
+
+    def _run(self) -> None:
+        prepare: Optional[Callable[[], None]] = self._prepare
+        while True:
+            function = self._orders.get()
+            try:
+                if prepare is not None:
+                    prepare()
+                    prepare = None
+                answer: Any = (function(), None)
+            except BaseException as error:  # raised again where the step is asked for
+                answer = (None, error)
+            self._answers.put(answer)
 
 
 class SampledEpochs:

@@ -60,10 +60,10 @@ class TileGallery:
 
     def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
         """Write what ``tools/plot_sampling.py`` draws, whole or not at all."""
-        arrays: Dict[str, np.ndarray] = dict(
-            classes=np.array(list(classes), dtype=str),
-            palette=np.array(palette, np.uint8).reshape(-1, 3))
-        for kind, tiles in self._tiles.items():
+        arrays: Dict[str, np.ndarray] = dict(classes=np.array(list(classes), dtype=str),
+                                             palette=_rgb(palette))
+        for kind in self._tiles:
+            tiles = list(self._tiles[kind])  # the next step may be sampled meanwhile
             arrays[f'{kind}_images'] = np.array([t.image for t in tiles],
                                                 np.uint8).reshape(-1, SIDE, SIDE, 3)
             arrays[f'{kind}_labels'] = np.array([t.labels for t in tiles],
@@ -75,6 +75,15 @@ class TileGallery:
         with open(str(partial), 'wb') as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         os.replace(str(partial), str(path))
+
+
+def _rgb(palette: Any) -> np.ndarray:
+    """Return (N, 3) uint8 colours; none where the dataset's palette is something else."""
+    try:
+        colours: Any = np.array(palette, np.uint8)
+    except (TypeError, ValueError):  # MMSeg also takes the name of a palette
+        colours = np.empty(0)
+    return colours if colours.ndim == 2 and colours.shape[1] == 3 else np.empty((0, 3), np.uint8)
 
 
 def _shrink(array: np.ndarray, fill: int) -> np.ndarray:

@@ -110,7 +110,9 @@ def _prepare(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> Any:
             if move.source_rank == rank:
                 outgoing[move.destination_rank].append(samples[move.source_index])
         parcels = [pack(each) if each else Parcel(b'', []) for each in outgoing]
-        keys = zlib.crc32(_keys_text(samples).encode()) if len(samples) else 0
+        kinds = _kinds(samples)
+        # a rank with several kinds has a dataset that mixes them
+        keys = zlib.crc32(kinds[0].encode()) if len(kinds) == 1 else 0
         letters = [_Letter(0, keys, len(parcel.header), parcel.payload_bytes)
                    for parcel in parcels]
         return parcels, letters, None
@@ -175,18 +177,18 @@ def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
 def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Any]) -> None:
     if len({each for each in keys if each}) < 2:
         return
-    texts = channel.gather_texts(_keys_text(samples) if len(samples) else 'none')
+    texts = channel.gather_texts(' or '.join(_kinds(samples)) or 'none')
     raise SampleMismatchError(
         'ranks hold samples of different keys: '
         + '; '.join(f'rank {rank}: {text}' for rank, text in zip(channel.ranks, texts))
         + '. They cannot meet in one batch: give every rank the same data pipeline.')
 
 
-def _keys_text(samples: Iterable[Any]) -> str:
+def _kinds(samples: Iterable[Any]) -> List[str]:
     bare = (each.sample if isinstance(each, Candidate) else each for each in samples)
     kinds = {f'({", ".join(sorted(map(str, each)))})' if isinstance(each, Mapping) else
              type(each).__name__ for each in bare}
-    return ' or '.join(sorted(kinds))
+    return sorted(kinds)
 
 
 def _check_count(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapperDict
 from mmengine.registry import TASK_UTILS
 from support import write_tiny_config
 from torch.nn import functional
@@ -19,6 +20,7 @@ from torch.nn import functional
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.engine import MapSageRunner
 from mapsage.hooks import DynamicSamplingHook, LoaderError, ModelScore
+from mapsage.hooks.tile_gallery import TileGallery
 from mapsage.sampling import ShortfallError
 
 # Of the 16 tiny tiles these show one class.
@@ -176,6 +178,13 @@ def test_sampling_ahead_changes_nothing(train: Any) -> None:
     assert same(weights(one), weights(ahead))
 
 
+def test_sampling_ahead_goes_on_when_the_loader_starts_anew(train: Any) -> None:
+    # Workers that are started in the background at each of three passes over the tiles.
+    runner, record = train(dict(LABELS, prefetch=True), train_cfg=EPOCHS, **DEFAULT,
+                           **{'train_dataloader.num_workers': 1})
+    assert runner.iter == 24 and all(len(batch) == 2 for batch in record.batches)
+
+
 class Failing:
 
     def __init__(self) -> None:
@@ -207,6 +216,42 @@ def test_scorers_register_by_name_and_rewards_add_up(train: Any) -> None:
     score = dict(type='RewardScore', rewards=[dict(type='EvenTiles')], weights=[5])
     runner, record = train(dict(score=score, validity=dict(low=4.0)))
     assert all(int(Path(name).stem) % 2 == 0 for batch in record.batches for name in batch)
+
+
+def test_rewards_are_made_of_other_scores_too(train: Any) -> None:
+    score = dict(type='RewardScore', rewards=[dict(type='LabelScore'), dict(type='ModelScore')])
+    runner, record = train(dict(score=score, validity=dict(low=0)),
+                           train_cfg=dict(type='IterBasedTrainLoop', max_iters=2))
+    assert len(record.batches) == 2
+    with pytest.raises(ValueError, match='would read weights'):
+        DynamicSamplingHook(score, dict(low=0), prefetch=True)
+
+
+def test_a_resumed_run_with_another_batch_size_goes_on_after_the_same_tiles(train: Any) -> None:
+    order = {'train_dataloader.sampler': dict(type='InfiniteSampler', shuffle=False)}
+    every = dict(LABELS, validity=dict(low=-1.0))
+    first, before = train(every, **order)
+    cut = Path(first.work_dir) / 'iter_3.pth'
+    rest, record = train(every, load_from=str(cut), resume=True,
+                         **dict(order, **{'train_dataloader.batch_size': 3}))
+    assert [name for batch in before.batches for name in batch][6:12] == [
+        name for batch in record.batches for name in batch][:6]
+
+
+def test_shrink_needs_one_optimizer() -> None:
+    hook = DynamicSamplingHook(**dict({k: v for k, v in LABELS.items() if k != 'type'},
+                                      shortfall='shrink'))
+    with pytest.raises(ValueError, match='OptimWrapperDict has several'):
+        hook._weigh(OptimWrapperDict())
+
+
+@pytest.mark.parametrize('palette, expected', [
+    ('random', (0, 3)), ([[1, 2, 3, 4]], (0, 3)), ([], (0, 3)), ([[1, 2, 3]], (1, 3))])
+def test_a_gallery_is_written_whatever_the_palette(palette: Any, expected: Any,
+                                                   tmp_path: Path) -> None:
+    TileGallery().save(tmp_path / 'tiles.npz', ['a'], palette)
+    with np.load(str(tmp_path / 'tiles.npz')) as tiles:
+        assert tiles['palette'].shape == expected
 
 
 def test_groups_of_views_by_their_spread(train: Any) -> None:
