@@ -17,6 +17,11 @@ from mapsage.distributed import open_channel
 from mapsage.sampling import Candidate, TileHistory, Totals
 from mapsage.sampling.statistics import StepStatistics
 
+# The other legs run the same code under another loop, which the first test here walks through.
+main_leg = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 10),
+    reason='the main leg runs this; time is short on the others')
+
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 
 # Dropout, augmentation in workers, a pool and sampling ahead: all must come back.
@@ -81,6 +86,7 @@ custom_hooks = [dict(type='DynamicSamplingHook', score=dict(type='LabelScore'),
 '''
 
 
+@main_leg
 def test_a_shrunk_step_is_the_step_of_one_process_on_all_samples(tiny_data: Path,
                                                                  tmp_path: Path) -> None:
     for name, tiles in (('shrunk', '1 2 3 7'), ('alone', '1 2 3')):
@@ -108,6 +114,7 @@ train_dataloader['num_workers'] = {workers}
 '''
 
 
+@main_leg
 @pytest.mark.parametrize('prefetch, workers', [(False, 0), (True, 1)])
 def test_a_score_that_fails_on_one_rank_ends_the_run_with_its_error(
         prefetch: bool, workers: int, tiny_data: Path, tmp_path: Path) -> None:
