@@ -4,6 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no deadline: a change is judged by itself, also on a busy
+# machine. MAPSAGE_HYPOTHESIS=explore looks further.
+settings.register_profile('steady', deadline=None, derandomize=True)
+settings.register_profile('explore', deadline=None, max_examples=3000)
+settings.load_profile(os.environ.get('MAPSAGE_HYPOTHESIS', 'steady'))
 
 # The XLA leg's CPU code is compiled fast, not well; every process of a test inherits it.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')

@@ -100,14 +100,17 @@ def _mpi(environ: Mapping[str, str]) -> Dict[str, str]:
 def _slurm(environ: Mapping[str, str], first_host: Callable[[str], str]) -> Dict[str, str]:
     got = _need(environ, 'slurm', 'Start with srun (scripts/slurm_train.sh)', 'SLURM_PROCID',
                 'SLURM_NTASKS', 'SLURM_LOCALID', 'SLURM_NODELIST')
-    job = int(environ.get('SLURM_JOB_ID') or '0')
+    job = environ.get('SLURM_JOB_ID') or '0'
+    if not re.match(r'[0-9]+$', job):
+        raise LauncherError(f'SLURM_JOB_ID={job!r}, expected the number of a job: the port is '
+                            f'chosen by it. Start with srun, or export MASTER_PORT and unset it.')
     found = {
         'RANK': got['SLURM_PROCID'],
         'WORLD_SIZE': got['SLURM_NTASKS'],
         'LOCAL_RANK': got['SLURM_LOCALID'],
         'MASTER_ADDR': environ.get('MASTER_ADDR') or first_host(got['SLURM_NODELIST']),
         'MASTER_PORT': (environ.get('MASTER_PORT')
-                        or str(_SLURM_PORT_BASE + job % _SLURM_PORT_SPAN)),
+                        or str(_SLURM_PORT_BASE + int(job) % _SLURM_PORT_SPAN)),
     }
     # the second reads '8(x2)' where all nodes run alike
     per_node = re.match(r'(\d+)(\(x\d+\))?$', environ.get('SLURM_NTASKS_PER_NODE')

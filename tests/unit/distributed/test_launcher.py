@@ -66,6 +66,12 @@ def test_every_missing_variable_is_named(launcher: str, variables: Dict[str, str
             launcher_environment(launcher, rest, first)
 
 
+@pytest.mark.parametrize('job', ['x', ':', '-1', '12 13'])
+def test_a_slurm_job_that_is_no_number(job: str) -> None:
+    with pytest.raises(LauncherError, match='SLURM_JOB_ID=.*expected the number of a job'):
+        launcher_environment('slurm', dict(SLURM, SLURM_JOB_ID=job), first)
+
+
 def test_unknown_launcher() -> None:
     with pytest.raises(LauncherError, match="'horovod': expected none, pytorch, slurm or mpi"):
         launcher_environment('horovod', {})
