@@ -12,6 +12,14 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator, derived_seed
 
 
+def seed_rank(*entropy: int) -> None:
+    """Seed Python's and NumPy's generators and the accelerator's from non-negative integers."""
+    seed = derived_seed(*entropy)
+    random.seed(seed)
+    np.random.seed(seed)
+    current_accelerator().seed(seed)
+
+
 @HOOKS.register_module()
 class AcceleratorHook(Hook):
     """Seeds each training step, flushes lazy devices once a step, and evaluates one model.
@@ -31,10 +39,7 @@ class AcceleratorHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed this step."""
         # the leading 1 keeps these apart from the seeds of samples
-        seed = derived_seed(1, runner.seed, get_rank(), runner.iter)
-        random.seed(seed)
-        np.random.seed(seed)
-        current_accelerator().seed(seed)
+        seed_rank(1, runner.seed, get_rank(), runner.iter)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:

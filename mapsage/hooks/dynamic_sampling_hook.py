@@ -3,19 +3,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS, TASK_UTILS
 
-from mapsage.accelerator import current_accelerator, derived_seed
+from mapsage.accelerator import current_accelerator
 from mapsage.distributed import open_channel
 from mapsage.sampling import Candidate, DynamicSampler, TileHistory, Validity, WeightedRewards
 
+from .accelerator_hook import seed_rank
 from .sampled_steps import (
     Background,
     LoaderError,
@@ -56,7 +55,7 @@ class RewardScore(WeightedRewards):
 class DynamicSamplingHook(Hook):
     """Fill every step with samples that teach: judge, drop, draw again on all ranks in lockstep.
 
-    Works with iteration- and epoch-based loops. One optimiser step is one iteration, however many
+    Works with iteration- and epoch-based loops. An iteration is one step of the loop, however many
     batches were drawn for it; an epoch has as many steps as the loader has batches. What it did
     goes to the log, the message hub, the visualizer and ``WORK_DIR/dynamic_sampling/``, which
     ``tools/plot_sampling.py`` draws. Checkpoints hold what an exact resume needs.
@@ -132,8 +131,7 @@ class DynamicSamplingHook(Hook):
         target = self._target(loader)
         self._batch_size = loader.batch_size or target
         self._interval = self._interval or _log_interval(runner)
-        timeout = self._settings['timeout']
-        self._channel = open_channel(None, timeout, 'sampling summary')
+        self._channel = open_channel(None, self._settings['timeout'], 'sampling summary')
         collate = loader.collate_fn
         score = self._bind(runner, loader, collate)
         stream = LoaderStream(loader)
@@ -145,7 +143,10 @@ class DynamicSamplingHook(Hook):
         if self._resumed is not None:
             self._continue(runner, loader, stream, self._resumed)
         self._steps = SampledSteps(
-            self._sampler, stream, collate, self._take, lambda step: _seed(runner, step),
+            self._sampler, stream, collate, self._take,
+            # What a score may draw from. The leading 2 keeps these apart from the seeds of samples
+            # and of training steps, which AcceleratorHook seeds anew.
+            lambda step: seed_rank(2, runner.seed, get_rank(), step),
             Background(lambda: current_accelerator().set_device(runner.local_rank))
             if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
         if hasattr(loop, 'dataloader_iterator'):
@@ -329,15 +330,6 @@ def _of_batches(score: Any) -> Callable[[Sequence[Any]], Any]:
 def _log_interval(runner: Any) -> int:
     intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
     return int(intervals[0]) if intervals else _LOG_INTERVAL
-
-
-def _seed(runner: Any, step: int) -> None:
-    """Seed what a score may draw from; the training step is seeded anew by AcceleratorHook."""
-    # the leading 2 keeps these apart from the seeds of samples and of training steps
-    seed = derived_seed(2, runner.seed, get_rank(), step)
-    random.seed(seed)
-    np.random.seed(seed)
-    current_accelerator().seed(seed)
 
 
 def _reload(loader: Any, index: int, seed: Sequence[int], score: Optional[float]) -> Candidate:
