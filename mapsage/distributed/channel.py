@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .process_group import DEFAULT_TIMEOUT_SECONDS
 from .staged import StagedProcessGroup
+from .store import LockedStore, store_lock
 
 # How often a waiting rank looks whether another has given up, in seconds.
 _LOOK_SECONDS = 0.5
@@ -132,7 +133,7 @@ class Channel:
 
     def publish(self, key: str, text: str) -> bool:
         """Leave a text where ranks that come to no collective find it; return if it was first."""
-        first = int(self._store.add(f'{self._prefix}/{key}/count', 1)) == 1
+        first = self._store.add(f'{self._prefix}/{key}/count', 1) == 1
         if first:
             self._store.set(f'{self._prefix}/{key}/text', text)
             self._store.add(f'{self._prefix}/{key}/ready', 1)
@@ -141,8 +142,8 @@ class Channel:
     def published(self, key: str) -> Optional[str]:
         """Return the text that was published first, or None. Also None when the store is gone."""
         try:
-            if int(self._store.add(f'{self._prefix}/{key}/ready', 0)):
-                return bytes(self._store.get(f'{self._prefix}/{key}/text')).decode()
+            if self._store.add(f'{self._prefix}/{key}/ready', 0):
+                return self._store.get(f'{self._prefix}/{key}/text')
         except RuntimeError:  # the process that keeps the store has ended
             pass
         return None
@@ -175,7 +176,7 @@ class Channel:
     def _count(self, key: str, more: int) -> int:
         """Add to a counter of the store, in one round trip; 0 reads it without waiting for it."""
         try:
-            return int(self._store.add(f'{self._prefix}/{key}', more))
+            return self._store.add(f'{self._prefix}/{key}', more)
         except RuntimeError as error:
             raise RankLostError(
                 f'rank {self.rank}, agreement {self._entered}: the rendezvous store does not '
@@ -285,7 +286,8 @@ def _open_default(default: dist.ProcessGroup, timeout: Optional[float], purpose:
         seconds = timeout if timeout is not None else _own_timeout(default)
         prefix = _prefix(ranks, next(_numbers))
         _await_all(prefix, ranks, seconds)
-        group = dist.new_group(timeout=timedelta(seconds=seconds), backend='gloo')
+        with store_lock:  # all ranks are here: nobody waits for another thread of this one
+            group = dist.new_group(timeout=timedelta(seconds=seconds), backend='gloo')
         known[timeout, purpose] = Channel(group, ranks, seconds, prefix)
     return known[timeout, purpose]
 
@@ -294,15 +296,15 @@ def _await_all(prefix: str, ranks: Sequence[int], timeout: float) -> None:
     """Wait until all ranks are here: ``new_group`` would not say who is missing."""
     store, deadline = _store(), time.monotonic() + timeout
     store.add(f'{prefix}/here/{dist.get_rank()}', 1)
-    here = int(store.add(f'{prefix}/here', 1))
+    here = store.add(f'{prefix}/here', 1)
     while here < len(ranks):
         if time.monotonic() > deadline:
-            absent = [rank for rank in ranks if not int(store.add(f'{prefix}/here/{rank}', 0))]
+            absent = [rank for rank in ranks if not store.add(f'{prefix}/here/{rank}', 0)]
             raise RankLostError(
                 f'rank {dist.get_rank()} waited {timeout:g} s to open a channel to all ranks, and '
                 f'rank(s) {absent} did not come: look at the first error in their log.', absent)
         time.sleep(0.005)
-        here = int(store.add(f'{prefix}/here', 0))
+        here = store.add(f'{prefix}/here', 0)
 
 
 def _prefix(ranks: Sequence[int], number: int) -> str:
@@ -324,8 +326,8 @@ def _own_timeout(group: Any) -> float:
             float(DEFAULT_TIMEOUT_SECONDS))
 
 
-def _store() -> Any:
-    return _c10d()._get_default_store()
+def _store() -> LockedStore:
+    return LockedStore(_c10d()._get_default_store())
 
 
 def _c10d() -> Any:

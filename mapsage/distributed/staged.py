@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from mapsage.accelerator import AcceleratorError, current_accelerator
 
+from .store import LockedStore
+
 BACKEND = 'staged'
 
 Tensors = Union[torch.Tensor, List[torch.Tensor]]
@@ -49,7 +51,7 @@ class StagedProcessGroup(_Base):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._store, self._timeout = store, timeout
+        self._store, self._timeout = LockedStore(store), timeout
         self._collectives = 0
 
     def getBackendName(self) -> str:

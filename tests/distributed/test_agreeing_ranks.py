@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +20,11 @@ from mapsage.distributed import (
     RankError,
     RankLostError,
     all_ranks_or_none,
+    open_channel,
 )
 
 WORLDS = [2, 4, 8]
+ROUNDS = 400  # of two threads at once: by then an unlocked store of torch 1.10 is stuck
 PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails
 
 
@@ -195,6 +198,28 @@ def test_a_group_agrees_for_itself_and_names_global_ranks(answers: Answers) -> N
         {0: 0, 3: 3}, {1: 1, 2: 2}, {1: 1, 2: 2}, {0: 0, 3: 3}]
 
 
+def in_two_threads() -> List[int]:
+    start()
+    channels = [open_channel(None, PATIENT, purpose) for purpose in ('loop', 'ahead')]
+    wrong = []
+
+    def talk(channel: Any) -> None:
+        for number in range(ROUNDS):
+            got = [int(each) for each in channel.gather(torch.tensor(number))]
+            wrong.extend(each for each in got if each != number)
+
+    threads = [threading.Thread(target=talk, args=(channel,), daemon=True) for channel in channels]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENT - 30)
+    return wrong + [-1 for thread in threads if thread.is_alive()]
+
+
+def test_two_threads_of_a_rank_may_talk_at_once(answers: Answers) -> None:
+    assert answers.of('two threads') == [[], []]
+
+
 def one_raises() -> List[Any]:
     rank = start()
     failing = [1, dist.get_world_size() - 1]
@@ -291,6 +316,7 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
     table.update({
         ('hangs', 2): (lose_a_rank, 'hangs', Path), ('hangs', 4): (lose_a_rank, 'hangs', Path),
         ('dies in block', 4): (die_in_block, Path),
+        ('two threads', 2): (in_two_threads,),
         ('dies inside', 2): (die_inside,), ('fields', 2): (differ_in_fields,),
         ('groups', 4): (of_two_groups, Path), ('never opens', 2): (never_open, Path),
         ('all_reduce', 2): (raise_past_a_collective, 'all_reduce'),
