@@ -27,7 +27,10 @@ from mapsage.distributed import (
     StrategyError,
     die_with_parent,
 )
+from mapsage.geo import GeoError
 from mapsage.hooks import DeviceCheckError, LoaderError, NonFiniteLossError
+from mapsage.inference.errors import PredictError
+from mapsage.models import WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
@@ -37,9 +40,9 @@ from .resume import ResumeError
 
 # Mistakes of a user's, whose message says all; anything else is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackendError, ConfigError, CrossDeviceError, DataError,
-                DeviceCheckError, DeviceMapError, LauncherError, LoaderError, LockstepError,
-                NonFiniteLossError, RankError, RankLostError, ResumeError, SampleMismatchError,
-                ShortfallError, StrategyError)
+                DeviceCheckError, DeviceMapError, GeoError, LauncherError, LoaderError,
+                LockstepError, NonFiniteLossError, PredictError, RankError, RankLostError,
+                ResumeError, SampleMismatchError, ShortfallError, StrategyError, WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:

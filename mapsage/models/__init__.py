@@ -1,5 +1,8 @@
 """Backbones, heads and losses."""
-from .backbones import DINOv3ViT, EfficientNetLite
+from .backbones import DINOv3ViT, EfficientNetLite, WeightsError
+from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 
-__all__ = ['DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EfficientNetLite']
+__all__ = [
+    'DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EfficientNetLite', 'LinearHead', 'WeightsError'
+]

@@ -1,5 +1,6 @@
 """Backbones, registered in MMEngine's root registry."""
 from .dinov3 import DINOv3ViT
+from .dinov3_weights import WeightsError
 from .efficientnet_lite import EfficientNetLite
 
-__all__ = ['DINOv3ViT', 'EfficientNetLite']
+__all__ = ['DINOv3ViT', 'EfficientNetLite', 'WeightsError']

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
@@ -13,80 +12,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from . import dinov3_weights as weights
+from .dinov3_blocks import NORM_EPS, Block
 from .dinov3_weights import ARCHS, NORMALIZATION, Arch
-from .rope import RotaryAttention, RotaryPositions
+from .rope import RotaryPositions
 
 PATCH_SIZE = 16
 
-_NORM_EPS = 1e-5  # norm_layer='layernormbf16' of every model in dinov3/hub/backbones.py
-
 # torch >= 2.4: autocast's state by device type. Before, recomputing is of the reentrant kind.
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
-
-
-class Mlp(nn.Module):
-    """Two layers and an exact GELU."""
-
-    def __init__(self, arch: Arch) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
-        self.fc2 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From and to (..., embed_dims)."""
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
-class GatedMlp(nn.Module):
-    """SwiGLU: ``w1`` gates ``w2``, as in dinov3/layers/ffn_layers.py."""
-
-    def __init__(self, arch: Arch) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
-        self.w2 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
-        self.w3 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From and to (..., embed_dims)."""
-        return self.w3(F.silu(self.w1(x)) * self.w2(x))
-
-
-class Block(nn.Module):
-    """Attention and MLP, each normalised before and scaled (LayerScale) after.
-
-    Args:
-        arch: Structure of the backbone.
-        drop_path: Probability of leaving out either branch of a sample, in training only.
-    """
-
-    def __init__(self, arch: Arch, drop_path: float = 0.) -> None:
-        super().__init__()
-        self.drop_path = drop_path
-        self.norm1 = nn.LayerNorm(arch.embed_dims, eps=_NORM_EPS)
-        self.attn = RotaryAttention(arch)
-        self.gamma_1 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
-        self.norm2 = nn.LayerNorm(arch.embed_dims, eps=_NORM_EPS)
-        self.mlp = GatedMlp(arch) if arch.gated_mlp else Mlp(arch)
-        self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
-
-    def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                kept: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """From and to (N, tokens, embed_dims); ``kept`` as from :meth:`draw_kept`."""
-        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine)
-        x = x + (attended if kept is None else attended * kept[0])
-        transformed = self.gamma_2 * self.mlp(self.norm2(x))
-        return x + (transformed if kept is None else transformed * kept[1])
-
-    def draw_kept(self, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """Factors (2, N, 1, 1) of the branches, 0 or 1 / (1 - drop_path); None if all stay.
-
-        Drawn outside of ``forward``, so that recomputing it needs no random state, which old torch
-        restores on CUDA and the CPU only.
-        """
-        if not self.training or not self.drop_path:
-            return None
-        keep = 1 - self.drop_path
-        return torch.full((2, len(x), 1, 1), keep, device=x.device).bernoulli_(keep) / keep
 
 
 @MODELS.register_module()
@@ -157,7 +90,7 @@ class DINOv3ViT(BaseModule):
         self.blocks = nn.ModuleList(
             Block(self.arch, drop_path_rate * index / max(layers - 1, 1))
             for index in range(self.out_indices[-1] + 1))
-        self.norm = nn.LayerNorm(dims, eps=_NORM_EPS) if final_norm else nn.Identity()
+        self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if final_norm else nn.Identity()
         self.register_buffer('pixel_mean', torch.zeros(3, 1, 1))
         self.register_buffer('pixel_std', torch.ones(3, 1, 1))
         self._set_pixels('sat493m' if normalization == 'sat493m' else 'web')
@@ -245,9 +178,9 @@ class DINOv3ViT(BaseModule):
         if 'pixel_mean' not in converted:
             told, how = weights.training_data(path, state, self.arch)
             if told is None and self.normalization == 'weights':
-                raise ValueError(f"normalization='weights', but {how} whether {path} was trained "
-                                 f'on web or satellite images; set it to one of '
-                                 f'{sorted(NORMALIZATION)}')
+                raise weights.WeightsError(
+                    f"normalization='weights', but {how} whether {path} was trained on web or "
+                    f'satellite images; set it to one of {sorted(NORMALIZATION)}')
         self.load_state_dict(fitted)
         if self.normalization in NORMALIZATION:
             told, how = self.normalization, f'set by the config; weights: {told or "unknown"}'

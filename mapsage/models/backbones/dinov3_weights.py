@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.runner import CheckpointLoader
 
 State = Dict[str, torch.Tensor]
+
+
+class WeightsError(ValueError):
+    """A weight file is missing, damaged, or of another model."""
 
 
 class Arch(NamedTuple):
@@ -95,16 +100,16 @@ def read_checkpoint(path: str, prefix: str = '') -> State:
         prefix: Read only keys that begin so, without it, as MMEngine's ``Pretrained`` does.
 
     Raises:
-        FileNotFoundError: If a folder holds neither file, or an index names a missing shard.
         ImportError: If safetensors are to be read and the package is missing.
-        ValueError: If nothing begins with ``prefix``, or something is no tensor.
+        WeightsError: If a file is missing or cannot be read, nothing begins with ``prefix``, or
+            something is no tensor.
     """
     state: Dict[str, torch.Tensor] = {}
     if os.path.isdir(path) or path.endswith('.safetensors'):
         for file in _safetensors_files(path):
             state.update(_read_safetensors(file))
     else:
-        loaded = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        loaded = _read_pickle(path)
         for wrapper in ('state_dict', 'model'):
             if isinstance(loaded.get(wrapper), Mapping):
                 loaded = loaded[wrapper]
@@ -115,8 +120,8 @@ def read_checkpoint(path: str, prefix: str = '') -> State:
                  if key.startswith(dotted)}
     odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if odd or not state:
-        raise ValueError(f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
-                         f'{odd[:5]} are no tensors; expected a state dict of a DINOv3 ViT')
+        raise WeightsError(f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
+                           f'{odd[:5]} are no tensors; expected a state dict of a DINOv3 ViT')
     return state
 
 
@@ -125,7 +130,7 @@ def detect_format(state: State) -> str:
     for name, signature in _SIGNATURES:
         if any(signature.fullmatch(key) for key in state):
             return name
-    raise ValueError(
+    raise WeightsError(
         f'no DINOv3 ViT: the keys begin with {sorted(state)[:5]}; expected names of the official '
         "hub, Hugging Face, timm or of this backbone. If they lie below a prefix, name it: "
         "init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')")
@@ -138,15 +143,15 @@ def convert(state: State) -> State:
     tokens, and a key bias after checking that it is zero. Unknown keys keep their names.
 
     Raises:
-        ValueError: If a tensor is not finite or named twice, or a key bias is not zero, listing the
-            keys.
+        WeightsError: If a tensor is not finite or named twice, or a key bias is not zero, listing
+            the keys.
     """
     kind = detect_format(state)
     bad = [key for key, value in state.items()
            if value.is_floating_point() and not bool(torch.isfinite(value).all())]
     if bad:
-        raise ValueError(f'not finite: {bad}; the file is damaged or was saved before it had '
-                         'weights (an unset bias_mask is NaN). Download it again')
+        raise WeightsError(f'not finite: {bad}; the file is damaged or was saved before it had '
+                           'weights (an unset bias_mask is NaN). Download it again')
     gated = any('.mlp.w3.' in key or '.mlp.fc1_g.' in key or '.mlp.gate_proj.' in key
                 for key in state)
     mlp_names = (_GATED_MLP if gated else _PLAIN_MLP).get(kind, ())
@@ -163,7 +168,7 @@ def convert(state: State) -> State:
         if key != 'register_tokens' or value.numel():
             ours[key] = value
     if twice:
-        raise ValueError(f'the weights hold twice: {twice}; they mix the names of two formats')
+        raise WeightsError(f'the weights hold twice: {twice}; they mix the names of two formats')
     _split_hub_bias(ours)
     _join_projections(ours)
     return ours
@@ -185,7 +190,7 @@ def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
         The state dict, and what was filled in, for the log.
 
     Raises:
-        ValueError: If the weights are of another variant, or listing all keys that are missing,
+        WeightsError: If the weights are of another variant, or listing all keys that are missing,
             left over or of another shape.
     """
     built = {int(key.split('.')[1]) for key in wanted if key.startswith('blocks.')}
@@ -206,9 +211,9 @@ def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
     shapes = [f'{key} {tuple(fitted[key].shape)} instead of {tuple(wanted[key].shape)}'
               for key in wanted if key in fitted and fitted[key].shape != wanted[key].shape]
     if missing or left_over or shapes:
-        raise ValueError(f'the weights do not fit: missing {missing}, left over {left_over}, of '
-                         f'another shape {shapes}; arch={describe(arch)}, the weights look like '
-                         f'{looks_like(state)}')
+        raise WeightsError(f'the weights do not fit: missing {missing}, left over {left_over}, of '
+                           f'another shape {shapes}; arch={describe(arch)}, the weights look like '
+                           f'{looks_like(state)}')
     return fitted, [key for key in filled if key in wanted]
 
 
@@ -269,8 +274,8 @@ def _check_variant(state: State, arch: Arch) -> None:
     differ = [key for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
               if key in found and found[key] != getattr(arch, key)]
     if differ:
-        raise ValueError(f'the weights look like {looks_like(state)}, but arch={describe(arch)} '
-                         f'(other {", ".join(differ)}); set arch to that of the weights')
+        raise WeightsError(f'the weights look like {looks_like(state)}, but arch={describe(arch)} '
+                           f'(other {", ".join(differ)}); set arch to that of the weights')
 
 
 def _split_hub_bias(state: State) -> None:
@@ -282,8 +287,8 @@ def _split_hub_bias(state: State) -> None:
         state[f'{base}q_bias'], state[f'{base}k_bias'], state[f'{base}v_bias'] = bias.chunk(3)
     for key in [key for key in state if key.endswith('.attn.k_bias')]:
         if bool((state[key] != 0).any()):  # torch 1.10 has no any() of a parameter
-            raise ValueError(f'{key} is not zero, but DINOv3 masks the bias of its keys; these are '
-                             'weights of another model')
+            raise WeightsError(f'{key} is not zero, but DINOv3 masks the bias of its keys; these '
+                               'are weights of another model')
         del state[key]
 
 
@@ -296,6 +301,28 @@ def _join_projections(state: State) -> None:
             state[f'{base}qkv.weight'] = torch.cat([state.pop(part) for part in parts])
 
 
+def _read_pickle(path: str) -> Dict[str, Any]:
+    if '://' not in path and not os.path.exists(path):
+        raise _missing(path)
+    try:
+        return CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise WeightsError(f'{path} cannot be read ({_size(path)}): {error}. It is no checkpoint '
+                           'or was cut off; download it again.') from error
+
+
+def _missing(path: str) -> WeightsError:
+    return WeightsError(
+        f'weights {path} do not exist. The official files are at '
+        'https://github.com/facebookresearch/dinov3 (after accepting their licence); put them into '
+        'weights/, or name their folder: MAPSAGE_DINOV3=<folder>. Others: '
+        'model.backbone.init_cfg.checkpoint=<file or folder>')
+
+
+def _size(path: str) -> str:
+    return f'{os.path.getsize(path):,} bytes' if os.path.exists(path) else 'no local file'
+
+
 def _safetensors_files(path: str) -> List[str]:
     if not os.path.isdir(path):
         return [path]
@@ -303,22 +330,27 @@ def _safetensors_files(path: str) -> List[str]:
     if os.path.exists(whole):
         return [whole]
     if not os.path.exists(index):
-        raise FileNotFoundError(f'{path} holds neither model.safetensors nor '
-                                f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
+        raise WeightsError(f'{path} holds neither model.safetensors nor '
+                           f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
     with open(index, encoding='utf-8') as file:
         shards = sorted(set(json.load(file)['weight_map'].values()))
     missing = [name for name in shards if not os.path.exists(os.path.join(path, name))]
     if missing:
-        raise FileNotFoundError(f'{index} names {missing}, which {path} does not hold; complete '
-                                'the download')
+        raise WeightsError(f'{index} names {missing}, which {path} does not hold; complete '
+                           'the download')
     return [os.path.join(path, name) for name in shards]
 
 
 def _read_safetensors(file: str) -> State:
     if not os.path.exists(file):
-        raise FileNotFoundError(f'checkpoint {file} does not exist.')
+        raise _missing(file)
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise ImportError(f'{file} needs a package: pip install safetensors') from error
-    return load_file(file, device='cpu')
+    try:
+        return load_file(file, device='cpu')
+    except SafetensorError as error:
+        raise WeightsError(f'{file} cannot be read ({_size(file)}): {error}. It was cut off or is '
+                           'of another format; download it again.') from error

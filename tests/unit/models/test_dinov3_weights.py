@@ -6,113 +6,21 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 import pytest
 import torch
+from dinov3_states import FORMATS, State, hub_state, huggingface_state, timm_state
 
-from mapsage.models import DINOv3ViT
+from mapsage.models import DINOv3ViT, WeightsError
 from mapsage.models.backbones import dinov3_weights as weights
 from mapsage.models.backbones.dinov3_weights import ARCHS, Arch
-
-State = Dict[str, torch.Tensor]
 
 PLAIN = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=24)
 GATED = dict(PLAIN, gated_mlp=True)
 SMALLEST = dict(PLAIN, num_registers=0, qkv_bias=False, gated_mlp=True)
 ARCHITECTURES = pytest.mark.parametrize('arch', [PLAIN, GATED, SMALLEST],
                                         ids=['plain', 'gated', 'no biases, no registers'])
-
-
-def hub_state(arch: Dict[str, Any], unused: bool = True) -> State:
-    """Random weights by the names of the official files."""
-    a, generator = Arch(**arch), torch.Generator().manual_seed(0)
-    c, f = a.embed_dims, a.feedforward_channels
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * .3
-
-    def linear(name: str, inputs: int, outputs: int) -> State:
-        return {f'{name}.weight': draw(outputs, inputs), f'{name}.bias': draw(outputs)}
-
-    state = {'cls_token': draw(1, 1, c), 'patch_embed.proj.weight': draw(c, 3, 16, 16),
-             'patch_embed.proj.bias': draw(c), 'norm.weight': draw(c), 'norm.bias': draw(c),
-             'rope_embed.periods': 100.**(torch.arange(2.) / 2)}
-    if a.num_registers:
-        state['storage_tokens'] = draw(1, a.num_registers, c)
-    if unused:
-        state.update({'mask_token': draw(1, c), 'local_cls_norm.weight': draw(c),
-                      'local_cls_norm.bias': draw(c)})
-    layers = {'fc1': (c, f), 'fc2': (f, c)}
-    if a.gated_mlp:
-        layers = {'w1': (c, f), 'w2': (c, f), 'w3': (f, c)}
-    for index in range(a.num_layers):
-        block: State = {'ls1.gamma': draw(c), 'ls2.gamma': draw(c)}
-        for norm in ('norm1', 'norm2'):
-            block.update({f'{norm}.weight': draw(c), f'{norm}.bias': draw(c)})
-        block.update(linear('attn.qkv', c, 3 * c))
-        block['attn.qkv.bias_mask'] = torch.ones(3 * c)
-        block['attn.qkv.bias_mask'][c:2 * c] = 0
-        if not a.qkv_bias:
-            del block['attn.qkv.bias'], block['attn.qkv.bias_mask']
-        block.update(linear('attn.proj', c, c))
-        for name, shape in layers.items():
-            block.update(linear(f'mlp.{name}', *shape))
-        state.update({f'blocks.{index}.{key}': value for key, value in block.items()})
-    return state
-
-
-def _renamed(state: State, pairs: Dict[str, str]) -> State:
-    result = {}
-    for key, value in state.items():
-        for old, new in pairs.items():
-            key = re.sub(old, new, key)
-        result[key] = value
-    return result
-
-
-def huggingface_state(hub: State, layers: str = 'layer') -> State:
-    """The same weights by Hugging Face's names: 4.x, or 5.x with ``layers='model.layer'``."""
-    state = {k: v for k, v in hub.items() if not re.search('periods|bias_mask|local_cls', k)}
-    gated = 'blocks.0.mlp.w1.weight' in state
-    state = _renamed(state, {
-        '^(cls_token|mask_token)$': r'embeddings.\1',
-        '^storage_tokens$': 'embeddings.register_tokens',
-        r'^patch_embed\.proj': 'embeddings.patch_embeddings',
-        r'ls([12])\.gamma': r'layer_scale\1.lambda1',
-        r'attn\.proj': 'attention.o_proj',
-        r'mlp\.w1': 'mlp.gate_proj', r'mlp\.(w2|fc1)': 'mlp.up_proj',
-        r'mlp\.w3' if gated else r'mlp\.fc2': 'mlp.down_proj',
-        r'^blocks': layers,
-    })
-    state.setdefault('embeddings.register_tokens', state['embeddings.cls_token'][:, :0])
-    for key in [key for key in state if '.attn.qkv.' in key]:
-        for name, part in zip('qkv', state.pop(key).chunk(3)):
-            if (name, key[-4:]) != ('k', 'bias'):
-                state[key.replace('attn.qkv', f'attention.{name}_proj')] = part
-    return state
-
-
-def timm_state(hub: State) -> State:
-    """The same weights by timm's names, with biases (``_qkvb``) if there are any."""
-    state = {k: v for k, v in hub.items()
-             if not re.search('periods|bias_mask|local_cls|mask_token', k)}
-    state = _renamed(state, {
-        '^storage_tokens$': 'reg_token', r'ls([12])\.gamma': r'gamma_\1',
-        r'mlp\.w1': 'mlp.fc1_g', r'mlp\.w2': 'mlp.fc1_x', r'mlp\.w3': 'mlp.fc2'})
-    for key in [key for key in state if key.endswith('qkv.bias')]:
-        query, _, value = state.pop(key).chunk(3)
-        state[key.replace('qkv.bias', 'q_bias')] = query
-        state[key.replace('qkv.bias', 'v_bias')] = value
-    return state
-
-
-FORMATS: Dict[str, Callable[[State], State]] = {
-    'hub': lambda hub: hub,
-    'huggingface': huggingface_state,
-    'huggingface 5': lambda hub: huggingface_state(hub, 'model.layer'),
-    'timm': timm_state,
-}
 
 
 def loaded(path: Path, state: State, name: str = 'sat493m.pth', prefix: Optional[str] = None,
@@ -235,7 +143,7 @@ def test_own_checkpoint_and_prefix(tmp_path: Path) -> None:
     model = loaded(tmp_path, {'state_dict': state}, 'x.pth', prefix='backbone', arch=PLAIN)
     assert torch.equal(model.pixel_mean, trained.pixel_mean)  # no name tells, the buffers do
     assert torch.equal(model.blocks[0].attn.qkv.weight, trained.blocks[0].attn.qkv.weight)
-    with pytest.raises(ValueError, match=r"prefix='backbone\.'"):
+    with pytest.raises(WeightsError, match=r"prefix='backbone\.'"):
         loaded(tmp_path, {'state_dict': state}, 'x.pth', arch=PLAIN)
 
 
@@ -252,7 +160,7 @@ def test_blocks_above_the_last_are_left_out(tmp_path: Path) -> None:
 def test_a_missing_key_is_listed(name: str, key: str, tmp_path: Path) -> None:
     state = FORMATS[name](hub_state(PLAIN))
     del state[key]
-    with pytest.raises(ValueError, match=r'missing \[.+\], left over') as error:
+    with pytest.raises(WeightsError, match=r'missing \[.+\], left over') as error:
         loaded(tmp_path, state, arch=PLAIN)
     own = key.replace('layer.1.attention.k_proj', 'blocks.1.attn.qkv').replace('qkv.bias', 'q_bias')
     assert repr(own) in str(error.value)
@@ -262,19 +170,19 @@ def test_a_missing_key_is_listed(name: str, key: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize('name', FORMATS)
 def test_a_left_over_key_is_listed(name: str, key: str, tmp_path: Path) -> None:
     state = dict(FORMATS[name](hub_state(PLAIN)), **{key: torch.zeros(16)})
-    with pytest.raises(ValueError, match=rf"missing \[\], left over \['{key[:8]}"):
+    with pytest.raises(WeightsError, match=rf"missing \[\], left over \['{key[:8]}"):
         loaded(tmp_path, state, arch=PLAIN)
 
 
 def test_two_names_of_one_tensor_are_refused() -> None:
     hub = hub_state(PLAIN)
-    with pytest.raises(ValueError, match=r'twice: .*blocks\.0\.norm1\.bias'):
+    with pytest.raises(WeightsError, match=r'twice: .*blocks\.0\.norm1\.bias'):
         weights.convert({**huggingface_state(hub), **huggingface_state(hub, 'model.layer')})
 
 
 def test_another_shape_is_listed(tmp_path: Path) -> None:
     state = dict(hub_state(PLAIN), storage_tokens=torch.zeros(1, 5, 16))
-    with pytest.raises(ValueError, match=r'register_tokens \(1, 5, 16\) instead of \(1, 4, 16\)'):
+    with pytest.raises(WeightsError, match=r'register_tokens \(1, 5, 16\) instead of \(1, 4, 16\)'):
         loaded(tmp_path, state, arch=PLAIN)
 
 
@@ -287,14 +195,14 @@ def test_timm_without_biases_means_zero(tmp_path: Path) -> None:
 
 
 def test_weights_with_biases_do_not_fit_7b(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='left over .*q_bias'):
+    with pytest.raises(WeightsError, match='left over .*q_bias'):
         loaded(tmp_path, hub_state(PLAIN), arch=dict(PLAIN, qkv_bias=False))
 
 
 def test_an_unset_bias_mask_is_refused(tmp_path: Path) -> None:
     state = hub_state(PLAIN)
     state['blocks.1.attn.qkv.bias_mask'].fill_(float('nan'))
-    with pytest.raises(ValueError, match=r"not finite: \['blocks.1.attn.qkv.bias_mask'\]"):
+    with pytest.raises(WeightsError, match=r"not finite: \['blocks.1.attn.qkv.bias_mask'\]"):
         loaded(tmp_path, state, arch=PLAIN)
 
 
@@ -303,11 +211,11 @@ def test_a_key_bias_is_refused_unless_zero(tmp_path: Path) -> None:
     state['layer.1.attention.k_proj.bias'] = torch.zeros(16)
     loaded(tmp_path, state, arch=PLAIN)
     state['layer.1.attention.k_proj.bias'][3] = 1
-    with pytest.raises(ValueError, match=r'blocks.1.attn.k_bias is not zero'):
+    with pytest.raises(WeightsError, match=r'blocks.1.attn.k_bias is not zero'):
         loaded(tmp_path, state, arch=PLAIN)
     state = hub_state(PLAIN)
     state['blocks.0.attn.qkv.bias_mask'].fill_(1)
-    with pytest.raises(ValueError, match=r'blocks.0.attn.k_bias is not zero'):
+    with pytest.raises(WeightsError, match=r'blocks.0.attn.k_bias is not zero'):
         loaded(tmp_path, state, arch=PLAIN)
 
 
@@ -322,12 +230,12 @@ def test_variants_are_recognised(name: str) -> None:
                  torch.empty(1).expand(arch.feedforward_channels, arch.embed_dims)}
     assert weights.looks_like(state) == repr(name)
     other = ARCHS['large' if name != 'large' else 'base']
-    with pytest.raises(ValueError, match=re.escape(f'weights look like {name!r}, but arch=')):
+    with pytest.raises(WeightsError, match=re.escape(f'weights look like {name!r}, but arch=')):
         weights.fit(state, {}, other)
 
 
 def test_no_dinov3_at_all() -> None:
-    with pytest.raises(ValueError, match=r"no DINOv3 ViT: the keys begin with \['stem.weight'\]"):
+    with pytest.raises(WeightsError, match=r"no DINOv3 ViT: the keys begin with \['stem.weight'\]"):
         weights.convert({'stem.weight': torch.zeros(1)})
 
 
@@ -346,13 +254,34 @@ def test_training_data(path: str, keys: Any, name: str, expected: Optional[str])
     assert weights.training_data(path, state, ARCHS[name])[0] == expected
 
 
+def test_a_missing_or_cut_off_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match='no.pth do not exist.*MAPSAGE_DINOV3'):
+        weights.read_checkpoint(str(tmp_path / 'no.pth'))
+    whole = tmp_path / 'whole.pth'
+    torch.save(hub_state(PLAIN), str(whole))
+    cut = tmp_path / 'cut.pth'
+    for length in (0, 5000, whole.stat().st_size - 100):
+        cut.write_bytes(whole.read_bytes()[:length])
+        with pytest.raises(WeightsError, match=rf'cut.pth cannot be read \({length:,} bytes\)'):
+            weights.read_checkpoint(str(cut))
+
+
+def test_a_cut_off_safetensors_file_is_named(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip('safetensors.torch')
+    path = tmp_path / 'cut.safetensors'
+    safetensors.save_file(timm_state(hub_state(PLAIN)), str(path))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match='cut.safetensors cannot be read'):
+        weights.read_checkpoint(str(path))
+
+
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match='neither model.safetensors nor'):
+    with pytest.raises(WeightsError, match='neither model.safetensors nor'):
         weights.read_checkpoint(str(tmp_path))
     index = tmp_path / 'model.safetensors.index.json'
     index.write_text(json.dumps({'weight_map': {'a': 'one.safetensors', 'b': 'two.safetensors'}}))
     (tmp_path / 'one.safetensors').touch()
-    with pytest.raises(FileNotFoundError, match=r"names \['two.safetensors'\]"):
+    with pytest.raises(WeightsError, match=r"names \['two.safetensors'\]"):
         weights.read_checkpoint(str(tmp_path))
     (tmp_path / 'two.safetensors').touch()
     monkeypatch.setitem(sys.modules, 'safetensors.torch', None)
