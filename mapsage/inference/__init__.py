@@ -1,0 +1,1 @@
+"""Maps of whole scenes: windows, blending, georeferenced output."""
