@@ -219,9 +219,24 @@ def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
 
 def looks_like(state: State) -> str:
     """The variant a converted checkpoint seems to be, for messages."""
+    try:
+        return repr(variant_of(state))
+    except WeightsError:
+        return str(_found(state))
+
+
+def variant_of(state: State) -> str:
+    """The name in :data:`ARCHS` of a converted checkpoint.
+
+    Raises:
+        WeightsError: If it is none of them.
+    """
     found = _found(state)
     names = [name for name, arch in ARCHS.items() if found == {k: getattr(arch, k) for k in found}]
-    return repr(names[0]) if len(names) == 1 else str(found)
+    if len(names) != 1:
+        raise WeightsError(f'a DINOv3 ViT of {found}, expected one of {list(ARCHS)}; a file of '
+                           'another size is loaded by naming its arch as a dict')
+    return names[0]
 
 
 def describe(arch: Arch) -> str:

@@ -14,7 +14,7 @@ State = Dict[str, torch.Tensor]
 def hub_state(arch: Dict[str, Any], unused: bool = True) -> State:
     """Random weights by the names of the official files."""
     a, generator = Arch(**arch), torch.Generator().manual_seed(0)
-    c, f = a.embed_dims, a.feedforward_channels
+    c, f, quarter = a.embed_dims, a.feedforward_channels, a.embed_dims // a.num_heads // 4
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * .3
@@ -24,7 +24,7 @@ def hub_state(arch: Dict[str, Any], unused: bool = True) -> State:
 
     state = {'cls_token': draw(1, 1, c), 'patch_embed.proj.weight': draw(c, 3, 16, 16),
              'patch_embed.proj.bias': draw(c), 'norm.weight': draw(c), 'norm.bias': draw(c),
-             'rope_embed.periods': 100.**(torch.arange(2.) / 2)}
+             'rope_embed.periods': 100.**(torch.arange(quarter) / quarter)}
     if a.num_registers:
         state['storage_tokens'] = draw(1, a.num_registers, c)
     if unused:
