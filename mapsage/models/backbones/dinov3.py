@@ -86,7 +86,7 @@ class DINOv3ViT(BaseModule):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
         if self.arch.num_registers:
             self.register_tokens = nn.Parameter(torch.zeros(1, self.arch.num_registers, dims))
-        self.rope = RotaryPositions(dims // self.arch.num_heads)
+        self.rope = RotaryPositions(dims // self.arch.num_heads, 1 + self.arch.num_registers)
         self.blocks = nn.ModuleList(
             Block(self.arch, drop_path_rate * index / max(layers - 1, 1))
             for index in range(self.out_indices[-1] + 1))

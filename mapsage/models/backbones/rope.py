@@ -15,7 +15,7 @@ _fused_attention = getattr(F, 'scaled_dot_product_attention', None)
 
 
 class RotaryPositions(nn.Module):
-    """Sine and cosine of each patch's position, as DINOv3 computes them.
+    """Sine and cosine of each token's position, as DINOv3 computes them for patches.
 
     Coordinates are the patch centres, each axis scaled on its own to -1..1 (``separate``), so a
     grid of any size covers the same range. Everything is float32 whatever the model's precision.
@@ -25,48 +25,52 @@ class RotaryPositions(nn.Module):
     ``periods`` is a buffer, because the official files carry it rounded to bfloat16 and their
     features were made with those values; files of other formats leave the computed ones.
 
+    The class and register tokens before the patches have sine 0 and cosine 1, which turns them by
+    nothing: rotating all tokens costs less than taking the patches out and putting them back.
+
     Source: facebookresearch/dinov3@6876159, dinov3/layers/rope_position_encoding.py.
 
     Args:
         head_dims: Channels of one attention head, a multiple of 4.
+        prefix: Tokens before the patches.
         base: Ratio between the longest period and the shortest (100 in every released model).
     """
 
     periods: torch.Tensor
 
-    def __init__(self, head_dims: int, base: float = 100.) -> None:
+    def __init__(self, head_dims: int, prefix: int, base: float = 100.) -> None:
         super().__init__()
+        self.prefix = prefix
         quarter = head_dims // 4
         exponents = 2 * torch.arange(quarter, dtype=torch.float32) / (head_dims // 2)
         self.register_buffer('periods', base**exponents)
 
     def forward(self, rows: int, columns: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Sine and cosine, float32, each (rows * columns, head_dims)."""
+        """Sine and cosine, float32, each (prefix + rows * columns, head_dims)."""
         periods = self.periods.float()  # a model cast to half precision casts its buffers
         axes = [(torch.arange(count, dtype=torch.float32, device=periods.device) + 0.5) / count
                 for count in (rows, columns)]
         grid = torch.stack(torch.meshgrid(axes[0], axes[1], indexing='ij'), dim=-1)
         centres = 2 * grid.flatten(0, 1) - 1  # (rows * columns, 2)
         angles = (2 * math.pi * centres[:, :, None] / periods).flatten(1).tile(2)
+        angles = F.pad(angles, (0, 0, self.prefix, 0))
         return angles.sin(), angles.cos()
 
 
 def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
-    """Rotate queries or keys of the patch tokens; the class and register tokens stay.
+    """Rotate queries or keys.
 
     Args:
-        x: (N, heads, tokens, head_dims), the patches last among the tokens.
-        sine: float32 (patches, head_dims).
-        cosine: float32 (patches, head_dims).
+        x: (..., tokens, head_dims).
+        sine: float32 (tokens, head_dims), of :class:`RotaryPositions`.
+        cosine: Likewise.
 
     Returns:
         Shape and dtype of ``x``; computed in float32.
     """
-    prefix = x.shape[-2] - sine.shape[-2]
-    patches = x[:, :, prefix:].to(sine.dtype)
-    first, second = patches.chunk(2, dim=-1)
-    turned = patches * cosine + torch.cat((-second, first), dim=-1) * sine
-    return torch.cat((x[:, :, :prefix], turned.to(x.dtype)), dim=-2)
+    wide = x.to(sine.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)
 
 
 class RotaryAttention(nn.Module):
