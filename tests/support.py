@@ -1,6 +1,7 @@
 """What tests share: tiny data, a tiny config, and the user's own launcher."""
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,10 +14,15 @@ from typing import Any, Dict, List, Optional
 
 import cv2
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = ROOT.parent / 'shared' / 'data'
 SCRIPT = ROOT / 'scripts' / 'start_8card_training.sh'
+
+# For files about processes and messages, which no device of the xla leg makes different.
+on_host = pytest.mark.skipif(importlib.util.find_spec('torch_xla') is not None,
+                             reason='the main and t20 legs run this; time is short on the xla leg')
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
 TINY_CONFIG = '''

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from forked import DIED, fork_ranks
 from ranks import run_ranks
+from support import on_host
 
 from mapsage.distributed import (
     Consensus,
@@ -23,6 +24,7 @@ from mapsage.distributed import (
     open_channel,
 )
 
+pytestmark = on_host
 WORLDS = [2, 4, 8]
 ROUNDS = 400  # of two threads at once: by then an unlocked store of torch 1.10 is stuck
 PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails

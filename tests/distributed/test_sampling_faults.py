@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from forked import DIED
 from sampling_ranks import Answers, answers_of, fork_scenarios, scores, start
+from support import on_host
 
 from mapsage.sampling import (
     DynamicSampler,
@@ -24,6 +25,7 @@ from mapsage.sampling import (
     Validity,
 )
 
+pytestmark = on_host
 WORLDS = [2, 4, 8]
 # The long runs are made with the newest torch alone: the other legs test the same code, and time
 # is short.

@@ -9,7 +9,9 @@ from typing import Any, Callable
 import cv2
 import numpy as np
 import pytest
-from support import Finished, launch, write_tiny_config, write_tiny_data
+from support import Finished, launch, on_host, write_tiny_config, write_tiny_data
+
+pytestmark = on_host
 
 # The promise to the user, start-up of the ranks included.
 SECONDS = 30

@@ -8,8 +8,9 @@ from typing import Dict
 
 import pytest
 import torch
-from support import Launch, check_finished
+from support import Launch, check_finished, on_host
 
+pytestmark = on_host
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 
 
