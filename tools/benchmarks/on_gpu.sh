@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, the
-# overhead over MMEngine's Runner, the contract of accelerators, and a model split over the card and
-# the CPU. Write what it prints into docs/benchmarks.md.
+# overhead over MMEngine's Runner, the contract of accelerators, a model split over the card and the
+# CPU, and training steps of DINOv3. Write what it prints into docs/benchmarks.md.
 #
 #   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh
 set -euo pipefail
@@ -16,4 +16,5 @@ time bash scripts/start_8card_training.sh configs/nwpu/efficientnet_lite0_fpn_nw
 python=$(bash scripts/setup_env.sh main --dev)
 "$python" -m pytest -rs tests/contract -k cuda
 "$python" -m pytest -rs tests/unit/wrappers -k cuda
+"$python" tools/benchmarks/dinov3_training.py
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

@@ -1,0 +1,139 @@
+"""DINOv3 ConvNeXt: transformers' model as a backbone."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import nn
+
+from .dinov3_weights import NORMALIZATION, WeightsError
+
+# hidden_sizes and depths of the official models, dinov3/models/convnext.py.
+ARCHS: Dict[str, Tuple[List[int], List[int]]] = {
+    'tiny': ([96, 192, 384, 768], [3, 3, 9, 3]),
+    'small': ([96, 192, 384, 768], [3, 3, 27, 3]),
+    'base': ([128, 256, 512, 1024], [3, 3, 27, 3]),
+    'large': ([192, 384, 768, 1536], [3, 3, 27, 3]),
+}
+
+
+@MODELS.register_module()
+class DINOv3ConvNeXt(BaseModule):
+    """DINOv3 ConvNeXt: maps of stride 4, 8, 16 and 32 after the chosen stages.
+
+    The network is that of the transformers package (4.56 or newer), its weights are Hugging Face
+    folders: ``init_cfg=dict(type='Pretrained', checkpoint=FOLDER)``, loaded by ``init_weights``. A
+    key that is missing or left over is an error that lists it.
+
+    The input is RGB in 0..255 and normalised here as for web images, which all released ConvNeXt
+    were trained on; the data preprocessor must have no mean and std.
+
+    Args:
+        arch: 'tiny', 'small', 'base', 'large', or a dict of ``hidden_sizes`` and ``depths``.
+        out_indices: Stages whose output is returned, ascending from 0.
+        drop_path_rate: Of the last layer (0..1); it grows linearly from 0 at the first.
+        frozen: Keep all of it in ``eval()`` and out of autograd.
+        init_cfg: See above.
+
+    Raises:
+        ImportError: If transformers is missing.
+        ValueError: For an argument out of its range.
+    """
+
+    pixel_mean: torch.Tensor
+    pixel_std: torch.Tensor
+
+    def __init__(self, arch: Any = 'tiny', out_indices: Sequence[int] = (0, 1, 2, 3),
+                 drop_path_rate: float = 0., frozen: bool = False,
+                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(init_cfg)
+        if isinstance(arch, str) and arch not in ARCHS:
+            raise ValueError(f'arch={arch!r} is none of {list(ARCHS)}; a dict of hidden_sizes and '
+                             'depths describes another')
+        sizes, depths = ARCHS[arch] if isinstance(arch, str) else (
+            arch['hidden_sizes'], arch['depths'])
+        self.out_indices = tuple(out_indices)
+        if not self.out_indices or list(self.out_indices) != sorted(
+                set(self.out_indices) & set(range(len(sizes)))):
+            raise ValueError(f'out_indices={self.out_indices} must be ascending stages out of '
+                             f'0..{len(sizes) - 1}, at least one')
+        self.frozen = frozen
+        self.out_channels = tuple(sizes[index] for index in self.out_indices)
+        transformers = _transformers()
+        model = transformers.DINOv3ConvNextModel(transformers.DINOv3ConvNextConfig(
+            hidden_sizes=list(sizes), depths=list(depths), drop_path_rate=drop_path_rate))
+        # The norm of the last stage's tokens is not applied to maps, and would get no gradient.
+        model.layer_norm = nn.Identity()
+        self.model = model
+        mean, std = NORMALIZATION['web']
+        self.register_buffer('pixel_mean', torch.tensor(mean).view(3, 1, 1))
+        self.register_buffer('pixel_std', torch.tensor(std).view(3, 1, 1))
+        self._freeze()
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Maps of the chosen stages.
+
+        Args:
+            x: RGB, float (N, 3, H, W) in 0..255; 32 divides H and W.
+
+        Returns:
+            One (N, C, H / s, W / s) per entry of ``out_indices``, s = 4, 8, 16, 32.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            states = self.model((x - self.pixel_mean) / self.pixel_std,
+                                output_hidden_states=True).hidden_states
+        stages = states[len(states) - len(self.model.config.depths):]  # 4.x begins with the input
+        return tuple(stages[index] for index in self.out_indices)
+
+    def init_weights(self) -> None:
+        """Load the weights that ``init_cfg`` names."""
+        if self.is_init:  # type: ignore[has-type]
+            return
+        self.is_init = True
+        if self.init_cfg is None:
+            return  # transformers has initialised it
+        path = self.init_cfg['checkpoint']
+        try:
+            loaded, info = type(self.model).from_pretrained(path, output_loading_info=True)
+        except OSError as error:
+            raise WeightsError(f'{path} holds no DINOv3 ConvNeXt: {error}. Expected a folder as '
+                               'Hugging Face lays it out, with config.json and model.safetensors'
+                               ) from error
+        odd = {what: sorted(map(str, info[what])) for what in (
+            'missing_keys', 'unexpected_keys', 'mismatched_keys') if info[what]}
+        state = {key: value for key, value in loaded.state_dict().items()
+                 if not key.startswith('layer_norm.')}
+        wanted = self.model.state_dict()
+        shapes = [key for key in wanted if key not in state or state[key].shape != wanted[key].shape]
+        if odd or shapes or len(state) != len(wanted):
+            raise WeightsError(f'{path} does not fit: {odd or ""} of another shape or missing '
+                               f'{shapes[:5]}; its config has hidden_sizes='
+                               f'{loaded.config.hidden_sizes}, depths={loaded.config.depths}, '
+                               f'expected {self.model.config.hidden_sizes}, '
+                               f'{self.model.config.depths}')
+        self.model.load_state_dict(state)
+        print_log(f'DINOv3ConvNeXt: weights of {path}, normalisation web', logger='current')
+
+    def train(self, mode: bool = True) -> DINOv3ConvNeXt:
+        """Switch to training, except what is frozen."""
+        super().train(mode)
+        self._freeze()
+        return self
+
+    def _freeze(self) -> None:
+        if self.frozen:
+            nn.Module.train(self, False)
+            self.requires_grad_(False)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+        transformers.DINOv3ConvNextModel
+    except (ImportError, AttributeError) as error:
+        raise ImportError("DINOv3ConvNeXt needs a package: pip install 'transformers>=4.56' "
+                          '(Python 3.9 or newer)') from error
+    return transformers
