@@ -119,8 +119,9 @@ def main() -> None:
     accelerator = resolve_accelerator('auto')
     if not args.one:
         print(f'{describe_machine()}, {accelerator.name}; {args.arch}, {args.side}x{args.side}, '
-              f'batch {args.batch}, bfloat16, {args.steps} steps\n\n| backbone | training | mode | '
-              'images/s | of the matmul rate | MiB at most |\n|---|---|---|---|---|---|', flush=True)
+              f'batch {args.batch}, bfloat16, {args.steps} steps\n\n'
+              '| backbone | training | mode | images/s | of the matmul rate | MiB at most |\n'
+              '|---|---|---|---|---|---|', flush=True)
         rows = [(side, training, mode) for training in ('frozen', 'full')
                 for mode in ('eager', 'compile') for side in ('ours', 'transformers')]
         import subprocess

@@ -107,7 +107,8 @@ class DINOv3ConvNeXt(BaseModule):
         state = {key: value for key, value in loaded.state_dict().items()
                  if not key.startswith('layer_norm.')}
         wanted = self.model.state_dict()
-        shapes = [key for key in wanted if key not in state or state[key].shape != wanted[key].shape]
+        shapes = [key for key in wanted
+                  if key not in state or state[key].shape != wanted[key].shape]
         if odd or shapes or len(state) != len(wanted):
             raise WeightsError(f'{path} does not fit: {odd or ""} of another shape or missing '
                                f'{shapes[:5]}; its config has hidden_sizes='
@@ -132,8 +133,8 @@ class DINOv3ConvNeXt(BaseModule):
 def _transformers() -> Any:
     try:
         import transformers
-        transformers.DINOv3ConvNextModel
-    except (ImportError, AttributeError) as error:
+        from transformers import DINOv3ConvNextModel  # noqa: F401  (4.56 and newer)
+    except ImportError as error:
         raise ImportError("DINOv3ConvNeXt needs a package: pip install 'transformers>=4.56' "
                           '(Python 3.9 or newer)') from error
     return transformers
