@@ -1,4 +1,4 @@
-"""Write the synthetic demo dataset.
+"""Write the synthetic demo dataset, and a georeferenced scene to make a map of.
 
     python tools/make_demo_data.py data/demo
 """
@@ -17,7 +17,8 @@ from mapsage.datasets import DemoParams, write_demo_data  # noqa: E402
 def parse_args() -> argparse.Namespace:
     default = DemoParams()
     parser = argparse.ArgumentParser(
-        description='Write synthetic aerial tiles with masks, in the folders of LoveDA.',
+        description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
+        'a larger georeferenced scene, scene.tif.',
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('root', nargs='?', default='data/demo', help='folder to write')
     parser.add_argument('--seed', type=int, default=default.seed)
@@ -33,11 +34,13 @@ def main() -> None:
     root = options.pop('root')
     params = DemoParams(**options)
     start = time.perf_counter()
-    if write_demo_data(root, params):
-        tiles = ' and '.join(f'{n} {split}' for split, n in params.tiles().items())
-        print(f'{root}: wrote {tiles} tiles in {time.perf_counter() - start:.1f} s')
-    else:
+    written = write_demo_data(root, params)
+    if not written:
         print(f'{root}: complete already')
+        return
+    tiles = ' and '.join(f'{n} {split}' for split, n in params.tiles().items()) + ' tiles, '
+    print(f"{root}: wrote {tiles * ('tiles' in written)}scene.tif and scene_label.tif in "
+          f'{time.perf_counter() - start:.1f} s')
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
-"""Write the demo scenes as a dataset in LoveDA's folders.
+"""Write the demo scenes as a dataset in LoveDA's folders, and one scene to make a map of.
 
 The folder appears whole or not at all: everything is written into a neighbouring temporary folder,
-the marker ``demo.json`` last, and then renamed.
+the marker ``demo.json`` last, and then renamed. A folder without the scene gets it added.
 """
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, Iterator, Tuple, Union
+from typing import Dict, Iterator, List, Tuple, Union
 
 import cv2
 import numpy as np
 
+from .demo_map import write_demo_map
 from .demo_scenes import SCENE_KINDS, draw_scene
 
 MARKER = 'demo.json'
@@ -24,6 +25,11 @@ _FORMAT = 1
 
 # Every so many scenes, one has a corner without data.
 _NO_DATA_EVERY = 5
+
+# Seeds within a set: its training scenes begin at 0, its validation scenes at _FIRST_VAL, and the
+# scene of the map has the last one, which neither reaches.
+_SEEDS, _FIRST_VAL = 2000, 1000
+_MAP_TILES = 8  # side of the scene of the map, in tiles
 
 
 @dataclass(frozen=True)
@@ -63,31 +69,35 @@ class DemoParams:
         return {'train': self.train_scenes * per_scene, 'val': self.val_scenes * per_scene}
 
 
-def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -> bool:
-    """Write ``img_dir/{train,val}/N.png``, ``ann_dir/{train,val}/N.png`` and a marker.
+def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -> List[str]:
+    """Write ``img_dir/{train,val}/N.png``, ``ann_dir/{train,val}/N.png``, a scene and a marker.
 
     Images are RGB; masks are uint8, 0 = no data, 1..7 = background, building, road, water, barren,
     forest, agricultural: what MMSeg's ``LoveDADataset`` reads. No scene is in both splits.
+    ``scene.tif`` and ``scene_label.tif`` are in neither; see :func:`write_demo_map`.
 
     Args:
         root: Folder to write; it must not exist, be empty, or hold this very dataset.
         params: What to draw.
 
     Returns:
-        True if it was written, False if a complete one with the same parameters was there.
+        What was written, of 'tiles' and 'scene'; nothing if a folder with the same parameters was
+        there and complete.
 
     Raises:
         ValueError: If ``root`` holds anything else; nothing is changed then.
     """
     root = Path(root)
     marker = dict(asdict(params), format=_FORMAT)
+    map_scene = params.seed * _SEEDS + _SEEDS - 1, params.tile_size * _MAP_TILES
     if _is_complete(root, marker):
-        return False
+        return ['scene'] if write_demo_map(root, *map_scene) else []
     root.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f'.{root.name}.', dir=str(root.parent)))
     try:
         for split in ('train', 'val'):
             _write_split(staging, split, params)
+        write_demo_map(staging, *map_scene)
         (staging / MARKER).write_text(json.dumps(marker, indent=2) + '\n')
         staging.chmod(0o755)  # mkdtemp keeps others out
         try:
@@ -96,10 +106,10 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
             # Another process may have finished the same dataset meanwhile.
             if not _is_complete(root, marker):
                 raise
-            return False
+            return []
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return True
+    return ['tiles', 'scene']
 
 
 def _is_complete(root: Path, marker: Dict[str, int]) -> bool:
@@ -126,10 +136,10 @@ def _scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.nda
     kinds = list(SCENE_KINDS)
     first, count = {
         'train': (0, params.train_scenes),
-        'val': (1000, params.val_scenes),  # seeds that no training scene has
+        'val': (_FIRST_VAL, params.val_scenes),
     }[split]
     for index in range(count):
-        seed = params.seed * 2000 + first + index
+        seed = params.seed * _SEEDS + first + index
         yield draw_scene(
             seed,
             kinds[index % len(kinds)],

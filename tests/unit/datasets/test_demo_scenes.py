@@ -7,8 +7,10 @@ from typing import Any, Dict, Set, Tuple
 import cv2
 import numpy as np
 import pytest
+import rasterio
 from mmengine.registry import DefaultScope
 from mmseg.datasets import LoveDADataset
+from rasterio.transform import Affine
 
 from mapsage.datasets import demo_dataset
 from mapsage.datasets.demo_dataset import MARKER, DemoParams, write_demo_data
@@ -140,6 +142,39 @@ def test_an_occupied_folder_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f'mine.*no {MARKER}'):
         write_demo_data(tmp_path / 'mine', SMALL)
     assert _files(tmp_path) == before
+
+
+def test_the_scene_lies_in_a_map_and_shows_its_label(tmp_path: Path) -> None:
+    root = tmp_path / 'demo'
+    assert write_demo_data(root, SMALL) == ['tiles', 'scene']
+    with rasterio.open(str(root / 'scene.tif')) as scene, \
+            rasterio.open(str(root / 'scene_label.tif')) as label:
+        assert scene.crs.to_epsg() == label.crs.to_epsg() == 32631
+        assert scene.transform == label.transform == Affine(.5, 0, 5e5, 0, -.5, 4.5e6)
+        assert scene.bounds == (5e5, 4.5e6 - 256, 5e5 + 256, 4.5e6)  # 512 pixels of 0.5 m
+        assert scene.block_shapes == [(256, 256)] * 3 and scene.profile['compress'] == 'deflate'
+        image, mask, valid = scene.read(), label.read(1), scene.dataset_mask() > 0
+        colors = label.colormap(1)
+    drawn = draw_scene(1999, 'river', 512, no_data=True)
+    np.testing.assert_array_equal(image.transpose(1, 2, 0), drawn.image)
+    np.testing.assert_array_equal(mask, drawn.mask)
+    np.testing.assert_array_equal(valid, mask != NO_DATA)
+    assert set(np.unique(mask)) == set(range(8)) and not valid.all()
+    assert [colors[v][:3] for v in range(1, 8)] == [
+        tuple(c) for c in LoveDADataset.METAINFO['palette']]
+
+
+def test_an_older_folder_gets_the_same_scene_added(tmp_path: Path) -> None:
+    names = 'scene.tif', 'scene_label.tif'
+    write_demo_data(tmp_path / 'demo', SMALL)
+    first = {name: (tmp_path / 'demo' / name).read_bytes() for name in names}
+    for name in names:
+        (tmp_path / 'demo' / name).unlink()
+    tiles = _files(tmp_path)
+    assert write_demo_data(tmp_path / 'demo', SMALL) == ['scene']
+    assert {name: (tmp_path / 'demo' / name).read_bytes() for name in names} == first
+    assert _files(tmp_path) > tiles
+    assert len(_files(tmp_path)) == len(tiles) + 2
 
 
 def test_an_interrupted_write_leaves_nothing_and_is_redone(
