@@ -1,0 +1,70 @@
+"""Write LoveDA, Potsdam, Vaihingen or iSAID as MMSegmentation reads them, from the archives.
+
+    python tools/prepare_data.py DATASET SOURCE --out DIR
+"""
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mapsage.datasets.prepare import PrepareOptions, prepare_dataset  # noqa: E402
+from mapsage.datasets.prepare_layouts import LAYOUTS  # noqa: E402
+from mapsage.datasets.prepare_sources import PrepareError  # noqa: E402
+
+
+def parse_args(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description='Write a dataset as MMSegmentation reads it. A run that was stopped goes on '
+        'where it was.')
+    parser.add_argument('dataset', choices=sorted(LAYOUTS))
+    parser.add_argument('source', type=Path, help='folder of the downloaded archives, or of what '
+                        'they unpack to')
+    parser.add_argument('--out', type=Path, required=True, help='folder to write')
+    parser.add_argument('--clip-size', type=int, help='side of a tile in pixels (default: 512; '
+                        'isaid 896; loveda is not cut)')
+    parser.add_argument('--stride', type=int, help='pixels from tile to tile (default: the clip '
+                        'size; isaid 512)')
+    parser.add_argument('--ignore-other-colors', action='store_true', help='label colours that '
+                        'are no class become ignored pixels (default: they are an error)')
+    parser.add_argument('--workers', type=int, default=min(8, os.cpu_count() or 1),
+                        help='processes (default: %(default)s)')
+    return parser.parse_args(argv)
+
+
+class Progress:
+    """A line with images done: rewritten on a terminal, every ten seconds in a log."""
+
+    def __init__(self) -> None:
+        self.start = self.shown = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if done < of and now - self.shown < (0.2 if terminal else 10):
+            return
+        self.shown = now
+        line = f'{done} of {of} images, {now - self.start:.0f} s'
+        print(f'\r{line}' if terminal else line, end='' if terminal and done < of else '\n',
+              file=sys.stderr, flush=True)
+
+
+def main(argv=None) -> int:
+    args = parse_args(argv)
+    options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
+    try:
+        done = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
+                               Progress())
+    except (OSError, PrepareError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 1
+    images = ', '.join(f'{count} {split}' for split, count in done.images.items())
+    others = f'; {done.other_colors} pixels of other colours are ignored' * bool(done.other_colors)
+    print(f'{args.out}: {args.dataset}, images: {images}; {done.new_files} files written'
+          f'{others}' if done.new_files else f'{args.out}: complete already')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
