@@ -23,7 +23,9 @@ IDS = [str(p.relative_to(ROOT / 'configs')) for p in CONFIGS]
 
 # Mask value that stands for each class; the reason why palettes and masks go out of step is that
 # 0 means no data in some sets and background in others.
-FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background')}
+FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background'),
+               'PotsdamDataset': (1, 'impervious_surface'),
+               'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background')}
 
 
 @pytest.fixture(scope='module', params=CONFIGS, ids=IDS)
@@ -101,7 +103,8 @@ def test_masks_classes_and_palette_agree(cfg: Config) -> None:
     """Through the loader of the config: mask value, class index, name and colour."""
     init_default_scope('mmseg')
     source = cfg.train_dataloader.dataset
-    dataset = DATASETS.build(dict(source, lazy_init=True, pipeline=[], data_root=None))
+    place = dict(data_root=str(ROOT), data_prefix=dict(img_path=''))  # iSAID's must exist
+    dataset = DATASETS.build(dict(source, lazy_init=True, pipeline=[], **place))
     classes: List[str] = list(dataset.metainfo['classes'])
     palette = dataset.metainfo['palette']
     assert len(classes) == len(palette) == cfg.model.decode_head.num_classes

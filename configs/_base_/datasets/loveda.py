@@ -1,7 +1,7 @@
 """LoveDA, 512x512 crops of 1024x1024 images at 0.3 m; mask 0 is no data, 1..7 are the classes.
 
-Prepare it with MMSeg's ``tools/dataset_converters/loveda.py`` in data/loveDA, or in the folder that
-the environment variable MAPSAGE_LOVEDA names.
+Prepare it with ``python tools/prepare_data.py loveda SOURCE --out data/loveDA``, or in the folder
+that the environment variable MAPSAGE_LOVEDA names.
 """
 dataset_type = 'LoveDADataset'
 data_root = '{{$MAPSAGE_LOVEDA:data/loveDA}}'

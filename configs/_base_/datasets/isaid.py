@@ -1,0 +1,60 @@
+"""iSAID, 896x896 tiles of DOTA images that overlap by 384; mask 0 is background, 1..15 objects.
+
+Padding is ignored (255). Prepare it with ``python tools/prepare_data.py isaid SOURCE --out
+data/iSAID``, or in the folder that the environment variable MAPSAGE_ISAID names.
+"""
+dataset_type = 'iSAIDDataset'
+data_root = '{{$MAPSAGE_ISAID:data/iSAID}}'
+crop_size = (896, 896)
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations'),
+    dict(type='RandomResize', scale=(896, 896), ratio_range=(0.5, 2.0), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.75),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='RandomFlip', prob=0.5, direction='vertical'),
+    dict(type='PhotoMetricDistortion'),
+    dict(type='PackSegInputs')
+]
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=(896, 896), keep_ratio=True),
+    dict(type='LoadAnnotations'),
+    dict(type='PackSegInputs')
+]
+tta_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(
+        type='TestTimeAug',
+        transforms=[[
+            dict(type='Resize', scale_factor=r, keep_ratio=True)
+            for r in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+        ], [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
+                    [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])
+]
+train_dataloader = dict(
+    batch_size=2,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type='InfiniteSampler', shuffle=True),
+    dataset=dict(
+        type=dataset_type,
+        data_root=data_root,
+        data_prefix=dict(img_path='img_dir/train', seg_map_path='ann_dir/train'),
+        pipeline=train_pipeline))
+val_dataloader = dict(
+    batch_size=1,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        type=dataset_type,
+        data_root=data_root,
+        data_prefix=dict(img_path='img_dir/val', seg_map_path='ann_dir/val'),
+        pipeline=test_pipeline))
+test_dataloader = val_dataloader
+val_evaluator = [
+    dict(type='IoUMetric', iou_metrics=['mIoU']),
+    dict(type='SingleClassBaseline')  # what the mIoU has to beat
+]
+test_evaluator = val_evaluator
