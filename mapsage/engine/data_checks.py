@@ -23,7 +23,8 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
         config: The dataset's config.
 
     Raises:
-        DataError: If its folder is missing or empty, or an image has no mask.
+        DataError: If its folder is missing or empty, an image has no mask, or the dataset itself
+            refuses its files or arguments.
     """
     kind, place = config.get('type', 'dataset'), config.get('data_root', '')
     try:
@@ -36,7 +37,7 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
     except ValueError as error:
         # NumPy's words in MMEngine's BaseDataset for an empty list of samples
         if 'need at least one array to concatenate' not in str(error):
-            raise
+            raise DataError(f'{_name(kind)}: {error}') from error
         dataset = ()
     if not hasattr(dataset, '__len__'):
         return dataset  # a stream
