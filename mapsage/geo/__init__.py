@@ -1,0 +1,28 @@
+"""Rasters and vectors with coordinates: all that touches GDAL, PROJ and GEOS."""
+from .cog import (
+    CONFIDENCE_NODATA,
+    ClassMapWriter,
+    MapInfo,
+    confidence_path,
+    read_classes,
+    write_cog,
+)
+from .labels import (
+    UNLABELLED,
+    VECTOR_SUFFIXES,
+    BurntLabels,
+    RasterLabels,
+    VectorLabels,
+    find_labels,
+)
+from .polygons import write_polygons
+from .pool import open_raster
+from .raster import GeoError, Raster, RasterBlockError, to_map
+from .statistics import BandStatistics, band_statistics
+
+__all__ = [
+    'BandStatistics', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter', 'GeoError', 'MapInfo',
+    'Raster', 'RasterBlockError', 'RasterLabels', 'UNLABELLED', 'VECTOR_SUFFIXES', 'VectorLabels',
+    'band_statistics', 'confidence_path', 'find_labels', 'open_raster', 'read_classes', 'to_map',
+    'write_cog', 'write_polygons'
+]

@@ -1,0 +1,250 @@
+"""Class maps as Cloud Optimized GeoTIFFs that a GIS opens with colours and class names."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from xml.sax.saxutils import escape
+
+import affine
+import numpy as np
+import rasterio
+import rasterio.shutil
+from rasterio._err import CPLE_BaseError  # what rasterio.shutil.copy raises, public nowhere
+from rasterio.enums import ColorInterp
+from rasterio.windows import Window
+
+from .raster import GeoError, open_file
+
+CONFIDENCE_NODATA = 255
+"""Confidence is in percent, uint8 0 to 100; this value means that there is no prediction."""
+
+_TILE = 512  # pixels; the COG driver's default
+_TAG = 'MAPSAGE_CLASSES'
+
+
+@dataclass
+class MapInfo:
+    """What a class map needs besides its pixels.
+
+    Attributes:
+        class_names: Name of class 0, 1, ...
+        palette: Red, green and blue (0 to 255) of each class.
+        crs: ``rasterio.crs.CRS``, or None for a map in pixels.
+        transform: (column, row) to coordinates of ``crs``, or None for a map in pixels.
+        nodata: The value of pixels without a prediction; drawn transparent.
+    """
+
+    class_names: Sequence[str]
+    palette: Sequence[Sequence[int]]
+    crs: Optional[Any] = None
+    transform: Optional[affine.Affine] = None
+    nodata: int = 255
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.class_names) <= self.nodata <= 255:
+            raise GeoError(f'{len(self.class_names)} classes and nodata={self.nodata}; a map has 1 '
+                           'to 255 classes and marks no data with a value above them, up to 255.')
+        if len(self.palette) != len(self.class_names):
+            raise GeoError(f'{len(self.class_names)} class names and {len(self.palette)} colours; '
+                           'metainfo needs one of each for every class.')
+
+
+class ClassMapWriter:
+    """Writes a map, from any number of row strips, into plain tiled working files.
+
+    Beside ``path`` it writes ``confidence_path(path)`` if asked: a colour table holds for all
+    bands of a GeoTIFF, so confidence is a file of its own. ``write_cog`` turns each of the two into
+    its final form.
+
+    Args:
+        path: The working GeoTIFF, overwritten.
+        width: Of the map, in pixels.
+        height: Of the map, in pixels.
+        info: Classes and georeference.
+        confidence: Whether ``write`` is given confidence.
+
+    Raises:
+        GeoError: If the folder does not exist or the disk is full.
+    """
+
+    def __init__(self, path: Any, width: int, height: int, info: MapInfo,
+                 confidence: bool = False) -> None:
+        self.path = str(path)
+        self._classes: Any = None
+        self._confidence: Any = None
+        self._written: List[Tuple[Any, int, int, int]] = []  # handle, row, rows, checksum
+        profile = dict(
+            driver='GTiff', width=width, height=height, count=1, dtype='uint8', tiled=True,
+            blockxsize=_TILE, blockysize=_TILE, compress='deflate', zlevel=1, crs=info.crs,
+            transform=info.transform, bigtiff='IF_SAFER')
+        with _disk_errors(self.path):
+            self._classes = open_file(self.path, 'w', nodata=info.nodata, **profile)
+            self._classes.write_colormap(1, _colour_table(info))
+            self._classes.update_tags(**{_TAG: _classes_as_json(info)})
+            if confidence:
+                path = confidence_path(self.path)
+                self._confidence = open_file(path, 'w', nodata=CONFIDENCE_NODATA, **profile)
+                self._confidence.set_band_description(1, 'confidence in percent')
+
+    def write(self, row: int, classes: np.ndarray,
+              confidence: Optional[np.ndarray] = None) -> None:
+        """Write the rows from ``row`` on.
+
+        Args:
+            row: First row of the strip.
+            classes: uint8 (h, width), class indices or ``info.nodata``.
+            confidence: uint8 (h, width), percent or ``CONFIDENCE_NODATA``.
+        """
+        height, width = classes.shape
+        window = Window(0, row, width, height)
+        with _disk_errors(self.path):
+            for handle, values in ((self._classes, classes), (self._confidence, confidence)):
+                if handle is not None and values is not None:
+                    handle.write(values, 1, window=window)
+                    self._written.append((handle, row, height, _checksum(values)))
+
+    def close(self) -> None:
+        """Close the files and read them back.
+
+        Raises:
+            GeoError: If a strip is not in its file as it was written. GDAL tells nobody when the
+                disk fills up while it closes a file.
+        """
+        with _disk_errors(self.path):
+            self._close_files()
+            for handle in filter(None, (self._classes, self._confidence)):
+                with open_file(handle.name) as source:
+                    for row, height, checksum in (w[1:] for w in self._written if w[0] is handle):
+                        window = Window(0, row, source.width, height)
+                        if _checksum(source.read(1, window=window)) != checksum:
+                            raise OSError(f'the rows from {row} on are not what was written')
+
+    def _close_files(self) -> None:
+        for handle in (self._classes, self._confidence):
+            if handle is not None:
+                handle.close()
+
+    def __enter__(self) -> ClassMapWriter:
+        return self
+
+    def __exit__(self, kind: Any, *exception: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._close_files()
+
+
+def confidence_path(path: Any) -> str:
+    """Return the name of the confidence file beside a map: ``NAME_confidence.tif``."""
+    path = Path(path)
+    return str(path.with_name(f'{path.stem}_confidence{path.suffix}'))
+
+
+def write_cog(working_path: Any, destination: Any) -> None:
+    """Make a Cloud Optimized GeoTIFF of a working file: tiled, deflated, with overviews.
+
+    CRS, transform, no-data value and colours come along. The overviews of a class map hold the
+    most frequent class, those of confidence the mean. Class names are in the file (tag
+    ``MAPSAGE_CLASSES``, JSON) and beside it in ``destination + '.aux.xml'``, where GDAL and QGIS
+    look for them: a GeoTIFF has no place of its own. Memory does not grow with the map.
+
+    It is written in a temporary folder beside ``destination``, read back, compared, and moved into
+    place: under the final name there is a whole file or none.
+
+    Raises:
+        GeoError: If there is not enough space for it, or the working file is damaged.
+    """
+    destination = Path(destination)
+    with temporary_beside(destination) as folder:
+        made = folder / destination.name
+        with _disk_errors(destination):
+            with open_file(working_path) as source:
+                is_map = source.colorinterp[0] == ColorInterp.palette
+                classes = source.tags().get(_TAG)
+            rasterio.shutil.copy(
+                str(working_path), str(made), driver='COG', compress='DEFLATE', predictor='NO',
+                blocksize=_TILE, overview_resampling='MODE' if is_map else 'AVERAGE',
+                num_threads='ALL_CPUS', bigtiff='IF_SAFER')
+            _check_same(working_path, made)
+            if classes:
+                sidecar = Path(f'{made}.aux.xml')
+                sidecar.write_text(_category_names(json.loads(classes)), encoding='utf-8')
+                os.replace(sidecar, f'{destination}.aux.xml')
+            os.replace(made, destination)
+
+
+def read_classes(path: Any) -> List[dict]:
+    """Return the classes of a map: ``[dict(value, name, color), ...]``, or [] without any."""
+    with open_file(path) as source:
+        return json.loads(source.tags().get(_TAG, '[]'))
+
+
+@contextmanager
+def temporary_beside(destination: Path) -> Iterator[Path]:
+    """Give a temporary folder on the file system of ``destination``; it goes in any case."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f'.{destination.name}.', dir=destination.parent))
+    except OSError as error:
+        raise GeoError(f'cannot write into {destination.parent} ({error}); make the folder, give '
+                       'write permission or free space there.') from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _disk_errors(path: Any) -> Iterator[None]:
+    """Turn failures of writing into an error that says what to free."""
+    try:
+        yield
+    except (OSError, rasterio.errors.RasterioError, CPLE_BaseError) as error:
+        raise GeoError(disk_message(path, error)) from error
+
+
+def disk_message(path: Any, error: Exception) -> str:
+    """Return a message for a file that could not be written, with the space there is left."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        return f'cannot write {path}: the folder {folder} does not exist; make it.'
+    free = shutil.disk_usage(str(folder)).free / 1e6
+    return (f'cannot write {path}: {error.__cause__ or error}. {free:.1f} MB are free in '
+            f'{folder}, for this user perhaps less; free space there or write elsewhere. '
+            'Nothing was left under the final name.')
+
+
+def _check_same(working_path: Any, made: Path) -> None:
+    """Read a new file back; see ``ClassMapWriter.close``."""
+    with open_file(working_path) as before, open_file(made) as after:
+        for row in range(0, before.height, _TILE):
+            window = Window(0, row, before.width, min(_TILE, before.height - row))
+            if not np.array_equal(before.read(1, window=window), after.read(1, window=window)):
+                raise OSError(f'the rows from {row} on are not what was written')
+
+
+def _checksum(values: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).tobytes())
+
+
+def _colour_table(info: MapInfo) -> dict:
+    table = {value: (*map(int, colour), 255) for value, colour in enumerate(info.palette)}
+    table[info.nodata] = (0, 0, 0, 0)
+    return table
+
+
+def _classes_as_json(info: MapInfo) -> str:
+    return json.dumps([dict(value=value, name=str(name), color=[int(c) for c in colour])
+                       for value, (name, colour) in enumerate(zip(info.class_names, info.palette))])
+
+
+def _category_names(classes: Sequence[dict]) -> str:
+    names = ''.join(f'      <Category>{escape(entry["name"])}</Category>\n' for entry in classes)
+    return ('<PAMDataset>\n  <PAMRasterBand band="1">\n    <CategoryNames>\n'
+            f'{names}    </CategoryNames>\n  </PAMRasterBand>\n</PAMDataset>\n')

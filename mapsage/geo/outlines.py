@@ -1,0 +1,165 @@
+"""Outlines of pixel regions as flat arrays: walked, simplified with shared borders, measured."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+import numpy as np
+import shapely
+
+
+@dataclass
+class Rings:
+    """Closed rings around pixel regions, a point at each pixel corner they pass.
+
+    Attributes:
+        points: int64 (N, 2), column and row; the first point of a ring is not repeated.
+        ring: int64 (N,), the ring of each point; rings are in order.
+        polygon: int64 (rings,), the polygon of each ring; its first is the outline.
+        corner: bool (N,), where the ring turns.
+    """
+
+    points: np.ndarray
+    ring: np.ndarray
+    polygon: np.ndarray
+    corner: np.ndarray
+
+
+def walk(polygons: np.ndarray) -> Rings:
+    """Walk along polygons (shapely, edges along rows and columns) in steps of one pixel."""
+    rings, polygon = shapely.get_rings(polygons, return_index=True)
+    points, ring = shapely.get_coordinates(rings, return_index=True)
+    points = np.rint(points).astype(np.int64)
+    inner = ring[:-1] == ring[1:]  # a ring's last point repeats its first
+    step, start, ring = (points[1:] - points[:-1])[inner], points[:-1][inner], ring[:-1][inner]
+    length = np.abs(step).sum(1)
+    edge = np.repeat(np.arange(len(length)), length)
+    along = np.arange(len(edge)) - np.repeat(np.cumsum(length) - length, length)
+    direction = np.sign(step)[edge]
+    walked, ring = start[edge] + along[:, None] * direction, ring[edge]
+    return Rings(walked, ring, polygon,
+                 (direction != direction[_previous_in_ring(ring)]).any(1))
+
+
+def rebuild(rings: Rings, keep: np.ndarray) -> np.ndarray:
+    """Return shapely polygons of the points where ``keep`` (bool (N,)) is set."""
+    return build_polygons(rings.points[keep], rings.ring[keep], rings.polygon)
+
+
+def build_polygons(points: np.ndarray, ring: np.ndarray, polygon: np.ndarray) -> np.ndarray:
+    """Return shapely polygons from rings in order, each of at least three points."""
+    return shapely.polygons(shapely.linearrings(points, indices=ring), indices=polygon)
+
+
+def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
+    """Simplify polygons so that neighbours keep one common border.
+
+    A border runs between two nodes, points where three or more regions meet. It is simplified
+    (Douglas-Peucker) in a direction that both sides agree on, so both get the same points. A ring
+    that would collapse, and a polygon that would cross itself, keep their exact outline: they are
+    about as thin as the tolerance.
+
+    Args:
+        rings: The exact outlines.
+        node: bool (N,), the points that are nodes.
+        tolerance: In pixels.
+
+    Returns:
+        Valid shapely polygons (P,).
+    """
+    keep = rings.corner | node
+    points, ring, start = _rotate_to_start(rings.points[keep], rings.ring[keep], node[keep])
+    simple, arc = _simplify_arcs(points, ring, start, tolerance)
+    last_of_arc = np.r_[arc[1:] != arc[:-1], True]  # the next arc starts with it
+    simple, simple_ring = simple[~last_of_arc], ring[start][arc[~last_of_arc]]
+    collapsed = np.bincount(simple_ring, minlength=len(rings.polygon)) < 3
+    exact = rings.corner & collapsed[rings.ring]
+    simple, simple_ring = (np.concatenate([simple[~collapsed[simple_ring]], rings.points[exact]]),
+                           np.r_[simple_ring[~collapsed[simple_ring]], rings.ring[exact]])
+    order = np.argsort(simple_ring, kind='stable')
+    polygons = build_polygons(simple[order], simple_ring[order], rings.polygon)
+    invalid = ~shapely.is_valid(polygons)
+    if invalid.any():
+        polygons[invalid] = rebuild(rings, rings.corner)[invalid]
+    return polygons
+
+
+def ring_areas(points: np.ndarray, ring: np.ndarray) -> np.ndarray:
+    """Return the areas (shoelace, without sign) of rings in order, float64 (rings,)."""
+    first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
+    local = points - np.repeat(points[first], np.diff(np.r_[first, len(ring)]), axis=0)
+    before = local[_previous_in_ring(ring)]
+    return np.abs(np.add.reduceat(before[:, 0] * local[:, 1] - local[:, 0] * before[:, 1],
+                                  first)) / 2
+
+
+def polygon_areas(of_rings: np.ndarray, polygon: np.ndarray) -> np.ndarray:
+    """Return the areas of polygons, outline less holes, from those of their rings."""
+    outline = np.r_[True, polygon[1:] != polygon[:-1]]
+    return np.bincount(polygon, np.where(outline, of_rings, -of_rings))
+
+
+def _previous_in_ring(ring: np.ndarray) -> np.ndarray:
+    """Return the index of the point before each, cyclic within its ring."""
+    previous = np.arange(len(ring)) - 1
+    first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
+    previous[first] = np.r_[first[1:], len(ring)] - 1
+    return previous
+
+
+def _rotate_to_start(points: np.ndarray, ring: np.ndarray, node: np.ndarray
+                     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Let each ring begin at a node, or, without any, at its smallest point.
+
+    Returns:
+        The points in their new order, their rings (unchanged), and bool (N,): where an arc starts.
+    """
+    first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
+    count = np.diff(np.r_[first, len(ring)])
+    # Sort by ring, then nodes first, then by place: the first of each ring is its start.
+    begin = np.lexsort((points[:, 0], points[:, 1], ~node, ring))[first]
+    place = np.arange(len(ring)) - np.repeat(first, count)
+    order = np.repeat(first, count) + (place + np.repeat(begin - first, count)) % np.repeat(
+        count, count)
+    start = node[order]
+    start[first] = True
+    return points[order], ring, start
+
+
+def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tolerance: float
+                   ) -> Tuple[np.ndarray, np.ndarray]:
+    """Simplify each arc, from a start to the next one in its ring, both included.
+
+    Returns:
+        int64 (M, 2), the points left in the order of the rings, and int64 (M,), their arcs.
+    """
+    starts = np.flatnonzero(start)
+    first_of_ring = np.r_[True, ring[starts][1:] != ring[starts][:-1]]
+    ring_start = starts[first_of_ring][np.cumsum(first_of_ring) - 1]
+    ends = np.where(np.r_[first_of_ring[1:], True], ring_start, np.r_[starts[1:], 0])
+    members = np.insert(np.arange(len(points)), np.r_[starts[1:], len(points)], ends)
+    arc = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(points)]) + 1)
+    flat = points[members]
+    backwards = _runs_backwards(flat, arc)
+    flat = flat[_flip(arc, backwards)]
+    lines = shapely.simplify(shapely.linestrings(flat, indices=arc), tolerance,
+                             preserve_topology=False)
+    simple, simple_arc = shapely.get_coordinates(lines, return_index=True)
+    return np.rint(simple).astype(np.int64)[_flip(simple_arc, backwards)], simple_arc
+
+
+def _runs_backwards(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
+    """Return bool (arcs,): arcs to turn round, so that both sides of a border run alike."""
+    first = np.flatnonzero(np.r_[True, arc[1:] != arc[:-1]])
+    last = np.r_[first[1:], len(arc)] - 1
+    key = flat[:, 1] * (flat[:, 0].max() + 1) + flat[:, 0]
+    closed = key[first] == key[last]
+    return np.where(closed, key[first + 1] > key[last - 1], key[first] > key[last])
+
+
+def _flip(group: np.ndarray, backwards: np.ndarray) -> np.ndarray:
+    """Return the order of points that turns round the groups marked in ``backwards``."""
+    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    last = np.r_[first[1:], len(group)] - 1
+    place = np.arange(len(group))
+    return np.where(backwards[group], first[group] + last[group] - place, place)

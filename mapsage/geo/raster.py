@@ -1,0 +1,257 @@
+"""Windows of raster scenes of any size: values, validity, and errors that name the block."""
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import affine
+import numpy as np
+import rasterio
+from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
+from rasterio.windows import Window
+
+# GDAL keeps decoded blocks, by default in 5 % of the machine's memory in every process: on a node
+# with many ranks and workers that is more than there is. In megabytes; the user's setting counts.
+os.environ.setdefault('GDAL_CACHEMAX', '256')
+
+Box = Tuple[int, int, int, int]
+"""A window in pixels: column, row, width, height."""
+
+
+class GeoError(ValueError):
+    """A scene, map or vector file is unusable as asked; the message names it."""
+
+
+class RasterBlockError(RuntimeError):
+    """A window of a scene cannot be decoded: the file is damaged there.
+
+    Attributes:
+        path: The file.
+        window: The window asked for: (column, row, width, height).
+        blocks: The damaged blocks, each (column, row, width, height) in pixels of the scene.
+        reason: GDAL's words.
+    """
+
+    def __init__(self, message: str, path: str = '', window: Box = (0, 0, 0, 0),
+                 blocks: Sequence[Box] = (), reason: str = '') -> None:
+        super().__init__(message)
+        self.path, self.window, self.blocks, self.reason = path, window, list(blocks), reason
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.path, self.window, self.blocks, self.reason)
+
+
+class Raster:
+    """A raster file, read by windows from any process and thread.
+
+    It can be pickled and forked: a file handle is opened at the first read of each process and
+    thread, and none is shared. ``close()`` closes those of this process.
+
+    Args:
+        path: A file that GDAL reads.
+        bands: 1-based, as in GDAL, in the order wanted; default: all but an alpha band. An alpha
+            band that is named here is data: writers tag the fourth of four bands as alpha when
+            nobody says that it is infrared.
+
+    Attributes:
+        width: In pixels.
+        height: In pixels.
+        bands: 1-based band numbers that ``read`` returns.
+        dtype: Of the values, one for all bands.
+        crs: Coordinate reference system (``rasterio.crs.CRS``), or None.
+        transform: (column, row) of pixel corners to coordinates of ``crs`` (``affine.Affine``).
+        may_have_gaps: False when every pixel of the scene is valid for sure.
+        is_georeferenced: False without CRS or transform: the scene is known in pixels only.
+        nodata: The value that means "no data" in the first of ``bands``, or None.
+        descriptions: Name of each band, or None.
+
+    Raises:
+        GeoError: If the file cannot be opened, or a band is missing.
+    """
+
+    def __init__(self, path: Any, bands: Optional[Sequence[int]] = None) -> None:
+        self.path = str(path)
+        self._handles: Dict[Tuple[int, int], Any] = {}
+        with self._open() as source:
+            self.bands = _choose_bands(source, self.path, bands)
+            self.width, self.height = int(source.width), int(source.height)
+            self.dtype = _common_dtype(source, self.path, self.bands)
+            self.crs = source.crs or None
+            self.transform: affine.Affine = source.transform
+            self.nodata: Optional[float] = source.nodatavals[self.bands[0] - 1]
+            self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
+            self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
+            self._mask = _mask_kind(source, self.bands)
+        self.may_have_gaps = self._mask is not None or self.dtype.kind == 'f'
+        self.is_georeferenced = self.crs is not None and self.transform != affine.identity
+
+    def read(self, column: int, row: int, width: int, height: int
+             ) -> Tuple[np.ndarray, np.ndarray]:
+        """Read a window, which may reach beyond the scene.
+
+        A pixel is valid inside the scene where the mask or alpha band is not 0, at least one of
+        the bands is not no-data, and no band is NaN or infinite.
+
+        Args:
+            column: Left edge in pixels; may be negative.
+            row: Upper edge in pixels; may be negative.
+            width: In pixels.
+            height: In pixels.
+
+        Returns:
+            Values (bands, height, width) in the file's dtype, 0 where there is no data, and
+            validity, bool (height, width).
+
+        Raises:
+            RasterBlockError: If part of it cannot be decoded.
+        """
+        left, top = max(column, 0), max(row, 0)
+        right, bottom = min(column + width, self.width), min(row + height, self.height)
+        if (left, top, right, bottom) == (column, row, column + width, row + height):
+            return self._read_inside(column, row, width, height)
+        values = np.zeros((len(self.bands), height, width), self.dtype)
+        valid = np.zeros((height, width), bool)
+        if right > left and bottom > top:
+            inside = np.s_[top - row:bottom - row, left - column:right - column]
+            values[(slice(None), *inside)], valid[inside] = self._read_inside(
+                left, top, right - left, bottom - top)
+        return values, valid
+
+    def read_reduced(self, factor: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Read the whole scene with one of ``factor`` pixels in each direction (or an overview's).
+
+        Returns:
+            As ``read``, of ceil(height / factor) x ceil(width / factor) pixels.
+        """
+        shape = -(-self.height // factor), -(-self.width // factor)
+        return self._read_inside(0, 0, self.width, self.height, shape)
+
+    def close(self) -> None:
+        """Close the handles of this process. A later read opens a new one."""
+        handles, self._handles = self._handles, {}
+        for (process, _), handle in handles.items():
+            if process == os.getpid():
+                handle.close()
+
+    def __enter__(self) -> Raster:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return dict(self.__dict__, _handles={})
+
+    def _open(self) -> Any:
+        try:
+            return open_file(self.path)
+        except (RasterioError, RasterioIOError) as error:  # unrelated before rasterio 1.4
+            state = 'no raster that GDAL reads' if os.path.exists(self.path) else 'no such file'
+            raise GeoError(f'cannot open {self.path}: {state} ({error}); expected a GeoTIFF or '
+                           'another raster. Check the path, or copy the file again.') from error
+
+    def _handle(self) -> Any:
+        key = os.getpid(), threading.get_ident()
+        handle = self._handles.get(key)
+        if handle is None:
+            # A fork copies the handles of its parent, whose file position both would move.
+            self._handles = {k: v for k, v in self._handles.items() if k[0] == key[0]}
+            handle = self._handles[key] = self._open()
+        return handle
+
+    def _read_inside(self, column: int, row: int, width: int, height: int,
+                     shape: Optional[Tuple[int, int]] = None) -> Tuple[np.ndarray, np.ndarray]:
+        shape = shape or (height, width)
+        masked = self.bands if self._mask == 'bands' else self.bands[:1]
+        present = None
+        try:
+            source, window = self._handle(), Window(column, row, width, height)
+            values = source.read(self.bands, window=window, out_shape=(len(self.bands), *shape))
+            if self._mask is not None:
+                present = source.read_masks(masked, window=window,
+                                            out_shape=(len(masked), *shape)) != 0
+        except RasterioIOError as error:
+            raise self._block_error((column, row, width, height), error) from error
+        valid = np.ones(shape, bool) if present is None else present.any(0)
+        if present is not None:
+            values *= present
+        if self.dtype.kind == 'f':
+            finite = np.isfinite(values)
+            if not finite.all():
+                values[~finite] = 0
+                valid &= finite.all(0)
+        return values, valid
+
+    def _block_error(self, window: Box, error: Exception) -> RasterBlockError:
+        damaged = self._damaged_blocks(window)
+        reason = str(error.__cause__ or error)
+        shown = ', '.join(map(str, damaged[:4])) + (' ...' if len(damaged) > 4 else '')
+        return RasterBlockError(
+            f'{self.path}: the window (column, row, width, height) = {window} cannot be decoded, '
+            f'damaged are {len(damaged)} block(s): {shown or "none when read alone"} ({reason}). '
+            'Copy the file again, or compare its checksum with the source.',
+            self.path, window, damaged, reason)
+
+    def _damaged_blocks(self, window: Box) -> List[Box]:
+        column, row, width, height = window
+        rows, columns = self.blocks
+        damaged = []
+        for top in range(row // rows * rows, row + height, rows):
+            for left in range(column // columns * columns, column + width, columns):
+                box = (left, top, min(columns, self.width - left), min(rows, self.height - top))
+                try:
+                    self._handle().read(self.bands, window=Window(*box))
+                except RasterioIOError:
+                    damaged.append(box)
+        return damaged
+
+
+def open_file(path: Any, mode: str = 'r', **profile: Any) -> Any:
+    """``rasterio.open`` without the warning for files in pixels."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', NotGeoreferencedWarning)
+        return rasterio.open(path, mode, **profile)
+
+
+def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:
+    """Return the coordinates, float64 (N, 2), of (column, row) pixel corners (N, 2)."""
+    a, b, c, d, e, f = transform[:6]
+    x, y = pixels[:, 0], pixels[:, 1]
+    return np.stack([a * x + b * y + c, d * x + e * y + f], 1)
+
+
+def _choose_bands(source: Any, path: str, bands: Optional[Sequence[int]]) -> Tuple[int, ...]:
+    kinds = source.colorinterp
+    if bands is None:
+        return tuple(i for i in source.indexes
+                     if kinds[i - 1] != ColorInterp.alpha) or tuple(source.indexes)
+    chosen = tuple(int(band) for band in bands)
+    missing = [band for band in chosen if band not in source.indexes]
+    if missing or not chosen:
+        there = ', '.join(f'{i} ({source.descriptions[i - 1] or kinds[i - 1].name})'
+                          for i in source.indexes)
+        raise GeoError(f'{path} has no band {missing or "chosen"}, bands={list(chosen)} was asked '
+                       f'for; it has {there}. Count from 1 and name bands that it has.')
+    return chosen
+
+
+def _common_dtype(source: Any, path: str, bands: Sequence[int]) -> np.dtype:
+    names = sorted({source.dtypes[band - 1] for band in bands})
+    if len(names) != 1 or np.dtype(names[0]).kind not in 'uif':
+        raise GeoError(f'{path}: bands {list(bands)} hold {", ".join(names)}, expected one type of '
+                       'real numbers for all; convert it, for example with gdal_translate -ot.')
+    return np.dtype(names[0])
+
+
+def _mask_kind(source: Any, bands: Sequence[int]) -> Optional[str]:
+    """Return where validity comes from: 'bands' (no-data), 'dataset' (one mask), or None."""
+    flags = [set(source.mask_flag_enums[band - 1]) for band in bands]
+    alpha = [i for i, kind in zip(source.indexes, source.colorinterp) if kind == ColorInterp.alpha]
+    if MaskFlags.alpha in flags[0] and set(alpha) & set(bands):
+        return None  # asked for as data
+    if MaskFlags.per_dataset in flags[0]:
+        return 'dataset'
+    return None if all(MaskFlags.all_valid in flag for flag in flags) else 'bands'

@@ -1,0 +1,118 @@
+"""Statistics of the bands of scenes, for the normalisation of a config."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .raster import Box, GeoError, Raster
+
+_WINDOW = 512  # pixels a side
+_KEPT = 1000000  # pixels for the percentiles
+
+
+@dataclass
+class BandStatistics:
+    """What ``band_statistics`` finds; one entry a band, in the units of the file.
+
+    Attributes:
+        bands: 1-based.
+        mean: Of the valid pixels.
+        std: Population standard deviation.
+        minimum: The smallest value.
+        maximum: The largest value.
+        percentile_2: Two percent of the pixels are below; from up to a million pixels.
+        percentile_98: Two percent of the pixels are above.
+        pixels: How many valid pixels were looked at.
+    """
+
+    bands: Tuple[int, ...]
+    mean: np.ndarray
+    std: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
+    percentile_2: np.ndarray
+    percentile_98: np.ndarray
+    pixels: int
+
+
+def band_statistics(rasters: Sequence[Any], bands: Optional[Sequence[int]] = None,
+                    samples: int = 50000000) -> BandStatistics:
+    """Return the statistics of scenes over their valid pixels, in constant memory.
+
+    Scenes with more than ``samples`` pixels together are sampled: windows drawn over all scenes,
+    the same in each run. Overviews are not used: they are smooth, and their deviation too small.
+
+    Args:
+        rasters: ``Raster`` or paths.
+        bands: 1-based; default: all but alpha.
+        samples: How many pixels are read at most, roughly.
+
+    Raises:
+        GeoError: If there is no valid pixel, or the scenes differ in their number of bands.
+    """
+    scenes = [Raster(getattr(raster, 'path', raster), bands) for raster in rasters]
+    counts = {len(scene.bands) for scene in scenes}
+    if len(counts) != 1:
+        raise GeoError(f'{len(scenes)} scene(s) with {sorted(counts)} bands, expected one number '
+                       'for all; name at least one scene, and the bands that all have.')
+    total = sum(scene.width * scene.height for scene in scenes)
+    windows = sum(len(_windows(scene)) for scene in scenes)
+    tally = _Tally(counts.pop(), max(1, _KEPT // windows))
+    random = np.random.RandomState(0)
+    for scene in scenes:
+        with scene:
+            for box in _drawn(_windows(scene), min(1.0, samples / total), random):
+                values, valid = scene.read(*box)
+                tally.add(values[:, valid])
+    if not tally.pixels:
+        raise GeoError(f'{", ".join(scene.path for scene in scenes[:3])}: no valid pixel among '
+                       'those read; the no-data value may be wrong (rio info shows it).')
+    return tally.result(scenes[0].bands)
+
+
+def _windows(scene: Raster) -> List[Box]:
+    """Windows that cover the scene, along the rows where the file is stored in rows."""
+    width = scene.width if scene.blocks[1] == scene.width else min(_WINDOW, scene.width)
+    height = max(1, _WINDOW * _WINDOW // width)
+    return [(column, row, min(width, scene.width - column), min(height, scene.height - row))
+            for row in range(0, scene.height, height) for column in range(0, scene.width, width)]
+
+
+def _drawn(windows: List[Box], share: float, random: np.random.RandomState) -> Iterator[Box]:
+    count = max(1, int(round(share * len(windows))))
+    for index in sorted(random.choice(len(windows), count, replace=False)):
+        yield windows[index]
+
+
+class _Tally:
+    """Mean and squared deviations, merged window by window (Chan et al. 1979)."""
+
+    def __init__(self, bands: int, kept_per_window: int) -> None:
+        self.pixels = 0
+        self._mean, self._squares = np.zeros(bands), np.zeros(bands)
+        self._low, self._high = np.full(bands, np.inf), np.full(bands, -np.inf)
+        self._kept: List[np.ndarray] = []
+        self._kept_per_window = kept_per_window
+
+    def add(self, values: np.ndarray) -> None:
+        """Add valid pixels, (bands, N)."""
+        count = values.shape[1]
+        if not count:
+            return
+        self._kept.append(values[:, ::-(-count // self._kept_per_window)])
+        self._low = np.minimum(self._low, values.min(1))
+        self._high = np.maximum(self._high, values.max(1))
+        values = values.astype(np.float64)
+        mean = values.mean(1)
+        delta, before = mean - self._mean, self.pixels
+        self.pixels += count
+        self._mean += delta * count / self.pixels
+        self._squares += (((values - mean[:, None]) ** 2).sum(1)
+                          + delta ** 2 * before * count / self.pixels)
+
+    def result(self, bands: Tuple[int, ...]) -> BandStatistics:
+        low, high = np.percentile(np.concatenate(self._kept, 1), [2, 98], axis=1)
+        return BandStatistics(bands, self._mean, np.sqrt(self._squares / self.pixels), self._low,
+                              self._high, low, high, self.pixels)
