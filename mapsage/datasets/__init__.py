@@ -1,11 +1,16 @@
 """Datasets, their transforms, and the generator of demo scenes."""
+from .band_preprocessor import BandDataPreProcessor
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
 from .demo_dataset import DemoParams, write_demo_data
 from .demo_scenes import DemoScene, draw_scene
+from .geotiff import GeoTiffDataset, LoadGeoTiffLabels, LoadGeoTiffWindow
 from .grouped_views import GroupedViewsSampler
 from .label_score import LabelScore
+from .mmrs1m import LoadBoxPseudoMasks, MMRS1MDataset
 
 __all__ = [
-    'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GroupedViewsSampler', 'LabelScore',
-    'LoadPolygonAnnotations', 'NWPUPolygonDataset', 'draw_scene', 'write_demo_data'
+    'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GeoTiffDataset',
+    'GroupedViewsSampler', 'LabelScore', 'LoadBoxPseudoMasks', 'LoadGeoTiffLabels',
+    'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'MMRS1MDataset', 'NWPUPolygonDataset',
+    'draw_scene', 'write_demo_data'
 ]

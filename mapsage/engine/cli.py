@@ -27,7 +27,7 @@ from mapsage.distributed import (
     StrategyError,
     die_with_parent,
 )
-from mapsage.geo import GeoError
+from mapsage.geo import GeoError, RasterBlockError
 from mapsage.hooks import DeviceCheckError, LoaderError, NonFiniteLossError
 from mapsage.inference.errors import PredictError
 from mapsage.models import WeightsError
@@ -42,7 +42,8 @@ from .resume import ResumeError
 _USER_ERRORS = (AcceleratorError, BackendError, ConfigError, CrossDeviceError, DataError,
                 DeviceCheckError, DeviceMapError, GeoError, LauncherError, LoaderError,
                 LockstepError, NonFiniteLossError, PredictError, RankError, RankLostError,
-                ResumeError, SampleMismatchError, ShortfallError, StrategyError, WeightsError)
+                RasterBlockError, ResumeError, SampleMismatchError, ShortfallError, StrategyError,
+                WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:

@@ -1,0 +1,35 @@
+"""Normalisation of images with any number of bands."""
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+import torch
+from mmseg.models import SegDataPreProcessor
+from mmseg.registry import MODELS
+
+
+@MODELS.register_module()
+class BandDataPreProcessor(SegDataPreProcessor):
+    """MMSeg's ``SegDataPreProcessor`` for any number of bands; its own allows one or three.
+
+    Args:
+        mean: Of each band, in the order of the image; ``tools/geotiff_statistics.py`` prints it.
+        std: Of each band.
+        **kwargs: As in ``SegDataPreProcessor``.
+
+    Raises:
+        ValueError: If ``mean`` and ``std`` differ in length, or a deviation is not positive.
+    """
+
+    def __init__(self, mean: Optional[Sequence[float]] = None,
+                 std: Optional[Sequence[float]] = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if (mean is None) != (std is None) or len(mean or ()) != len(std or ()):
+            raise ValueError(f'mean={mean} and std={std}, expected a number of each for every band')
+        if mean is None or std is None:
+            return
+        if min(std) <= 0:
+            raise ValueError(f'std={std}, expected numbers above 0; leave a constant band out')
+        self._enable_normalize = True
+        self.register_buffer('mean', torch.tensor(mean).float().view(-1, 1, 1), False)
+        self.register_buffer('std', torch.tensor(std).float().view(-1, 1, 1), False)

@@ -1,0 +1,249 @@
+"""Training windows straight from GeoTIFF scenes of any size and band count."""
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+from mmcv.transforms import BaseTransform
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS, TRANSFORMS
+
+from mapsage.geo import (
+    UNLABELLED,
+    VECTOR_SUFFIXES,
+    GeoError,
+    Raster,
+    RasterLabels,
+    VectorLabels,
+    find_labels,
+    open_raster,
+)
+
+_SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
+
+# Places looked at in each direction of a window before it is called empty and read whole.
+_LOOKS = 32
+
+
+@DATASETS.register_module()
+class GeoTiffDataset(BaseSegDataset):
+    """Windows of raster scenes, with labels from rasters or polygons.
+
+    * Scenes: any raster GDAL reads, of any size; uint8 stays, other numbers become float32.
+    * Image: (window, window, bands), bands in the order of ``bands``; 3 bands of most files are
+      red, green, blue, while a stock config expects blue first: see docs/datasets.md.
+    * Windows: a grid of ``stride``; the last of a row or column is moved inside the scene. A scene
+      smaller than the window is filled up with 0. Windows without a valid pixel are left out.
+    * Label rasters: one band of class indices on the grid of the scene, same name in the folder
+      ``labels``. Vector labels: polygons with a class name or index in ``class_field``, in any
+      CRS; one file for all scenes, or one a scene by name.
+    * Mask: uint8, value = class index; 255 for no-data of the scene or of the labels, and beyond
+      the scene.
+
+    The pipeline begins with ``LoadGeoTiffWindow`` and ``LoadGeoTiffLabels``.
+
+    Args:
+        scenes: A file, a folder, a glob pattern, or a list of them, relative to ``data_root``.
+        labels: A folder, or one file; None for scenes without labels.
+        window: Side of a window in pixels.
+        stride: From window to window in pixels; default: ``window``.
+        bands: 1-based; default: all but an alpha band.
+        class_field: The attribute of vector labels with the class.
+        outside: Class index where no polygon lies; 255 to ignore those pixels.
+        metainfo: ``dict(classes=..., palette=...)``; needed unless a subclass has ``METAINFO``.
+        **kwargs: As in ``BaseSegDataset``.
+
+    Raises:
+        GeoError: For files that are missing, cannot be read or do not fit together, with the
+            file, what was found and what to do.
+    """
+
+    def __init__(self,
+                 scenes: Union[str, Sequence[str]],
+                 window: int,
+                 labels: Optional[str] = None,
+                 stride: Optional[int] = None,
+                 bands: Optional[Sequence[int]] = None,
+                 class_field: str = 'class_name',
+                 outside: int = 0,
+                 **kwargs: Any) -> None:
+        self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
+        self.window, self.stride = window, window if stride is None else stride
+        if self.window < 1 or self.stride < 1:
+            raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
+        self.bands = bands
+        self.class_field, self.outside = class_field, outside
+        self._scenes: List[Dict[str, Any]] = []
+        self._vectors: Dict[str, VectorLabels] = {}
+        super().__init__(**kwargs)
+
+    def load_data_list(self) -> List[Dict[str, Any]]:
+        """One entry per window that holds data: number of its scene, column and row."""
+        self._scenes = []
+        entries: List[Dict[str, Any]] = []
+        counts: Dict[int, str] = {}
+        for number, path in enumerate(self._find_scenes()):
+            with Raster(path, self.bands) as scene:
+                counts.setdefault(len(scene.bands), path)
+                self._scenes.append(dict(scene=path, bands=scene.bands,
+                                         labels=self._labels_of(scene)))
+                entries += [dict(scene=number, place=place) for place in self._windows(scene)]
+        if len(counts) > 1:
+            raise GeoError(f'scenes differ in their number of bands: {counts}; choose with bands=.')
+        if not entries:
+            raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
+                           'hold no valid pixel: all is no-data. Check the no-data value and the '
+                           'alpha band (rio info shows them).')
+        return entries
+
+    def get_data_info(self, idx: int) -> Dict[str, Any]:
+        """Return what the pipeline needs to load window ``idx``."""
+        info = super().get_data_info(idx)
+        column, row = info.pop('place')
+        return dict(info, **self._scenes[info['scene']], window=(column, row, self.window),
+                    ignore_index=self.ignore_index, num_classes=len(self._file_classes()),
+                    label_map=self.label_map, reduce_zero_label=self.reduce_zero_label,
+                    seg_fields=[])
+
+    def _file_classes(self) -> List[str]:
+        """The classes by which labels count: those of the subclass, if it has any."""
+        return list(self.METAINFO.get('classes') or self._metainfo.get('classes') or ())
+
+    def _find_scenes(self) -> List[str]:
+        found: List[str] = []
+        for pattern in self.scenes:
+            place = os.path.join(self.data_root or '', pattern)
+            if os.path.isdir(place):
+                found += sorted(str(path) for path in Path(place).iterdir()
+                                if path.suffix.lower() in _SCENE_SUFFIXES)
+            else:
+                found += sorted(glob.glob(place)) if glob.has_magic(place) else [place]
+        if not found:
+            raise GeoError(f'no scenes in {self.scenes} (data_root={self.data_root!r}); expected '
+                           f'a file, a folder or a pattern of {", ".join(_SCENE_SUFFIXES)}.')
+        return found
+
+    def _labels_of(self, scene: Raster) -> Any:
+        if self.labels is None:
+            return None
+        classes = self._file_classes()
+        if not classes:
+            raise GeoError("metainfo has no classes; set metainfo=dict(classes=('background', "
+                           '...)).')
+        if not (0 <= self.outside < len(classes) or self.outside == self.ignore_index):
+            raise GeoError(f'outside={self.outside}, expected a class index 0 to '
+                           f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
+        path = find_labels(os.path.join(self.data_root or '', self.labels), scene.path)
+        if Path(path).suffix.lower() not in VECTOR_SUFFIXES:
+            return RasterLabels(path, scene)
+        if self.reduce_zero_label:
+            raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
+                           'polygons name their class, leave it out.')
+        if path not in self._vectors:
+            self._vectors[path] = VectorLabels(path, self.class_field, classes, self.ignore_index)
+        return self._vectors[path].for_scene(scene, self.outside)
+
+    def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
+        """Yield (column, row) of the windows with a valid pixel."""
+        factor = max(1, self.window // _LOOKS)
+        seen = scene.read_reduced(factor)[1] if scene.may_have_gaps else None
+        for row in _grid(scene.height, self.window, self.stride):
+            for column in _grid(scene.width, self.window, self.stride):
+                if seen is None or seen[
+                        _cells(row, self.window, scene.height, seen.shape[0]),
+                        _cells(column, self.window, scene.width, seen.shape[1])].any() \
+                        or self._holds_data(scene, column, row):
+                    yield column, row
+
+    def _holds_data(self, scene: Raster, column: int, row: int) -> bool:
+        return bool(scene.read(column, row, self.window, self.window)[1].any())
+
+
+@TRANSFORMS.register_module()
+class LoadGeoTiffWindow(BaseTransform):
+    """Read the window of a ``GeoTiffDataset``.
+
+    Required keys: ``scene``, ``bands``, ``window``. Added: ``img`` (window, window, bands), uint8
+    or float32, 0 where there is no data; ``valid``, bool (window, window); ``img_shape``,
+    ``ori_shape``; ``img_path``: a name for the window, ``SCENE_COLUMN_ROW.tif``.
+    """
+
+    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
+        """Add the image.
+
+        Raises:
+            RasterBlockError: If the file is damaged there.
+        """
+        column, row, side = results['window']
+        values, valid = open_raster(results['scene'], results['bands']).read(
+            column, row, side, side)
+        image = np.ascontiguousarray(values.transpose(1, 2, 0))
+        scene = Path(results['scene'])
+        results['img'] = image if image.dtype == np.uint8 else image.astype(np.float32)
+        results['valid'] = valid
+        results['img_shape'] = results['ori_shape'] = image.shape[:2]
+        results['img_path'] = str(scene.with_name(f'{scene.stem}_{column}_{row}{scene.suffix}'))
+        return results
+
+
+@TRANSFORMS.register_module()
+class LoadGeoTiffLabels(BaseTransform):
+    """Read or burn the labels of a window, after ``LoadGeoTiffWindow``.
+
+    Required keys: ``labels``, ``window``, ``valid``, ``num_classes``, ``ignore_index``. Added:
+    ``gt_seg_map``, uint8 (window, window).
+    """
+
+    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
+        """Add the mask.
+
+        Raises:
+            GeoError: If the dataset has no labels, or a label is no class.
+        """
+        if results['labels'] is None:
+            raise GeoError(f'{results["scene"]} was given without labels; set labels= of the '
+                           'dataset, or leave LoadGeoTiffLabels out.')
+        column, row, side = results['window']
+        ignore = results['ignore_index']
+        labels = results['labels'].read(column, row, side, side)
+        ignored = (labels == UNLABELLED) | (labels == ignore) | ~results['valid']
+        shift = int(results['reduce_zero_label'])
+        if shift:
+            ignored |= labels == 0
+        indices = np.where(ignored, 0, labels - shift)
+        self._check(indices, shift, results)
+        if results['label_map'] is not None:
+            lookup = np.arange(results['num_classes'])
+            for old, new in results['label_map'].items():
+                lookup[old] = new
+            indices = lookup[indices]
+        results['gt_seg_map'] = np.where(ignored, ignore, indices).astype(np.uint8)
+        results['seg_fields'].append('gt_seg_map')
+        return results
+
+    @staticmethod
+    def _check(indices: np.ndarray, shift: int, results: Dict[str, Any]) -> None:
+        count = results['num_classes']
+        bad = (indices < 0) | (indices >= count)
+        if bad.any():
+            column, row, side = results['window']
+            raise GeoError(
+                f'labels {results["labels"].path} hold {int(indices[bad][0]) + shift} in the '
+                f'window (column, row, width, height) = {(column, row, side, side)} '
+                f'({int(bad.sum())} pixels); {count} classes allow {shift} to {count - 1 + shift}'
+                f'{", 0 for no data" if shift else ""}, and {results["ignore_index"]} for ignored '
+                'pixels. Correct the labels, or the classes in metainfo.')
+
+
+def _grid(size: int, window: int, stride: int) -> List[int]:
+    """Return where windows begin along a side; the last one ends with the scene."""
+    starts = list(range(0, max(size - window, 0) + 1, stride))
+    return starts if starts[-1] + window >= size else starts + [size - window]
+
+
+def _cells(start: int, window: int, size: int, cells: int) -> slice:
+    """Return which cells of a reduced side, ``cells`` for ``size`` pixels, lie in a window."""
+    return slice(-(-start * cells // size), (start + window) * cells // size)

@@ -1,0 +1,170 @@
+"""Conversations of MMRS-1M as records: the class of an image, or boxes with a phrase.
+
+The format is that of the set's README (EarthGPT) and of published readers of it; see
+docs/datasets.md for what was seen of the data itself.
+"""
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+_OBJECT = re.compile(r'<p>(.*?)</p>\s*\[([^\[\]]*)\]', re.DOTALL)
+_REGION = re.compile(r':\s*\[([^\[\]]*)\]\s*$')
+_COUNT = re.compile(r'^(?:\d+|an?|one|two|three|four|five|six|seven|eight|nine|ten)\s+',
+                    re.IGNORECASE)
+
+# Coordinates are written with two decimals or more, so a box may end this share of the side beyond
+# the image; further out it was not padded as the README says.
+_ROUNDING = 0.01
+
+
+class Box(NamedTuple):
+    """Corners; 0..1 of the padded square, or pixels of the image, as the context says."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+
+class Conversation(NamedTuple):
+    """One element of the JSON list: image path as written, and pairs of prompt and answer."""
+
+    image: str
+    turns: Tuple[Tuple[str, str], ...]
+
+
+def read_conversations(path: Path) -> List[Conversation]:
+    """Read a JSON list of ``{"image": ..., "conversations": [{"from": ..., "value": ...}]}``.
+
+    Raises:
+        ValueError: For a file or a record of another form, with its number, counted from 0.
+    """
+    if not path.is_file():
+        raise ValueError(f'{path} does not exist, expected a JSON file of MMRS-1M such as '
+                         'data/json/detection/<set>/<set>.json; check ann_file and data_root')
+    try:
+        source = json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f'{path} is not valid JSON ({error}); it may be cut off, copy it again'
+                         ) from error
+    if not isinstance(source, list) or not source:
+        raise ValueError(f'{path} holds {type(source).__name__}, expected a list with records '
+                         '{"image", "conversations"} as in MMRS-1M')
+    return [_conversation(record, f'{path}: record {number}')
+            for number, record in enumerate(source)]
+
+
+def _conversation(record: Any, where: str) -> Conversation:
+    fields: Dict[str, Any] = record if isinstance(record, dict) else {}
+    turns = fields.get('conversations')
+    if not isinstance(turns, list):
+        turns = []
+    valid = all(
+        isinstance(turn, dict) and turn.get('from') == speaker
+        and isinstance(turn.get('value'), str)
+        for turn, speaker in zip(turns, ('human', 'gpt') * len(turns)))
+    if not valid or not turns or len(turns) % 2 or not isinstance(fields.get('image'), str):
+        raise ValueError(f'{where} is {str(record)[:120]}, expected {{"image": path, '
+                         '"conversations": [{"from": "human", "value": ...}, {"from": "gpt", '
+                         '"value": ...}, ...]}; correct or remove it')
+    values = [turn['value'] for turn in turns]
+    return Conversation(fields['image'], tuple(zip(values[::2], values[1::2])))
+
+
+def read_class(conversation: Conversation, where: str) -> str:
+    """The answer of a classification record: a name.
+
+    Raises:
+        ValueError: If there is not exactly one answer, or it is not a plain phrase.
+    """
+    answers = [answer.strip().rstrip('.') for _, answer in conversation.turns]
+    if len(answers) != 1 or not answers[0] or set('<[]>') & set(answers[0]):
+        raise ValueError(f'{where} answers {answers}, expected one class name; is it a record of '
+                         "data/json/classification? For boxes use task='box'")
+    return answers[0]
+
+
+def read_objects(conversation: Conversation, where: str) -> List[Tuple[str, Box]]:
+    """Phrases and boxes (0..1 of the padded square) of a detection or visual grounding record.
+
+    Detection answers ``There are <p>2 ships</p>[x0,y0,x1,y1;x0,y0,x1,y1]``; grounding asks ``...:
+    [x0,y0,x1,y1]`` and answers with the phrase.
+
+    Raises:
+        ValueError: If a turn is neither, or a box is not four numbers in order within 0..1.
+    """
+    objects: List[Tuple[str, Box]] = []
+    for prompt, answer in conversation.turns:
+        found = _OBJECT.findall(answer)
+        rest = _OBJECT.sub('', answer)
+        region = _REGION.search(prompt)
+        if found and not set('<[]>') & set(rest):
+            objects += [(phrase.strip(), _box(text, where)) for phrase, boxes in found
+                        for text in boxes.strip().rstrip(';').split(';')]
+        elif region and answer.strip() and not set('<[]>') & set(answer):
+            objects.append((answer.strip().rstrip('.'), _box(region.group(1), where)))
+        else:
+            raise ValueError(f'{where} asks {prompt[-80:]!r} and answers {answer[:120]!r}, '
+                             'expected <p>phrase</p>[x0,y0,x1,y1;...] in the answer, or a box at '
+                             'the end of the question; correct or remove it')
+    return objects
+
+
+def _box(text: str, where: str) -> Box:
+    try:
+        numbers = [float(part) for part in text.split(',')]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 8:
+        raise ValueError(f'{where} has an oriented box [{text}]; only upright boxes x0,y0,x1,y1 '
+                         'are read. Use the file of horizontal boxes (HBB), or convert it')
+    if len(numbers) != 4 or not all(0 <= v <= 1 for v in numbers) or (
+            numbers[0] > numbers[2] or numbers[1] > numbers[3]):
+        raise ValueError(f'{where} has the box [{text}], expected x0,y0,x1,y1 in 0..1 with '
+                         'x0 <= x1 and y0 <= y1; correct it')
+    return Box(*numbers)
+
+
+def undo_padding(box: Box, width: int, height: int, where: str) -> Box:
+    """A box in pixels of its image, from 0..1 of the square that the set pads images to.
+
+    The README pads the shorter side to the longer one, ``int((longer - shorter) / 2)`` before it,
+    and divides by the longer one.
+
+    Args:
+        box: 0..1 of the square.
+        width: Of the image, pixels.
+        height: Of the image, pixels.
+        where: Begins an error message.
+
+    Raises:
+        ValueError: If the box lies outside the image by more than 1 % of the longer side.
+    """
+    side = max(width, height)
+    pad_x, pad_y = int((side - width) / 2), int((side - height) / 2)
+    x0, x1 = box.x0 * side - pad_x, box.x1 * side - pad_x
+    y0, y1 = box.y0 * side - pad_y, box.y1 * side - pad_y
+    slack = _ROUNDING * side
+    if min(x0, y0) < -slack or x1 > width + slack or y1 > height + slack:
+        raise ValueError(
+            f'{where} has the box {list(box)}, which is x {x0:.1f}..{x1:.1f}, y {y0:.1f}..{y1:.1f} '
+            f'in its image of {width} x {height} pixels (width x height) once the padding to a '
+            'square is undone; outside it. Was this file normalised by width and height instead?')
+    return Box(max(x0, 0.), max(y0, 0.), min(x1, float(width)), min(y1, float(height)))
+
+
+def object_name(phrase: str) -> str:
+    """A phrase without its count, in lower case: ``13 Ships`` gives ``ships``."""
+    return _COUNT.sub('', phrase.strip()).lower()
+
+
+def find_class(name: str, classes: Sequence[str]) -> int:
+    """Index of a name among the classes, also in the plural with s; -1 if it is none."""
+    lowered = [c.lower() for c in classes]
+    for form in (name, name[:-1] if name.endswith('s') else name):
+        if form in lowered:
+            return lowered.index(form)
+    return -1

@@ -1,0 +1,42 @@
+"""Print the statistics of the bands of scenes, and mean and std for a config.
+
+    python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
+"""
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mapsage.geo import GeoError, RasterBlockError, band_statistics  # noqa: E402
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
+    parser.add_argument('scenes', nargs='+', help='files, or folders of .tif and .tiff files')
+    parser.add_argument('--bands', nargs='+', type=int,
+                        help='1-based, in the order of the config (default: all but alpha)')
+    parser.add_argument('--samples', type=int, default=50000000,
+                        help='pixels to read at most (default: 50,000,000)')
+    args = parser.parse_args(argv)
+    paths = [path for scene in map(Path, args.scenes)
+             for path in (sorted(scene.glob('*.tif*')) if scene.is_dir() else [scene])]
+    try:
+        found = band_statistics(paths, args.bands, args.samples)
+    except (GeoError, RasterBlockError) as error:
+        sys.exit(f'{type(error).__name__}: {error}')
+    columns = [found.mean, found.std, found.minimum, found.percentile_2, found.percentile_98,
+               found.maximum]
+    print(f'{len(paths)} scene(s), {found.pixels:,} valid pixels')
+    print('band' + ''.join(f'{name:>12}' for name in ('mean', 'std', 'min', '2 %', '98 %', 'max')))
+    for band, row in zip(found.bands, zip(*columns)):
+        print(f'{band:4}' + ''.join(f'{value:12.6g}' for value in row))
+    print(f'mean={_as_list(found.mean)}, std={_as_list(found.std)}')
+
+
+def _as_list(values) -> str:
+    return f"[{', '.join(f'{value:.6g}' for value in values)}]"
+
+
+if __name__ == '__main__':
+    main()
