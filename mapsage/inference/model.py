@@ -1,0 +1,196 @@
+"""What a config and a checkpoint say about a model: weights, classes, and how it sees images."""
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple, cast
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+from mmengine.runner import CheckpointLoader
+from torch import nn
+
+from mapsage.evaluation.tiles import class_palette
+
+from .blending import NO_DATA
+from .errors import PredictError
+
+# Modules that a model has for training alone.
+_TRAINING_ONLY = 'auxiliary_head.'
+DEFAULT_WINDOW = 512
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What the values of a map mean.
+
+    Attributes:
+        names: Class names in index order.
+        palette: ``(classes, 3)`` uint8 RGB.
+    """
+
+    names: Tuple[str, ...]
+    palette: np.ndarray
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Which bands of an image the model sees, as the loader of the test pipeline gives them.
+
+    Attributes:
+        count: How many.
+        like_opencv: The loader is LoadImageFromFile: three bands of 8 bits in the order blue,
+            green, red, of a grey image three times the same, and without alpha.
+        chosen: 1-based bands of a file, in the order in which they were trained on; None for all
+            but alpha.
+        ignored: Steps of the test pipeline that are not made on scenes, such as ``Resize``.
+        backend: What LoadImageFromFile decodes with; None for OpenCV.
+    """
+
+    count: int
+    like_opencv: bool
+    chosen: Optional[Tuple[int, ...]] = None
+    ignored: Tuple[str, ...] = ()
+    backend: Optional[str] = None
+
+
+def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
+    """Load a checkpoint into ``model`` and return the checkpoint's ``meta``.
+
+    Raises:
+        PredictError: If it cannot be read, lacks weights of the model, or has others.
+    """
+    if '://' in path:
+        raise PredictError(f'checkpoint {path!r} is not a local file. Download it first.')
+    try:
+        checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise PredictError(f'checkpoint {path} cannot be read: {error}') from error
+    weights = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
+    if not isinstance(weights, dict) or not weights:
+        raise PredictError(f'{path} is no checkpoint of a training: it has no state_dict.')
+    weights = {name[7:] if name.startswith('module.') else name: weight
+               for name, weight in weights.items()}
+    wanted = model.state_dict()
+    missing = [name for name in wanted if name not in weights
+               and not name.startswith(_TRAINING_ONLY)]
+    foreign = [name for name in weights if name not in wanted
+               and not name.startswith(_TRAINING_ONLY)]
+    shapes = [f'{name} is {tuple(np.shape(weights[name]))}, expected {tuple(tensor.shape)}'
+              for name, tensor in wanted.items()
+              if name in weights and np.shape(weights[name]) != tensor.shape]
+    if missing or foreign or shapes:
+        raise PredictError(
+            f"{path} does not fit the config's model: "
+            + '; '.join(_some(what, found) for what, found in
+                        (('missing', missing), ('left over', foreign), ('of another shape', shapes))
+                        if found)
+            + '. Give the config that the checkpoint was trained with, or the checkpoint of this '
+              'config.')
+    model.load_state_dict(weights, strict=False)
+    return dict(checkpoint.get('meta') or {})
+
+
+def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes:
+    """Return the classes that the checkpoint was trained with, else those of the config's data.
+
+    Raises:
+        PredictError: If there are none, or not as many as the model has.
+    """
+    count = int(cast(Any, model).num_classes)
+    for where, found in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
+                         ("the config's dataset", _dataset_meta(cfg))):
+        names = (found or {}).get('classes')
+        if not names:
+            continue
+        if len(names) != count:
+            raise PredictError(f'the model has {count} classes and {where} {len(names)}: '
+                               f'{", ".join(map(str, names[:10]))}. Correct num_classes of the '
+                               f'decode head or the metainfo of the dataset.')
+        if count >= NO_DATA:
+            raise PredictError(f'{count} classes do not fit a map of 8 bits: at most {NO_DATA}.')
+        return Classes(tuple(map(str, names)), class_palette(count, (found or {}).get('palette')))
+    raise PredictError(
+        "neither the checkpoint nor the config's test_dataloader names classes. Set "
+        "metainfo=dict(classes=[...], palette=[...]) in the config's test_dataloader.dataset.")
+
+
+def find_bands(cfg: Config, model: nn.Module) -> Bands:
+    """Return how many bands the model takes, and in which order its test pipeline gives them."""
+    mean = getattr(model.data_preprocessor, 'mean', None)
+    count = 0 if mean is None else int(mean.numel())
+    if count < 2:  # one mean may serve any number of bands
+        first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+        count = 3 if first is None else first.in_channels * first.groups
+    steps = _test_pipeline(cfg)
+    names = [str(step.get('type')).rsplit('.', 1)[-1].strip("'>") for step in steps]
+    loader = steps[0] if steps else {}
+    like_opencv = count == 3 and (not names or names[0] == 'LoadImageFromFile') \
+        and loader.get('color_type', 'color') == 'color' \
+        and loader.get('imdecode_backend') != 'tifffile'  # this one keeps the order of the file
+    ignored = tuple(name for name in names[1:] if not name.startswith(('Load', 'Pack', 'Collect')))
+    chosen = (_dataset(cfg) or {}).get('bands')  # of a GeoTiffDataset
+    return Bands(count, like_opencv, tuple(chosen) if chosen else None, ignored,
+                 loader.get('imdecode_backend'))
+
+
+def default_window(cfg: Config) -> Tuple[int, int]:
+    """Return the height and width that the model was trained on, as far as the config says."""
+    model = cfg.model
+    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+    for size in ((model.get('test_cfg') or {}).get('crop_size'), cfg.get('crop_size'),
+                 preprocessor.get('size')):
+        if size:
+            height, width = (size, size) if isinstance(size, int) else size
+            return int(height), int(width)
+    return DEFAULT_WINDOW, DEFAULT_WINDOW
+
+
+def file_hash(path: str) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(os.path.expanduser(path), 'rb') as file:
+        for block in iter(lambda: file.read(1 << 20), b''):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def settings_of(cfg: Config) -> str:
+    """Return all of the config that decides what the model answers to a window."""
+    parts = dict(model=cfg.model, data_preprocessor=cfg.get('data_preprocessor'),
+                 loader=_test_pipeline(cfg)[:1])
+    return repr(Config(parts).to_dict())
+
+
+def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
+    dataset = _dataset(cfg)
+    return list(cfg.get('test_pipeline') or (dataset or {}).get('pipeline') or [])
+
+
+def _dataset(cfg: Config) -> Optional[Dict[str, Any]]:
+    for loader in ('test_dataloader', 'val_dataloader', 'train_dataloader'):
+        dataset = (cfg.get(loader) or {}).get('dataset')
+        while isinstance(dataset, dict) and isinstance(dataset.get('dataset'), dict):
+            dataset = dataset['dataset']
+        if isinstance(dataset, dict):
+            return dataset
+    return None
+
+
+def _dataset_meta(cfg: Config) -> Dict[str, Any]:
+    dataset = _dataset(cfg)
+    if dataset is None:
+        return {}
+    kind = dataset.get('type')
+    if isinstance(kind, str):
+        with DATASETS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:
+            kind = registry.get(kind)
+    return {**(getattr(kind, 'METAINFO', None) or {}), **(dataset.get('metainfo') or {})}
+
+
+def _some(what: str, found: List[str], limit: int = 4) -> str:
+    more = f' and {len(found) - limit} more' if len(found) > limit else ''
+    return f"{what}: {', '.join(found[:limit])}{more}"

@@ -1,0 +1,168 @@
+"""Turn finished strips into the files a user gets, each under its name only once it is whole."""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+
+from mapsage.geo import ClassMapWriter, MapInfo, Raster, confidence_path, write_cog
+from mapsage.geo.polygons import write_polygons
+
+from .errors import PredictError
+from .model import Classes
+from .parts import Parts, key_of
+from .preview import save_map_preview, shrink_labels
+from .windows import Grid
+
+_PREVIEW_SIDE = 780  # pixels, about, that a map is shrunk to
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files of one input.
+
+    Attributes:
+        map: The class map, ``NAME.tif``.
+        confidence: ``NAME_confidence.tif``, or None.
+        polygons: ``NAME.gpkg``, or None.
+        preview: ``NAME_preview.png``, or ``preview.png`` where there is one input.
+        report: ``NAME.json``: what the map was made from, and what is in it. It is written last.
+    """
+
+    map: Path
+    confidence: Optional[Path]
+    polygons: Optional[Path]
+    preview: Path
+    report: Path
+
+    @classmethod
+    def of(cls, folder: Path, name: str, confidence: bool, polygons: bool,
+           alone: bool) -> Outputs:
+        """Return the files of the input ``name``."""
+        made = folder / f'{name}.tif'
+        return cls(made, Path(confidence_path(made)) if confidence else None,
+                   folder / f'{name}.gpkg' if polygons else None,
+                   folder / ('preview.png' if alone else f'{name}_preview.png'),
+                   folder / f'{name}.json')
+
+    def files(self) -> List[Path]:
+        """Return those that are wanted, the report apart."""
+        return [path for path in (self.map, self.confidence, self.polygons, self.preview)
+                if path is not None]
+
+    def parts(self, key: str) -> Path:
+        """Return the hidden folder of the finished strips."""
+        return self.map.with_name(f'.{self.map.stem}.{key}')
+
+    def read_report(self) -> Optional[Dict[str, Any]]:
+        """Return the report, or None where there is none that can be read."""
+        try:
+            report = json.loads(self.report.read_text(encoding='utf-8'))
+        except (OSError, ValueError):
+            return None
+        return report if isinstance(report, dict) and 'settings' in report else None
+
+
+def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
+    """Return whether the map is there, made with these settings.
+
+    Raises:
+        PredictError: If another file is there under its name.
+    """
+    report, key = outputs.read_report(), key_of(settings)
+    if report is None:
+        if outputs.map.exists() and not outputs.parts(key).exists():
+            raise PredictError(f'{outputs.map} exists, and no {outputs.report.name} says what it '
+                               f'was made from. Choose another --out, or add --overwrite.')
+        return False
+    if key_of(report['settings']) != key:
+        before = report['settings']
+        other = [name for name in settings if settings[name] != before.get(name)]
+        raise PredictError(f"{outputs.map} was made with another {', '.join(other)}. Choose "
+                           f'another --out, or add --overwrite.')
+    return outputs.map.exists() and (outputs.confidence is None or outputs.confidence.exists())
+
+
+def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: Grid, parts: Parts,
+             classes: Classes) -> None:
+    """Write the outputs of a scene whose strips are finished, and remove the strips.
+
+    Args:
+        outputs: What to write.
+        settings: What the map was made from, for the report.
+        raster: The scene.
+        grid: Its windows.
+        parts: The strips.
+        classes: What the values mean.
+
+    Raises:
+        GeoError, PredictError: If a strip is damaged or a file cannot be written.
+    """
+    info = MapInfo(class_names=classes.names, palette=classes.palette.tolist(), crs=raster.crs,
+                   transform=raster.transform if raster.is_georeferenced else None)
+    factor = -(-max(grid.height, grid.width) // _PREVIEW_SIDE)
+    counts = np.zeros(256, np.int64)
+    damage: List[str] = []
+    small: List[np.ndarray] = []
+    working = parts.folder / 'map.tif'
+    with ClassMapWriter(working, grid.width, grid.height, info,
+                        outputs.confidence is not None) as writer:
+        for number in range(len(grid.rows)):
+            strip, row = parts.read(number), grid.strip(number)[0]
+            writer.write(row, strip.classes, strip.confidence)
+            counts += np.bincount(strip.classes.ravel(), minlength=256)
+            small.append(shrink_labels(strip.classes, row, factor))
+            damage += strip.damage
+    _retire(outputs)
+    write_cog(working, outputs.map)
+    if outputs.confidence is not None:
+        write_cog(confidence_path(working), outputs.confidence)
+    polygons = None
+    if outputs.polygons is not None:
+        polygons = write_polygons(outputs.map, outputs.polygons, classes.names)
+    pixels = counts[:len(classes.names)]
+    shares = pixels / max(1, pixels.sum())
+    save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor, outputs.map.stem,
+                     classes.names, classes.palette, shares.tolist())
+    _write_report(outputs.report, dict(
+        settings=settings, width=grid.width, height=grid.height,
+        pixels=dict(zip(classes.names, pixels.tolist())), no_data=int(counts.sum() - pixels.sum()),
+        polygons=polygons, damage=damage, files=[path.name for path in outputs.files()]))
+    parts.remove()
+
+
+def add_polygons(outputs: Outputs, classes: Classes) -> None:
+    """Write the polygons of a map that was finished without them."""
+    report = outputs.read_report()
+    if report is not None and outputs.polygons is not None:
+        report['polygons'] = write_polygons(outputs.map, outputs.polygons, classes.names)
+        report['files'] = [path.name for path in outputs.files()]
+        _write_report(outputs.report, report)
+
+
+def _retire(outputs: Outputs) -> None:
+    """Remove the report of an earlier map, and those of its files that have no successor."""
+    report = outputs.read_report()
+    if report is not None:
+        outputs.report.unlink()
+        for name in set(report['files']) - {path.name for path in outputs.files()}:
+            path = outputs.map.with_name(name)
+            if path.exists():
+                path.unlink()
+
+
+def _write_report(path: Path, report: Dict[str, Any]) -> None:
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    try:
+        temporary.write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
+        os.replace(temporary, path)
+    except OSError as error:
+        raise PredictError(f'cannot write {path}: {error}. Free space there, or write elsewhere '
+                           f'with --out.') from error
+    finally:
+        if temporary.exists():
+            temporary.unlink()

@@ -1,0 +1,104 @@
+"""Finished strips on disk, so that a prediction that was stopped goes on where it was."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+
+from .errors import PredictError
+from .strips import Strip
+from .windows import Grid
+
+_LEVEL = 1  # of zlib: the fastest, and class maps are easy
+
+
+def key_of(settings: Dict[str, Any]) -> str:
+    """Return a name for everything that decides a map; other settings have another one."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Parts:
+    """The finished strips of a map in a hidden folder beside it.
+
+    A part appears whole or not at all, and its checksum is looked at when it is read.
+
+    Args:
+        folder: Where they are; it is made with the first one.
+        grid: The windows of the scene.
+        confidence: Whether strips have one.
+    """
+
+    def __init__(self, folder: Path, grid: Grid, confidence: bool) -> None:
+        self.folder, self._grid, self._planes = folder, grid, 2 if confidence else 1
+
+    def finished(self) -> List[int]:
+        """Return the strips that are there; damaged parts do not count."""
+        return [number for number in range(len(self._grid.rows)) if self._is_whole(number)]
+
+    def write(self, strip: Strip) -> None:
+        """Keep a strip.
+
+        Raises:
+            PredictError: If the disk is full or the folder cannot be written.
+        """
+        planes = [strip.classes] if strip.confidence is None else [strip.classes, strip.confidence]
+        head = json.dumps(strip.damage).encode() + b'\n'
+        data = zlib.compress(head + b''.join(plane.tobytes() for plane in planes), _LEVEL)
+        path = self._path(strip.number)
+        # Two ranks never write the same strip, but a run that still dies and the next one may.
+        temporary = path.with_name(f'{path.name}.{os.getpid()}')
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(data)
+                os.replace(temporary, path)
+            finally:
+                if temporary.exists():
+                    temporary.unlink()
+        except OSError as error:
+            raise PredictError(
+                f'cannot write {path}: {error}. Free space there, or write elsewhere with --out. '
+                f'What is finished stays: the same command continues.') from error
+
+    def read(self, number: int) -> Strip:
+        """Return a strip.
+
+        Raises:
+            PredictError: If it is missing or damaged.
+        """
+        start, stop = self._grid.strip(number)
+        path = self._path(number)
+        try:
+            head, pixels = zlib.decompress(path.read_bytes()).split(b'\n', 1)
+            shape = (self._planes, stop - start, self._grid.width)
+            planes = np.frombuffer(pixels, np.uint8).reshape(shape)
+            return Strip(number, planes[0], planes[1] if self._planes == 2 else None,
+                         json.loads(head))
+        except FileNotFoundError as error:
+            raise PredictError(f'{path} is missing. With several ranks, --out must be on a storage '
+                               f'that all of them share.') from error
+        except (OSError, ValueError, zlib.error) as error:
+            raise PredictError(f'{path} is damaged ({error}). Start the same command again: it '
+                               f'predicts these rows anew.') from error
+
+    def remove(self) -> None:
+        """Remove the folder and all in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _is_whole(self, number: int) -> bool:
+        if not self._path(number).exists():
+            return False
+        try:
+            self.read(number)
+        except PredictError:
+            return False
+        return True
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f'strip{number:06d}'

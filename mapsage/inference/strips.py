@@ -1,0 +1,123 @@
+"""Predict strips of a scene: windows read ahead, scores blended and strips handed on behind."""
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Callable, Iterable, Iterator, List, Optional
+
+import numpy as np
+import torch
+
+from .background import WriteBehind, read_ahead
+from .blending import RowBlender
+from .inputs import Scene
+from .predictor import WindowPredictor
+from .windows import Grid, runs
+
+_BATCHES_AHEAD = 2
+
+
+@dataclass
+class Strip:
+    """Finished rows of a map.
+
+    Attributes:
+        number: Which strip of the grid.
+        classes: ``(rows, width)`` uint8, 255 where there is no data.
+        confidence: ``(rows, width)`` uint8 in per cent, 255 where there is no data, or None.
+        damage: A line for each of its windows that could not be read whole.
+    """
+
+    number: int
+    classes: np.ndarray
+    confidence: Optional[np.ndarray] = None
+    damage: List[str] = field(default_factory=list)
+
+
+@dataclass
+class _Batch:
+    """Windows of one row of windows; the last of a row says so, and may be empty."""
+
+    row: int
+    windows: List[np.ndarray] = field(default_factory=list)
+    columns: List[int] = field(default_factory=list)
+    valid: List[np.ndarray] = field(default_factory=list)
+    damage: List[str] = field(default_factory=list)
+    passed: int = 0
+    ends_row: bool = False
+
+
+def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: WindowPredictor,
+                   batch_size: int, confidence: bool, keep: Callable[[Strip], None],
+                   advance: Callable[[int], None]) -> None:
+    """Predict some strips of a scene.
+
+    The same pixels come out whatever strips are asked for together: a batch holds windows of one
+    row, and each pixel's scores are added in the order of rows and columns. Rows of windows that
+    only reach into the first strip of a run are computed for it, and handed out to nobody.
+
+    Args:
+        scene: The scene.
+        grid: Its windows.
+        strips: Which of the grid's.
+        predictor: The model, for windows of the grid's size.
+        batch_size: Windows of a batch at most.
+        confidence: Whether the strips have one.
+        keep: Takes each strip, in another thread.
+        advance: Is told how many windows are done, counting those without data.
+    """
+    for first, last in runs(strips):
+        _predict_run(scene, grid, first, last, predictor, batch_size, confidence, keep, advance)
+
+
+def count_windows(grid: Grid, strips: Iterable[int]) -> int:
+    """Return how many windows :func:`predict_strips` goes through."""
+    return len(grid.columns) * sum(last + 1 - grid.first_row(first) for first, last in runs(strips))
+
+
+def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: WindowPredictor,
+                 batch_size: int, confidence: bool, keep: Callable[[Strip], None],
+                 advance: Callable[[int], None]) -> None:
+    blender = RowBlender(predictor.scores, min(grid.window[0], grid.height), grid.width,
+                         predictor.threshold, confidence)
+    damage: List[str] = []
+
+    def blend(batch: _Batch, scores: Optional[np.ndarray]) -> None:
+        for index, column in enumerate(batch.columns):
+            assert scores is not None
+            blender.add(column, scores[index], predictor.weights, batch.valid[index])
+        damage.extend(batch.damage)
+        if batch.ends_row:
+            start, stop = grid.strip(batch.row)
+            rows = blender.take(stop - start)
+            if batch.row >= first:
+                keep(Strip(batch.row, rows.classes, rows.confidence, list(damage)))
+            damage.clear()
+
+    batches = _batches(scene, grid, grid.first_row(first), last, batch_size)
+    with WriteBehind(blend, _BATCHES_AHEAD) as behind, \
+            closing(read_ahead(batches, _BATCHES_AHEAD)) as ready:
+        for batch in ready:
+            scores = None
+            if batch.windows:
+                scores = predictor(torch.from_numpy(np.stack(batch.windows)))
+            behind.put(batch, scores)
+            advance(batch.passed)
+
+
+def _batches(scene: Scene, grid: Grid, first: int, last: int, size: int) -> Iterator[_Batch]:
+    for row in range(first, last + 1):
+        batch = _Batch(row)
+        for column in grid.columns:
+            if len(batch.windows) == size:
+                yield batch
+                batch = _Batch(row)
+            values, valid, damage = scene.read(column, grid.rows[row], grid.window)
+            batch.passed += 1
+            batch.damage += damage
+            if valid.any():
+                batch.windows.append(values)
+                batch.columns.append(column)
+                batch.valid.append(valid)
+        batch.ends_row = True
+        yield batch

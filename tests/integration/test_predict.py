@@ -1,0 +1,409 @@
+"""tools/predict.py from a scene to a map that a GIS opens: right to the pixel, however it ran."""
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import cv2
+import numpy as np
+import pyogrio
+import pytest
+import rasterio
+import torch
+from colour_model import COLOURS, NAMES, paint, write_checkpoint, write_config, write_scene
+from ranks import free_port
+from rasterio.transform import Affine
+from support import ROOT, TINY_CONFIG, Finished, Launch, check_finished
+
+sys.path.insert(0, str(ROOT / 'tools'))
+import predict as command  # noqa: E402
+
+from mapsage.accelerator import ACCELERATORS, current_accelerator  # noqa: E402
+from mapsage.engine.predict import PARTIAL  # noqa: E402
+from mapsage.geo import GeoError  # noqa: E402
+from mapsage.inference.errors import PredictError  # noqa: E402
+
+UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
+DEGREES = dict(crs='EPSG:4326', transform=Affine(1e-5, 0, 11.5, 0, -1e-5, 48.1))
+TILED = dict(tiled=True, blockxsize=64, blockysize=64, compress='deflate')
+ON_MAIN = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10)  # the main leg
+CODE = {'PYTHONPATH': str(ROOT / 'tests')}
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory) -> Tuple[Path, Path]:
+    """The config and the checkpoint of the model that knows four colours."""
+    folder = tmp_path_factory.mktemp('model')
+    return write_config(folder), write_checkpoint(folder)
+
+
+def run(model: Tuple[Path, Path], *arguments: Any, accelerator: str = 'cpu') -> int:
+    """Run the command in this process."""
+    return command.main([*map(str, model), *map(str, arguments), '--accelerator', accelerator])
+
+
+def start(model: Tuple[Path, Path], *arguments: Any, ranks: int = 0, **environ: str) -> Launch:
+    """Start the command, or with ranks its launcher, in processes of their own."""
+    program = ['bash', 'scripts/predict.sh'] if ranks else [sys.executable, 'tools/predict.py']
+    return Launch(*model, *arguments, ranks=ranks or 1, command=program,
+                  environ={**CODE, 'ACCELERATOR': 'cpu', **environ})
+
+
+def read(path: Path) -> np.ndarray:
+    with rasterio.open(path) as file:
+        return file.read(1)
+
+
+def read_polygons(path: Path) -> Tuple[str, dict]:
+    """Return the CRS of a GeoPackage and its fields by name."""
+    info, _, _, fields = pyogrio.raw.read(path)
+    return info['crs'], dict(zip(info['fields'], fields))
+
+
+def hidden(folder: Path) -> List[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith('.')]
+
+
+def validate(path: Path) -> None:
+    """Check that it is a Cloud Optimized GeoTIFF, where the leg has the validator."""
+    cogeo = pytest.importorskip('rio_cogeo') if sys.version_info >= (3, 11) else None
+    if cogeo is not None:
+        valid, errors, warnings = cogeo.cog_validate(str(path), quiet=True)
+        assert valid and not errors and not warnings
+
+
+@pytest.fixture(scope='module')
+def utm(model: Tuple[Path, Path], tmp_path_factory) -> Tuple[np.ndarray, Path, Finished]:
+    """A scene's classes, the folder of its outputs, and what the command said."""
+    folder = tmp_path_factory.mktemp('utm')
+    classes = paint(200, 310)
+    scene = write_scene(folder / 'field.tif', classes, **UTM, **TILED)
+    finished = start(model, scene, '--out', folder / 'maps', '--confidence', '--polygons').finish()
+    check_finished(finished)
+    return classes, folder / 'maps', finished
+
+
+def test_a_scene_becomes_a_map_that_is_right_to_the_pixel(utm: Any) -> None:
+    classes, folder, _ = utm
+    with rasterio.open(folder / 'field.tif') as file:
+        np.testing.assert_array_equal(file.read(1), classes)
+        assert file.crs.to_epsg() == 32633 and file.transform == UTM['transform']
+        assert tuple(file.bounds) == (500000, 4999900, 500155, 5000000)
+        assert file.nodata == 255 and file.colormap(1)[0][:3] == (255, 0, 0)
+        assert [each['name'] for each in json.loads(file.tags()['MAPSAGE_CLASSES'])] == list(NAMES)
+    validate(folder / 'field.tif')
+    validate(folder / 'field_confidence.tif')
+    with rasterio.open(folder / 'field_confidence.tif') as file:
+        assert file.read(1).min() > 90 and file.read(1).max() <= 100
+        assert file.crs.to_epsg() == 32633 and file.transform == UTM['transform']
+
+
+def test_its_polygons_have_the_areas_of_their_pixels(utm: Any) -> None:
+    classes, folder, _ = utm
+    crs, columns = read_polygons(folder / 'field.gpkg')
+    assert 'EPSG' in crs and '32633' in crs
+    for number, name in enumerate(NAMES[:3]):
+        mine = columns['class_name'] == name
+        pixels = int((classes == number).sum())
+        assert columns['area_px'][mine].tolist() == [pixels]
+        # The grid of UTM is within 0.1 % of the ellipsoid's metres.
+        assert columns['area_m2'][mine][0] == pytest.approx(pixels * 0.25, rel=2e-3)
+    assert columns['area_px'].sum() == classes.size
+
+
+def test_it_leaves_a_picture_and_says_where_everything_is(utm: Any) -> None:
+    classes, folder, finished = utm
+    picture = cv2.imread(str(folder / 'preview.png'))
+    assert picture.shape[0] > 500 and picture.shape[1] > 1500 and picture.std() > 20
+    # the map's pure blue, in OpenCV's order
+    assert (picture == (255, 0, 0)).all(-1).sum() > 10000
+    assert (picture == COLOURS[2][::-1]).all(-1).sum() > 10000
+    share = 100 * (classes == 2).mean()
+    for words in (f'blue {share:.1f} %', 'field.tif, field_confidence.tif, field.gpkg, preview.png',
+                  's on 1 rank(s): ', '310x200 pixels', '4 polygons'):
+        assert words in finished.output
+    assert hidden(folder) == [] and 'no georeference' not in finished.output
+
+
+def test_a_folder_of_images_in_pixels_degrees_and_with_holes(
+        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    """All inputs of one command: PNG, a scene in degrees, one smaller than a window, no data."""
+    inputs, out = tmp_path / 'inputs', tmp_path / 'out'
+    inputs.mkdir()
+    classes = paint(150, 170)
+    pictures = COLOURS[classes]
+    cv2.imwrite(str(inputs / 'picture.png'), pictures[:, :, ::-1])
+    cv2.imwrite(str(inputs / 'small.png'), pictures[60:80, 40:80, ::-1])
+    write_scene(inputs / 'degrees.tif', classes, **DEGREES, **TILED)
+    holes = classes.copy()
+    holes[:70, :90] = 255
+    write_scene(inputs / 'holes.tif', holes, **UTM, nodata=0)
+    write_scene(inputs / 'empty.tif', np.full((90, 90), 255, np.uint8), **UTM, nodata=0)
+    (inputs / 'notes.txt').write_text('not an image')
+    assert run(model, inputs, '--out', out, '--polygons') == 0
+    said = capsys.readouterr().out
+    np.testing.assert_array_equal(read(out / 'picture.tif'), classes)
+    np.testing.assert_array_equal(read(out / 'small.tif'), classes[60:80, 40:80])
+    np.testing.assert_array_equal(read(out / 'degrees.tif'), classes)
+    np.testing.assert_array_equal(read(out / 'holes.tif'), holes)
+    assert (read(out / 'empty.tif') == 255).all()
+    assert 'warning: no data anywhere' in said
+    assert said.count('no georeference') == 1 and 'picture.png and 1 more' in said
+    with rasterio.open(out / 'degrees.tif') as file:
+        assert file.crs.to_epsg() == 4326 and file.transform == DEGREES['transform']
+    columns = read_polygons(out / 'degrees.gpkg')[1]
+    areas = dict(zip(columns['class_name'], columns['area_m2']))
+    # A degree at 48.0993 N on WGS 84: 111,198 m of latitude, 74,498 m of longitude.
+    assert areas['green'] == pytest.approx((classes == 1).sum() * 1.11198 * 0.74498, rel=1e-3)
+    assert sorted(path.name for path in out.glob('*_preview.png')) == [
+        f'{name}_preview.png' for name in ('degrees', 'empty', 'holes', 'picture', 'small')]
+
+
+def test_one_window_is_what_mmseg_predicts_bit_for_bit(tmp_path: Path) -> None:
+    from mmengine.config import Config
+    from mmengine.registry import DefaultScope
+    from mmseg.apis import inference_model, init_model
+    config = tmp_path / 'tiny.py'
+    config.write_text(TINY_CONFIG.replace('{data_root!r}', "''"))
+    cfg = Config.fromfile(str(config))
+    torch.manual_seed(3)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        net = init_model(cfg, device='cpu')
+    meta = dict(dataset_meta=dict(classes=list('abcdefg')))
+    torch.save(dict(state_dict=net.state_dict(), meta=meta), tmp_path / 'tiny.pth')
+    noise = np.random.RandomState(0).randint(0, 255, (9, 9, 3)).astype(np.uint8)
+    picture = cv2.resize(noise, (96, 96), interpolation=cv2.INTER_CUBIC)
+    cv2.imwrite(str(tmp_path / 'picture.png'), picture)
+    with rasterio.open(tmp_path / 'scene.tif', 'w', driver='GTiff', height=96, width=96, count=3,
+                       dtype='uint8', **UTM) as file:
+        file.write(picture[:, :, ::-1].transpose(2, 0, 1))
+    cv2.imwrite(str(tmp_path / 'photo.jpg'), picture)
+    cv2.imwrite(str(tmp_path / 'grey.png'), picture[:, :, 0])
+    # GDAL decodes a JPEG to other colours than OpenCV, and gives a grey picture one band.
+    for name, of in (('picture.png', 'picture.png'), ('scene.tif', 'picture.png'),
+                     ('photo.jpg', 'photo.jpg'), ('grey.png', 'grey.png')):
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            predicted = inference_model(net, str(tmp_path / of))
+        expected = predicted.pred_sem_seg.data[0].numpy()
+        assert len(np.unique(expected)) > 2
+        out = tmp_path / name.split('.')[0]
+        assert run((config, tmp_path / 'tiny.pth'), tmp_path / name, '--out', out,
+                   '--window', 96) == 0
+        np.testing.assert_array_equal(read(out / f'{out.name}.tif'), expected)
+
+
+@pytest.mark.parametrize('name', ['sim', 'xla'])
+def test_other_accelerators_give_the_same_map(model: Tuple[Path, Path], tmp_path: Path,
+                                              name: str) -> None:
+    kind = next(kind for kind in ACCELERATORS if kind.name == name)
+    reason = kind.why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    classes = paint(90, 150)  # batches that are not full
+    scene = write_scene(tmp_path / 'field.tif', classes, **UTM)
+    assert run(model, scene, '--out', tmp_path / 'out', '--tta', accelerator=name) == 0
+    assert current_accelerator().name == name
+    np.testing.assert_array_equal(read(tmp_path / 'out' / 'field.tif'), classes)
+
+
+def test_killed_and_started_again_it_gives_the_same_bytes(
+        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    scene = write_scene(tmp_path / 'field.tif', paint(500, 90), **UTM)
+    assert run(model, scene, '--out', tmp_path / 'whole', '--confidence') == 0
+    options = (scene, '--out', tmp_path / 'again', '--confidence')
+    killed = start(model, *options, COLOUR_SECONDS='0.4')
+    (tmp_path / 'again').mkdir()
+    work = None
+    while work is None or not (work / 'strip000001').exists():
+        found = [path for path in (tmp_path / 'again').iterdir() if path.name.startswith('.field')]
+        work = found[0] if found else None
+        assert killed.process.poll() is None
+        time.sleep(0.02)
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.finish()
+    assert not (tmp_path / 'again' / 'field.tif').exists()
+    (work / 'strip000001').write_bytes(b'half')  # as after a power cut
+    parts = len(list(work.iterdir()))
+    capsys.readouterr()
+    with pytest.raises(PredictError, match='window'):  # parts of other settings stay apart
+        run(model, scene, '--out', tmp_path / 'whole', '--confidence', '--window', 48)
+    assert run(model, *options) == 0
+    assert f'continues, {parts - 1} of' in capsys.readouterr().out
+    for name in ('field.tif', 'field_confidence.tif', 'field.json', 'preview.png'):
+        again = (tmp_path / 'again' / name).read_bytes()
+        assert again == (tmp_path / 'whole' / name).read_bytes(), name
+    assert hidden(tmp_path / 'again') == []
+    # finished: skipped, made anew, or completed
+    before = (tmp_path / 'again' / 'field.tif').stat().st_mtime_ns
+    assert run(model, *options, '--polygons') == 0
+    assert 'skipped' in capsys.readouterr().out
+    assert (tmp_path / 'again' / 'field.gpkg').exists()
+    assert (tmp_path / 'again' / 'field.tif').stat().st_mtime_ns == before
+    assert run(model, *options, '--overwrite') == 0
+    assert (tmp_path / 'again' / 'field.tif').stat().st_mtime_ns > before
+    assert not (tmp_path / 'again' / 'field.gpkg').exists()  # of the map before
+
+
+def test_ranks_share_a_scene_and_give_the_same_bytes(model: Tuple[Path, Path], utm: Any,
+                                                     tmp_path: Path) -> None:
+    ranks = 3 if ON_MAIN else 2
+    finished = start(model, utm[1].parent / 'field.tif', '--out', tmp_path, '--confidence',
+                     '--polygons', ranks=ranks).finish()
+    check_finished(finished)
+    for name in ('field.tif', 'field_confidence.tif', 'field.json'):
+        assert (tmp_path / name).read_bytes() == (utm[1] / name).read_bytes(), name
+    assert f'on {ranks} rank(s)' in finished.output and hidden(tmp_path) == []
+
+
+@pytest.mark.skipif(not ON_MAIN, reason='runs on the main leg')
+def test_a_rank_that_dies_is_named_by_the_others(model: Tuple[Path, Path], tmp_path: Path) -> None:
+    scene = write_scene(tmp_path / 'field.tif', paint(900, 90), **UTM)
+    port, processes = str(free_port()), []
+    for rank in range(2):
+        processes.append(start(
+            model, scene, '--out', tmp_path / 'out', '--launcher', 'pytorch', '--accelerator',
+            'cpu', RANK=str(rank), WORLD_SIZE='2', LOCAL_RANK=str(rank), MASTER_PORT=port,
+            MASTER_ADDR='127.0.0.1', COLOUR_SECONDS='0.3' if rank else '0'))
+    try:
+        (tmp_path / 'out').mkdir(exist_ok=True)
+        while not list((tmp_path / 'out').glob('.field.*/strip*')):
+            assert processes[0].process.poll() is None
+            time.sleep(0.02)
+        os.kill(processes[1].process.pid, signal.SIGKILL)
+        survivor = processes[0].finish(60)
+    finally:
+        for each in processes:
+            each.process.kill()
+            each.finish()
+    assert survivor.status == 1
+    assert 'rank(s) [1]' in survivor.output and 'RankLostError' in survivor.output
+    assert not (tmp_path / 'out' / 'field.tif').exists()
+
+
+def test_a_damaged_block_is_named_and_only_its_pixels_are_lost(
+        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    classes = paint(320, 320)
+    scene = write_scene(tmp_path / 'field.tif', classes, **UTM, **TILED)
+    with rasterio.open(scene) as file:
+        offset = int(file.tags(1, ns='TIFF')['BLOCK_OFFSET_2_2']) if 'BLOCK_OFFSET_2_2' in \
+            file.tags(1, ns='TIFF') else int(file.get_tag_item('BLOCK_OFFSET_2_2', 'TIFF', bidx=1))
+    with open(scene, 'r+b') as file:
+        file.seek(offset)
+        file.write(b'\xff' * 40)
+    assert run(model, scene, '--out', tmp_path / 'out') == PARTIAL == 3
+    said = capsys.readouterr().out
+    expected = classes.copy()
+    expected[128:192, 128:192] = 255
+    np.testing.assert_array_equal(read(tmp_path / 'out' / 'field.tif'), expected)
+    assert '(128, 128, 64, 64)' in said and 'status 3' in said
+    # still true when it is asked again
+    assert run(model, scene, '--out', tmp_path / 'out') == PARTIAL
+
+
+def test_a_picture_that_cannot_be_decoded_does_not_stop_the_others(
+        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    classes = paint(80, 100)
+    (tmp_path / 'in').mkdir()
+    for name in ('cut', 'whole'):
+        cv2.imwrite(str(tmp_path / 'in' / f'{name}.png'), COLOURS[classes][:, :, ::-1])
+    data = (tmp_path / 'in' / 'cut.png').read_bytes()
+    (tmp_path / 'in' / 'cut.png').write_bytes(data[:len(data) // 2])
+    assert run(model, tmp_path / 'in', '--out', tmp_path / 'out') == PARTIAL
+    assert 'OpenCV cannot decode it' in capsys.readouterr().out
+    assert (read(tmp_path / 'out' / 'cut.tif') == 255).all()
+    np.testing.assert_array_equal(read(tmp_path / 'out' / 'whole.tif'), classes)
+
+
+def test_a_full_disk_leaves_nothing_under_a_final_name(model: Tuple[Path, Path], tmp_path: Path,
+                                                       capsys: Any) -> None:
+    random = np.random.RandomState(0).randint(0, 4, (400, 400)).astype(np.uint8)
+    scene = write_scene(tmp_path / 'field.tif', random, **UTM)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (2000, 30000):  # a strip does not fit; the strips do, and the map does not
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            with pytest.raises((PredictError, GeoError), match='[Ff]ree'):
+                run(model, scene, '--out', tmp_path / 'out')
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert [path.name for path in (tmp_path / 'out').iterdir()
+                if not path.name.startswith('.')] == []
+    capsys.readouterr()
+    assert run(model, scene, '--out', tmp_path / 'out') == 0
+    assert 'continues, 8 of 8' in capsys.readouterr().out
+    np.testing.assert_array_equal(read(tmp_path / 'out' / 'field.tif'), random)
+    assert hidden(tmp_path / 'out') == []
+
+
+def test_the_order_of_bands_is_the_one_named(model: Tuple[Path, Path], tmp_path: Path) -> None:
+    classes = paint(80, 80)
+    with rasterio.open(tmp_path / 'four.tif', 'w', driver='GTiff', height=80, width=80, count=4,
+                       dtype='uint8', photometric='minisblack', **UTM) as file:
+        colours = COLOURS[classes].transpose(2, 0, 1)
+        file.write(np.concatenate([np.full_like(colours[:1], 7), colours[::-1]]))
+        file.colorinterp = [rasterio.enums.ColorInterp.gray] * 4
+    with pytest.raises(PredictError, match=r'4 band\(s\).* takes 3: choose with --bands'):
+        run(model, tmp_path / 'four.tif', '--out', tmp_path / 'out')
+    with pytest.raises(PredictError, match='no band'):
+        run(model, tmp_path / 'four.tif', '--out', tmp_path / 'out', '--bands', 4, 3, 5)
+    assert run(model, tmp_path / 'four.tif', '--out', tmp_path / 'out', '--bands', 4, 3, 2) == 0
+    np.testing.assert_array_equal(read(tmp_path / 'out' / 'four.tif'), classes)
+
+
+def test_what_cannot_be_predicted_is_said_before_anything_is_written(
+        model: Tuple[Path, Path], tmp_path: Path) -> None:
+    config, checkpoint = model
+    scene = write_scene(tmp_path / 'field.tif', paint(80, 80), **UTM)
+    (tmp_path / 'notes.txt').write_text('not an image')
+    (tmp_path / 'none').mkdir()
+    (tmp_path / 'twice').mkdir()
+    cv2.imwrite(str(tmp_path / 'twice' / 'field.png'), np.zeros((80, 80, 3), np.uint8))
+    with rasterio.open(tmp_path / 'deep.tif', 'w', driver='GTiff', height=80, width=80, count=3,
+                       dtype='uint16', **UTM) as file:
+        file.write(np.ones((3, 80, 80), np.uint16))
+    out = tmp_path / 'out'
+    for words, arguments in (
+            ('no.tif does not exist', [tmp_path / 'no.tif']),
+            ('no raster that GDAL reads', [tmp_path / 'notes.txt']),
+            ('holds no image', [tmp_path / 'none']),
+            ('would both become field.tif', [scene, tmp_path / 'twice']),
+            ('holds uint16', [tmp_path / 'deep.tif']),
+            ('--window 64 and --overlap 64', [scene, '--overlap', 64])):
+        with pytest.raises(PredictError, match=words):
+            run(model, *arguments, '--out', out)
+    with pytest.raises(PredictError, match='would overwrite'):
+        run(model, scene, '--out', tmp_path)
+    foreign = tmp_path / 'foreign.pth'
+    torch.save(dict(state_dict={'backbone.stem': torch.zeros(1)}), foreign)
+    other = tmp_path / 'other.pth'
+    torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(6, 3, 1, 1),
+                                'decode_head.conv_seg.bias': torch.zeros(6)}), other)
+    for words, path in (('missing: decode_head.conv_seg.weight', foreign),
+                        ('left over: backbone.stem', foreign),
+                        (r'is \(6, 3, 1, 1\), expected \(4, 3, 1, 1\)', other),
+                        ('does not exist', tmp_path / 'no.pth'), ('cannot be read', scene)):
+        with pytest.raises(PredictError, match=words):
+            run((config, path), scene, '--out', out)
+    nameless = write_config(tmp_path, "del test_dataloader['dataset']['metainfo']\n")
+    with pytest.raises(PredictError, match='names classes'):
+        run((nameless, checkpoint), scene, '--out', out)
+    few = write_config(tmp_path, "test_dataloader['dataset']['metainfo']['classes'] = ('a', 'b')\n")
+    with pytest.raises(PredictError, match='has 4 classes and .* 2: a, b'):
+        run((few, checkpoint), scene, '--out', out)
+    assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_a_map_that_is_not_ours_is_not_overwritten(model: Tuple[Path, Path],
+                                                   tmp_path: Path) -> None:
+    scene = write_scene(tmp_path / 'field.tif', paint(80, 80), **UTM)
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out' / 'field.tif').write_text('somebody else\'s')
+    with pytest.raises(PredictError, match='exists.*--overwrite'):
+        run(model, scene, '--out', tmp_path / 'out')
+    assert (tmp_path / 'out' / 'field.tif').read_text() == 'somebody else\'s'

@@ -1,0 +1,154 @@
+"""Blended windows equal the whole image where the model allows it; finished rows move out."""
+from __future__ import annotations
+
+from typing import Any, List
+
+import numpy as np
+import pytest
+import torch
+from colour_model import MemoryScene, PixelModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mapsage.inference.blending import NO_DATA, RowBlender, winners
+from mapsage.inference.errors import PredictError
+from mapsage.inference.predictor import WindowPredictor
+from mapsage.inference.strips import Strip, predict_strips
+from mapsage.inference.windows import Grid
+
+
+def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, 256, (3, height, width)).astype(np.uint8)
+
+
+def predict_all(scene: Any, model: Any, window: tuple, overlap: int, strips: Any = None,
+                batch_size: int = 3, tta: bool = False) -> List[Strip]:
+    grid = Grid(*scene.pixels.shape[1:], window, overlap)
+    predictor = WindowPredictor(model, torch.device('cpu'), window, overlap, batch_size, tta)
+    kept: List[Strip] = []
+    numbers = range(len(grid.rows)) if strips is None else strips
+    predict_strips(scene, grid, numbers, predictor, batch_size, True, kept.append, lambda n: None)
+    return sorted(kept, key=lambda strip: strip.number)
+
+
+def whole(strips: List[Strip]) -> tuple:
+    return (np.concatenate([strip.classes for strip in strips]),
+            np.concatenate([strip.confidence for strip in strips]))
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(4, 24), st.integers(4, 24), st.data())
+def test_a_model_of_single_pixels_gives_what_it_gives_for_the_whole_image(
+        height: int, width: int, high: int, wide: int, data: st.DataObject) -> None:
+    overlap = data.draw(st.integers(0, min(high, wide) - 1))
+    scene = MemoryScene(random_pixels(height, width))
+    model = PixelModel()
+    with torch.no_grad():
+        expected = model.encode_decode(torch.from_numpy(scene.pixels[None]).float(), []).softmax(1)
+    classes, confidence = whole(predict_all(scene, model, (high, wide), overlap))
+    best = expected[0].max(0)
+    np.testing.assert_array_equal(classes, best.indices.numpy())
+    # equal but for a rounding of the per cent
+    np.testing.assert_allclose(confidence, 100 * best.values.numpy(), atol=0.501)
+
+
+def test_a_constant_model_leaves_no_seam() -> None:
+    scene = MemoryScene(np.full((3, 50, 61), 90, np.uint8))
+    classes, confidence = whole(predict_all(scene, PixelModel(), (16, 16), 5))
+    assert len(np.unique(classes)) == 1 and len(np.unique(confidence)) == 1
+
+
+class Ramp(PixelModel):
+    """Answers by where in the window a pixel is: the worst case for seams."""
+
+    def encode_decode(self, inputs: torch.Tensor, metas: list) -> torch.Tensor:
+        ramp = torch.linspace(-1, 1, inputs.shape[3]).expand(len(inputs), 1, inputs.shape[2], -1)
+        return torch.cat([ramp, -ramp], 1)
+
+    out_channels = num_classes = 2
+
+
+def test_windows_that_disagree_are_blended_smoothly() -> None:
+    scene = MemoryScene(np.zeros((3, 32, 104), np.uint8))
+    _, confidence = whole(predict_all(scene, Ramp(), (32, 32), 8))
+    steps = np.abs(np.diff(confidence[0].astype(int)))
+    # Side by side the windows would jump from 88 % of one class to 88 % of the other.
+    assert steps.max() <= 12
+
+
+@pytest.mark.parametrize('strips', [[0], [2, 3], [1, 4]])
+def test_strips_predicted_apart_are_the_same_bits(strips: list) -> None:
+    torch.manual_seed(0)
+    model = PixelModel(context=5)
+    scene = MemoryScene(random_pixels(75, 60))
+    everything = predict_all(scene, model, (24, 24), 10)
+    apart = predict_all(scene, model, (24, 24), 10, strips)
+    assert len(everything) > 4 and [strip.number for strip in apart] == strips
+    for strip in apart:
+        np.testing.assert_array_equal(strip.classes, everything[strip.number].classes)
+        np.testing.assert_array_equal(strip.confidence, everything[strip.number].confidence)
+
+
+def test_mirrored_windows_make_a_model_symmetric() -> None:
+    torch.manual_seed(0)
+    model = PixelModel(context=5)
+    pixels = random_pixels(24, 24)
+    plain, _ = whole(predict_all(MemoryScene(pixels), model, (24, 24), 0, tta=True))
+    turned = np.ascontiguousarray(pixels[:, :, ::-1])
+    mirrored, _ = whole(predict_all(MemoryScene(turned), model, (24, 24), 0, tta=True))
+    assert (plain == mirrored[:, ::-1]).mean() > 0.999  # sums of four in another order
+    without, _ = whole(predict_all(MemoryScene(turned), model, (24, 24), 0))
+    assert (plain == without[:, ::-1]).mean() < 0.95
+
+
+def test_no_data_and_damage_stay_out_of_the_map() -> None:
+    scene = MemoryScene(random_pixels(40, 40))
+    scene.valid[:20, :20] = False
+    scene.damaged = (30, 30)
+    strips = predict_all(scene, PixelModel(), (16, 16), 4)
+    classes, confidence = whole(strips)
+    np.testing.assert_array_equal(classes == NO_DATA, ~scene.valid)
+    np.testing.assert_array_equal(confidence == NO_DATA, ~scene.valid)
+    lines = [line for strip in strips for line in strip.damage]
+    assert lines and all('damaged' in line for line in lines)
+
+
+def test_a_binary_model_with_one_output_keeps_its_threshold() -> None:
+    blender = RowBlender(1, 4, 4, threshold=0.3, confidence=True)
+    weights = np.full((4, 4), 0.5, np.float32)
+    scores = np.linspace(0, 1, 16, dtype=np.float32).reshape(1, 4, 4)
+    for _ in range(2):
+        blender.add(0, scores * weights, weights, np.ones((4, 4), bool))
+    rows = blender.take(4)
+    np.testing.assert_array_equal(rows.classes, scores[0] > 0.3)
+    expected = 100 * np.where(scores[0] > 0.3, scores[0], 1 - scores[0])
+    np.testing.assert_allclose(rows.confidence, expected, atol=0.501)
+
+
+def test_finished_rows_move_out_and_new_ones_start_empty() -> None:
+    blender = RowBlender(2, 4, 3)
+    ones, valid = np.ones((4, 3), np.float32), np.ones((4, 3), bool)
+    blender.add(0, np.stack([2 * ones, ones]), ones, valid)
+    assert (blender.take(3).classes == 0).all()
+    blender.add(0, np.stack([ones, 3 * ones]), ones, valid)
+    rows = blender.take(4)
+    # 2 + 1 against 1 + 3 in the row of both, then the second alone
+    assert (rows.classes == 1).all()
+    assert (blender.take(4).classes == NO_DATA).all()
+
+
+def test_scores_that_are_not_numbers_are_an_error() -> None:
+    blender = RowBlender(2, 2, 2)
+    ones = np.ones((2, 2), np.float32)
+    blender.add(0, np.stack([ones, np.nan * ones]), ones, np.ones((2, 2), bool))
+    with pytest.raises(PredictError, match='not numbers'):
+        blender.take(2)
+
+
+@given(st.integers(2, 255), st.integers(0, 2**32 - 1))
+def test_winners_are_argmax(count: int, seed: int) -> None:
+    # few values, so that many are equal
+    sums = np.random.RandomState(seed).randint(0, 4, (count, 3, 5)).astype(np.float32)
+    best, classes = winners(sums)
+    np.testing.assert_array_equal(best, sums.max(0))
+    np.testing.assert_array_equal(classes, sums.argmax(0))

@@ -1,0 +1,45 @@
+"""Predict maps of images and scenes of any size: on one device, or as one rank of a launcher.
+
+    python tools/predict.py CONFIG CHECKPOINT INPUT... --out DIR [--confidence] [--polygons]
+    bash scripts/predict.sh CONFIG CHECKPOINT INPUT... --out DIR      all cards of this machine
+"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mapsage.engine import cli, predict  # noqa: E402
+
+
+def main(argv=None) -> int:
+    parser = cli.build_parser('Predict maps of images and scenes of any size.')
+    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('inputs', nargs='+', metavar='INPUT',
+                        help='images, folders of images, GeoTIFF scenes')
+    parser.add_argument('--out', required=True, help='write the maps into this folder')
+    parser.add_argument('--window', type=int, metavar='PIXELS',
+                        help="side of a window (default: the config's crop size, else 512)")
+    parser.add_argument('--overlap', type=int, metavar='PIXELS',
+                        help='what neighbouring windows share (default: a quarter of a window)')
+    parser.add_argument('--batch-size', type=int, default=4, metavar='N',
+                        help='windows at a time (default: 4)')
+    parser.add_argument('--bands', type=int, nargs='+', metavar='N',
+                        help='bands of the scene, counted from 1, in the order red green blue '
+                        'for a model of three (default: all but alpha)')
+    parser.add_argument('--tta', action='store_true',
+                        help='average over each window and its three mirror images')
+    parser.add_argument('--confidence', action='store_true',
+                        help='also write NAME_confidence.tif, in per cent')
+    parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
+    parser.add_argument('--overwrite', action='store_true',
+                        help='make maps again that are there')
+    args = parser.parse_args(argv)
+    if args.work_dir:
+        parser.error('--work-dir is for training and testing; maps go into --out')
+    if args.batch_size < 1:
+        parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
+    return predict.predict(args)
+
+
+if __name__ == '__main__':
+    cli.run(main)
