@@ -3,8 +3,8 @@
 #
 #   bash scripts/start_8card_training.sh [CONFIG] [options of tools/train.py]
 #
-# Without CONFIG: trains the demo config. Sets up its environment itself, and makes the demo data for
-# the configs of configs/demo.
+# Without CONFIG: trains the demo config. Sets up its environment itself. For the configs of
+# configs/demo it makes the demo data, and ends with a map of their scene in WORK_DIR/map.
 #
 #   NPROC_PER_NODE   ranks on this machine (default 8)
 #   NNODES           machines (default 1)      NODE_RANK     which one this is (default 0)
@@ -29,7 +29,23 @@ else
     cd "$root"
     config=configs/demo/efficientnet_lite0_fpn_demo.py
 fi
-if [[ "$config" == */demo/* ]] && [ -z "${MAPSAGE_DEMO:-}" ]; then
-    "$python" "$root/tools/make_demo_data.py" data/demo
+if [[ "$config" == */demo/* ]]; then
+    if [ -z "${MAPSAGE_DEMO:-}" ]; then
+        "$python" "$root/tools/make_demo_data.py" data/demo
+    fi
+    work_dir=${WORK_DIR:-work_dirs/$(basename "$config" .py)}
+    arguments=("$@")
+    for index in "${!arguments[@]}"; do
+        case ${arguments[$index]} in
+            --work-dir) work_dir=${arguments[$((index + 1))]:-} ;;
+            --work-dir=*) work_dir=${arguments[$index]#*=} ;;
+        esac
+    done
+    if [ "${NODE_RANK:-0}" -eq 0 ]; then
+        # What the launcher becomes when all ranks have ended well.
+        MAPSAGE_THEN=$(printf '%q ' env "MAPSAGE_PYTHON=$python" bash "$root/scripts/_demo_map.sh" \
+            "$work_dir" "$(basename "$config")" "${MAPSAGE_DEMO:-data/demo}/scene.tif")
+        export MAPSAGE_THEN
+    fi
 fi
 launch train.py "$config" "$@"

@@ -2,8 +2,9 @@
 
     python tools/launch.py [options of torchrun] tools/train.py CONFIG [options of tools/train.py]
 
-Called by scripts/start_8card_training.sh. Imports neither mapsage nor MMSegmentation, so that
-what can be refused is refused at once.
+Called by scripts/start_8card_training.sh. Once all ranks have ended well it becomes the command in
+MAPSAGE_THEN, if there is one. Imports neither mapsage nor MMSegmentation, so that what can be refused
+is refused at once.
 """
 import os
 import signal
@@ -69,6 +70,10 @@ def main() -> None:
     except SignalException as stopped:
         print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
         sys.exit(128 + stopped.sigval.value)
+    notes.cleanup()
+    if 'MAPSAGE_THEN' in os.environ:  # of the script that called; as this process, for its signals
+        sys.stdout.flush()
+        os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import rasterio
 from support import Finished, check_finished, launch, write_tiny_config
 
 TTA = '''
@@ -40,6 +41,12 @@ def test_quick_start_at_eight_ranks(tmp_path: Path) -> None:
     assert picture.shape[0] > 300 and picture.shape[1] > 300 and picture.std() > 20
     assert list(tmp_path.glob('*/vis_data/*tfevents*')), 'no TensorBoard scalars'
     assert (tmp_path / 'efficientnet_lite0_fpn_demo.py').exists()
+    assert f'{tmp_path}/map/scene.tif' in finished.output
+    with rasterio.open(str(tmp_path / 'map' / 'scene.tif')) as scene_map:
+        values = scene_map.read(1)
+        assert scene_map.crs.to_epsg() == 32631 and values.shape == (1024, 1024)
+    assert set(np.unique(values)) <= {*range(7), 255} and (values == 255).any()  # a corner
+    assert cv2.imread(str(tmp_path / 'map' / 'preview.png')).std() > 20
 
 
 @pytest.fixture(scope='module')
