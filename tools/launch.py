@@ -3,8 +3,8 @@
     python tools/launch.py [options of torchrun] tools/train.py CONFIG [options of tools/train.py]
 
 Called by scripts/start_8card_training.sh. Once all ranks have ended well it becomes the command in
-MAPSAGE_THEN, if there is one. Imports neither mapsage nor MMSegmentation, so that what can be refused
-is refused at once.
+MAPSAGE_THEN, if there is one. Imports neither mapsage nor MMSegmentation, so that what can be
+refused is refused at once.
 """
 import os
 import signal
@@ -66,7 +66,7 @@ def main() -> None:
         torchrun.run(args)
     except ChildFailedError as failed:
         print(report(failed, Path(notes.name)), file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(max(1, failed.get_first_failure()[1].exitcode))  # negative: killed by a signal
     except SignalException as stopped:
         print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
         sys.exit(128 + stopped.sigval.value)

@@ -296,6 +296,9 @@ def test_a_damaged_block_is_named_and_only_its_pixels_are_lost(
     with open(scene, 'r+b') as file:
         file.seek(offset)
         file.write(b'\xff' * 40)
+    if ON_MAIN:
+        finished = start(model, scene, '--out', tmp_path / 'ranks', ranks=2).finish()
+        assert finished.status == PARTIAL and 'partial: ' in finished.final_error
     assert run(model, scene, '--out', tmp_path / 'out') == PARTIAL == 3
     said = capsys.readouterr().out
     expected = classes.copy()
