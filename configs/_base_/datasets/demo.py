@@ -46,7 +46,7 @@ val_dataloader = dict(
         pipeline=test_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = [
-    dict(type='IoUMetric', iou_metrics=['mIoU']),
+    dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
     dict(type='SingleClassBaseline')  # what the mIoU has to beat
 ]
 test_evaluator = val_evaluator
