@@ -30,7 +30,7 @@ from mapsage.distributed import (
 from mapsage.geo import GeoError, RasterBlockError
 from mapsage.hooks import DeviceCheckError, LoaderError, NonFiniteLossError
 from mapsage.inference.errors import PredictError
-from mapsage.models import WeightsError
+from mapsage.models import BackboneInputError, WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
@@ -39,8 +39,8 @@ from .env_cfg import ConfigError
 from .resume import ResumeError
 
 # Mistakes of a user's, whose message says all; anything else is shown with its traceback.
-_USER_ERRORS = (AcceleratorError, BackendError, ConfigError, CrossDeviceError, DataError,
-                DeviceCheckError, DeviceMapError, GeoError, LauncherError, LoaderError,
+_USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
+                DataError, DeviceCheckError, DeviceMapError, GeoError, LauncherError, LoaderError,
                 LockstepError, NonFiniteLossError, PredictError, RankError, RankLostError,
                 RasterBlockError, ResumeError, SampleMismatchError, ShortfallError, StrategyError,
                 WeightsError)

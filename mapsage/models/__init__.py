@@ -1,9 +1,15 @@
 """Backbones, heads and losses."""
-from .backbones import DINOv3ConvNeXt, DINOv3ViT, EfficientNetLite, WeightsError
+from .backbones import (
+    BackboneInputError,
+    DINOv3ConvNeXt,
+    DINOv3ViT,
+    EfficientNetLite,
+    WeightsError,
+)
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 
 __all__ = [
-    'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EfficientNetLite', 'LinearHead',
-    'WeightsError'
+    'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
+    'EfficientNetLite', 'LinearHead', 'WeightsError'
 ]

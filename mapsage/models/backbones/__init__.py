@@ -1,7 +1,9 @@
 """Backbones, registered in MMEngine's root registry."""
-from .dinov3 import DINOv3ViT
+from .dinov3 import BackboneInputError, DINOv3ViT
 from .dinov3_convnext import DINOv3ConvNeXt
 from .dinov3_weights import WeightsError
 from .efficientnet_lite import EfficientNetLite
 
-__all__ = ['DINOv3ConvNeXt', 'DINOv3ViT', 'EfficientNetLite', 'WeightsError']
+__all__ = [
+    'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3ViT', 'EfficientNetLite', 'WeightsError'
+]

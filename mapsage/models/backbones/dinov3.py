@@ -22,6 +22,10 @@ PATCH_SIZE = 16
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
 
 
+class BackboneInputError(ValueError):
+    """An image has a size or values that a backbone cannot take."""
+
+
 @MODELS.register_module()
 class DINOv3ViT(BaseModule):
     """DINOv3 ViT: maps of stride 16 after the chosen blocks.
@@ -108,7 +112,7 @@ class DINOv3ViT(BaseModule):
             One (N, embed_dims, H / 16, W / 16) per entry of ``out_indices``.
 
         Raises:
-            ValueError: If 16 does not divide H and W, or the input was normalised already.
+            BackboneInputError: If 16 does not divide H and W, or the input was normalised already.
         """
         rows, columns = self._grid(x)
         enabled = torch.is_grad_enabled()
@@ -148,16 +152,17 @@ class DINOv3ViT(BaseModule):
     def _grid(self, x: torch.Tensor) -> Tuple[int, int]:
         height, width = x.shape[-2:]
         if height % PATCH_SIZE or width % PATCH_SIZE:
-            raise ValueError(f'input of {height} x {width} pixels (H x W), expected multiples of '
-                             f'{PATCH_SIZE}; choose such a crop size, or pad by size_divisor='
-                             f'{PATCH_SIZE} in the data preprocessor')
+            raise BackboneInputError(
+                f'input of {height} x {width} pixels (H x W), expected multiples of {PATCH_SIZE}; '
+                f'choose such a crop size or --window, or pad by size_divisor={PATCH_SIZE} in the '
+                f'data preprocessor')
         return height // PATCH_SIZE, width // PATCH_SIZE
 
     def _embed(self, x: torch.Tensor) -> torch.Tensor:
         if not self._input_checked:
             # Once only, because reading the value waits for the device.
             if float(x.min()) < 0:
-                raise ValueError(
+                raise BackboneInputError(
                     f'input down to {float(x.min()):.3f}, expected RGB in 0..255, which DINOv3ViT '
                     'normalises; take mean and std out of the data preprocessor, or set '
                     'normalization=None')
