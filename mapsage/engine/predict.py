@@ -167,13 +167,18 @@ class Prediction:
             if not self._args.overwrite and results.is_done(outputs, settings):
                 self._say(f'{outputs.map} is there, made with the same settings: skipped '
                           f'(--overwrite makes it again)')
-                if outputs.polygons is not None and not outputs.polygons.exists():
+                if outputs.polygons is not None and not (
+                        outputs.polygons.exists()
+                        and outputs.polygons.name in outputs.made_before()):
                     results.add_polygons(outputs, self._classes)
                 continue
             with Scene(path, self._bands).raster as raster:
                 job = Job(name, path, raster.height, raster.width, settings, [], [])
-                if not raster.is_georeferenced:
+                if not results.has_transform(raster):
                     in_pixels.append(path)
+                elif not raster.is_georeferenced:
+                    self._say(f'note: {path} has coordinates and no CRS; so has its map, and its '
+                              f'polygons have areas in pixels only.')
             done = set(self._parts(job).finished())
             strips = [number for number in range(len(self._grid(job).rows)) if number not in done]
             if done:

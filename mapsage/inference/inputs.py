@@ -7,6 +7,7 @@ from typing import Dict, List, Sequence, Tuple, Union
 
 import mmcv
 import numpy as np
+from PIL import Image
 
 from mapsage.geo import GeoError, Raster, RasterBlockError
 
@@ -18,6 +19,7 @@ Box = Tuple[int, int, int, int]  # column, row, width, height in pixels
 _PICTURES = ('.png', '.jpg', '.jpeg', '.bmp')
 # What is taken from a folder. A file that is named is opened whatever its name ends in.
 SUFFIXES = _PICTURES + ('.tif', '.tiff', '.jp2', '.vrt')
+_ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 
 
 def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
@@ -80,7 +82,9 @@ class Scene:
         self._is_picture = (bands.like_opencv and bands.chosen is None
                             and Path(path).suffix.lower() in _PICTURES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
-        if not self._is_picture:
+        if self._is_picture:
+            self._check_upright()
+        else:
             self._check_bands()
 
     def read(self, column: int, row: int, window: Tuple[int, int]
@@ -109,6 +113,19 @@ class Scene:
             missing = (0, 0), (0, window[0] - box[3]), (0, window[1] - box[2])
             values = np.pad(values, missing, mode='reflect')
         return values, valid, damage
+
+    def _check_upright(self) -> None:
+        if self._bands.color_type != 'color':
+            return  # the loader does not turn it
+        try:
+            with Image.open(self.path) as image:
+                turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+        except OSError:  # is damaged, which decoding tells
+            return
+        if turned:
+            raise PredictError(f'{self.path} is turned by its EXIF, and a map of it would lie '
+                               f'turned over the file. Write it upright first, or predict with '
+                               f"color_type='color_ignore_orientation'.")
 
     def _check_bands(self) -> None:
         held, wanted = len(self.raster.bands), self._bands.count
@@ -148,14 +165,10 @@ class Scene:
     def _decode(self) -> Union[np.ndarray, RasterBlockError]:
         """Return the picture, ``(3, height, width)`` uint8, blue first, or why there is none."""
         whole = 0, 0, self.raster.width, self.raster.height
-        image = mmcv.imfrombytes(Path(self.path).read_bytes(), flag='color',
+        image = mmcv.imfrombytes(Path(self.path).read_bytes(), flag=self._bands.color_type,
                                  backend=self._bands.backend)
         if image is None:
             return RasterBlockError('', self.path, whole, [], 'OpenCV cannot decode it')
-        if image.shape[:2] != (self.raster.height, self.raster.width):
-            raise PredictError(f'{self.path} is {self.raster.width}x{self.raster.height} pixels, '
-                               f'and turned by its EXIF {image.shape[1]}x{image.shape[0]}. Write '
-                               f'it upright first.')
         return image.transpose(2, 0, 1)
 
     def _read_around(self, box: Box,

@@ -48,6 +48,7 @@ class Bands:
             but alpha.
         ignored: Steps of the test pipeline that are not made on scenes, such as ``Resize``.
         backend: What LoadImageFromFile decodes with; None for OpenCV.
+        color_type: With which flag.
     """
 
     count: int
@@ -55,6 +56,7 @@ class Bands:
     chosen: Optional[Tuple[int, ...]] = None
     ignored: Tuple[str, ...] = ()
     backend: Optional[str] = None
+    color_type: str = 'color'
 
 
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
@@ -101,6 +103,10 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
         PredictError: If there are none, or not as many as the model has.
     """
     count = int(cast(Any, model).num_classes)
+    if count == 1:
+        raise PredictError('the decode head has num_classes=1: a map needs a class for what it is '
+                           'not, too. Set num_classes=2 (out_channels=1 may stay) and name both '
+                           'classes.')
     for where, found in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
                          ("the config's dataset", _dataset_meta(cfg))):
         names = (found or {}).get('classes')
@@ -119,7 +125,11 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
 
 
 def find_bands(cfg: Config, model: nn.Module) -> Bands:
-    """Return how many bands the model takes, and in which order its test pipeline gives them."""
+    """Return how many bands the model takes, and in which order its test pipeline gives them.
+
+    Raises:
+        PredictError: If that order depends on the file (``color_type='unchanged'``).
+    """
     mean = getattr(model.data_preprocessor, 'mean', None)
     count = 0 if mean is None else int(mean.numel())
     if count < 2:  # one mean may serve any number of bands
@@ -128,13 +138,18 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
     steps = _test_pipeline(cfg)
     names = [str(step.get('type')).rsplit('.', 1)[-1].strip("'>") for step in steps]
     loader = steps[0] if steps else {}
-    like_opencv = count == 3 and (not names or names[0] == 'LoadImageFromFile') \
-        and loader.get('color_type', 'color') == 'color' \
+    color_type = loader.get('color_type', 'color')
+    by_opencv = (not names or names[0] == 'LoadImageFromFile') \
         and loader.get('imdecode_backend') != 'tifffile'  # this one keeps the order of the file
+    if by_opencv and count > 1 and color_type not in ('color', 'color_ignore_orientation'):
+        raise PredictError(f"LoadImageFromFile(color_type={color_type!r}) and a model of {count} "
+                           "bands: which band comes first depends on the file. Use color_type="
+                           "'color', or train on scenes with GeoTiffDataset.")
+    like_opencv = count == 3 and by_opencv
     ignored = tuple(name for name in names[1:] if not name.startswith(('Load', 'Pack', 'Collect')))
     chosen = (_dataset(cfg) or {}).get('bands')  # of a GeoTiffDataset
     return Bands(count, like_opencv, tuple(chosen) if chosen else None, ignored,
-                 loader.get('imdecode_backend'))
+                 loader.get('imdecode_backend'), color_type)
 
 
 def default_window(cfg: Config) -> Tuple[int, int]:
@@ -167,7 +182,7 @@ def settings_of(cfg: Config) -> str:
 
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
     dataset = _dataset(cfg)
-    return list(cfg.get('test_pipeline') or (dataset or {}).get('pipeline') or [])
+    return list((dataset or {}).get('pipeline') or cfg.get('test_pipeline') or [])
 
 
 def _dataset(cfg: Config) -> Optional[Dict[str, Any]]:

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+import affine
 import numpy as np
 
 from mapsage.geo import ClassMapWriter, MapInfo, Raster, confidence_path, write_cog
@@ -29,7 +30,8 @@ class Outputs:
         map: The class map, ``NAME.tif``.
         confidence: ``NAME_confidence.tif``, or None.
         polygons: ``NAME.gpkg``, or None.
-        preview: ``NAME_preview.png``, or ``preview.png`` where there is one input.
+        preview: ``NAME_preview.png``, or ``preview.png`` where there is one input, unless that is
+            another map's.
         report: ``NAME.json``: what the map was made from, and what is in it. It is written last.
     """
 
@@ -44,10 +46,13 @@ class Outputs:
            alone: bool) -> Outputs:
         """Return the files of the input ``name``."""
         made = folder / f'{name}.tif'
-        return cls(made, Path(confidence_path(made)) if confidence else None,
-                   folder / f'{name}.gpkg' if polygons else None,
-                   folder / ('preview.png' if alone else f'{name}_preview.png'),
-                   folder / f'{name}.json')
+        outputs = cls(made, Path(confidence_path(made)) if confidence else None,
+                      folder / f'{name}.gpkg' if polygons else None,
+                      folder / f'{name}_preview.png', folder / f'{name}.json')
+        short = folder / 'preview.png'
+        if alone and (not short.exists() or short.name in outputs.made_before()):
+            outputs = replace(outputs, preview=short)
+        return outputs
 
     def files(self) -> List[Path]:
         """Return those that are wanted, the report apart."""
@@ -57,6 +62,11 @@ class Outputs:
     def parts(self, key: str) -> Path:
         """Return the hidden folder of the finished strips."""
         return self.map.with_name(f'.{self.map.stem}.{key}')
+
+    def made_before(self) -> List[str]:
+        """Return the names of the files that the report lists."""
+        report = self.read_report()
+        return [] if report is None else report['files']
 
     def read_report(self) -> Optional[Dict[str, Any]]:
         """Return the report, or None where there is none that can be read."""
@@ -71,13 +81,17 @@ def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
     """Return whether the map is there, made with these settings.
 
     Raises:
-        PredictError: If another file is there under its name.
+        PredictError: If another file is there under the name of one of its files.
     """
     report, key = outputs.read_report(), key_of(settings)
+    if report is not None or not outputs.parts(key).exists():
+        mine = set(outputs.made_before()) | ({outputs.report.name} if report is not None else set())
+        others = [path for path in (*outputs.files(), outputs.report)
+                  if path.exists() and path.name not in mine]
+        if others:
+            raise PredictError(f'{others[0]} exists, and was not made with this map. Choose '
+                               f'another --out, or add --overwrite.')
     if report is None:
-        if outputs.map.exists() and not outputs.parts(key).exists():
-            raise PredictError(f'{outputs.map} exists, and no {outputs.report.name} says what it '
-                               f'was made from. Choose another --out, or add --overwrite.')
         return False
     if key_of(report['settings']) != key:
         before = report['settings']
@@ -102,8 +116,11 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     Raises:
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
     """
-    info = MapInfo(class_names=classes.names, palette=classes.palette.tolist(), crs=raster.crs,
-                   transform=raster.transform if raster.is_georeferenced else None)
+    # A transform alone, as of a world file, still lays the map over its scene; a CRS alone says
+    # nothing about where it lies.
+    info = MapInfo(class_names=classes.names, palette=classes.palette.tolist(),
+                   crs=raster.crs if raster.is_georeferenced else None,
+                   transform=raster.transform if has_transform(raster) else None)
     factor = -(-max(grid.height, grid.width) // _PREVIEW_SIDE)
     counts = np.zeros(256, np.int64)
     damage: List[str] = []
@@ -133,6 +150,11 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
         pixels=dict(zip(classes.names, pixels.tolist())), no_data=int(counts.sum() - pixels.sum()),
         polygons=polygons, damage=damage, files=[path.name for path in outputs.files()]))
     parts.remove()
+
+
+def has_transform(raster: Raster) -> bool:
+    """Return whether a scene has coordinates, with or without a CRS."""
+    return raster.transform != affine.identity
 
 
 def add_polygons(outputs: Outputs, classes: Classes) -> None:

@@ -47,7 +47,8 @@ class WindowPredictor:
         self.scores = int(getattr(self._model, 'out_channels', None) or self._model.num_classes)
         head: Any = getattr(model, 'decode_head', None)
         head = head[-1] if isinstance(head, nn.ModuleList) else head  # a cascade
-        self.threshold: float = getattr(head, 'threshold', None) or 0.5
+        threshold = getattr(head, 'threshold', None)
+        self.threshold: float = 0.5 if threshold is None else threshold
         self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
         self._device_weights = torch.from_numpy(self.weights).to(device)
 

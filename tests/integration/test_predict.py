@@ -17,6 +17,7 @@ import pytest
 import rasterio
 import torch
 from colour_model import COLOURS, NAMES, paint, write_checkpoint, write_config, write_scene
+from PIL import Image
 from ranks import free_port
 from rasterio.transform import Affine
 from support import ROOT, TINY_CONFIG, Finished, Launch, check_finished
@@ -410,3 +411,85 @@ def test_a_map_that_is_not_ours_is_not_overwritten(model: Tuple[Path, Path],
     with pytest.raises(PredictError, match='exists.*--overwrite'):
         run(model, scene, '--out', tmp_path / 'out')
     assert (tmp_path / 'out' / 'field.tif').read_text() == 'somebody else\'s'
+
+
+def with_pipeline(folder: Path, name: str, extra: str) -> Path:
+    (folder / name).mkdir()
+    return write_config(folder / name, extra)
+
+
+OWN_PIPELINE = """
+test_dataloader = dict(dataset=dict(
+    type='GeoTiffDataset', scenes='x', window=64, metainfo=test_dataloader['dataset']['metainfo'],
+    pipeline=[dict(type='LoadGeoTiffWindow'), dict(type='PackSegInputs')]))
+model['data_preprocessor']['bgr_to_rgb'] = False
+"""
+
+
+def test_bands_follow_the_loader_that_is_run(model: Tuple[Path, Path], tmp_path: Path) -> None:
+    """The dataset's pipeline counts, not a variable that a base file left; so does color_type."""
+    classes = paint(90, 110)
+    scene = write_scene(tmp_path / 'field.tif', classes, **UTM)
+    for name, extra in (('own', OWN_PIPELINE), (
+            'upright', "test_pipeline[0]['color_type'] = 'color_ignore_orientation'\n")):
+        config = with_pipeline(tmp_path, name, extra)
+        assert run((config, model[1]), scene, '--out', tmp_path / name / 'out') == 0
+        np.testing.assert_array_equal(read(tmp_path / name / 'out' / 'field.tif'), classes)
+    config = with_pipeline(tmp_path, 'file', "test_pipeline[0]['color_type'] = 'unchanged'\n")
+    with pytest.raises(PredictError, match='which band comes first depends on the file'):
+        run((config, model[1]), scene, '--out', tmp_path / 'out')
+    one = with_pipeline(tmp_path, 'one', "model['decode_head'].update(num_classes=1)\n")
+    checkpoint = tmp_path / 'one.pth'
+    torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1, 3, 1, 1),
+                                'decode_head.conv_seg.bias': torch.zeros(1)}), str(checkpoint))
+    with pytest.raises(PredictError, match='num_classes=1: a map needs a class for what it is not'):
+        run((one, checkpoint), scene, '--out', tmp_path / 'out')
+
+
+@pytest.mark.parametrize('orientation', [3, 6])
+def test_a_picture_turned_by_its_exif_is_refused(model: Tuple[Path, Path], tmp_path: Path,
+                                                 orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(COLOURS[paint(80, 80)]).save(str(tmp_path / 'a.png'), exif=exif)
+    with pytest.raises(PredictError, match='a.png is turned by its EXIF'):
+        run(model, tmp_path / 'a.png', '--out', tmp_path / 'out')
+
+
+def test_files_of_others_stay(model: Tuple[Path, Path], tmp_path: Path) -> None:
+    scene = write_scene(tmp_path / 'a.tif', paint(80, 90), **UTM)
+    other = write_scene(tmp_path / 'b.tif', paint(80, 90), **UTM)
+    out = tmp_path / 'out'
+    out.mkdir()
+    for name, options in (('a.json', ()), ('a.gpkg', ('--polygons',))):
+        (out / name).write_text('mine')
+        with pytest.raises(PredictError, match=f'{name} exists, and was not made with this map'):
+            run(model, scene, '--out', out, *options)
+        assert (out / name).read_text() == 'mine'
+    (out / 'a.json').unlink()
+    assert run(model, scene, '--out', out) == 0 and (out / 'a.gpkg').read_text() == 'mine'
+    with pytest.raises(PredictError, match='a.gpkg exists'):
+        run(model, scene, '--out', out, '--polygons')
+    (out / 'a.gpkg').unlink()
+    assert run(model, scene, '--out', out, '--polygons') == 0
+    assert (out / 'a.gpkg').read_bytes()[:6] == b'SQLite'
+    picture = (out / 'preview.png').read_bytes()
+    assert run(model, other, '--out', out) == 0
+    assert (out / 'preview.png').read_bytes() == picture and (out / 'b_preview.png').exists()
+
+
+def test_half_a_georeference(model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    classes = paint(80, 90)
+    write_scene(tmp_path / 'world.tif', classes, transform=UTM['transform'])
+    write_scene(tmp_path / 'crs.tif', classes, crs=UTM['crs'])
+    assert run(model, tmp_path / 'world.tif', tmp_path / 'crs.tif', '--out', tmp_path / 'out',
+               '--polygons') == 0
+    said = capsys.readouterr().out
+    assert 'world.tif has coordinates and no CRS' in said and 'crs.tif has no georeference' in said
+    with rasterio.open(str(tmp_path / 'out' / 'world.tif')) as file:
+        assert file.crs is None and file.transform == UTM['transform']
+    with rasterio.open(str(tmp_path / 'out' / 'crs.tif')) as file:
+        assert file.crs is None
+    for name in ('world', 'crs'):
+        areas = read_polygons(tmp_path / 'out' / f'{name}.gpkg')[1]
+        assert np.isnan(areas['area_m2']).all() and areas['area_px'].sum() == 80 * 90
