@@ -20,7 +20,9 @@ def main(argv=None) -> None:
                         help='pixels to read at most (default: 50,000,000)')
     args = parser.parse_args(argv)
     paths = [path for scene in map(Path, args.scenes)
-             for path in (sorted(scene.glob('*.tif*')) if scene.is_dir() else [scene])]
+             for path in (sorted(path for path in scene.iterdir()
+                                 if path.suffix.lower() in ('.tif', '.tiff'))
+                          if scene.is_dir() else [scene])]
     try:
         found = band_statistics(paths, args.bands, args.samples)
     except (GeoError, RasterBlockError) as error:

@@ -91,6 +91,8 @@ class GeoTiffDataset(BaseSegDataset):
                 self._scenes.append(dict(scene=path, bands=scene.bands,
                                          labels=self._labels_of(scene)))
                 entries += [dict(scene=number, place=place) for place in self._windows(scene)]
+        for vector in self._vectors.values():
+            vector.check_met()
         if len(counts) > 1:
             raise GeoError(f'scenes differ in their number of bands: {counts}; choose with bands=.')
         if not entries:

@@ -38,7 +38,8 @@ class SourceFile:
         """The whole content; an archive's checksum is verified.
 
         Raises:
-            PrepareError: If the archive is corrupt there.
+            PrepareError: If the archive is corrupt there, encrypted, or packed with a method
+                that is not known here.
         """
         if self.member is None:
             return self.path.read_bytes()
@@ -50,7 +51,7 @@ class SourceFile:
         """Give a plain file: this one, or a copy below ``folder`` that is removed afterwards.
 
         Raises:
-            PrepareError: If the archive is corrupt there.
+            PrepareError: As ``read``.
         """
         if self.member is None:
             yield self.path
@@ -73,6 +74,9 @@ def _reading(file: SourceFile) -> Iterator[None]:
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise PrepareError(f'{file} cannot be unpacked ({error}); the archive is damaged, '
                            'download it again') from error
+    except RuntimeError as error:  # encrypted, or (NotImplementedError) an unknown method
+        raise PrepareError(f'{file} cannot be unpacked here ({error}); unpack the archive with '
+                           'another program, and give the folder with the files') from error
 
 
 def list_files(source: Path) -> List[SourceFile]:
@@ -99,6 +103,9 @@ def list_files(source: Path) -> List[SourceFile]:
             raise PrepareError(
                 f'{path} ({path.stat().st_size} bytes) is no complete zip archive ({error}); the '
                 'download was probably cut off, fetch it again') from error
+        except NotImplementedError as error:
+            raise PrepareError(f'{path} cannot be read here ({error}); unpack it with another '
+                               'program, and give the folder with the files') from error
         files += [SourceFile(path, name, f'{place}/{name}') for name in names]
     return files
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import tempfile
 import zlib
@@ -188,9 +190,14 @@ def read_classes(path: Any) -> List[dict]:
 
 @contextmanager
 def temporary_beside(destination: Path) -> Iterator[Path]:
-    """Give a temporary folder on the file system of ``destination``; it goes in any case."""
+    """Give a temporary folder on the file system of ``destination``; it goes in any case.
+
+    A killed process leaves it: the next one for the same destination on that host removes it.
+    """
+    prefix = f'.{destination.name}.{platform.node()}.'
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f'.{destination.name}.', dir=destination.parent))
+        _remove_abandoned(destination.parent, prefix)
+        folder = Path(tempfile.mkdtemp(prefix=f'{prefix}{os.getpid()}.', dir=destination.parent))
     except OSError as error:
         raise GeoError(f'cannot write into {destination.parent} ({error}); make the folder, give '
                        'write permission or free space there.') from error
@@ -198,6 +205,24 @@ def temporary_beside(destination: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the temporary folders of processes of this host that live no more."""
+    for folder in parent.iterdir():
+        found = re.fullmatch(re.escape(prefix) + r'(\d{1,9})\.\w+', folder.name)
+        if found and not _lives(int(found.group(1))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import pyproj
@@ -14,12 +14,16 @@ from .raster import to_map
 # is off by less than a hundredth of a pixel for pixels of 1 km.
 _STEP = 16
 
+# Degrees of latitude, a tenth of a millimetre, by which a row may leave its parallel.
+_STRAIGHT = 1e-9
+
 
 class EllipsoidArea:
     """Areas of regions of a map in square metres, on the ellipsoid of its CRS.
 
     The outlines are projected with an equal-area projection of the same ellipsoid: cylindrical for
-    maps in degrees, where parallels stay straight, azimuthal about the map's centre for others.
+    maps whose rows are parallels (in degrees, Mercator), up to the whole globe; azimuthal about
+    the map's centre for others. Those must lie within a hemisphere around their centre.
 
     Args:
         crs: The map's, as WKT, or None.
@@ -31,17 +35,25 @@ class EllipsoidArea:
     def __init__(self, crs: Optional[str], transform: Any, width: int, height: int) -> None:
         self._transform = transform
         self._project: Optional[pyproj.Proj] = None
+        # longitude at column 0 and of a pixel, where rows are parallels
+        self._along: Optional[Tuple[float, float]] = None
         system = pyproj.CRS.from_wkt(crs) if crs else None
         geodetic = system.geodetic_crs if system is not None else None
         if system is None or geodetic is None or geodetic.ellipsoid is None:
             return  # a map in pixels, or in the coordinates of a building site
         self._to_angles = pyproj.Transformer.from_crs(system, geodetic, always_xy=True)
         self._degrees = math.degrees(geodetic.axis_info[0].unit_conversion_factor)
-        longitude, latitude = self._angles(np.array([[width / 2, height / 2]]))[0]
+        middle = self._angles(np.array([[width / 2 - 0.5, height / 2], [width / 2, height / 2],
+                                        [width / 2 + 0.5, height / 2]]))
+        step = (middle[2, 0] - middle[0, 0] + 180) % 360 - 180
+        rows = self._angles(np.array([[x, y] for y in (0, height / 2, height)
+                                      for x in (0, width / 2, width)]))[:, 1].reshape(3, 3)
+        if np.isfinite(rows).all() and np.ptp(rows, axis=1).max() < _STRAIGHT:
+            self._along = middle[1, 0] - step * width / 2, step
         ellipsoid = geodetic.ellipsoid
         self._project = pyproj.Proj(
-            proj='cea' if system.is_geographic else 'laea', lon_0=longitude,
-            lat_0=0 if system.is_geographic else latitude,
+            proj='laea' if self._along is None else 'cea', over=self._along is not None,
+            lon_0=middle[1, 0], lat_0=middle[1, 1] if self._along is None else 0,
             a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
 
     def of(self, rings: Rings) -> np.ndarray:
@@ -56,4 +68,9 @@ class EllipsoidArea:
     def _angles(self, pixels: np.ndarray) -> np.ndarray:
         """Longitude and latitude in degrees, float64 (N, 2), of (column, row)."""
         x, y = to_map(self._transform, pixels).T
-        return np.stack(self._to_angles.transform(x, y), 1) * self._degrees
+        angles = np.stack(self._to_angles.transform(x, y), 1) * self._degrees
+        if self._along is not None:  # past a pole there is no area, and no jump at 180 degrees
+            angles[:, 1] = np.clip(angles[:, 1], -90, 90)
+            expected = self._along[0] + self._along[1] * pixels[:, 0]
+            angles[:, 0] += 360 * np.round((expected - angles[:, 0]) / 360)
+        return angles

@@ -250,7 +250,7 @@ def _mask_kind(source: Any, bands: Sequence[int]) -> Optional[str]:
     """Return where validity comes from: 'bands' (no-data), 'dataset' (one mask), or None."""
     flags = [set(source.mask_flag_enums[band - 1]) for band in bands]
     alpha = [i for i, kind in zip(source.indexes, source.colorinterp) if kind == ColorInterp.alpha]
-    if MaskFlags.alpha in flags[0] and set(alpha) & set(bands):
+    if set(alpha) & set(bands) and any(MaskFlags.alpha in flag for flag in flags):
         return None  # asked for as data
     if MaskFlags.per_dataset in flags[0]:
         return 'dataset'

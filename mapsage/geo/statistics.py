@@ -101,7 +101,7 @@ class _Tally:
         count = values.shape[1]
         if not count:
             return
-        self._kept.append(values[:, ::-(-count // self._kept_per_window)])
+        self._kept.append(values[:, ::-(-count // self._kept_per_window)].copy())  # not a view
         self._low = np.minimum(self._low, values.min(1))
         self._high = np.maximum(self._high, values.max(1))
         values = values.astype(np.float64)

@@ -153,6 +153,61 @@ def test_polygons_in_another_crs_are_reprojected(tmp_path: Path, suffix: str) ->
     np.testing.assert_array_equal(_parts(dataset, 1)[1], expected[:128, 128:256])
 
 
+def test_polygons_that_meet_no_scene(tmp_path: Path) -> None:
+    """Degrees in a file that says UTM; one scene of several without polygons is none of that."""
+    _scene(tmp_path)
+    _write_vector(tmp_path / 'a.gpkg', [shapely.box(117, 37, 117.1, 37.1)], [1], 'EPSG:32650')
+    with pytest.raises(GeoError, match=r'no polygon of .*a\.gpkg \(CRS WGS 84 / UTM zone 50N\) '
+                       r'meets a scene: in EPSG:32650, the CRS of .*a\.tif, the polygons lie in '
+                       r'.* = \(117, 37, 117\.1, 37\.1\), the scene in '
+                       r'\(500000, 4099870, 500150, 4100000\)\. Check'):
+        _build(tmp_path, labels='a.gpkg')
+    far = dict(UTM, transform=rasterio.transform.from_origin(600000.0, 4100000.0, 0.5, 0.5))
+    write_raster(tmp_path / 'scenes/0.tif', paint(draw_classes()), far)
+    _write_vector(tmp_path / 'a.gpkg', [rectangle(UTM, 0, 0, 9, 9)], [1], 'EPSG:32650')
+    dataset = _build(tmp_path, labels='a.gpkg')
+    assert not _parts(dataset, 0)[1].any() and (_parts(dataset, 9)[1] == 1).sum() == 81
+
+
+@pytest.mark.parametrize('crs', [32650, 32651])
+def test_invalid_polygons_are_the_same_in_every_window(tmp_path: Path, crs: int) -> None:
+    _scene(tmp_path)
+    x, y, side = 500000.0, 4100000.0, 64.0
+    bow_tie = [(x, y), (x + side, y - side), (x + side, y), (x, y - side)]
+    hole = [(x + 80, y - 40), (x + 100, y - 40), (x + 100, y - 60), (x + 80, y - 60)]
+    polygons = [shapely.Polygon(bow_tie),
+                shapely.Polygon(shapely.box(x + 70, y - 50, x + 90, y - 10).exterior, [hole]),
+                shapely.Polygon([(x, y), (x + 9, y - 9), (x, y)])]  # a line
+    to_crs = pyproj.Transformer.from_crs(32650, crs, always_xy=True)
+    _write_vector(tmp_path / 'a.gpkg', [shapely.transform(polygon, lambda points: np.stack(
+        to_crs.transform(points[:, 0], points[:, 1]), 1)) for polygon in polygons],
+        [1, 2, 1], f'EPSG:{crs}')
+    with pytest.warns(UserWarning, match=r'a\.gpkg: 1 feature\(s\) without area .* feature 2 of'):
+        dataset = _build(tmp_path, labels='a.gpkg')
+    labels = dataset._scenes[0]['labels']
+    assert len(labels._source._in_crs) == 1  # before a worker is forked
+    whole = labels.read(0, 0, 300, 260)
+    assert whole[3, 64] == whole[125, 64] == 0 and whole[64, 20] == whole[64, 110] == 1
+    assert whole[90, 150] == 2 and whole[90, 170] == 0 and whole[110, 190] == 2
+    for row in range(0, 250, 10):
+        for column in range(0, 300, 10):
+            np.testing.assert_array_equal(labels.read(column, row, 10, 10),
+                                          whole[row:row + 10, column:column + 10])
+
+
+@pytest.mark.parametrize('left', [179.7, -180.3])
+def test_polygons_across_the_antimeridian(tmp_path: Path, left: float) -> None:
+    place = dict(DEGREES, transform=rasterio.transform.from_origin(left, 10.0, 0.01, 0.01))
+    write_raster(tmp_path / 'scenes/a.tif', np.full((3, 64, 64), 9, np.uint8), place)
+    to_utm = pyproj.Transformer.from_crs(4326, 32660, always_xy=True)
+    polygon = shapely.Polygon(zip(*to_utm.transform([179.8, 180.2, 180.2, 179.8],
+                                                    [9.9, 9.9, 9.5, 9.5])))
+    _write_vector(tmp_path / 'a.gpkg', [polygon], [1], 'EPSG:32660')
+    mask = _parts(_build(tmp_path, labels='a.gpkg', window=64), 0)[1]
+    assert abs(int((mask == 1).sum()) - 1600) <= 80
+    assert np.flatnonzero((mask == 1).any(0))[[0, -1]].tolist() == [10, 49]
+
+
 def test_wrong_vector_labels(tmp_path: Path) -> None:
     _scene(tmp_path)
     house = rectangle(UTM, 5, 5, 10, 10)
@@ -165,6 +220,13 @@ def test_wrong_vector_labels(tmp_path: Path) -> None:
         _build(tmp_path, labels='absent.gpkg')
     with pytest.raises(GeoError, match='outside=3, expected a class index 0 to 2, or 255'):
         _build(tmp_path, labels='a.gpkg', outside=3)
+    values = [np.array(['2020-01-01', '2020-01-02'], 'datetime64[ms]'), np.array([1, np.inf])]
+    pyogrio.raw.write(str(tmp_path / 'd.gpkg'), shapely.to_wkb(np.array([house, house])), values,
+                      ['date', 'number'], geometry_type='Polygon', crs='EPSG:32650')
+    for field, text in (('date', '2020-01-01'), ('number', 'inf')):
+        with pytest.raises(GeoError, match=f"field '{field}' holds {text}.*Feature "
+                           f'{int(field == "number")} of the layer holds {text}'):
+            _build(tmp_path, labels='d.gpkg', class_field=field)
     _write_vector(tmp_path / 'b.gpkg', [house.centroid], ['house'], 'EPSG:32650', kind='Point')
     with pytest.raises(GeoError, match=r'b\.gpkg: feature 0 .* is a Point, expected polygons'):
         _build(tmp_path, labels='b.gpkg')
@@ -280,9 +342,13 @@ def test_preprocessor_for_any_number_of_bands() -> None:
 
 def test_statistics_command(tmp_path: Path) -> None:
     values, _ = _scene(tmp_path)
+    for name in ('a.tif.aux.xml', 'a.tif.ovr'):  # what a GIS leaves beside a scene
+        (tmp_path / 'scenes' / name).write_text('no scene')
+    write_raster(tmp_path / 'scenes/B.TIF', values)
     done = launch(command=[sys.executable, str(ROOT / 'tools/geotiff_statistics.py'),
                            str(tmp_path / 'scenes'), '--bands', '3', '1'])
     check_finished(done)
+    assert '2 scene(s), 156,000 valid pixels' in done.output
     mean, std = values[[2, 0]].mean((1, 2)), values[[2, 0]].std((1, 2))
     assert f'mean=[{mean[0]:.6g}, {mean[1]:.6g}]' in done.output
     assert f'std=[{std[0]:.6g}, {std[1]:.6g}]' in done.output

@@ -223,6 +223,22 @@ def _flip_bytes(archive: str) -> Callable[[Path], None]:
     return change
 
 
+def _mark(archive: str, at: Tuple[int, int], value: int) -> Callable[[Path], None]:
+    """Set a field in both headers of every member: 6, 8 flags; 8, 10 method of compression."""
+    def change(source: Path) -> None:
+        data = bytearray((source / archive).read_bytes())
+        with zipfile.ZipFile(str(source / archive)) as file:
+            places = [info.header_offset + at[0] for info in file.infolist()]
+            place = file.start_dir
+            for _ in file.infolist():
+                places.append(place + at[1])
+                place = data.find(b'PK\x01\x02', place + 4)
+        for place in places:
+            data[place] = value
+        (source / archive).write_bytes(bytes(data))
+    return change
+
+
 def _nest(source: Path) -> None:
     for archive in sorted(source.glob('*.zip')):
         mini_archives.write_zip(source / 'Potsdam.zip', {archive.name: archive.read_bytes()})
@@ -254,6 +270,9 @@ LABELS = '5_Labels_all_noBoundary.zip'
      r'top_potsdam_6_7_label_noBoundary.tif: pixel \(column 7, row 20\) has the colour '
      r'\(252, 255, 0\).*--ignore-other-colors'),
     ('potsdam', _flip_bytes('2_Ortho_RGB.zip'), 'RGB.tif cannot be unpacked.*damaged'),
+    ('potsdam', _mark('2_Ortho_RGB.zip', (6, 8), 1), 'RGB.tif cannot be unpacked here .*encrypted.*'
+     'another program'),
+    ('potsdam', _mark(LABELS, (8, 10), 99), 'cannot be unpacked here .*another program'),
     ('vaihingen', _remove('ISPRS_semantic_labeling_Vaihingen_ground_truth_eroded_COMPLETE.zip'),
      'holds no ISPRS_semantic_labeling_Vaihingen_ground_truth_eroded_COMPLETE'),
     ('loveda', _replace_member('Train.zip', 'Train/Urban/masks_png/2.png',

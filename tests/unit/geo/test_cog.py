@@ -1,11 +1,13 @@
 """Class maps as Cloud Optimized GeoTIFFs."""
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, Set, Tuple
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from mapsage.geo import (
     read_classes,
     write_cog,
 )
+from mapsage.geo.cog import temporary_beside
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -115,6 +118,29 @@ def test_damaged_working_file_leaves_nothing(tmp_path: Path) -> None:
         write_cog(tmp_path / 'work.tif', path)
     assert path.read_bytes() == before  # the map that was there stays
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(('.', 'other'))]
+
+
+def _die_while_writing(folder: Path) -> None:
+    with temporary_beside(folder / 'map.tif') as one, temporary_beside(folder / 'other.tif'):
+        (one / 'part').write_text('half a map')
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_folder_of_a_killed_process_goes_with_the_next(tmp_path: Path) -> None:
+    def folders() -> Set[str]:
+        return {path.name for path in tmp_path.iterdir()}
+
+    child = multiprocessing.get_context('fork').Process(target=_die_while_writing,
+                                                        args=(tmp_path,))
+    child.start()
+    child.join(60)
+    other = {name for name in folders() if name.startswith('.other.tif.')}
+    assert len(folders()) == 2 and len(other) == 1
+    with temporary_beside(tmp_path / 'map.tif') as living:
+        with temporary_beside(tmp_path / 'map.tif') as second:  # the first belongs to a live one
+            assert folders() == other | {living.name, second.name}
+            assert f'.{os.getpid()}.' in living.name
+    assert folders() == other
 
 
 # For this process the disk is full once a file has so many bytes.

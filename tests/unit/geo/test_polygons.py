@@ -104,6 +104,19 @@ def test_area_of_large_pixels_in_metres(tmp_path: Path) -> None:
     assert fields['area_m2'][0] / 1e6 == pytest.approx(680 * 860, abs=0.5)
 
 
+@pytest.mark.parametrize('epsg, size, origin, pixel, share', [
+    (4326, (1440, 721), (-0.125, 90.125), 0.25, 1.0),  # pixel centres on the poles
+    (4326, (1440, 720), (-180.00000001, 90.0), 0.25, 1.0),
+    (3857, (512, 512), (-20037508.3428, 20037508.3428), 40075016.6856 / 512, 0.9962387),
+])
+def test_area_of_the_globe(tmp_path: Path, epsg: int, size: Tuple[int, int],
+                           origin: Tuple[float, float], pixel: float, share: float) -> None:
+    place = dict(crs=UTM['crs'].from_epsg(epsg),
+                 transform=rasterio.transform.from_origin(*origin, pixel, pixel))
+    _, _, fields = _polygons(tmp_path, np.ones(size[::-1], np.uint8), place)
+    assert fields['area_m2'].sum() == pytest.approx(5.100656217e14 * share, rel=1e-5)
+
+
 def test_map_in_pixels_has_no_square_metres(tmp_path: Path) -> None:
     meta, polygons, fields = _polygons(tmp_path, draw_classes(), PIXELS)
     assert np.isnan(fields['area_m2'].astype(float)).all() and \

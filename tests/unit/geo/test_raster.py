@@ -15,6 +15,7 @@ from geo_scenes import DEGREES, PIXELS, UTM, damage_block, draw_classes, paint, 
 from rasterio.enums import ColorInterp
 
 from mapsage.geo import GeoError, Raster, RasterBlockError, band_statistics, open_raster
+from mapsage.geo.statistics import _Tally
 
 
 def test_facts_of_a_scene(tmp_path: Path) -> None:
@@ -79,8 +80,10 @@ def test_alpha_and_mask_bands(tmp_path: Path) -> None:
     valid = raster.read(0, 0, 20, 20)[1]
     assert not valid[:, :10].any() and valid[:, 10:].all()
     # four bands that a writer tagged as alpha, but the user wants as data
-    read, valid = Raster(path, bands=(1, 2, 3, 4)).read(0, 0, 20, 20)
-    assert valid.all() and read[0, 0, 0] == values[0, 0, 0]
+    for bands in ((1, 2, 3, 4), (4, 1, 2)):
+        read, valid = Raster(path, bands=bands).read(0, 0, 20, 20)
+        assert valid.all()
+        np.testing.assert_array_equal(read, values[[band - 1 for band in bands], :20, :20])
 
     path = write_raster(tmp_path / 'b.tif', values[:3])
     with rasterio.open(path, 'r+') as file:
@@ -225,6 +228,12 @@ def test_statistics_of_a_sample_are_near(tmp_path: Path) -> None:
     found = band_statistics([path], samples=2048 * 2048 // 4)
     assert found.pixels == 2048 * 2048 // 4
     assert found.mean[0] == pytest.approx(1000, abs=1) and found.std[0] == pytest.approx(50, abs=1)
+
+
+def test_statistics_keep_a_sample_and_not_its_window() -> None:
+    tally = _Tally(3, 10)
+    tally.add(np.ones((3, 1000), np.float32))
+    assert [(kept.shape, kept.base) for kept in tally._kept] == [((3, 10), None)]
 
 
 def test_statistics_without_a_valid_pixel(tmp_path: Path) -> None:
