@@ -7,18 +7,12 @@ from .cog import (
     read_classes,
     write_cog,
 )
-from .labels import (
-    UNLABELLED,
-    VECTOR_SUFFIXES,
-    BurntLabels,
-    RasterLabels,
-    VectorLabels,
-    find_labels,
-)
+from .labels import UNLABELLED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
 from .raster import GeoError, Raster, RasterBlockError, to_map
 from .statistics import BandStatistics, band_statistics
+from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
     'BandStatistics', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter', 'GeoError', 'MapInfo',

@@ -223,6 +223,11 @@ def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:
     return np.stack([a * x + b * y + c, d * x + e * y + f], 1)
 
 
+def short_crs(crs: Any) -> str:
+    """Return the name of a CRS for a message."""
+    return str(crs.to_string())[:60]
+
+
 def _choose_bands(source: Any, path: str, bands: Optional[Sequence[int]]) -> Tuple[int, ...]:
     kinds = source.colorinterp
     if bands is None:

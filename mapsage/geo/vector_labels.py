@@ -1,0 +1,276 @@
+"""Labels of a scene from polygons, burnt in window by window."""
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import pyogrio.raw
+import pyproj
+import rasterio
+import rasterio.features
+import shapely
+from pyogrio.errors import DataLayerError, DataSourceError
+from rasterio.windows import Window
+
+from .raster import GeoError, Raster, short_crs, to_map
+
+
+class _Placed(NamedTuple):
+    """The polygons in the CRS of scenes; in degrees a place has more than one longitude."""
+
+    polygons: np.ndarray
+    indices: np.ndarray
+    tree: Any
+    shifts: Tuple[float, ...]
+
+    def near(self, bounds: Sequence[float], shift: float) -> Tuple[np.ndarray, List[float]]:
+        """Return the numbers of the polygons that meet ``bounds`` - ``shift``, and those bounds."""
+        left, bottom, right, top = bounds
+        moved = [left - shift, bottom, right - shift, top]
+        return self.tree.query(shapely.box(*moved)), moved
+
+
+class VectorLabels:
+    """Polygons with a class each, burnt into windows of any scene.
+
+    All polygons are read once; forked workers share them. In a window those whose interior holds
+    a pixel's centre give it their class, large ones drawn first, so that small ones stay visible.
+    Polygons that cross themselves are made valid; a feature without area is left out, with a
+    warning.
+
+    Args:
+        path: A file with polygons that GDAL reads (GeoPackage, GeoJSON, Shapefile, FlatGeobuf).
+        field: The attribute with the class: its name, or its index.
+        classes: Class names by index.
+        extra: Other index that may occur, such as that of ignored pixels.
+
+    Raises:
+        GeoError: For a file, a field or a value that is not as expected.
+    """
+
+    def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255) -> None:
+        self.path = str(path)
+        self._crs, polygons, values, features = _read_vector(self.path, field)
+        indices = _class_indices(values, features, list(classes), extra,
+                                 f'{self.path}: field {field!r}')
+        self._polygons, self._indices = _large_first(polygons, indices, self.path)
+        self._in_crs: Dict[str, _Placed] = {}
+        self._met = False
+        self._missed: Optional[Raster] = None
+
+    def for_scene(self, scene: Raster, outside: int) -> BurntLabels:
+        """Return the labels of a scene; ``outside`` is the value where no polygon lies.
+
+        Raises:
+            GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
+        """
+        if not scene.is_georeferenced:
+            raise GeoError(f'{scene.path} has no georeference, so polygons have no place in '
+                           f'it; georeference it, or give labels as a raster of its size instead '
+                           f'of {self.path}.')
+        assert scene.crs is not None  # it is georeferenced
+        crs = scene.crs.to_wkt()
+        if crs not in self._in_crs:  # here, before workers are forked
+            self._in_crs[crs] = self._place(crs)
+        placed, bounds = self._in_crs[crs], _bounds(scene)
+        if any(len(placed.near(bounds, shift)[0]) for shift in placed.shifts):
+            self._met = True
+        elif self._missed is None:
+            self._missed = scene
+        return BurntLabels(self, crs, scene.transform, outside)
+
+    def check_met(self) -> None:
+        """Check that the polygons meet one of the scenes that ``for_scene`` was called with.
+
+        Raises:
+            GeoError: If there were scenes and all lie elsewhere.
+        """
+        scene = self._missed
+        if self._met or scene is None:
+            return
+        assert scene.crs is not None  # it is georeferenced
+        placed = self._in_crs[scene.crs.to_wkt()]
+        raise GeoError(
+            f'no polygon of {self.path} (CRS {self._crs.name}) meets a scene: in '
+            f'{short_crs(scene.crs)}, the CRS of {scene.path}, the polygons lie in (left, bottom, '
+            f'right, top) = {_shown(shapely.total_bounds(placed.polygons))}, the scene in '
+            f'{_shown(_bounds(scene))}. Check that these files belong together and that each has '
+            'the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
+
+    def inside(self, crs: str, bounds: Sequence[float]) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the polygons that meet ``bounds`` (in ``crs``), clipped, and their indices."""
+        placed = self._in_crs[crs]
+        clipped, numbers = [], []
+        for shift in placed.shifts:
+            found, near = placed.near(bounds, shift)
+            polygons = shapely.clip_by_rect(placed.polygons[found], *near)
+            clipped.append(_move(polygons, shift) if shift else polygons)
+            numbers.append(found)
+        order = np.argsort(np.concatenate(numbers), kind='stable')
+        return (np.concatenate(clipped)[order],
+                placed.indices[np.concatenate(numbers)[order]])
+
+    def _place(self, crs: str) -> _Placed:
+        target = pyproj.CRS.from_wkt(crs)
+        polygons, indices = self._polygons, self._indices
+        if not self._crs.equals(target, ignore_axis_order=True):
+            moved = _reproject(polygons, self._crs, target, self.path)
+            polygons, owner = _polygon_parts(shapely.make_valid(moved))
+            indices = indices[owner]
+        turn = _full_turn(target)
+        return _Placed(polygons, indices, shapely.STRtree(polygons),
+                       (-turn, 0.0, turn) if turn else (0.0,))
+
+
+class BurntLabels:
+    """The labels of one scene; see ``VectorLabels.for_scene``."""
+
+    def __init__(self, source: VectorLabels, crs: str, transform: Any, outside: int) -> None:
+        self.path = source.path
+        self._source, self._crs, self._transform = source, crs, transform
+        self._outside = outside
+
+    def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
+        """Return int32 (height, width): class indices."""
+        x, y = (column - 1, column + width + 1), (row - 1, row + height + 1)
+        corners = to_map(self._transform, np.array([(i, j) for i in x for j in y]))
+        polygons, indices = self._source.inside(
+            self._crs, [*corners.min(0), *corners.max(0)])
+        parts, owner = shapely.get_parts(polygons, return_index=True)
+        shapes = [(part, int(index)) for part, index in zip(parts, indices[owner])
+                  if part.geom_type == 'Polygon' and not part.is_empty]
+        if not shapes:
+            return np.full((height, width), self._outside, np.int32)
+        return rasterio.features.rasterize(
+            shapes, out_shape=(height, width), fill=self._outside, dtype='int32',
+            transform=rasterio.windows.transform(Window(column, row, width, height),
+                                                 self._transform))
+
+
+def _bounds(scene: Raster) -> List[float]:
+    """Return left, bottom, right and top of a scene in its CRS."""
+    corners = to_map(scene.transform, np.array(
+        [(x, y) for x in (0, scene.width) for y in (0, scene.height)]))
+    return [*corners.min(0), *corners.max(0)]
+
+
+def _shown(bounds: Sequence[float]) -> str:
+    return '(' + ', '.join(f'{value:.10g}' for value in bounds) + ')'
+
+
+def _move(polygons: np.ndarray, shift: float) -> np.ndarray:
+    return shapely.transform(polygons, lambda points: points + (shift, 0.0))
+
+
+def _read_vector(path: str, field: str
+                 ) -> Tuple[pyproj.CRS, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the CRS, valid polygons (shapely), their values of ``field``, their numbers."""
+    try:
+        there = list(pyogrio.read_info(path)['fields'])
+        if field not in there:
+            raise GeoError(f'{path} has no field {field!r}, it has {there}; set class_field to '
+                           'the one with the class.')
+        meta, _, geometry, fields = pyogrio.raw.read(path, columns=[field])
+    except (DataSourceError, DataLayerError) as error:
+        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
+        raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
+                       'or GeoJSON. Check the path, or copy the file again.') from error
+    if not meta['crs']:
+        raise GeoError(f'{path} says no CRS, so its polygons have no place in a scene; set it, '
+                       'for example with ogr2ogr -a_srs.')
+    polygons = shapely.from_wkb(geometry)
+    kinds = shapely.get_type_id(polygons)
+    other = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
+    other &= ~shapely.is_missing(polygons)
+    if other.any():
+        number = int(np.flatnonzero(other)[0])
+        raise GeoError(f'{path}: feature {number} of the layer is a {polygons[number].geom_type}, '
+                       f'expected polygons ({int(other.sum())} others); buffer or remove them.')
+    features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
+    valid = shapely.make_valid(polygons[features])
+    has_area = shapely.area(valid) > 0
+    if not has_area.all():
+        warnings.warn(f'{path}: {int((~has_area).sum())} feature(s) without area are left out, '
+                      f'the first is feature {features[~has_area][0]} of the layer.', stacklevel=4)
+    features = features[has_area]
+    return (pyproj.CRS.from_user_input(meta['crs']), valid[has_area], fields[0][features],
+            features)
+
+
+def _class_indices(values: np.ndarray, features: np.ndarray, classes: List[str], extra: int,
+                   where: str) -> np.ndarray:
+    """Return int32 (N,) class indices for names or indices; ``features``: their numbers."""
+    index = {name: number for number, name in enumerate(classes)}
+    known = {value: _class_index(value, index, len(classes), extra)
+             for value in set(values.tolist())}
+    unknown = sorted(str(value) for value, number in known.items() if number is None)
+    if unknown:
+        first = next(number for number, value in zip(features, values.tolist())
+                     if str(value) == unknown[0])
+        raise GeoError(f'{where} holds {", ".join(unknown[:5])}; expected a class of {classes} or '
+                       f'its index 0 to {len(classes) - 1}, or {extra} for ignored pixels. '
+                       f'Feature {first} of the layer holds {unknown[0]}. Correct the file or '
+                       'metainfo.')
+    return np.array([known[value] for value in values.tolist()], np.int32)
+
+
+def _class_index(value: Any, index: Dict[str, int], count: int, extra: int) -> Optional[int]:
+    if isinstance(value, str):
+        return index.get(value)
+    if not isinstance(value, (int, float)) or not float(value).is_integer():
+        return None  # also NaN, infinity, a date
+    return int(value) if 0 <= value < count or value == extra else None
+
+
+def _large_first(polygons: np.ndarray, indices: np.ndarray, path: str
+                 ) -> Tuple[np.ndarray, np.ndarray]:
+    if not len(polygons):
+        raise GeoError(f'{path} holds no polygons; check that it is the right file and layer.')
+    order = np.argsort(-shapely.area(polygons), kind='stable')
+    parts, owner = _polygon_parts(polygons[order])
+    return parts, indices[order][owner]
+
+
+def _polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the single polygons in ``shapes``, and for each the number of its shape."""
+    parts, owner = shapely.get_parts(shapes, return_index=True)
+    parts, part = shapely.get_parts(parts, return_index=True)  # multi-polygons of collections
+    keep = ((shapely.get_type_id(parts) == shapely.GeometryType.POLYGON)
+            & ~shapely.is_empty(parts))
+    return parts[keep], owner[part][keep]
+
+
+def _full_turn(crs: pyproj.CRS) -> float:
+    """Return 360 degrees in the unit of a geographic CRS; 0 for others."""
+    if not crs.is_geographic:
+        return 0.0
+    return round(2 * math.pi / crs.axis_info[0].unit_conversion_factor, 6)
+
+
+def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, path: str
+               ) -> np.ndarray:
+    transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
+    moved = shapely.transform(polygons, lambda points: np.stack(
+        transformer.transform(points[:, 0], points[:, 1]), 1))
+    if not np.isfinite(shapely.get_coordinates(moved)).all():
+        raise GeoError(f'{path}: polygons in {source.name} have no coordinates in '
+                       f'{target.name}; check that its CRS is the one it was drawn in.')
+    turn = _full_turn(target)
+    return _unwrap(moved, turn) if turn else moved
+
+
+def _unwrap(polygons: np.ndarray, turn: float) -> np.ndarray:
+    """Join polygons torn at the antimeridian: there longitudes jump from 180 to -180 degrees."""
+    points, owner = shapely.get_coordinates(shapely.get_exterior_ring(polygons), return_index=True)
+    jumps = (np.abs(np.diff(points[:, 0])) > turn / 2) & (owner[1:] == owner[:-1])
+    whole = polygons.copy()
+    for number in np.unique(owner[1:][jumps]):
+        joined = shapely.transform(polygons[number], lambda points: np.stack(
+            [points[:, 0] - turn * np.round((points[:, 0] - points[0, 0]) / turn),
+             points[:, 1]], 1))
+        if shapely.area(joined) > 0:  # else it goes round the globe, and is whole already
+            whole[number] = joined
+    return whole
