@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 import numpy as np
 import torch
@@ -48,6 +48,26 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
             f'img_suffix of the dataset (LoveDA: .png).')
     check_files_exist(dataset)
     return dataset
+
+
+def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
+    """Return a warning if scenes whose files begin with red reach a model that expects blue first.
+
+    Args:
+        cfg: A whole config.
+    """
+    preprocessor = (cfg.get('model') or {}).get('data_preprocessor') or {}
+    if not preprocessor.get('bgr_to_rgb'):
+        return None
+    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        dataset = (cfg.get(loader) or {}).get('dataset') or {}
+        first = (dataset.get('pipeline') or [{}])[0].get('type')
+        bands = list(dataset.get('bands') or (1, 2, 3))
+        if first == 'LoadGeoTiffWindow' and bands == sorted(bands):
+            return (f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True of '
+                    f'the data_preprocessor turns them round. If the files begin with red, set '
+                    f'bands={bands[::-1]} in the dataset, or leave bgr_to_rgb out.')
+    return None
 
 
 def check_files_exist(dataset: Any) -> None:

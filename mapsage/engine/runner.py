@@ -214,8 +214,9 @@ class MapSageRunner(Runner):
         backend = f', backend {dist.get_backend()}' if self.distributed else ''
         self.logger.info(f'{explain(self.accelerator, self._env.accelerator)}; '
                          f'world size {self.world_size}{backend}')
-        if self._env.note:
-            self.logger.warning(self._env.note)
+        for note in (self._env.note, data_checks.band_order_note(self.cfg)):
+            if note:
+                self.logger.warning(note)
         if self._cleared:
             left = ', '.join(f'{name}={value}' for name, value in self._cleared.items())
             self.logger.warning(

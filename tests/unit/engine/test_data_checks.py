@@ -12,7 +12,13 @@ from mmengine.registry import DATASETS, init_default_scope
 from support import write_tiny_data
 from torch.utils.data import IterableDataset
 
-from mapsage.engine.data_checks import DataError, build_checked, check_labels, explain_error
+from mapsage.engine.data_checks import (
+    DataError,
+    band_order_note,
+    build_checked,
+    check_labels,
+    explain_error,
+)
 
 
 def config(root: Path, **more: Any) -> dict:
@@ -119,3 +125,16 @@ def test_other_value_errors_pass() -> None:
 
     with pytest.raises(ValueError, match='depth must be positive'):
         build_checked(raises, dict(type='X'))
+
+
+def test_scenes_in_the_order_of_the_file_and_a_model_that_turns_them_round() -> None:
+    def note(bands: Any, turns: bool, loader: str = 'LoadGeoTiffWindow') -> Any:
+        dataset = dict(pipeline=[dict(type=loader)], **({'bands': bands} if bands else {}))
+        return band_order_note(dict(
+            model=dict(data_preprocessor=dict(bgr_to_rgb=turns)),
+            val_dataloader=dict(dataset=dataset), test_dataloader=None))
+
+    assert 'val_dataloader: LoadGeoTiffWindow gives the bands as [1, 2, 3]' in note(None, True)
+    assert 'set bands=[3, 2, 1]' in note([1, 2, 3], True)
+    assert note([3, 2, 1], True) is None and note(None, False) is None
+    assert note(None, True, 'LoadImageFromFile') is None and band_order_note({}) is None
