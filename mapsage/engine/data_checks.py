@@ -56,18 +56,24 @@ def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
     Args:
         cfg: A whole config.
     """
-    preprocessor = (cfg.get('model') or {}).get('data_preprocessor') or {}
+    preprocessor = _part(_part(cfg, 'model'), 'data_preprocessor')
     if not preprocessor.get('bgr_to_rgb'):
         return None
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        dataset = (cfg.get(loader) or {}).get('dataset') or {}
+        dataset = _part(_part(cfg, loader), 'dataset')
         first = (dataset.get('pipeline') or [{}])[0].get('type')
         bands = list(dataset.get('bands') or (1, 2, 3))
         if first == 'LoadGeoTiffWindow' and bands == sorted(bands):
-            return (f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True of '
-                    f'the data_preprocessor turns them round. If the files begin with red, set '
+            return (f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True '
+                    f'of the data_preprocessor turns them round. If the files begin with red, set '
                     f'bands={bands[::-1]} in the dataset, or leave bgr_to_rgb out.')
     return None
+
+
+def _part(cfg: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a part of a config, empty where it is missing or was built already."""
+    part = cfg.get(key)
+    return part if isinstance(part, Mapping) else {}
 
 
 def check_files_exist(dataset: Any) -> None:
