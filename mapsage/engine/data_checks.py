@@ -61,9 +61,10 @@ def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
         return None
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         dataset = _part(_part(cfg, loader), 'dataset')
-        first = (dataset.get('pipeline') or [{}])[0].get('type')
+        first = next(iter(dataset.get('pipeline') or ()), None)
         bands = list(dataset.get('bands') or (1, 2, 3))
-        if first == 'LoadGeoTiffWindow' and bands == sorted(bands):
+        if isinstance(first, Mapping) and first.get('type') == 'LoadGeoTiffWindow' \
+                and bands == sorted(bands):
             return (f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True '
                     f'of the data_preprocessor turns them round. If the files begin with red, set '
                     f'bands={bands[::-1]} in the dataset, or leave bgr_to_rgb out.')
