@@ -157,8 +157,11 @@ class Raster:
         key = os.getpid(), threading.get_ident()
         handle = self._handles.get(key)
         if handle is None:
-            # A fork copies the handles of its parent, whose file position both would move.
-            self._handles = {k: v for k, v in self._handles.items() if k[0] == key[0]}
+            # A fork copies the handles of its parent, whose file position both would move. Other
+            # threads add theirs meanwhile: nothing is iterated over that they change.
+            for other in list(self._handles):
+                if other[0] != key[0]:
+                    self._handles.pop(other, None)
             handle = self._handles[key] = self._open()
         return handle
 

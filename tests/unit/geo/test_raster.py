@@ -4,7 +4,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, List
 
@@ -171,27 +173,34 @@ def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
     raster = Raster(write_raster(tmp_path / 'a.tif', values))
     path = Path(raster.path)
     assert _open_files(path) == 0
-    wrong: List[int] = []
     barrier = threading.Barrier(4)
 
-    def read_rows(thread: int) -> None:
+    def read_rows(thread: int) -> int:
         for row in range(0, 250, 10):
-            if not np.array_equal(raster.read(thread, row, 100, 10)[0],
-                                  values[:, row:row + 10, thread:thread + 100]):
-                wrong.append(thread)
+            np.testing.assert_array_equal(raster.read(thread, row, 100, 10)[0],
+                                          values[:, row:row + 10, thread:thread + 100])
         barrier.wait(60)
-        if _open_files(path) != 4:
-            wrong.append(-1)
+        there = _open_files(path)
         barrier.wait(60)
+        return there
 
-    threads = [threading.Thread(target=read_rows, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(read_rows, range(4))) == [4] * 4
     raster.close()
     assert _open_files(path) == 0
+
+
+def test_threads_open_at_the_same_moment(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / 'a.tif', paint(draw_classes(20, 20)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            with Raster(path) as raster, ThreadPoolExecutor(8) as threads:
+                read = list(threads.map(lambda _: raster.read(0, 0, 5, 5)[1].all(), range(32)))
+            assert all(read)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_pool_keeps_a_bounded_number_open(tmp_path: Path) -> None:
