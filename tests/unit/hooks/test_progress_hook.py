@@ -39,7 +39,9 @@ def run_in_terminal(script: str, arguments: List[str],
     """
     master, slave = pty.openpty()
     process = subprocess.Popen([sys.executable, script] + arguments, stdin=slave, stdout=slave,
-                               stderr=slave, env=environment(), start_new_session=True)
+                               stderr=slave, env=environment(), start_new_session=True,
+                               # a shell's background job is born deaf to Ctrl-C
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     os.close(slave)
     written, interrupted, end = b'', False, time.monotonic() + DEADLINE
     try:
