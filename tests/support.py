@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional
 import cv2
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = ROOT.parent / 'shared' / 'data'
@@ -23,6 +24,11 @@ SCRIPT = ROOT / 'scripts' / 'start_8card_training.sh'
 # For files about processes and messages, which no device of the xla leg makes different.
 on_host = pytest.mark.skipif(importlib.util.find_spec('torch_xla') is not None,
                              reason='the main and t20 legs run this; time is short on the xla leg')
+
+# Where the other legs would run the same code for minutes.
+main_leg = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 10),
+    reason='the main leg runs this; time is short on the others')
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
 TINY_CONFIG = '''

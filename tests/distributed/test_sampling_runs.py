@@ -11,16 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from support import Launch, check_finished, launch, write_tiny_config
+from support import Launch, check_finished, launch, main_leg, write_tiny_config
 
 from mapsage.distributed import open_channel
 from mapsage.sampling import Candidate, TileHistory, Totals
 from mapsage.sampling.statistics import StepStatistics
 
-# The other legs run the same code under another loop, which the first test here walks through.
-main_leg = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 10),
-    reason='the main leg runs this; time is short on the others')
+# What is marked main_leg is the same code on the other legs, under another loop, through which the
+# first test here walks.
 
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 

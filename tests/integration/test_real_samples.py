@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
-from support import REAL_DATA, ROOT, check_finished, count_class_pixels, launch
+from support import REAL_DATA, ROOT, check_finished, count_class_pixels, launch, main_leg
 
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 
@@ -41,6 +41,7 @@ def options(name: str, root: Path, size: int) -> List[str]:
     return [setting.replace('"', '') for setting in settings]
 
 
+@main_leg
 @pytest.mark.parametrize('name, ranks', [('loveda', 2), ('potsdam', 1)])
 def test_trains_and_evaluates(name: str, ranks: int, tmp_path: Path) -> None:
     root = sample(name)

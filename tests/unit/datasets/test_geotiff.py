@@ -27,7 +27,7 @@ from geo_scenes import (
     write_raster,
 )
 from mmengine.registry import DATASETS, MODELS, DefaultScope
-from support import ROOT, check_finished, launch, write_tiny_config
+from support import ROOT, check_finished, launch, main_leg, write_tiny_config
 
 from mapsage.datasets import GeoTiffDataset
 from mapsage.engine.data_checks import DataError, build_checked, check_labels, explain_error
@@ -367,6 +367,7 @@ def _documented_example() -> str:
     return re.search(r'```python\n(.*?)```', section, re.S).group(1)  # type: ignore[union-attr]
 
 
+@main_leg
 def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
     """The example of docs/datasets.md in the tiny config, on 4-band scenes with polygons."""
     for name in ('train/a', 'val/b'):
