@@ -26,8 +26,9 @@ on_host = pytest.mark.skipif(importlib.util.find_spec('torch_xla') is not None,
                              reason='the main and t20 legs run this; time is short on the xla leg')
 
 # Where the other legs would run the same code for minutes.
+ON_MAIN_LEG = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10)
 main_leg = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 10),
+    not ON_MAIN_LEG,
     reason='the main leg runs this; time is short on the others')
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import rasterio
 from mmseg.datasets import LoveDADataset
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
+
+from mapsage.geo.cog import temporary_beside
 
 from .demo_canvas import NO_DATA
 from .demo_scenes import draw_scene
@@ -55,16 +56,10 @@ def _write(path: Path, bands: np.ndarray, **options: Any) -> None:
         width=bands.shape[2], crs=CRS.from_epsg(_CRS), nodata=NO_DATA,
         transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), tiled=True, blockxsize=_BLOCK,
         blockysize=_BLOCK, compress='deflate', interleave='pixel')
-    handle, temporary = tempfile.mkstemp(prefix='.', suffix='.tif', dir=str(path.parent))
-    os.close(handle)
-    try:
-        with rasterio.open(temporary, 'w', **profile) as file:
+    with temporary_beside(path) as folder:
+        with rasterio.open(str(folder / path.name), 'w', **profile) as file:
             file.write(bands)
             if len(bands) == 1:
                 colors = enumerate(LoveDADataset.METAINFO['palette'], 1)
                 file.write_colormap(1, {NO_DATA: (0, 0, 0), **{v: tuple(c) for v, c in colors}})
-        os.chmod(temporary, 0o644)  # mkstemp keeps others out
-        os.replace(temporary, str(path))
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        os.replace(str(folder / path.name), str(path))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from forked import DIED
 from sampling_ranks import Answers, answers_of, fork_scenarios, scores, start
-from support import on_host
+from support import ON_MAIN_LEG, on_host
 
 from mapsage.sampling import (
     DynamicSampler,
@@ -29,9 +29,8 @@ pytestmark = on_host
 WORLDS = [2, 4, 8]
 # The long runs are made with the newest torch alone: the other legs test the same code, and time
 # is short.
-LONG = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10)
-STEPS = 2000 if LONG else 200  # at 8 ranks
-LATE = 20.0 if LONG else 2.0  # seconds, at 2 ranks
+STEPS = 2000 if ON_MAIN_LEG else 200  # at 8 ranks
+LATE = 20.0 if ON_MAIN_LEG else 2.0  # seconds, at 2 ranks
 IMPATIENT = 3.0  # seconds a rank may be late where that matters
 
 

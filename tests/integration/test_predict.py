@@ -20,7 +20,7 @@ from colour_model import COLOURS, NAMES, paint, write_checkpoint, write_config, 
 from PIL import Image
 from ranks import free_port
 from rasterio.transform import Affine
-from support import ROOT, TINY_CONFIG, Finished, Launch, check_finished
+from support import ON_MAIN_LEG, ROOT, TINY_CONFIG, Finished, Launch, check_finished, main_leg
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import predict as command  # noqa: E402
@@ -33,7 +33,6 @@ from mapsage.inference.errors import PredictError  # noqa: E402
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 DEGREES = dict(crs='EPSG:4326', transform=Affine(1e-5, 0, 11.5, 0, -1e-5, 48.1))
 TILED = dict(tiled=True, blockxsize=64, blockysize=64, compress='deflate')
-ON_MAIN = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10)  # the main leg
 CODE = {'PYTHONPATH': str(ROOT / 'tests')}
 
 
@@ -253,7 +252,7 @@ def test_killed_and_started_again_it_gives_the_same_bytes(
 
 def test_ranks_share_a_scene_and_give_the_same_bytes(model: Tuple[Path, Path], utm: Any,
                                                      tmp_path: Path) -> None:
-    ranks = 3 if ON_MAIN else 2
+    ranks = 3 if ON_MAIN_LEG else 2
     finished = start(model, utm[1].parent / 'field.tif', '--out', tmp_path, '--confidence',
                      '--polygons', ranks=ranks).finish()
     check_finished(finished)
@@ -262,7 +261,7 @@ def test_ranks_share_a_scene_and_give_the_same_bytes(model: Tuple[Path, Path], u
     assert f'on {ranks} rank(s)' in finished.output and hidden(tmp_path) == []
 
 
-@pytest.mark.skipif(not ON_MAIN, reason='runs on the main leg')
+@main_leg
 def test_a_rank_that_dies_is_named_by_the_others(model: Tuple[Path, Path], tmp_path: Path) -> None:
     scene = write_scene(tmp_path / 'field.tif', paint(900, 90), **UTM)
     port, processes = str(free_port()), []
@@ -297,7 +296,7 @@ def test_a_damaged_block_is_named_and_only_its_pixels_are_lost(
     with open(scene, 'r+b') as file:
         file.seek(offset)
         file.write(b'\xff' * 40)
-    if ON_MAIN:
+    if ON_MAIN_LEG:
         finished = start(model, scene, '--out', tmp_path / 'ranks', ranks=2).finish()
         assert finished.status == PARTIAL and 'partial: ' in finished.final_error
     assert run(model, scene, '--out', tmp_path / 'out') == PARTIAL == 3
