@@ -7,11 +7,49 @@ import signal
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Sequence
 
 from ranks import free_port
 
 DIED = '(this rank ended without an answer)'
+
+
+# Scenarios that run at the same moment: most of them wait for a deadline, most of the time.
+AT_ONCE = 4
+
+
+class Ranks:
+    """Forked ranks that run ``function(*args)``; see :func:`fork_ranks`."""
+
+    def __init__(self, function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
+                 timeout: float = 40) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        port = str(free_port())
+        self._folder, self._pids = folder, []
+        for rank in range(world_size):
+            pid = os.fork()
+            if not pid:
+                _be_rank(rank, world_size, port, folder, function, args)
+            self._pids.append(pid)
+        self._deadline = time.monotonic() + timeout
+        self._waiting = set(self._pids)
+
+    def ended(self) -> bool:
+        """Return whether all have ended, or are out of time."""
+        self._waiting -= {pid for pid in self._waiting if os.waitpid(pid, os.WNOHANG)[0]}
+        return not self._waiting or time.monotonic() > self._deadline
+
+    def answers(self) -> List[Any]:
+        """Return the answers, in rank order, once they have :meth:`ended`."""
+        for pid in self._waiting:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        answers = [_answer(self._folder / f'{rank}.answer', pid in self._waiting)
+                   for rank, pid in enumerate(self._pids)]
+        if any(not good for good, _ in answers):
+            raise AssertionError('\n'.join(f'--- rank {rank}: {text}'
+                                           for rank, (_, text) in enumerate(answers)))
+        return [value for _, value in answers]
 
 
 def fork_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
@@ -22,28 +60,40 @@ def fork_ranks(function: Callable[..., Any], world_size: int, folder: Path, *arg
     seconds, is an AssertionError with every rank's answer; nothing is left running. The calling
     process must not have started torch.distributed, nor a thread.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    port = str(free_port())
-    pids = []
-    for rank in range(world_size):
-        pid = os.fork()
-        if not pid:
-            _be_rank(rank, world_size, port, folder, function, args)
-        pids.append(pid)
-    deadline = time.monotonic() + timeout
-    waiting = set(pids)
-    while waiting and time.monotonic() < deadline:
-        waiting -= {pid for pid in waiting if os.waitpid(pid, os.WNOHANG)[0]}
+    ranks = Ranks(function, world_size, folder, *args, timeout=timeout)
+    while not ranks.ended():
         time.sleep(0.01)
-    for pid in waiting:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    answers = [_answer(folder / f'{rank}.answer', pids[rank] in waiting)
-               for rank in range(world_size)]
-    if any(not good for good, _ in answers):
-        raise AssertionError('\n'.join(f'--- rank {rank}: {text}'
-                                       for rank, (_, text) in enumerate(answers)))
-    return [value for _, value in answers]
+    return ranks.answers()
+
+
+def fork_scenarios(scenarios: Dict[Any, Sequence[Any]], folder: Path,
+                   timeout: float = 40) -> Dict[Any, Any]:
+    """Fork the ranks of each scenario, :data:`AT_ONCE` scenarios at a time.
+
+    Args:
+        scenarios: ``(function, ranks, *arguments)`` by name; ``Path`` as an argument means the
+            scenario's own folder.
+        folder: Where those are made.
+        timeout: Seconds for each scenario.
+
+    Returns:
+        By name, the ranks' answers, or the text of the AssertionError.
+    """
+    told: Dict[Any, Any] = {}
+    left, running = list(scenarios.items()), {}
+    while left or running:
+        while left and len(running) < AT_ONCE:
+            name, (function, world, *args) = left.pop(0)
+            place = folder / f'scenario {len(told) + len(running)}'
+            args = [place if arg is Path else arg for arg in args]
+            running[name] = Ranks(function, world, place, *args, timeout=timeout)
+        for name in [name for name, ranks in running.items() if ranks.ended()]:
+            try:
+                told[name] = running.pop(name).answers()
+            except AssertionError as error:
+                told[name] = str(error)
+        time.sleep(0.01)
+    return {name: told[name] for name in scenarios}
 
 
 def _answer(path: Path, hangs: bool) -> Any:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+from warm_python import warm_python
+
 TESTS = Path(__file__).resolve().parent
 
 
@@ -56,7 +58,7 @@ def _variables(rank: int, world_size: int, port: str, more: Dict[str, str]) -> D
 
 def _start(task: Path, variables: Dict[str, str]) -> subprocess.Popen:
     with open(f'{task}.log', 'wb') as log:
-        return subprocess.Popen([sys.executable, __file__, str(task)], env=variables, stdout=log,
+        return subprocess.Popen([warm_python(), __file__, str(task)], env=variables, stdout=log,
                                 stderr=subprocess.STDOUT)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
-from forked import fork_ranks
 from ranks import run_ranks
 
 from mapsage.sampling import DynamicSampler, Validity
@@ -26,21 +25,6 @@ class Answers:
         answer = self._told[scenario]
         assert isinstance(answer, list), answer
         return answer
-
-
-def fork_scenarios(folder: Path, scenarios: Dict[str, Any], timeout: float) -> Dict[str, Any]:
-    """Run (function, ranks, arguments) by name; ``Path`` as an argument means a folder of its own.
-
-    To be called in a fresh process: one that has started threads must not be forked.
-    """
-    told: Dict[str, Any] = {}
-    for name, (function, world, *args) in scenarios.items():
-        args = [folder / name if arg is Path else arg for arg in args]
-        try:
-            told[name] = fork_ranks(function, world, folder / name, *args, timeout=timeout)
-        except AssertionError as error:
-            told[name] = str(error)
-    return told
 
 
 def answers_of(run: Callable[..., Any], folder: Path) -> Answers:

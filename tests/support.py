@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from warm_python import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = ROOT.parent / 'shared' / 'data'
@@ -144,13 +145,19 @@ class Launch:
         ranks: NPROC_PER_NODE.
         environ: More environment variables.
         command: Another command than the script.
+        cold: Start every process anew instead of forking it with its imports done: where the
+            processes themselves are what is tested.
     """
 
     def __init__(self, *arguments: Any, ranks: int = 2, environ: Optional[Dict[str, str]] = None,
-                 command: Optional[List[str]] = None) -> None:
+                 command: Optional[List[str]] = None, cold: bool = False) -> None:
         self._mark = f'MAPSAGE_TEST_MARK={uuid.uuid4().hex}'
         name, value = self._mark.split('=')
-        settings = {'MAPSAGE_PYTHON': sys.executable, 'NPROC_PER_NODE': str(ranks),
+        python = sys.executable if cold else warm_python()
+        if command and command[0] == sys.executable:
+            command = [python, *command[1:]]
+        # torchrun starts the ranks with PYTHON_EXEC
+        settings = {'MAPSAGE_PYTHON': python, 'PYTHON_EXEC': python, 'NPROC_PER_NODE': str(ranks),
                     'OMP_NUM_THREADS': '1', 'PJRT_DEVICE': 'CPU', name: value, **(environ or {})}
         inherited = {k: v for k, v in os.environ.items()
                      if k not in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}
@@ -222,9 +229,10 @@ class Launch:
 
 def launch(*arguments: Any, ranks: int = 2, timeout: float = 120,
            environ: Optional[Dict[str, str]] = None,
-           command: Optional[List[str]] = None) -> Finished:
+           command: Optional[List[str]] = None, cold: bool = False) -> Finished:
     """Start and finish a :class:`Launch`."""
-    return Launch(*arguments, ranks=ranks, environ=environ, command=command).finish(timeout)
+    return Launch(*arguments, ranks=ranks, environ=environ, command=command,
+                  cold=cold).finish(timeout)
 
 
 def check_finished(finished: Finished) -> None:

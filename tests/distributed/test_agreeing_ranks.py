@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 import torch
 import torch.distributed as dist
-from forked import DIED, fork_ranks
+from forked import DIED, fork_scenarios
 from ranks import run_ranks
 from support import on_host
 
@@ -43,15 +43,9 @@ class Answers:
 
 
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
-    told: Dict[Tuple[str, int], Any] = {}
-    for (name, world), (function, *args) in scenarios().items():
-        place = folder / f'{name} {world}'
-        args = [place if arg is Path else arg for arg in args]
-        try:
-            told[name, world] = fork_ranks(function, world, place, *args, timeout=PATIENT - 20)
-        except AssertionError as error:
-            told[name, world] = str(error)
-    return told
+    return fork_scenarios(
+        {(name, world): (function, world, *args)
+         for (name, world), (function, *args) in scenarios().items()}, folder, PATIENT - 20)
 
 
 @pytest.fixture(scope='module')

@@ -8,13 +8,13 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 import torch
 import torch.distributed as dist
+from forked import fork_scenarios
 from sampling_ranks import (
     PATIENT,
     Answers,
     Lines,
     answers_of,
     batches,
-    fork_scenarios,
     logger_with,
     sampler_of,
     start,
@@ -29,7 +29,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(folder, scenarios(), PATIENT - 10)
+    return fork_scenarios(scenarios(), folder, PATIENT - 10)
 
 
 def reported(valid: Sequence[Sequence[int]], settings: dict) -> Dict[str, Any]:

@@ -13,7 +13,7 @@ import mmengine.runner.runner
 import pytest
 import torch
 import torch.distributed as dist
-from forked import fork_ranks
+from forked import fork_scenarios
 from mmengine.hooks import Hook
 from ranks import run_ranks
 from support import launch, write_tiny_config
@@ -120,14 +120,8 @@ FAULTS: Dict[str, List[Any]] = {
 
 
 def train_all(folder: Path) -> Dict[str, Any]:
-    told: Dict[str, Any] = {}
     mmengine.runner.runner.collect_env = dict  # it asks a compiler, seconds a run
-    for fault in FAULTS:
-        try:
-            told[fault] = fork_ranks(train, 2, folder / fault, fault, folder / fault)
-        except AssertionError as error:
-            told[fault] = str(error)
-    return told
+    return fork_scenarios({fault: (train, 2, fault, folder / fault) for fault in FAULTS}, folder)
 
 
 @pytest.fixture(scope='module')

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked import fork_scenarios
 from mmengine.dataset import DefaultSampler
 from mmseg.evaluation import IoUMetric
-from sampling_ranks import Answers, answers_of, fork_scenarios
+from sampling_ranks import Answers, answers_of
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
@@ -131,7 +132,7 @@ def scenarios() -> Dict[str, Any]:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(folder, scenarios(), 40)
+    return fork_scenarios(scenarios(), folder, 40)
 
 
 @pytest.fixture(scope='module')

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked import fork_scenarios
 from ranks import run_ranks
-from sampling_ranks import PATIENT, Answers, answers_of, batches, fork_scenarios, sampler_of, start
+from sampling_ranks import PATIENT, Answers, answers_of, batches, sampler_of, start
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.sim import SimAccelerator
@@ -27,7 +28,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(folder, scenarios(), PATIENT - 10)
+    return fork_scenarios(scenarios(), folder, PATIENT - 10)
 
 
 def counted(function: Callable[[], Any]) -> Tuple[Any, List[Tuple[str, int]]]:

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Sequence
 import pytest
 import torch
 import torch.distributed as dist
-from forked import DIED
-from sampling_ranks import Answers, answers_of, fork_scenarios, scores, start
+from forked import DIED, fork_scenarios
+from sampling_ranks import Answers, answers_of, scores, start
 from support import ON_MAIN_LEG, on_host
 
 from mapsage.sampling import (
@@ -40,7 +40,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(folder, scenarios(), 400)
+    return fork_scenarios(scenarios(), folder, 400)
 
 
 def account_for_every_sample(steps: int, policy: str) -> Any:

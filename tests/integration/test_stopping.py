@@ -41,7 +41,7 @@ def kill_rank(run: Launch) -> None:
 def test_nothing_is_left_running(end: Callable[[Launch], None], words: list, tiny_data: Path,
                                  tmp_path: Path) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, WAITING)
-    run = Launch(config, '--work-dir', tmp_path / 'work', environ={
+    run = Launch(config, '--work-dir', tmp_path / 'work', cold=True, environ={
         'PYTHONPATH': str(Path(__file__).parent),
         'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
     run.wait_for(tmp_path / 'reached')
