@@ -128,7 +128,10 @@ class DINOv3ViT(BaseModule):
             if index in self.out_indices:
                 with torch.set_grad_enabled(enabled and not self.frozen):
                     patches = self.norm(tokens)[:, -rows * columns:]
-                    outputs.append(patches.transpose(1, 2).reshape(len(x), -1, rows, columns))
+                    # Left as a view, the maps would lie channels last: torch 2.13's GroupNorm
+                    # crashes on such input in the backward pass, if the input needs no gradient.
+                    outputs.append(patches.transpose(1, 2).contiguous().view(
+                        len(x), -1, rows, columns))
         return tuple(outputs)
 
     def init_weights(self) -> None:
