@@ -85,6 +85,18 @@ class Channel:
         self._await_all(min(patience, self.timeout))
         self._finish(reduce())
 
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill a CPU tensor with that of one rank. Collective.
+
+        Args:
+            tensor: Of the same shape and dtype on every rank.
+            source: The global rank whose tensor all get.
+
+        Raises:
+            RankLostError: Naming the ranks that did not come.
+        """
+        self._run(lambda: dist.broadcast(tensor, source, group=self._live_group(), async_op=True))
+
     def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
         """Return every rank's CPU tensor, in group order. Collective; shapes must be equal.
 
@@ -223,6 +235,14 @@ class Channel:
             except RankLostError:  # who keeps the store has ended; what was seen until now counts
                 break
             time.sleep(0.05)
+        if grace:
+            # A broadcast ends sooner on some ranks: one that saw it break stands behind as well.
+            absent = [rank for rank in absent if rank in silent] or absent
+        if absent:
+            self.publish('lost', ' '.join(map(str, absent)))
+        else:  # who was late may have come while this rank looked
+            told = (self.published('lost') or '').split()
+            absent = [int(rank) for rank in told if int(rank) != self.rank]
         if absent:
             who, ranks = f'rank(s) {absent} did not come to it', absent
         elif silent and grace:
