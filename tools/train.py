@@ -16,8 +16,13 @@ def main(argv=None) -> None:
     parser.add_argument('--resume', action='store_true',
                         help='continue from the newest readable checkpoint of the work dir')
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument('--encoders', type=int, metavar='N',
+                        help='N of the ranks only compute the features of the frozen backbone '
+                        "(feature_source of type 'Streamed')")
     args = parser.parse_args(argv)
     cfg = cli.load_config(args)
+    if args.encoders is not None:
+        cli.stream_features(cfg, args.encoders)
     cfg.resume = args.resume or cfg.get('resume', False)
     if args.amp and cfg.optim_wrapper.get('type') != 'AmpOptimWrapper':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'

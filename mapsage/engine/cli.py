@@ -28,10 +28,17 @@ from mapsage.distributed import (
     die_with_parent,
 )
 from mapsage.geo import GeoError, RasterBlockError
-from mapsage.hooks import DeviceCheckError, LoaderError, NonFiniteLossError
+from mapsage.hooks import (
+    DeviceCheckError,
+    FeatureSourceError,
+    LoaderError,
+    NonFiniteLossError,
+)
 from mapsage.inference.errors import PredictError
 from mapsage.models import BackboneInputError, WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
+from mapsage.streaming import RoleError, StreamingError
+from mapsage.streaming.roles import ENCODERS_VARIABLE
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
 from .data_checks import DataError
@@ -40,10 +47,10 @@ from .resume import ResumeError
 
 # Mistakes of a user's, whose message says all; anything else is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
-                DataError, DeviceCheckError, DeviceMapError, GeoError, LauncherError, LoaderError,
-                LockstepError, NonFiniteLossError, PredictError, RankError, RankLostError,
-                RasterBlockError, ResumeError, SampleMismatchError, ShortfallError, StrategyError,
-                WeightsError)
+                DataError, DeviceCheckError, DeviceMapError, FeatureSourceError, GeoError,
+                LauncherError, LoaderError, LockstepError, NonFiniteLossError, PredictError,
+                RankError, RankLostError, RasterBlockError, ResumeError, RoleError,
+                SampleMismatchError, ShortfallError, StrategyError, StreamingError, WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:
@@ -139,6 +146,13 @@ def use_tta(cfg: Config) -> None:
     cfg.model = cfg.tta_model
 
 
+def stream_features(cfg: Config, encoders: int) -> None:
+    """Let so many ranks encode: ``feature_source`` of type ``'Streamed'``."""
+    source = dict(cfg.get('feature_source') or {})
+    kept = source if source.get('type', 'Streamed') == 'Streamed' else {}
+    cfg.feature_source = dict(kept, type='Streamed', encoders=encoders)
+
+
 def build_runner(cfg: Config) -> Runner:
     """Build the runner a config names in ``runner_type``."""
     return RUNNERS.build(cfg)
@@ -189,7 +203,7 @@ def _leave(status: int) -> None:
     (``terminate called without an active exception``). And after an error the other ranks may sit
     in a collective that this rank's group would wait for.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() and ENCODERS_VARIABLE not in os.environ:
         sys.exit(status)
     logging.shutdown()
     sys.stdout.flush()

@@ -134,6 +134,9 @@ class KeyedDataset(torch.utils.data.Dataset):
     Attributes:
         finish: Called with ``(index, seed, sample)`` on every sample, in the worker that loaded it;
             what it returns takes the sample's place. None for no such call.
+        reseed: Called with ``(index, seed)`` before a sample is loaded; what it returns is the
+            sample's seed, for ``finish`` too. The seed is ``()`` where the sampler gave none. None
+            for no such call.
     """
 
     def __init__(self, dataset: Any, check: Any, explain: Any) -> None:
@@ -141,6 +144,7 @@ class KeyedDataset(torch.utils.data.Dataset):
         self._check, self._explain = check, explain
         self._tied_to_parent = False
         self.finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]] = None
+        self.reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]] = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -156,9 +160,11 @@ class KeyedDataset(torch.utils.data.Dataset):
             die_with_parent()
             self._tied_to_parent = True
         seed: Optional[Tuple[int, ...]] = getattr(key, 'seed', None)
+        index = int(key)
+        if self.reseed is not None:
+            seed = self.reseed(index, seed or ())
         if seed is not None:
             seed_sample(seed)
-        index = int(key)
         try:
             sample = self.dataset[index]
         except Exception as error:  # any transform may fail in any way; facts are added

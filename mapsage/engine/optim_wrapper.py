@@ -57,7 +57,7 @@ class AmpOptimWrapper(_AmpOptimWrapper):
         # Past MMEngine's own __init__, which asserts one of four vendors.
         _OptimWrapper.__init__(self, **kwargs)
         accelerator = current_accelerator()
-        self.cast_dtype = _parse_dtype(dtype) or accelerator.amp_dtype
+        self.cast_dtype = parse_dtype(dtype) or accelerator.amp_dtype
         scaler_args = _scaler_args(loss_scale)
         # a constant scale is set again after every step
         self._scale_update_param = (None if isinstance(loss_scale, dict) else
@@ -91,7 +91,12 @@ class AmpOptimWrapper(_AmpOptimWrapper):
             yield
 
 
-def _parse_dtype(dtype: Optional[Union[str, torch.dtype]]) -> Optional[torch.dtype]:
+def parse_dtype(dtype: Optional[Union[str, torch.dtype]]) -> Optional[torch.dtype]:
+    """Return the dtype that ``optim_wrapper.dtype`` names, None for none.
+
+    Raises:
+        ValueError: If it is neither float16 nor bfloat16.
+    """
     if dtype is None or dtype in _DTYPES.values():
         return dtype  # type: ignore[return-value]
     if dtype not in _DTYPES:

@@ -28,6 +28,7 @@ from mapsage.wrappers import place_module
 from . import data_checks
 from .config_report import config_report
 from .data_order import KeyedDataset, ResumableSampler
+from .encoder_rank import take_role
 from .env_cfg import names_model_parallel, parse_env_cfg
 from .resume import Choice, ResumeError, choose_checkpoint
 from .training_memory import estimate_training_bytes
@@ -56,6 +57,19 @@ class MapSageRunner(Runner):
     strategy: Strategy
     _load_from: Optional[str]
     _randomness_cfg: Dict[str, Any]
+
+    @classmethod
+    def from_cfg(cls, cfg: Any) -> Any:
+        """Build a Runner from a config, or an :class:`EncoderRank` where this rank only encodes.
+
+        Raises:
+            RoleError: If ``feature_source`` wants encoders and there are too few ranks.
+        """
+        if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
+            encoder = take_role(cfg)
+            if encoder is not None:
+                return encoder
+        return super().from_cfg(cfg)
 
     def setup_env(self, env_cfg: Dict[str, Any]) -> None:
         """Choose the accelerator and start torch.distributed, then do what MMEngine does.
@@ -119,6 +133,10 @@ class MapSageRunner(Runner):
         for name in _HOOKS:
             if name not in present:
                 self.register_hook(HOOKS.build(dict(type=name)))
+        if self.cfg.get('feature_source'):
+            self.register_hook(HOOKS.build(dict(
+                type='FeatureSourceHook', source=self.cfg.feature_source,
+                timeout=self._env.timeout)))
 
     @staticmethod
     def build_dataloader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int] = None,

@@ -2,6 +2,8 @@
 from .accelerator_hook import AcceleratorHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .dynamic_sampling_hook import DynamicSamplingHook, RewardScore
+from .encoder_gate import FeatureSourceError
+from .feature_source_hook import FeatureSourceHook
 from .model_score import ModelScore
 from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
 from .preview_hook import PreviewHook
@@ -9,7 +11,7 @@ from .progress_hook import ProgressBarHook
 from .sampled_steps import LoaderError
 
 __all__ = [
-    'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook', 'LoaderError',
-    'ModelScore', 'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
-    'RewardScore'
+    'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook',
+    'FeatureSourceError', 'FeatureSourceHook', 'LoaderError', 'ModelScore', 'NonFiniteLossError',
+    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'RewardScore'
 ]

@@ -1,0 +1,90 @@
+"""Lets a model's frozen encoder answer with features that were computed elsewhere."""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import nn
+
+from mapsage.streaming import Features, StreamingError
+
+
+class FeatureSourceError(ValueError):
+    """``feature_source`` does not go with the config's model, loader or launcher."""
+
+
+class EncoderGate:
+    """Stands before an encoder's ``forward``: passes through, unless a step's features are set.
+
+    The module stays where it is, so that names in checkpoints stay what they are, and validation
+    encodes in place.
+
+    Args:
+        encoder: The frozen encoder of the model.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        check_frozen(encoder)
+        self._encoder = encoder
+        self._forward = encoder.forward
+        self._fetch: Optional[Callable[[], Features]] = None
+        self._features: Optional[Features] = None
+        encoder.forward = self._answer  # type: ignore[method-assign]
+
+    def encode(self, images: torch.Tensor) -> Features:
+        """Return the features of images as the model itself computes them, without autograd."""
+        with torch.no_grad():
+            return tuple(self._forward(images))
+
+    def open(self, fetch: Callable[[], Features]) -> None:
+        """From now on answer with what ``fetch`` returns; it is called once, when first needed."""
+        self._fetch, self._features = fetch, None
+
+    def close(self) -> None:
+        """Encode in place again."""
+        self._fetch = self._features = None
+
+    def remove(self) -> None:
+        """Give the encoder its own ``forward`` back."""
+        self.close()
+        self._encoder.__dict__.pop('forward', None)
+
+    def _answer(self, images: torch.Tensor, *args: Any, **kwargs: Any) -> Tuple[torch.Tensor, ...]:
+        if self._fetch is None:
+            return self._forward(images, *args, **kwargs)
+        if self._features is None:
+            self._features = self._fetch()
+        if any(len(level) != len(images) for level in self._features):
+            raise StreamingError(
+                f'the step has {len(images)} image(s) and features of '
+                f'{[len(level) for level in self._features]} came. The batch was changed between '
+                f'the loader and the encoder: take feature_source out of the config, or what '
+                f'changes it.')
+        return self._features
+
+
+def check_frozen(encoder: nn.Module) -> None:
+    """Raise FeatureSourceError unless nothing in the encoder trains."""
+    trained = [name for name, each in encoder.named_parameters() if each.requires_grad]
+    if trained:
+        raise FeatureSourceError(
+            f'feature_source needs a frozen encoder, and {len(trained)} parameter(s) of '
+            f'model.backbone ({type(encoder).__name__}) are trained, the first {trained[0]!r}. Set '
+            f'backbone.frozen=True (DINOv3ViT; other backbones: frozen_stages), or take '
+            f'feature_source out of the config.')
+    encoder.train()
+    training = [f'{name or "itself"} ({type(each).__name__})'
+                for name, each in encoder.named_modules()
+                if each.training and _differs_in_training(each)]
+    if training:
+        raise FeatureSourceError(
+            f'feature_source needs an encoder that computes the same in every step, and '
+            f'{training[0]} of model.backbone is in training mode after model.train(). Set '
+            f'backbone.norm_eval=True, or the rate of its dropout to 0.')
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return True
+    rate = getattr(module, 'p', getattr(module, 'drop_prob', 0))
+    return 'drop' in type(module).__name__.lower() and bool(rate)

@@ -1,0 +1,209 @@
+"""Trains the head on features of a frozen encoder that come from a feature source."""
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook, LoggerHook
+from mmengine.model import is_model_wrapper
+from mmengine.registry import HOOKS
+
+from mapsage.accelerator import current_accelerator
+from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
+from mapsage.streaming import Features, FeatureSource, Item
+
+from .dynamic_sampling_hook import DynamicSamplingHook
+from .encoder_gate import EncoderGate, FeatureSourceError
+from .feature_sources import Surroundings, build_source
+from .feature_steps import FeatureEpochs, FeatureSteps
+
+_LOG_INTERVAL = 50  # steps, without a LoggerHook
+
+
+@HOOKS.register_module()
+class FeatureSourceHook(Hook):
+    """Gets the features of ``model.backbone`` from a source, in every training step.
+
+    ``MapSageRunner`` registers it for a config with ``feature_source``. Validation, testing and
+    checkpoints are what they were: the encoder stays in the model.
+
+    Args:
+        source: ``feature_source`` of the config: ``type`` is ``'InPlace'``, ``'Prefetched'``,
+            ``'Cached'`` or ``'Streamed'``, the rest are the source's settings.
+        interval: Steps between summaries in the log; that of LoggerHook when None.
+        timeout: Seconds to wait for other ranks at the start.
+
+    Raises:
+        FeatureSourceError: If the source, its settings, the model or the loader do not go together.
+    """
+
+    # After DynamicSamplingHook, which stands between the loader and what this hook sees.
+    priority = 'NORMAL'
+
+    def __init__(self, source: Dict[str, Any], interval: Optional[int] = None,
+                 timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+        self._config = dict(source)
+        self._timeout = timeout
+        self._interval = interval
+        self._number = 0
+        self._item: Optional[Item] = None
+        self._source: Optional[FeatureSource] = None
+        self._gate: Optional[EncoderGate] = None
+        self._report: Dict[str, float] = {}
+
+    def before_train(self, runner: Any) -> None:
+        """Put the source between the loop, its loader and the encoder."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        self._preprocessor = model.data_preprocessor
+        _check_model(model)
+        self._gate = EncoderGate(model.backbone)
+        accelerator = current_accelerator()
+        cast_dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
+
+        def encode(images: torch.Tensor) -> Features:
+            assert self._gate is not None
+            if cast_dtype is None:
+                return self._gate.encode(images)
+            with accelerator.autocast(cast_dtype):
+                return self._gate.encode(images)
+
+        self._source = build_source(self._config, Surroundings(
+            encoder=model.backbone, encode=encode, accelerator=accelerator,
+            local_rank=runner.local_rank, device=accelerator.device(runner.local_rank),
+            runner=runner, timeout=self._timeout))
+        if self._source.ahead and any(isinstance(hook, DynamicSamplingHook)
+                                      for hook in runner.hooks):
+            raise FeatureSourceError(
+                f"feature_source of type {self._config['type']!r} works ahead of the step, and "
+                f"DynamicSamplingHook fills one step at a time. Use 'InPlace' or 'Cached' with it.")
+        self._stand_in(runner.train_loop)
+        self._interval = self._interval or _log_interval(runner)
+        self._begin = time.monotonic()
+        runner.logger.info(f"[Features] source {self._config['type']}: up to {self._source.ahead} "
+                           f'batch(es) ahead of the step')
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Let the encoder answer with this step's features."""
+        assert self._gate is not None and self._source is not None and self._item is not None
+        source, item = self._source, self._item
+        self._gate.open(lambda: source.features(item))
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[dict] = None) -> None:
+        """Let the encoder compute again, and report at the interval."""
+        assert self._gate is not None and self._source is not None and self._interval is not None
+        self._gate.close()
+        for name, value in self._source.report().items():
+            self._report[name] = self._report.get(name, 0) + value
+        if self.every_n_train_iters(runner, self._interval) or self.is_last_train_iter(runner):
+            self._summarise(runner)
+
+    def after_train(self, runner: Any) -> None:
+        """Let go of the source, and of the encoder."""
+        self._leave()
+
+    def after_run(self, runner: Any) -> None:
+        """The same, for a run that ends otherwise."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        if self._gate is not None:
+            self._gate.remove()
+        self._source = self._gate = None
+
+    def _stand_in(self, loop: Any) -> None:
+        """Put this hook's steps where the loop takes its batches from."""
+        assert self._source is not None
+        source = self._source
+        dataset = getattr(loop.dataloader, 'dataset', None)
+        if not source.needs_images:
+            if not hasattr(dataset, 'finish'):
+                raise FeatureSourceError(
+                    f"feature_source of type {self._config['type']!r} finds features by the number "
+                    f'of a sample, and the training dataset ({type(dataset).__name__}) has none: '
+                    f'expected a map-style dataset.')
+            assert dataset is not None
+            dataset.reseed = source.seed_of  # type: ignore[attr-defined]
+            dataset.finish = KeepKey(dataset.finish)
+        if hasattr(loop, 'dataloader_iterator'):
+            def still_wanted() -> int:
+                return loop.max_iters - loop.iter - 1
+            loop.dataloader_iterator = self._steps(loop.dataloader_iterator, still_wanted)
+        else:
+            loop.dataloader = FeatureEpochs(
+                loop.dataloader, lambda batches: self._steps(batches, lambda: source.ahead))
+
+    def _steps(self, batches: Any, still_wanted: Any) -> FeatureSteps:
+        assert self._source is not None
+        return FeatureSteps(batches, self._make_item, self._source, self._take, still_wanted)
+
+    def _take(self, item: Item) -> None:
+        self._item = item
+
+    def _make_item(self, batch: Any) -> Item:
+        assert self._source is not None
+        number, self._number = self._number, self._number + 1
+        if not self._source.needs_images:
+            return Item(number, keys_of(batch), torch.empty(len(batch['data_samples']), 0, 0, 0))
+        with torch.no_grad():
+            images = self._preprocessor(batch, True)['inputs']
+        return Item(number, (), images)
+
+    def _summarise(self, runner: Any) -> None:
+        seconds = time.monotonic() - self._begin
+        report, self._report = self._report, {}
+        self._begin = time.monotonic()
+        for name, value in report.items():
+            runner.message_hub.update_scalar(f'features/{name}', value)
+        if report and is_main_process():
+            told = ', '.join(f'{name} {value:.4g}' for name, value in report.items())
+            runner.logger.info(f'[Features] of {seconds:.1f} s: {told}')
+
+
+class KeepKey:
+    """Writes into every sample by which number and seed it was loaded, in the loader's workers.
+
+    Args:
+        then: What else is done to a sample; None for nothing.
+    """
+
+    def __init__(self, then: Any) -> None:
+        self._then = then
+
+    def __call__(self, index: int, seed: Tuple[int, ...], sample: Any) -> Any:
+        """Return the sample."""
+        sample['data_samples'].set_metainfo(dict(sample_key=(index, tuple(seed))))
+        return sample if self._then is None else self._then(index, seed, sample)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == '_then':
+            raise AttributeError(name)
+        return getattr(self._then, name)
+
+
+def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:
+    """Return the keys that :class:`KeepKey` wrote into a batch."""
+    samples: Sequence[Any] = batch['data_samples']
+    return tuple((sample.metainfo['sample_key'][0], tuple(sample.metainfo['sample_key'][1]))
+                 for sample in samples)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(getattr(model, 'backbone', None), torch.nn.Module):
+        raise FeatureSourceError(
+            f'feature_source stands in for model.backbone, and {type(model).__name__} has none. '
+            f'Take feature_source out of the config.')
+    if getattr(model.data_preprocessor, 'batch_augments', None) is not None:
+        raise FeatureSourceError(
+            'feature_source looks at a batch before the step does, and '
+            'data_preprocessor.batch_augments would change it at random a second time. Move that '
+            'augmentation into the pipeline.')
+
+
+def _log_interval(runner: Any) -> int:
+    intervals: List[int] = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
+    return int(intervals[0]) if intervals else _LOG_INTERVAL

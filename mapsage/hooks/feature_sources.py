@@ -1,0 +1,143 @@
+"""Builds the source that ``feature_source`` of a config names."""
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Optional
+
+import torch
+from torch import nn
+
+from mapsage.accelerator import Accelerator
+from mapsage.distributed.weights import total_digest, weight_digests
+from mapsage.streaming import (
+    Cached,
+    Encode,
+    FeatureSource,
+    InPlace,
+    Prefetched,
+    Streamed,
+    open_links,
+)
+from mapsage.streaming.keys import keys_of_run
+from mapsage.streaming.roles import ENCODERS_VARIABLE, connect_store
+from mapsage.streaming.weights import share_encoder
+
+from .encoder_gate import FeatureSourceError
+
+# Seconds without a word after which the other end of a link counts as lost. An encoder says nothing
+# while it encodes one batch.
+SILENCE = 120.
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a source is built into.
+
+    Attributes:
+        encoder: The frozen encoder, with its weights, on ``device``.
+        encode: Encodes in place, with the run's precision.
+        accelerator: The accelerator in force.
+        local_rank: This rank on its node.
+        device: Where features are wanted.
+        runner: The Runner.
+        timeout: Seconds to wait for other ranks.
+    """
+
+    encoder: nn.Module
+    encode: Encode
+    accelerator: Accelerator
+    local_rank: int
+    device: torch.device
+    runner: Any
+    timeout: float
+
+
+def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> FeatureSource:
+    """Return the source of ``config``.
+
+    Raises:
+        FeatureSourceError: If its type or one of its settings is unknown, missing or out of range.
+    """
+    settings = dict(config)
+    name = settings.pop('type', None)
+    if name not in _BUILDERS:
+        raise FeatureSourceError(f"feature_source.type={name!r}, expected one of "
+                                 f"{', '.join(_BUILDERS)}.{_near(str(name), _BUILDERS)}")
+    build = _BUILDERS[name]
+    known = {key: each for key, each in inspect.signature(build).parameters.items()
+             if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    for key in settings:
+        if key not in known:
+            raise FeatureSourceError(
+                f'feature_source of type {name!r} has no setting {key!r}: expected '
+                f"{', '.join(known) or 'none'}.{_near(key, known)}")
+    missing = [key for key, each in known.items()
+               if each.default is inspect.Parameter.empty and key not in settings]
+    if missing:
+        raise FeatureSourceError(f"feature_source of type {name!r} needs {', '.join(missing)}.")
+    try:
+        return build(surroundings, **settings)
+    except FeatureSourceError:
+        raise
+    except ValueError as error:
+        raise FeatureSourceError(f'feature_source of type {name!r}: {error}') from error
+
+
+def _in_place(around: Surroundings) -> FeatureSource:
+    return InPlace(around.encode)
+
+
+def _prefetched(around: Surroundings, *, depth: int = 2, timeout: float = 600.) -> FeatureSource:
+    return Prefetched(
+        around.encode, depth, timeout,
+        prepare=lambda: around.accelerator.set_device(around.local_rank),
+        flush=around.accelerator.flush if around.accelerator.lazy else None)
+
+
+def _cached(around: Surroundings, *, folder: str, views: int = 1) -> FeatureSource:
+    run = around.runner
+    return Cached(folder, views, around.device, keys_of_run(
+        run.cfg, run.train_loop.dataloader.dataset, around.encoder,
+        getattr(run.optim_wrapper, 'cast_dtype', None)))
+
+
+def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str] = None,
+              pool_bytes: int = 256 * 2**20, block_bytes: int = 4 * 2**20, timeout: float = 600.,
+              silence: float = SILENCE, wire_dtype: Optional[str] = None,
+              ahead: Optional[int] = None, in_place: bool = True) -> FeatureSource:
+    # `accelerator` is the encoders' affair: mapsage/engine/encoder_rank.py
+    if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
+        raise FeatureSourceError(
+            f'no rank of this job became an encoder, expected {encoders}. Start it with '
+            f'scripts/start_8card_training.sh or another launcher, by tools/train.py or '
+            f"MMSegmentation's own (they call MapSageRunner.from_cfg).")
+    heads, rank = int(os.environ['WORLD_SIZE']), int(os.environ['RANK'])
+    store = connect_store(around.timeout)
+    if rank == 0:
+        digest = share_encoder(around.encoder, store, 0, 1 + encoders, around.timeout)
+    else:
+        digest = total_digest(weight_digests(around.encoder))
+    links = open_links(store, rank, range(heads, heads + encoders), range(heads), around.timeout,
+                       silence)
+    return Streamed([links[peer] for peer in sorted(links)], around.device,
+                    around.encode if in_place else None, int(digest, 16), pool_bytes, block_bytes,
+                    timeout, _dtype(wire_dtype), ahead)
+
+
+def _dtype(name: Optional[str]) -> Optional[torch.dtype]:
+    if name not in (None, 'float32', 'float16', 'bfloat16'):
+        raise FeatureSourceError(f"wire_dtype={name!r}, expected None, 'float32', 'float16' or "
+                                 f"'bfloat16'.")
+    return None if name is None else getattr(torch, name)
+
+
+_BUILDERS: Dict[str, Callable[..., FeatureSource]] = dict(
+    InPlace=_in_place, Prefetched=_prefetched, Cached=_cached, Streamed=_streamed)
+
+
+def _near(given: str, known: Any) -> str:
+    near = difflib.get_close_matches(given, list(known), 1)
+    return f' Did you mean {near[0]!r}?' if near else ''

@@ -1,0 +1,239 @@
+"""What cached features depend on, as short hashes that tell one cache from another."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+
+from mapsage.accelerator import derived_seed
+
+# Where a dataset lies does not decide what is in it; what is in it is in CacheKeys.dataset.
+_PLACES = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
+# First number of a view's seed; a run's own seeds have three numbers, a view's has four.
+_VIEW = int.from_bytes(b'view', 'big')
+
+Seed = Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheKeys:
+    """Everything that decides the features of a dataset's samples.
+
+    Attributes:
+        weights: Hash of the encoder's weights.
+        transforms: Hash of :attr:`settings`.
+        dataset: Hash of the list of samples.
+        samples: Samples of the dataset.
+        settings: The parts of the config from the file on disk to the features, as JSON has them.
+    """
+
+    weights: str
+    transforms: str
+    dataset: str
+    samples: int
+    settings: Any = field(compare=False)
+
+    def differences(self, other: CacheKeys) -> List[str]:
+        """Return a line for each key that differs, with this one's value first."""
+        lines = [f'{name} {getattr(self, name)} there, {getattr(other, name)} here'
+                 for name in ('weights', 'transforms', 'dataset')
+                 if getattr(self, name) != getattr(other, name)]
+        for at, line in enumerate(lines):
+            if line.startswith('transforms'):
+                lines[at] += ''.join(f' ({change})' for change in
+                                     _changes(self.settings, other.settings, 'config'))
+            elif line.startswith('dataset') and self.samples != other.samples:
+                lines[at] += f' ({self.samples} samples there, {other.samples} here)'
+        return lines
+
+
+def keys_of_run(cfg: Mapping[str, Any], dataset: Any, encoder: nn.Module,
+                dtype: Optional[torch.dtype]) -> CacheKeys:
+    """Return the keys of the features that a run of a config would compute.
+
+    Args:
+        cfg: The whole config.
+        dataset: What ``train_dataloader.dataset`` became.
+        encoder: ``model.backbone``, with its weights.
+        dtype: What autocast computes in; None without autocast.
+
+    Raises:
+        ValueError: If the dataset does not list its samples, or a setting has no lasting form.
+    """
+    model = cfg['model']
+    settings = canonical(dict(
+        dataset=_without(cfg['train_dataloader']['dataset'], _PLACES),
+        data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor'),
+        backbone=_without(model['backbone'], ('init_cfg',)),
+        precision=None if dtype is None else str(dtype)))
+    return CacheKeys(weights_hash(encoder), hash_of(settings), dataset_hash(dataset), len(dataset),
+                     settings)
+
+
+def weights_hash(encoder: nn.Module) -> str:
+    """Return a hash of the names, shapes, dtypes and bytes of an encoder's state dict."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(encoder.state_dict().items()):
+        value = tensor.detach().cpu().contiguous()
+        digest.update(f'{name} {tuple(value.shape)} {value.dtype};'.encode())
+        if value.dtype == torch.bfloat16:  # NumPy has none
+            value = value.view(torch.int16)
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def dataset_hash(dataset: Any) -> str:
+    """Return a hash of what a dataset lists, in its order.
+
+    Paths count from ``data_root``, so that a dataset that was moved is the same one. Of each file
+    the size counts too: of a file that was edited it is hardly ever the same.
+
+    Args:
+        dataset: A map-style dataset with MMEngine's ``get_data_info``.
+
+    Raises:
+        ValueError: If it has no ``get_data_info``.
+    """
+    if not hasattr(dataset, 'get_data_info'):
+        raise ValueError(f'{type(dataset).__name__} has no get_data_info(index), by which its '
+                         f'samples are told apart. Features of MMEngine datasets can be cached.')
+    roots = sorted({os.path.abspath(root) for root in _roots(dataset)}, key=len, reverse=True)
+    sizes: Dict[str, int] = {}
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    for index in range(len(dataset)):
+        info = dict(dataset.get_data_info(index))
+        for key, value in info.items():
+            if key.endswith('path') and isinstance(value, str):
+                info[key] = [_relative(value, roots), _size(value, sizes)]
+        digest.update(json.dumps(canonical(info), sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def hash_of(value: Any) -> str:
+    """Return a hash of something that :func:`canonical` returned."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def canonical(value: Any) -> Any:
+    """Return a value as JSON has it: equal in every process for equal settings.
+
+    Raises:
+        ValueError: If an object in it is known by its address only.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): canonical(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [canonical(each) for each in value]
+    if hasattr(value, 'tolist'):  # arrays and tensors, and NumPy's numbers
+        return canonical(value.tolist())
+    if hasattr(value, '__qualname__'):  # classes and functions
+        return f'{value.__module__}.{value.__qualname__}'
+    text = repr(value)
+    if ' at 0x' in text:
+        raise ValueError(f'the setting {text} looks different in every run, so that a cache cannot '
+                         f'be known by it. Write it as a dict with type=..., or as numbers.')
+    return text
+
+
+@dataclass(frozen=True)
+class ViewSeeds:
+    """The seeds of a cache's views: of each sample ``views`` looks exist, and no others.
+
+    It is what ``KeyedDataset.reseed`` calls in the loader's workers.
+
+    Attributes:
+        seed: The cache's own, 0 or more.
+        views: Views a sample.
+    """
+
+    seed: int
+    views: int
+
+    def __call__(self, index: int, seed: Seed) -> Seed:
+        """Return the seed of the view that a run draws by its own seed.
+
+        Raises:
+            ValueError: If there is a choice, and no seed to choose by.
+        """
+        if len(seed) == 4 and seed[0] == _VIEW:
+            return seed  # a sample that is loaded again by what it was loaded by
+        if self.views > 1 and not seed:
+            raise ValueError(f'sample {index} came without a seed to choose one of {self.views} '
+                             f'views by: name a sampler in train_dataloader, no batch_sampler.')
+        return self.of(index, derived_seed(*seed) % self.views if self.views > 1 else 0)
+
+    def of(self, index: int, view: int) -> Seed:
+        """Return the seed under which view ``view`` of sample ``index`` is loaded."""
+        return (_VIEW, self.seed, index, view)
+
+    def view(self, index: int, seed: Seed) -> int:
+        """Return the view that a sample was loaded as.
+
+        Raises:
+            ValueError: If its seed is not one of this cache's.
+        """
+        if len(seed) != 4 or seed[:3] != (_VIEW, self.seed, index) or not 0 <= seed[3] < self.views:
+            raise ValueError(f'sample {index} was loaded by the seed {seed}, which is none of its '
+                             f'{self.views} cached view(s): KeyedDataset.reseed must be seed_of of '
+                             f'the source.')
+        return seed[3]
+
+
+def _without(config: Any, names: Tuple[str, ...]) -> Any:
+    """Return a config without some settings, however deep."""
+    if isinstance(config, Mapping):
+        return {key: _without(each, names) for key, each in config.items() if key not in names}
+    if isinstance(config, (list, tuple)):
+        return [_without(each, names) for each in config]
+    return config
+
+
+def _roots(dataset: Any) -> Iterator[str]:
+    """Yield ``data_root`` of a dataset and of those that it wraps."""
+    if dataset.__dict__.get('data_root'):
+        yield dataset.data_root
+    inner = dataset.__dict__.get('dataset')
+    for each in [inner] * (inner is not None) + list(dataset.__dict__.get('datasets') or ()):
+        yield from _roots(each)
+
+
+def _relative(path: str, roots: List[str]) -> str:
+    where = path if '://' in path else os.path.abspath(path)
+    for root in roots:
+        if where.startswith(root + os.sep):
+            return os.path.relpath(where, root)
+    return path
+
+
+def _size(path: str, known: Dict[str, int]) -> int:
+    """Return a file's bytes, -1 if it is not a local one."""
+    if path not in known:
+        known[path] = os.path.getsize(path) if os.path.isfile(path) else -1
+    return known[path]
+
+
+def _changes(there: Any, here: Any, where: str) -> Iterator[str]:
+    """Yield the first setting that differs."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        names = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
+        if names:
+            yield from _changes(there.get(names[0]), here.get(names[0]), f'{where}.{names[0]}')
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for at, (one, other) in enumerate(zip(there, here)):
+            if one != other:
+                yield from _changes(one, other, f'{where}[{at}]')
+                return
+    else:
+        yield f'{where}: {_short(there)} there, {_short(here)} here'
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f'{text[:200]}...'

@@ -1,0 +1,86 @@
+"""Which ranks of a job encode and which train the head."""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Dict, Mapping
+
+import torch.distributed as dist
+
+ENCODER, HEAD = 'encoder', 'head'
+# Set in every process of a job that was split: how many of its ranks encode.
+ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
+
+
+class RoleError(ValueError):
+    """A job cannot be split into encoders and heads as asked."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one process of a split job is.
+
+    Attributes:
+        name: ``'encoder'`` or ``'head'``.
+        index: Its number among those of its name.
+        encoders: Encoders in the job.
+        heads: Head ranks in the job.
+        environ: Launcher variables to be set anew: a head sees heads only, as if they were all; an
+            encoder, which is in no process group, has its device's number.
+    """
+
+    name: str
+    index: int
+    encoders: int
+    heads: int
+    environ: Dict[str, str]
+
+
+def split_ranks(encoders: int, environ: Mapping[str, str], own_devices: bool) -> Role:
+    """Return the role of the process with these launcher variables. Pure.
+
+    The last ranks encode: rank 0 writes logs and checkpoints and is always a head, and on several
+    machines the encoders are together on the last ones.
+
+    Args:
+        encoders: Ranks that encode.
+        environ: With ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and, if set, ``LOCAL_WORLD_SIZE``.
+        own_devices: Encoders run on another kind of device than heads, so that both count their
+            devices from 0. Otherwise a process keeps the device of its rank on the node.
+
+    Raises:
+        RoleError: If there is no rank left for the head, or ``encoders`` is no positive number.
+    """
+    if not isinstance(encoders, int) or isinstance(encoders, bool) or encoders < 1:
+        raise RoleError(f'feature_source.encoders={encoders!r}, expected a number of ranks, 1 or '
+                        f'more.')
+    rank, world_size = int(environ['RANK']), int(environ['WORLD_SIZE'])
+    heads = world_size - encoders
+    if heads < 1:
+        raise RoleError(
+            f'feature_source.encoders={encoders} of {world_size} rank(s) leaves none for the head: '
+            f'start at least {encoders + 1} (NPROC_PER_NODE), or lower encoders.')
+    local_rank = int(environ['LOCAL_RANK'])
+    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))
+    first = rank - local_rank  # of this node
+    local_heads = max(0, min(local_size, heads - first))
+    if rank < heads:
+        own = dict(WORLD_SIZE=heads, LOCAL_WORLD_SIZE=local_heads)
+        name, index = HEAD, rank
+    else:
+        own = dict(LOCAL_RANK=local_rank - local_heads if own_devices else local_rank,
+                   LOCAL_WORLD_SIZE=local_size - local_heads if own_devices else local_size)
+        name, index = ENCODER, rank - heads
+    return Role(name, index, encoders, heads, {key: str(value) for key, value in own.items()})
+
+
+def connect_store(timeout: float) -> Any:
+    """Return a client of its own to the job's rendezvous store, which heads and encoders share.
+
+    Args:
+        timeout: Seconds to wait for the store.
+    """
+    # as env:// reads it; positional, since the names of the arguments changed after torch 1.10
+    return dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), None, False,
+                         timedelta(seconds=timeout))

@@ -1,0 +1,247 @@
+"""A head whose weights are split over the ranks of a head replica."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Tuple, Union
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# distribute_tensor(src_data_rank=) came with it
+TORCH = (2, 7)
+
+
+class TensorParallelError(ValueError):
+    """A head that cannot be split: over which ranks, why, and what to do."""
+
+
+class SplitHead:
+    """A head that :func:`parallelize_head` has split, as a whole.
+
+    Attributes:
+        head: The module, as it was given; each rank holds its shares.
+        mesh: The ranks of the replica, a ``DeviceMesh`` of one dimension.
+        plan: How each module that is split is split, by its name; the others are whole.
+
+    Args:
+        head: The module.
+        mesh: The ranks.
+        plan: The styles that were applied.
+        shapes: Of the values of the head's state dict before it was split.
+    """
+
+    def __init__(self, head: nn.Module, mesh: Any, plan: Mapping[str, Any],
+                 shapes: Mapping[str, torch.Size]) -> None:
+        self.head, self.mesh, self.plan, self._shapes = head, mesh, dict(plan), dict(shapes)
+
+    def gather_state_dict(self) -> Dict[str, torch.Tensor]:
+        """Return the state dict that the head would have on one rank. Collective.
+
+        Returns:
+            Copies in host memory, equal on every rank.
+        """
+        state = {}
+        for name, value in self._state():
+            whole = value.full_tensor() if _is_split(value) else value
+            state[name] = whole.detach().cpu().clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Load a state dict of the head on one rank; every rank takes its shares.
+
+        Args:
+            state: Equal on every rank.
+
+        Raises:
+            TensorParallelError: If names or shapes are not those of the head. Nothing is changed.
+        """
+        wrong = [f'{name}: {tuple(state[name].shape)}, expected {tuple(shape)}'
+                 for name, shape in self._shapes.items()
+                 if name in state and state[name].shape != shape]
+        missing, unknown = set(self._shapes) - set(state), set(state) - set(self._shapes)
+        if missing or unknown or wrong:
+            raise TensorParallelError(
+                f'the state dict is not that of this head: missing {sorted(missing)}, unknown '
+                f'{sorted(unknown)}, of other shapes {wrong}. Use one that a head of the same '
+                f'config has on one rank, or that gather_state_dict returned.')
+        from torch.distributed.tensor import distribute_tensor
+        with torch.no_grad():
+            for name, value in self._state():
+                plain = state[name].to(value.device)
+                if _is_split(value):
+                    plain = distribute_tensor(plain, self.mesh, value.placements,
+                                              src_data_rank=None).to_local()
+                    value = value.to_local()
+                value.copy_(plain)
+
+    def _state(self) -> List[Tuple[str, Any]]:
+        return list(self.head.state_dict().items())
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale the gradients so that their L2 norm over the whole head is at most ``max_norm``.
+
+        ``torch.nn.utils.clip_grad_norm_`` would take each share for a whole. Collective.
+
+        Args:
+            max_norm: Positive.
+
+        Returns:
+            The norm before, equal on every rank.
+        """
+        grads: List[Any] = [parameter.grad for parameter in self.head.parameters()
+                            if parameter.grad is not None]
+        own: List[torch.Tensor] = []
+        whole: List[torch.Tensor] = []
+        for grad in grads:
+            split = _is_split(grad) and any(each.is_shard() for each in grad.placements)
+            (own if split else whole).append(grad.to_local() if _is_split(grad) else grad)
+        device = next(self.head.parameters()).device
+        squares = torch.zeros((), dtype=torch.float64, device=device)
+        for grad in own:
+            squares += grad.double().square().sum()
+        dist.all_reduce(squares, group=self.mesh.get_group())
+        for grad in whole:
+            squares += grad.double().square().sum()
+        norm = float(squares.sqrt())
+        scale = max_norm / (norm + 1e-6)  # as torch's
+        if scale < 1:
+            for grad in own + whole:
+                grad.mul_(scale)
+        return norm
+
+
+def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> SplitHead:
+    """Split a head in place over the ranks of its replica. Collective; needs torch >= 2.7.
+
+    Convolutions and linear layers are split by output channels, whose shares are gathered behind
+    each of them. An MLP that is nothing but its linear layers takes one sum instead. An attention
+    of DINOv3's keeps a share of its ``qkv`` and gathers it while it runs. Grouped and transposed
+    convolutions, norms, and what has fewer output channels than ranks stay whole.
+
+    All ranks begin with the weights of the first. They must then train on the same features and
+    labels; the gradients of what is whole are equal on all of them.
+
+    Call it before the optimizer is made. Dropouts draw the same on all ranks.
+
+    Args:
+        head: On the devices of ``ranks``: the CPU for gloo, CUDA for nccl.
+        ranks: The process group of the replica, or a DeviceMesh of one dimension.
+
+    Returns:
+        What gathers, loads and clips the head as a whole. The head itself is trained as before.
+
+    Raises:
+        RuntimeError: If this torch has no tensor parallelism.
+        TensorParallelError: If a module would draw other random numbers on every rank, or the head
+            is on another device than the ranks' mesh.
+    """
+    version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
+    if version < TORCH:
+        raise RuntimeError(
+            f'a head replica of several ranks needs torch.distributed.tensor.parallel of torch >= '
+            f'{TORCH[0]}.{TORCH[1]}, and this is torch {torch.__version__}. Use replicas of one '
+            f'rank here.')
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    device = _device_type(head)
+    mesh = ranks if isinstance(ranks, DeviceMesh) else DeviceMesh.from_group(ranks, device)
+    if mesh.device_type != device or mesh.ndim != 1:
+        raise TensorParallelError(
+            f'the head is on {device!r}, and the mesh has {mesh.ndim} dimension(s) of '
+            f'{mesh.device_type!r}: expected one dimension and the same device. Move the head '
+            f'first, and slice the mesh.')
+    shapes = {name: value.shape for name, value in head.state_dict().items()}
+    if mesh.size() == 1:
+        return SplitHead(head, mesh, {}, shapes)
+    plan = plan_of(head, mesh.size())
+    for tensor in [*head.parameters(), *head.buffers()]:
+        tensor.data.copy_(distribute_tensor(tensor.data, mesh, [Replicate()]).to_local())
+    seed = torch.tensor([torch.initial_seed() % 2**31], device=device)
+    _share_dropouts(head, int(distribute_tensor(seed, mesh, [Replicate()]).to_local()))
+    parallelize_module(head, mesh, plan)
+    return SplitHead(head, mesh, plan, shapes)
+
+
+def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
+    """Return how the modules of a head are split, a ``ParallelStyle`` by name. Pure.
+
+    Raises:
+        TensorParallelError: If a module would draw other random numbers on every rank.
+    """
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    from .parallel_styles import GatherQkv, SplitConv2d
+
+    plan: Dict[str, Any] = {}
+    for name, module in head.named_modules():
+        prefix = f'{name}.' if name else ''
+        _refuse_random_depth(name, module)
+        if _reads_qkv(module):
+            plan[name] = GatherQkv()
+        *inner, last = _mlp_layers(module) or ['']
+        if inner and all(getattr(module, layer).out_features % ranks == 0 for layer in inner):
+            plan.update({f'{prefix}{layer}': ColwiseParallel() for layer in inner})
+            plan[f'{prefix}{last}'] = RowwiseParallel()
+    within = {f'{name}.qkv' for name, style in plan.items() if isinstance(style, GatherQkv)}
+    for name, module in head.named_modules():
+        if name in plan or name in within:
+            continue
+        if isinstance(module, nn.Conv2d) and module.groups == 1 \
+                and _all_have_some(module.out_channels, ranks):
+            plan[name] = SplitConv2d()
+        # not its subclasses: nn.MultiheadAttention reads the weights of one without calling it
+        elif type(module) is nn.Linear and _all_have_some(module.out_features, ranks):
+            plan[name] = ColwiseParallel(output_layouts=Replicate())
+    return plan
+
+
+def _all_have_some(channels: int, ranks: int) -> bool:
+    """Return whether no rank is left without a channel: shares are rounded up."""
+    return -(-channels // ranks) * (ranks - 1) < channels
+
+
+def _reads_qkv(module: nn.Module) -> bool:
+    """Return whether a module is an attention as DINOv3's, which does not call its ``qkv``."""
+    return (isinstance(getattr(module, 'qkv', None), nn.Linear)
+            and all(hasattr(module, name) for name in ('proj', 'num_heads', 'has_bias')))
+
+
+def _mlp_layers(module: nn.Module) -> List[str]:
+    """Return the linear layers of an MLP that has nothing else in it, the last one last."""
+    names = [name for name, _ in module.named_children()]
+    return names if names in (['fc1', 'fc2'], ['w1', 'w2', 'w3']) and all(
+        type(each) is nn.Linear for each in module.children()) else []
+
+
+def _refuse_random_depth(name: str, module: nn.Module) -> None:
+    for attribute in ('drop_path', 'drop_prob'):
+        rate = getattr(module, attribute, 0.0)
+        if isinstance(rate, float) and rate > 0:
+            raise TensorParallelError(
+                f'{name}: {attribute}={rate} would leave out other branches on every rank of a '
+                f'head replica, expected 0. Set the rate of stochastic depth of the head to 0.')
+
+
+def _share_dropouts(head: nn.Module, seed: int) -> None:
+    from .parallel_styles import SharedDropout
+    for parent in list(head.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, (nn.Dropout, nn.Dropout2d)):
+                setattr(parent, name, SharedDropout(child.p, isinstance(child, nn.Dropout2d), seed))
+                seed += 10**9  # calls count from there
+
+
+def _device_type(head: nn.Module) -> str:
+    kinds = {parameter.device.type for parameter in head.parameters()}
+    if len(kinds) != 1:
+        raise TensorParallelError(f'the parameters of the head are on {sorted(kinds)}, expected '
+                                  f'one kind of device. Move the head there first.')
+    return kinds.pop()
+
+
+def _is_split(value: Any) -> bool:
+    from torch.distributed.tensor import DTensor
+    return isinstance(value, DTensor)

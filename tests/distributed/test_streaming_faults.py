@@ -1,0 +1,289 @@
+"""A fault on the way ends in the right features or in one named error, and no block is lost."""
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import Any, Dict, List
+
+import pytest
+import torch
+from forked import DIED
+from streaming_ranks import (
+    BLOCK,
+    CPU,
+    encode,
+    fetch,
+    first_encoder,
+    image,
+    item,
+    run_job,
+    serve_well,
+    tampered,
+)
+from support import on_host
+
+from mapsage.streaming.header import Header
+from mapsage.streaming.link import Link
+from mapsage.streaming.sender import serve
+from mapsage.streaming.source import StreamingError
+from mapsage.streaming.streamed import Streamed
+
+pytestmark = on_host
+COUNT = 8  # items
+
+
+class Damaging:
+    """A gloo group that changes one byte of what :meth:`chosen` chooses, as a bad cable would."""
+
+    def __init__(self, group: Any, tag: int, size: int) -> None:
+        self._group, self._tag, self._size = group, tag, size
+        self.recv = group.recv
+        self._hits = 0
+
+    def chosen(self, tensor: torch.Tensor, tag: int) -> bool:
+        self._hits += tag == self._tag and tensor.numel() >= self._size
+        return tag == self._tag and tensor.numel() >= self._size and self._hits == 5
+
+    def send(self, tensors: List[torch.Tensor], other: int, tag: int) -> Any:
+        if self.chosen(tensors[0], tag):
+            tensors = [tensors[0].clone()]
+            tensors[0].numpy().view('u1')[tensors[0].numel() // 2] ^= 4
+        return self._group.send(tensors, other, tag)
+
+
+def take(links: List[Link], in_place: bool = True, timeout: float = 20, count: int = COUNT,
+         pool_bytes: int = 30 * BLOCK) -> Dict[str, float]:
+    source = Streamed(links, CPU, encode if in_place else None, block_bytes=BLOCK,
+                      pool_bytes=pool_bytes, timeout=timeout)
+    fetch(source, [item(number) for number in range(count)])
+    report = source.report()
+    source.close()  # raises where a block did not come back
+    return report
+
+
+def take_error(links: List[Link], timeout: float = 20) -> str:
+    """Return the error of the first item that no encoder gives, where there is no other way."""
+    source = Streamed(links, CPU, None, block_bytes=BLOCK, pool_bytes=30 * BLOCK, timeout=timeout)
+    with pytest.raises(StreamingError) as error:
+        fetch(source, [item(number) for number in range(COUNT)])
+    source.close()
+    return str(error.value)
+
+
+def die_in_a_block(links: List[Link]) -> Any:
+    """The first encoder dies between a header and its payload."""
+    class Dying(Damaging):
+        def send(self, tensors: List[torch.Tensor], other: int, tag: int) -> Any:
+            if self.chosen(tensors[0], tag):
+                time.sleep(0.3)  # the head has the header and waits for the payload
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self._group.send(tensors, other, tag)
+
+    if first_encoder(links):
+        for link in links:
+            link._group = Dying(link._group, 1, 64)
+    return serve_well(links)
+
+
+def test_an_encoder_killed_in_a_block(tmp_path):
+    report, died, other = run_job(take, die_in_a_block, 1, 2, tmp_path / 'two')
+    assert died == DIED and report['lost'] == 1 and report['failovers'] >= 1
+    assert report['items from encoder rank 2'] + report.get('items from encoder rank 1', 0) == COUNT
+    report, died = run_job(take, die_in_a_block, 1, 1, tmp_path / 'one')
+    assert died == DIED and report['in_place'] >= COUNT - 2
+    error, died = run_job(take_error, die_in_a_block, 1, 1, tmp_path / 'none')
+    assert 'has no features: no encoder is left; encoder rank 1: it went away' in error
+
+
+def take_or_die(links: List[Link]) -> Any:
+    if os.environ['RANK'] == '0':
+        return take(links)
+    source = Streamed(links, CPU, encode, block_bytes=BLOCK, pool_bytes=30 * BLOCK)
+    for number in range(2):
+        source.request(item(number))
+    source.features(item(0))
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+def test_a_head_killed(tmp_path):
+    report, died, served = run_job(take_or_die, serve_well, 2, 1, tmp_path)
+    assert died == DIED and report['items from encoder rank 2'] == COUNT
+    assert served['lost'] == 1
+
+
+def damage(links: List[Link], tag: int, size: int) -> Any:
+    if first_encoder(links):
+        for link in links:
+            link._group = Damaging(link._group, tag, size)
+    return serve_well(links)
+
+
+def take_after(links: List[Link], *args: Any) -> Any:
+    return take(links)
+
+
+@pytest.mark.parametrize(('tag', 'lost'), [(0, 1), (1, 0)], ids=['header', 'payload'])
+def test_damage_on_the_way(tag, lost, tmp_path):
+    report, *_ = run_job(take_after, damage_served, 1, 2, tmp_path / 'two', tag, 50)
+    assert report['failovers'] >= 1 and report.get('lost', 0) == lost
+    assert 'in_place' not in report
+    error, _ = run_job(take_error_after, damage_served, 1, 1, tmp_path / 'one', tag, 50)
+    assert 'encoder rank 1: ' in error
+    assert ('the checksum of a header is wrong' if tag == 0 else 'damaged on their way') in error
+
+
+def take_error_after(links: List[Link], *args: Any) -> str:
+    return take_error(links)
+
+
+def damage_served(links: List[Link], tag: int, size: int) -> Any:
+    try:
+        return damage(links, tag, size)
+    except StreamingError as error:  # its only head broke the link
+        return str(error)
+
+
+def deliver_oddly(links: List[Link], how: str) -> Any:
+    """The first encoder sends blocks twice, or first for a generation that is over."""
+    def tamper(header: Header, payload: torch.Tensor) -> Any:
+        if how == 'twice':
+            return [(header, payload)] * 2
+        garbage = torch.full_like(payload, 255)
+        old = (replace(header, generation=header.generation + 1) if how == 'generation' else
+               replace(header, attempt=header.attempt + 1) if how == 'attempt' else
+               replace(header, block=(header.block + 1) % 30))
+        return [(old, garbage), (header, payload)]
+
+    return serve_well([tampered(link, tamper) for link in links])
+
+
+@pytest.mark.parametrize('how', ['twice', 'generation', 'attempt', 'block'])
+def test_what_comes_twice_or_for_another_owner_is_dropped(how, tmp_path):
+    report, served = run_job(take_after, deliver_oddly, 1, 1, tmp_path, how)
+    blocks = sum(-(-nbytes // BLOCK) for nbytes in item_bytes())
+    assert report['duplicates'] in (blocks - 1, blocks)  # the last may come behind the report
+    assert report['bytes'] == served['bytes'] and 'failovers' not in report
+
+
+def item_bytes() -> List[int]:
+    return [sum(level.numel() for level in encode(image(number))) * 4 for number in range(COUNT)]
+
+
+def stall(links: List[Link], behind_header: bool) -> Any:
+    """The first encoder stops for a while at the third block, before or behind its header."""
+    class Stalling(Damaging):
+        def send(self, tensors: List[torch.Tensor], other: int, tag: int) -> Any:
+            if self.chosen(tensors[0], tag):
+                time.sleep(1.5)
+            return self._group.send(tensors, other, tag)
+
+    if first_encoder(links):
+        for link in links:
+            link._group = Stalling(link._group, int(behind_header), 64 if behind_header else 0)
+    return serve_well(links)
+
+
+def take_soon(links: List[Link], *args: Any) -> Any:
+    source = Streamed(links, CPU, encode, block_bytes=BLOCK, pool_bytes=14 * BLOCK, timeout=0.8)
+    fetch(source, [item(number) for number in range(4)])
+    time.sleep(1.5)  # what is late comes, into blocks that others have had meanwhile
+    fetch(source, [item(number) for number in range(4, COUNT)])
+    report = source.report()
+    source.close()
+    return report
+
+
+@pytest.mark.parametrize('behind_header', [False, True])
+def test_a_block_reused_while_an_old_write_is_under_way(behind_header, tmp_path):
+    report, *_ = run_job(take_soon, stall, 1, 2, tmp_path, behind_header)
+    assert report['failovers'] >= 1 and 'lost' not in report
+
+
+def serve_slowly(links: List[Link]) -> Any:
+    def slow(images: torch.Tensor) -> Any:
+        time.sleep(2 if not slow_once else 0)
+        slow_once.append(1)
+        return encode(images)
+
+    slow_once: List[int] = []
+    try:
+        return serve(links, slow if first_encoder(links) else encode, CPU, heartbeat=0.2)
+    except StreamingError as error:
+        return str(error)
+
+
+def test_an_encoder_that_is_delayed(tmp_path):
+    patient, *_ = run_job(take, serve_slowly, 1, 2, tmp_path / 'patient')
+    assert patient['waited'] > 1 and 'failovers' not in patient
+    hasty, slow, _ = run_job(take, serve_slowly, 1, 2, tmp_path / 'hasty', silence=1.0)
+    assert hasty['lost'] == 1 and hasty['failovers'] >= 1
+    assert hasty['items from encoder rank 2'] >= 6
+    assert 'head rank 0: it went away' in slow
+
+
+def serve_raising(links: List[Link]) -> Any:
+    def raising(images: torch.Tensor) -> Any:
+        if images.shape == image(3).shape:
+            raise ZeroDivisionError('no such tile')
+        return encode(images)
+
+    return serve(links, raising, CPU, heartbeat=0.2)
+
+
+def test_an_encoder_that_raises(tmp_path):
+    report, *served = run_job(take, serve_raising, 1, 2, tmp_path / 'place')
+    assert report['in_place'] == 1 and report['failovers'] == 2 and 'lost' not in report
+    assert [each['failed'] for each in served] == [1, 1]
+    error, *_ = run_job(take_error, serve_raising, 1, 2, tmp_path / 'error')
+    assert error.startswith('item 3 has no features: no encoder is left; encoder rank ')
+    assert error.count('encoding raised ZeroDivisionError: no such tile') == 2
+
+
+LEAK_ITEMS = 1000
+
+
+def take_thousand(links: List[Link]) -> Dict[str, float]:
+    source = Streamed(links, CPU, encode, block_bytes=256, pool_bytes=256 * 7, timeout=20)
+    fetch(source, [item(n, image(n)[:1, :, :3 + n % 4, :5]) for n in range(LEAK_ITEMS)])
+    report = source.report()
+    assert source._inbox._pool.free == source._inbox._pool.total
+    source.close()
+    report['threads'] = sum('link' in thread.name for thread in threading.enumerate())
+    return report
+
+
+def serve_badly(links: List[Link]) -> Any:
+    """Raise, damage, repeat and, on the first encoder, die in the end."""
+    draw = random.Random(int(os.environ['RANK']))
+    encoded: List[int] = []
+
+    def unsure(images: torch.Tensor) -> Any:
+        encoded.append(1)
+        if first_encoder(links) and len(encoded) == 300:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if draw.random() < 0.05:
+            raise ValueError('bad luck')
+        return encode(images)
+
+    class Unsure(Damaging):
+        def chosen(self, tensor: torch.Tensor, tag: int) -> bool:
+            return tag == 1 and draw.random() < 0.03
+
+    for link in links:
+        link._group = Unsure(link._group, 1, 0)
+        tampered(link, lambda *message: [message] * (1 + (draw.random() < 0.05)))
+    return serve(links, unsure, CPU, heartbeat=0.2)
+
+
+def test_a_thousand_items_with_random_failures_leave_no_block_behind(tmp_path):
+    report, died, served = run_job(take_thousand, serve_badly, 1, 2, tmp_path)
+    assert died == DIED and report['lost'] == 1 and report['threads'] == 0
+    assert report['failovers'] > 50 and report['in_place'] > 3 and report['duplicates'] > 50
+    assert report['partial'] > 0
+    came = sum(n for name, n in report.items() if name.startswith('items from'))
+    assert came + report['in_place'] == LEAK_ITEMS
