@@ -5,6 +5,7 @@ from .cache import Cached
 from .link import Link, LinkError, open_links
 from .prefetch import Prefetched
 from .replica import ReplicaFeatures
+from .replicated import Replicated
 from .roles import RoleError
 from .sender import serve
 from .source import Encode, Features, FeatureSource, InPlace, Item, StreamingError
@@ -13,6 +14,6 @@ from .tensor_parallel import parallelize_head
 
 __all__ = [
     'Arriving', 'BlockError', 'BlockPool', 'Cached', 'Encode', 'Features', 'FeatureSource',
-    'InPlace', 'Item', 'Link', 'LinkError', 'Prefetched', 'ReplicaFeatures', 'RoleError',
-    'Streamed', 'StreamingError', 'open_links', 'parallelize_head', 'serve'
+    'InPlace', 'Item', 'Link', 'LinkError', 'Prefetched', 'ReplicaFeatures', 'Replicated',
+    'RoleError', 'Streamed', 'StreamingError', 'open_links', 'parallelize_head', 'serve'
 ]

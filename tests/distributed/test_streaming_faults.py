@@ -24,7 +24,7 @@ from streaming_ranks import (
     serve_well,
     tampered,
 )
-from support import on_host
+from support import ON_MAIN_LEG, on_host
 
 from mapsage.streaming.header import Header
 from mapsage.streaming.link import Link
@@ -204,9 +204,13 @@ def test_a_block_reused_while_an_old_write_is_under_way(behind_header, tmp_path)
     assert report['failovers'] >= 1 and 'lost' not in report
 
 
-def serve_slowly(links: List[Link]) -> Any:
+# seconds by which an encoder is late; the other legs test the same code
+LATE = 20.0 if ON_MAIN_LEG else 2.0
+
+
+def serve_slowly(links: List[Link], late: float = 2.0) -> Any:
     def slow(images: torch.Tensor) -> Any:
-        time.sleep(2 if not slow_once else 0)
+        time.sleep(late if not slow_once else 0)
         slow_once.append(1)
         return encode(images)
 
@@ -217,9 +221,18 @@ def serve_slowly(links: List[Link]) -> Any:
         return str(error)
 
 
+def serve_late(links: List[Link]) -> Any:
+    return serve_slowly(links, LATE)
+
+
+def take_patiently(links: List[Link]) -> Dict[str, float]:
+    return take(links, timeout=60)
+
+
 def test_an_encoder_that_is_delayed(tmp_path):
-    patient, *_ = run_job(take, serve_slowly, 1, 2, tmp_path / 'patient')
-    assert patient['waited'] > 1 and 'failovers' not in patient
+    patient, *_ = run_job(take_patiently, serve_late, 1, 2, tmp_path / 'patient', silence=60.0,
+                          timeout=80)
+    assert patient['waited'] > LATE / 2 and 'failovers' not in patient
     hasty, slow, _ = run_job(take, serve_slowly, 1, 2, tmp_path / 'hasty', silence=1.0)
     assert hasty['lost'] == 1 and hasty['failovers'] >= 1
     assert hasty['items from encoder rank 2'] >= 6
