@@ -9,7 +9,7 @@ import torch
 
 from .blocks import BlockPool
 from .link import Link
-from .payload import Layout
+from .payload import Layout, host_bytes
 from .progress import Progress
 from .source import StreamingError
 from .state import State
@@ -158,7 +158,7 @@ class Arriving:
     def _drain(self) -> None:
         assert self.total is not None
         if self._host is None:
-            self._host = torch.empty(self.total, dtype=torch.uint8)
+            self._host = host_bytes(self.total)
         for block, grant in self._pieces:
             self._host[grant.offset:grant.offset + grant.nbytes] = \
                 self._pool.data(block, self.owner)[:grant.nbytes]
@@ -169,7 +169,7 @@ class Arriving:
     def _copied(self, start: int, stop: int) -> torch.Tensor:
         if self._host is not None and stop <= self._drained:
             return self._host[start:stop]  # never written twice
-        data = torch.empty(stop - start, dtype=torch.uint8)
+        data = host_bytes(stop - start)
         if self._host is not None and start < self._drained:
             data[:self._drained - start] = self._host[start:self._drained]
         for block, grant in self._pieces:

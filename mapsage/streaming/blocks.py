@@ -7,6 +7,7 @@ from typing import Deque, List, NamedTuple, Optional, Sequence, Set
 
 import torch
 
+from .payload import host_bytes
 from .source import StreamingError
 
 
@@ -46,7 +47,7 @@ class BlockPool:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f'{name}={value!r}, expected an integer, 1 or more.')
         self.total, self.block_bytes = blocks, block_bytes
-        self._memory = torch.empty(blocks * block_bytes, dtype=torch.uint8)
+        self._memory = host_bytes(blocks * block_bytes)
         self._free: Deque[int] = deque(range(blocks))
         self._owners: List[Optional[Owner]] = [None] * blocks
         self._generations = [0] * blocks

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mapsage.distributed.store import store_lock
 
 from .header import WORDS, Header, Kind, decode, encode
-from .payload import checksum
+from .payload import checksum, host_bytes
 from .source import StreamingError
 
 _HEADER, _PAYLOAD = 0, 1  # tags: the next header is awaited before the payload of this one
@@ -177,7 +177,7 @@ class Link:
             receiver.received(self, header, torch.empty(0, dtype=torch.uint8), None)
             return
         place = receiver.place(self, header)
-        payload = torch.empty(header.nbytes, dtype=torch.uint8) if place is None else place
+        payload = host_bytes(header.nbytes) if place is None else place
         try:
             self._group.recv([payload], self._other, _PAYLOAD).wait(
                 timedelta(seconds=self.silence))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mapsage.distributed import Consensus, Facts, open_channel
 
 from .blocks import BlockPool
-from .payload import checksum
+from .payload import checksum, host_bytes
 from .replica_facts import FIELDS, Agreed, Arriving, facts_of, fault_of, read_agreed
 from .source import Features, StreamingError
 from .state import State
@@ -291,7 +291,7 @@ class _Parts:
             self.release()
             self.held = 0
         if agreed.total is not None and len(self.host) != agreed.total:
-            self.host = torch.empty(agreed.total, dtype=torch.uint8)
+            self.host = host_bytes(agreed.total)
         self._owner = (agreed.item, agreed.attempt)
         return last != agreed
 

@@ -4,10 +4,11 @@
 
 Starts an encoder and a head process itself, in host memory on one machine. An item has the features
 that four layers of a ViT-L/16 give for 2 images of 512x512 in float32: 32 MiB. The encoder gives
-the same tensors each time, so that nothing is computed; requests carry one pixel. Both ways take
+the same tensors each time, so that nothing is computed; requests carry one pixel. All ways take
 turns in one run: the bare one sends a tensor of the item's size over a gloo group of two ranks and
-waits for each; ours also copies the encoder's output into one buffer, cuts it, checks it and copies
-it out of the blocks. Medians over the turns, and of each turn's ratio.
+waits for each, into one buffer ("bare") or into new memory each time, as who keeps the features
+must ("bare, kept"); ours also cuts and checks it, and copies it out of the blocks into new memory.
+Medians over the turns, and of each turn's ratio.
 """
 from __future__ import annotations
 
@@ -49,17 +50,19 @@ def item_bytes() -> int:
     return LEVELS * torch.Size(LEVEL).numel() * 4
 
 
-def time_bare(group: Any, rank: int, data: torch.Tensor) -> float:
+def time_bare(group: Any, rank: int, data: torch.Tensor, kept: bool) -> float:
     """Return the seconds of a turn."""
     start = time.perf_counter()
     for _ in range(ITEMS):
+        if kept and rank == 0:
+            data = torch.empty_like(data)
         (group.recv([data], 1, 0) if rank == 0 else group.send([data], 0, 0)).wait()
     return time.perf_counter() - start
 
 
-def time_streamed(source: Streamed, expected: torch.Tensor) -> float:
+def time_streamed(source: Streamed, expected: torch.Tensor, begin: int) -> float:
     """Return the seconds of a turn, in which every item is awaited in order."""
-    items = [Item(i, (), torch.zeros(1, 3, 1, 1)) for i in range(ITEMS)]
+    items = [Item(begin + i, (), torch.zeros(1, 3, 1, 1)) for i in range(ITEMS)]
     start = time.perf_counter()
     for position in range(ITEMS + source.ahead):
         if position < ITEMS:
@@ -77,20 +80,21 @@ def run(rank: int, folder: str, results: Any) -> None:
     store = dist.FileStore(f'{folder}/store', -1)
     bare = dist.ProcessGroupGloo(dist.PrefixStore('bare', store), rank, 2, timedelta(seconds=60))
     features, data = make_features(), torch.rand(item_bytes() // 4)
-    rows: List[Tuple[int, float, float]] = []
+    rows: List[Tuple[int, float, float, float]] = []
     for turn in range(TURNS + 1):
         for mib in BLOCK_MIB:
-            seconds = time_bare(bare, rank, data)
+            seconds, kept = (time_bare(bare, rank, data, kept) for kept in (False, True))
             prefix = dist.PrefixStore(f'{turn}-{mib}', store)
             links = list(open_links(prefix, rank, [1], [0], 60, 60).values())
             if rank == 1:
                 serve(links, lambda images: features, CPU)
                 continue
             source = Streamed(links, CPU, block_bytes=mib * MIB, pool_bytes=256 * MIB, timeout=60)
-            ours = time_streamed(source, features[-1])
+            time_streamed(source, features[-1], 0)  # the pool is new
+            ours = time_streamed(source, features[-1], ITEMS)
             source.close()
             if turn:  # the first one warms up
-                rows.append((mib, seconds, ours))
+                rows.append((mib, seconds, kept, ours))
     if rank == 0:
         results.put((rows, time_checksum()))
 
@@ -117,14 +121,18 @@ def main() -> None:
     total = ITEMS * item_bytes() / 1e9
     print(f'{describe_machine()}. {TURNS} turns of {ITEMS} items of {item_bytes() // MIB} MiB; the '
           f'checksum alone runs at {checked:.1f} GB/s.\n')
-    print('| block MiB | bare GB/s | streamed GB/s | ratio | lowest and highest ratio |')
-    print('|---|---|---|---|---|')
+    print('| block MiB | bare GB/s | bare, kept GB/s | streamed GB/s | of bare | of bare, kept |')
+    print('|---|---|---|---|---|---|')
     for mib in BLOCK_MIB:
-        pairs = [(bare, ours) for each, bare, ours in rows if each == mib]
-        ratios = sorted(bare / ours for bare, ours in pairs)
-        bare, ours = (statistics.median(each) for each in zip(*pairs))
-        print(f'| {mib} | {total / bare:.2f} | {total / ours:.2f} | '
-              f'{statistics.median(ratios):.2f} | {ratios[0]:.2f}-{ratios[-1]:.2f} |')
+        times = [each for each in rows if each[0] == mib]
+        bare, kept, ours = (total / statistics.median(each) for each in list(zip(*times))[1:])
+        ratios, others = (sorted(each[column] / each[3] for each in times) for column in (1, 2))
+        print(f'| {mib} | {bare:.2f} | {kept:.2f} | {ours:.2f} | {_range(ratios)} | '
+              f'{_range(others)} |')
+
+
+def _range(ratios: List[float]) -> str:
+    return f'{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})'
 
 
 if __name__ == '__main__':
