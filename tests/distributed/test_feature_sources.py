@@ -13,8 +13,19 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 import torch
 from frozen_config import FROZEN, PLAIN
-from support import ON_MAIN_LEG, Launch, check_finished, launch, main_leg, on_host
+from support import (
+    ON_MAIN_LEG,
+    REAL_DATA,
+    ROOT,
+    Launch,
+    check_finished,
+    launch,
+    main_leg,
+    on_host,
+)
 from support import write_tiny_config as write_config
+
+from mapsage.datasets import DemoParams, write_demo_data
 
 ON_XLA_LEG = importlib.util.find_spec('torch_xla') is not None
 LOAD: Dict[str, Any] = dict(map_location='cpu')
@@ -74,6 +85,50 @@ def test_a_cache_gives_the_same_head(plain: Path, in_place: Run) -> None:
                                    '--folder', str(folder), '--accelerator', 'cpu']))
     check_equal(train(plain, plain.parent / 'cached', dict(type='Cached', folder=str(folder))),
                 in_place)
+
+
+DEMO = """
+_base_ = {config!r}
+plain = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')]
+train_dataloader = dict(dataset=dict(data_root={data!r}, pipeline=plain))
+"""
+NWPU = """
+_base_ = {config!r}
+plain = [dict(type='LoadImageFromFile'), dict(type='LoadPolygonAnnotations'),
+         dict(type='Resize', scale=(256, 256), keep_ratio=False), dict(type='PackSegInputs')]
+train_dataloader = dict(num_workers=0, persistent_workers=False,
+                        dataset=dict(data_root={data!r}, pipeline=plain))
+model = dict(backbone=dict(frozen=True))
+optim_wrapper = dict(_delete_=True, type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01))
+"""
+SHORT = """
+val_dataloader = val_cfg = val_evaluator = None
+train_cfg = dict(max_iters=10, val_interval=10)
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=10, save_best=None))
+visualizer = dict(vis_backends=[dict(type='LocalVisBackend')])
+"""
+
+
+@main_leg
+@pytest.mark.parametrize('text, config, data', [
+    (DEMO, 'demo/vit_tiny_frozen_demo.py', None),
+    (NWPU, 'dinov3/vit_tiny_nwpu.py', REAL_DATA / 'nwpu_polygons')], ids=['demo', 'nwpu'])
+def test_demo_and_nwpu_train_alike_from_every_source(text: str, config: str, data: Optional[Path],
+                                                     tmp_path: Path) -> None:
+    if data is None:
+        data = tmp_path / 'demo'
+        write_demo_data(data, DemoParams(train_scenes=1, val_scenes=1, scene_size=512))
+    elif not data.is_dir():
+        pytest.skip(f'{data} is not here')
+    path = tmp_path / 'short.py'
+    path.write_text(text.format(config=str(ROOT / 'configs' / config), data=str(data)) + SHORT)
+    expected = train(path, tmp_path / 'in_place', None, heads=1)
+    folder = str(tmp_path / 'features')
+    check_finished(launch(command=[sys.executable, 'tools/cache_features.py', str(path), '--folder',
+                                   folder, '--accelerator', 'cpu']))
+    for source in (dict(type='Cached', folder=folder), dict(type='Prefetched'),
+                   dict(type='Streamed', encoders=1)):
+        check_equal(train(path, tmp_path / str(source['type']), source, heads=1), expected)
 
 
 @main_leg
