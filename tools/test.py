@@ -20,6 +20,7 @@ def main(argv=None) -> None:
     cfg = cli.load_config(args)
     cfg.load_from = args.checkpoint
     cfg.resume = False
+    cfg.pop('feature_source', None)  # of training
     if args.out:
         cli.write_masks_to(cfg, args.out)
     if args.show_dir:

@@ -111,9 +111,10 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
     # `accelerator` is the encoders' affair: mapsage/engine/encoder_rank.py
     if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
         raise FeatureSourceError(
-            f'no rank of this job became an encoder, expected {encoders}. Start it with '
-            f'scripts/start_8card_training.sh or another launcher, by tools/train.py or '
-            f"MMSegmentation's own (they call MapSageRunner.from_cfg).")
+            f"feature_source of type 'Streamed' needs {encoders} rank(s) that encode, beside those "
+            f'that train, and this process is alone or was not told so. Use '
+            f'scripts/start_8card_training.sh, or --launcher with tools/train.py or '
+            f"MMSegmentation's own; in one process, a source of type 'Prefetched' or 'Cached'.")
     heads, rank = int(os.environ['WORLD_SIZE']), int(os.environ['RANK'])
     store = connect_store(around.timeout)
     if rank == 0:

@@ -141,5 +141,5 @@ def test_an_encoder_that_is_not_the_same_in_every_step_is_refused(layer: nn.Modu
 
 
 def test_streaming_needs_a_launcher(train: Any) -> None:
-    with pytest.raises(ValueError, match='no launcher started this process'):
+    with pytest.raises(ValueError, match='needs 1 rank.s. that encode beside'):
         train(dict(type='Streamed', encoders=1))
