@@ -81,6 +81,6 @@ def connect_store(timeout: float) -> Any:
     Args:
         timeout: Seconds to wait for the store.
     """
-    # as env:// reads it; positional, since the names of the arguments changed after torch 1.10
-    return dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), None, False,
-                         timedelta(seconds=timeout))
+    # where env:// finds it
+    return dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False,
+                         timeout=timedelta(seconds=timeout), wait_for_workers=False)
