@@ -149,15 +149,22 @@ def _import_everything():
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.insert(0, root)
     import importlib
+
+    import torch
+    # Asked for its devices, CUDA is of no more use in a fork.
+    asks = getattr(torch._C, '_cuda_getDeviceCount', None)
+    if asks is not None:
+        torch._C._cuda_getDeviceCount = lambda: 0
     for name in ('torch.distributed.run', 'mapsage', 'mapsage.engine.cli', 'mapsage.engine.predict',
                  'mmengine.runner', 'mmseg.apis', 'mmseg.models', 'mmseg.datasets',
                  'mmseg.evaluation', 'mmseg.visualization', 'mmengine.visualization',
                  'mmseg.engine', 'matplotlib.pyplot', 'rich.progress', 'torch.profiler'):
         importlib.import_module(name)
-    import torch
     from mmengine.config import Config
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.)  # imports torch._dynamo
     assert Config(dict(a=1)).pretty_text  # imports yapf
+    if asks is not None:
+        torch._C._cuda_getDeviceCount = asks
     sys.path.remove(root)
     threads = os.listdir('/proc/self/task')
     assert len(threads) == 1, 'a process with %d threads must not fork' % len(threads)

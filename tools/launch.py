@@ -73,6 +73,7 @@ def main() -> None:
     notes.cleanup()
     if 'MAPSAGE_THEN' in os.environ:  # of the script that called; as this process, for its signals
         sys.stdout.flush()
+        del os.environ['MAPSAGE_ERROR_NOTES']
         os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
 
 

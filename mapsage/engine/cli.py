@@ -147,8 +147,12 @@ def use_tta(cfg: Config) -> None:
 
 
 def stream_features(cfg: Config, encoders: int) -> None:
-    """Let so many ranks encode: ``feature_source`` of type ``'Streamed'``."""
+    """Let so many ranks encode: ``feature_source`` of type ``'Streamed'``, none for 0."""
     source = dict(cfg.get('feature_source') or {})
+    if encoders == 0:
+        if source.get('type') == 'Streamed':
+            cfg.pop('feature_source')
+        return
     kept = source if source.get('type', 'Streamed') == 'Streamed' else {}
     cfg.feature_source = dict(kept, type='Streamed', encoders=encoders)
 

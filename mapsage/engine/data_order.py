@@ -137,6 +137,8 @@ class KeyedDataset(torch.utils.data.Dataset):
         reseed: Called with ``(index, seed)`` before a sample is loaded; what it returns is the
             sample's seed, for ``finish`` too. The seed is ``()`` where the sampler gave none. None
             for no such call.
+        keep_keys: Whether ``(index, seed)`` goes into the metainfo of each sample's
+            ``data_samples``, as ``sample_key``.
     """
 
     def __init__(self, dataset: Any, check: Any, explain: Any) -> None:
@@ -145,6 +147,7 @@ class KeyedDataset(torch.utils.data.Dataset):
         self._tied_to_parent = False
         self.finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]] = None
         self.reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]] = None
+        self.keep_keys = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -170,6 +173,8 @@ class KeyedDataset(torch.utils.data.Dataset):
         except Exception as error:  # any transform may fail in any way; facts are added
             raise self._explain(self.dataset, index, error) from error
         self._check(self.dataset, index, sample)
+        if self.keep_keys:
+            sample['data_samples'].set_metainfo(dict(sample_key=(index, tuple(seed or ()))))
         return sample if self.finish is None else self.finish(index, seed or (), sample)
 
     def load(self, index: int, seed: Tuple[int, ...]) -> Any:

@@ -2,18 +2,23 @@
 from __future__ import annotations
 
 import os
-from typing import Optional
+from typing import List, Optional
 
 import mmengine.device.utils
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.optim import AmpOptimWrapper
+from mmengine.registry import MODELS, OPTIM_WRAPPERS, DefaultScope
 
-from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.accelerator import (
+    AcceleratorError,
+    resolve_accelerator,
+    set_current_accelerator,
+)
 from mapsage.distributed import apply_launcher_environment, local_rank
 from mapsage.distributed.process_group import check_ranks_fit
-from mapsage.hooks.encoder_gate import check_frozen
+from mapsage.hooks.encoder_gate import as_levels, check_frozen
 from mapsage.hooks.feature_sources import SILENCE
 from mapsage.streaming import Features, open_links, serve
 from mapsage.streaming.roles import (
@@ -28,6 +33,8 @@ from mapsage.wrappers import place_module
 
 from .env_cfg import parse_env_cfg
 from .optim_wrapper import parse_dtype
+
+_roles: List[Role] = []  # this process's, once it is known
 
 
 def take_role(cfg: Config) -> Optional[EncoderRank]:
@@ -45,16 +52,29 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     launcher = cfg.get('launcher', 'none')
     if launcher == 'none':
         return None  # may be a test of the model; a training says what is missing
-    apply_launcher_environment(launcher)
-    source = cfg.feature_source
-    wanted = parse_env_cfg(cfg.get('env_cfg') or {}).accelerator
-    own = source.get('accelerator') or wanted
-    role = split_ranks(source.get('encoders', 1), os.environ,
-                       resolve_accelerator(own).name != resolve_accelerator(wanted).name)
-    os.environ.update(role.environ)
-    os.environ[ENCODERS_VARIABLE] = str(role.encoders)
+    if not _roles:  # a process may build several Runners
+        apply_launcher_environment(launcher)
+        encoders = cfg.feature_source.get('encoders', 1)
+        role = split_ranks(encoders, os.environ, own_devices=False)
+        if role.name == ENCODER and not _is_of_one_kind(cfg):
+            role = split_ranks(encoders, os.environ, own_devices=True)
+        os.environ.update(role.environ)
+        os.environ[ENCODERS_VARIABLE] = str(role.encoders)
+        _roles.append(role)
     cfg.launcher = 'pytorch'
-    return EncoderRank(cfg, role) if role.name == ENCODER else None
+    return EncoderRank(cfg, _roles[0]) if _roles[0].name == ENCODER else None
+
+
+def _is_of_one_kind(cfg: Config) -> bool:
+    """Return whether encoders and heads use one kind of device, of which each has its own."""
+    heads = parse_env_cfg(cfg.get('env_cfg') or {}).accelerator
+    own = cfg.feature_source.get('accelerator') or heads
+    if own == heads:
+        return True
+    try:
+        return resolve_accelerator(own).name == resolve_accelerator(heads).name
+    except AcceleratorError:  # this machine has not got the heads' kind, or its own, which is told
+        return False
 
 
 class EncoderRank:
@@ -84,7 +104,7 @@ class EncoderRank:
         accelerator = set_current_accelerator(
             resolve_accelerator(source.get('accelerator') or env.accelerator))
         mmengine.device.utils.DEVICE = accelerator.device_type
-        check_ranks_fit(accelerator, int(os.environ['LOCAL_WORLD_SIZE']))
+        check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
         accelerator.set_device(local_rank())
         device = accelerator.device(local_rank())
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
@@ -93,17 +113,17 @@ class EncoderRank:
         encoder = place_module(encoder, accelerator, local_rank())
         store = connect_store(env.timeout)
         digest = share_encoder(encoder, store, 1 + role.index, 1 + role.encoders, env.timeout)
-        amp = cfg.optim_wrapper.get('type') == 'AmpOptimWrapper'
+        amp = _is_amp(cfg)
         cast_dtype = parse_dtype(cfg.optim_wrapper.get('dtype')) or accelerator.amp_dtype
 
         def encode(images: torch.Tensor) -> Features:
             if not amp:
-                features = tuple(encoder(images))
+                features = encoder(images)
             else:
                 with accelerator.autocast(cast_dtype):
-                    features = tuple(encoder(images))
+                    features = encoder(images)
             accelerator.flush()
-            return features
+            return as_levels(features, encoder)
 
         links = open_links(store, role.heads + role.index,
                            range(role.heads, role.heads + role.encoders), range(role.heads),
@@ -119,3 +139,9 @@ class EncoderRank:
 
     test = val
 
+
+def _is_amp(cfg: Config) -> bool:
+    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+        found = OPTIM_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    return isinstance(found, type) and issubclass(found, AmpOptimWrapper)

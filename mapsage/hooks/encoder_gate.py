@@ -17,7 +17,8 @@ class EncoderGate:
     """Stands before an encoder's ``forward``: passes through, unless a step's features are set.
 
     The module stays where it is, so that names in checkpoints stay what they are, and validation
-    encodes in place.
+    encodes in place. Its mode stays what it is too: a model's ``train()`` puts some backbones into
+    training for a moment, and another thread may be encoding then.
 
     Args:
         encoder: The frozen encoder of the model.
@@ -29,38 +30,68 @@ class EncoderGate:
         self._forward = encoder.forward
         self._fetch: Optional[Callable[[], Features]] = None
         self._features: Optional[Features] = None
+        self._shape: Optional[torch.Size] = None
+        self._images: Optional[torch.Tensor] = None  # of the step's first call
         encoder.forward = self._answer  # type: ignore[method-assign]
+        encoder.train = lambda mode=True: encoder  # type: ignore[method-assign]
 
     def encode(self, images: torch.Tensor) -> Features:
         """Return the features of images as the model itself computes them, without autograd."""
         with torch.no_grad():
-            return tuple(self._forward(images))
+            return as_levels(self._forward(images), self._encoder)
 
-    def open(self, fetch: Callable[[], Features]) -> None:
-        """From now on answer with what ``fetch`` returns; it is called once, when first needed."""
-        self._fetch, self._features = fetch, None
+    def open(self, fetch: Callable[[], Features], shape: Optional[torch.Size] = None) -> None:
+        """From now on answer with what ``fetch`` returns; it is called once, when first needed.
+
+        Args:
+            fetch: Returns the features of the step's images.
+            shape: Of those images, where it is known.
+        """
+        self._fetch, self._features, self._shape, self._images = fetch, None, shape, None
 
     def close(self) -> None:
         """Encode in place again."""
-        self._fetch = self._features = None
+        self._fetch = self._features = self._images = None
 
     def remove(self) -> None:
-        """Give the encoder its own ``forward`` back."""
+        """Give the encoder its own ``forward`` and ``train`` back."""
         self.close()
-        self._encoder.__dict__.pop('forward', None)
+        for name in ('forward', 'train'):
+            self._encoder.__dict__.pop(name, None)
 
     def _answer(self, images: torch.Tensor, *args: Any, **kwargs: Any) -> Tuple[torch.Tensor, ...]:
         if self._fetch is None:
             return self._forward(images, *args, **kwargs)
         if self._features is None:
-            self._features = self._fetch()
-        if any(len(level) != len(images) for level in self._features):
+            self._images, self._features = images, self._fetch()
+        if images is not self._images:
             raise StreamingError(
-                f'the step has {len(images)} image(s) and features of '
-                f'{[len(level) for level in self._features]} came. The batch was changed between '
+                'the model calls its backbone a second time in a step, with other images, and '
+                'features of the first came. Take feature_source out of the config.')
+        if (self._shape or images.shape) != images.shape \
+                or any(len(level) != len(images) for level in self._features):
+            raise StreamingError(
+                f'the step has images {tuple(images.shape)} and features of '
+                f'{[len(level) for level in self._features]} image(s) '
+                f'{tuple(self._shape or "")} came. The batch was changed between '
                 f'the loader and the encoder: take feature_source out of the config, or what '
                 f'changes it.')
         return self._features
+
+
+def as_levels(features: Any, encoder: nn.Module) -> Features:
+    """Return what an encoder gave as features.
+
+    Raises:
+        FeatureSourceError: If it is no tuple or list of (n, channels, height, width) tensors.
+    """
+    if isinstance(features, (tuple, list)) and features and all(
+            isinstance(level, torch.Tensor) and level.dim() == 4 for level in features):
+        return tuple(features)
+    raise FeatureSourceError(
+        f'feature_source needs a backbone that returns a tuple of (N, C, H, W) tensors, and '
+        f'{type(encoder).__name__} returned {type(features).__name__}. Take feature_source out of '
+        f'the config.')
 
 
 def check_frozen(encoder: nn.Module) -> None:
@@ -86,5 +117,7 @@ def check_frozen(encoder: nn.Module) -> None:
 def _differs_in_training(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return True
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
     rate = getattr(module, 'p', getattr(module, 'drop_prob', 0))
     return 'drop' in type(module).__name__.lower() and bool(rate)

@@ -16,7 +16,7 @@ from mapsage.streaming import Features, FeatureSource, Item
 
 from .dynamic_sampling_hook import DynamicSamplingHook
 from .encoder_gate import EncoderGate, FeatureSourceError
-from .feature_sources import Surroundings, build_source
+from .feature_sources import Surroundings, build_source, view_seeds
 from .feature_steps import FeatureEpochs, FeatureSteps
 
 _LOG_INTERVAL = 50  # steps, without a LoggerHook
@@ -53,6 +53,14 @@ class FeatureSourceHook(Hook):
         self._gate: Optional[EncoderGate] = None
         self._report: Dict[str, float] = {}
 
+    def before_run(self, runner: Any) -> None:
+        """Let samples be the cached views, and say so, before any of them is loaded."""
+        loop = runner._train_loop
+        dataset = getattr(getattr(loop, 'dataloader', None), 'dataset', None)
+        seeds = view_seeds(self._config)
+        if seeds is not None and dataset is not None and hasattr(dataset, 'reseed'):
+            dataset.reseed, dataset.keep_keys = seeds, True
+
     def before_train(self, runner: Any) -> None:
         """Put the source between the loop, its loader and the encoder."""
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
@@ -88,7 +96,8 @@ class FeatureSourceHook(Hook):
         """Let the encoder answer with this step's features."""
         assert self._gate is not None and self._source is not None and self._item is not None
         source, item = self._source, self._item
-        self._gate.open(lambda: source.features(item))
+        self._gate.open(lambda: source.features(item),
+                        item.images.shape if source.needs_images else None)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
@@ -120,15 +129,11 @@ class FeatureSourceHook(Hook):
         assert self._source is not None
         source = self._source
         dataset = getattr(loop.dataloader, 'dataset', None)
-        if not source.needs_images:
-            if not hasattr(dataset, 'finish'):
-                raise FeatureSourceError(
-                    f"feature_source of type {self._config['type']!r} finds features by the number "
-                    f'of a sample, and the training dataset ({type(dataset).__name__}) has none: '
-                    f'expected a map-style dataset.')
-            assert dataset is not None
-            dataset.reseed = source.seed_of  # type: ignore[attr-defined]
-            dataset.finish = KeepKey(dataset.finish)
+        if not source.needs_images and not hasattr(dataset, 'reseed'):
+            raise FeatureSourceError(
+                f"feature_source of type {self._config['type']!r} finds features by the number of "
+                f'a sample, and the training dataset ({type(dataset).__name__}) has none: expected '
+                f'a map-style dataset.')
         if hasattr(loop, 'dataloader_iterator'):
             def still_wanted() -> int:
                 return loop.max_iters - loop.iter - 1
@@ -164,29 +169,8 @@ class FeatureSourceHook(Hook):
             runner.logger.info(f'[Features] of {seconds:.1f} s: {told}')
 
 
-class KeepKey:
-    """Writes into every sample by which number and seed it was loaded, in the loader's workers.
-
-    Args:
-        then: What else is done to a sample; None for nothing.
-    """
-
-    def __init__(self, then: Any) -> None:
-        self._then = then
-
-    def __call__(self, index: int, seed: Tuple[int, ...], sample: Any) -> Any:
-        """Return the sample."""
-        sample['data_samples'].set_metainfo(dict(sample_key=(index, tuple(seed))))
-        return sample if self._then is None else self._then(index, seed, sample)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == '_then':
-            raise AttributeError(name)
-        return getattr(self._then, name)
-
-
 def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:
-    """Return the keys that :class:`KeepKey` wrote into a batch."""
+    """Return the keys that ``KeyedDataset`` wrote into a batch."""
     samples: Sequence[Any] = batch['data_samples']
     return tuple((sample.metainfo['sample_key'][0], tuple(sample.metainfo['sample_key'][1]))
                  for sample in samples)

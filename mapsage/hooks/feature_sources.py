@@ -5,6 +5,7 @@ import difflib
 import inspect
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional
 
 import torch
@@ -21,8 +22,10 @@ from mapsage.streaming import (
     Streamed,
     open_links,
 )
-from mapsage.streaming.keys import keys_of_run
+from mapsage.streaming.cache import read_index
+from mapsage.streaming.keys import ViewSeeds, keys_of_run
 from mapsage.streaming.roles import ENCODERS_VARIABLE, connect_store
+from mapsage.streaming.shards import CacheError
 from mapsage.streaming.weights import share_encoder
 
 from .encoder_gate import FeatureSourceError
@@ -84,6 +87,20 @@ def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> Featu
         raise
     except ValueError as error:
         raise FeatureSourceError(f'feature_source of type {name!r}: {error}') from error
+
+
+def view_seeds(config: Mapping[str, Any]) -> Optional[ViewSeeds]:
+    """Return what chooses the cached view of a sample, None for a source that is no cache.
+
+    A cache that cannot be read is an error when the source is built.
+    """
+    if config.get('type') != 'Cached' or 'folder' not in config:
+        return None
+    try:
+        found = read_index(Path(config['folder']))
+    except CacheError:
+        return None
+    return None if found is None else ViewSeeds(found.seed, found.views)
 
 
 def _in_place(around: Surroundings) -> FeatureSource:

@@ -33,7 +33,7 @@ class FeatureSteps:
     def __next__(self) -> Any:
         if self._batches is None:
             self._batches = iter(self._given)
-        wanted = 1 + min(self._source.ahead, max(0, self._still_wanted()))
+        wanted = 1 + max(0, min(self._source.ahead, self._still_wanted()))
         while len(self._queue) < wanted:
             try:
                 batch = next(self._batches)

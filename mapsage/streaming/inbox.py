@@ -85,6 +85,13 @@ class Inbox(Receiver):
             del self._items[arriving.number]
             self._grant()
 
+    def drop(self, arriving: Arriving) -> None:
+        """Forget an item in any state; one that is under way is given up."""
+        with self._changed:
+            if arriving.state not in _OVER:
+                self._drop_and_fail(arriving, 'it was given up')
+            self.release(arriving)
+
     def counts(self) -> Dict[str, float]:
         """Return what happened since the last call, by name."""
         with self._changed:

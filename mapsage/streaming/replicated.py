@@ -6,7 +6,6 @@ from typing import Deque, Dict, Optional
 
 from .replica import ReplicaFeatures
 from .source import Features, FeatureSource, Item, StreamingError
-from .state import State
 from .streamed import Streamed
 
 
@@ -51,8 +50,7 @@ class Replicated(FeatureSource):
         try:
             return self._replica.deliver(arriving, following)
         finally:
-            if arriving.state in (State.READY, State.FAILED):
-                self._source.release(item.number)
+            self._source.drop(item.number)  # another rank may have failed before it was here
 
     def report(self) -> Dict[str, float]:
         """Return the reports of delivery and, where there is one, of the source."""

@@ -1,6 +1,7 @@
 """Which ranks of a job encode and which train the head."""
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +12,8 @@ import torch.distributed as dist
 ENCODER, HEAD = 'encoder', 'head'
 # Set in every process of a job that was split: how many of its ranks encode.
 ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
+
+_connections = itertools.count()
 
 
 class RoleError(ValueError):
@@ -62,7 +65,7 @@ def split_ranks(encoders: int, environ: Mapping[str, str], own_devices: bool) ->
             f'feature_source.encoders={encoders} of {world_size} rank(s) leaves none for the head: '
             f'start at least {encoders + 1} (NPROC_PER_NODE), or lower encoders.')
     local_rank = int(environ['LOCAL_RANK'])
-    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))
+    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))  # slurm may not say
     first = rank - local_rank  # of this node
     local_heads = max(0, min(local_size, heads - first))
     if rank < heads:
@@ -72,7 +75,8 @@ def split_ranks(encoders: int, environ: Mapping[str, str], own_devices: bool) ->
         own = dict(LOCAL_RANK=local_rank - local_heads if own_devices else local_rank,
                    LOCAL_WORLD_SIZE=local_size - local_heads if own_devices else local_size)
         name, index = ENCODER, rank - heads
-    return Role(name, index, encoders, heads, {key: str(value) for key, value in own.items()})
+    return Role(name, index, encoders, heads, {key: str(value) for key, value in own.items()
+                                               if key in environ})
 
 
 def connect_store(timeout: float) -> Any:
@@ -81,6 +85,9 @@ def connect_store(timeout: float) -> Any:
     Args:
         timeout: Seconds to wait for the store.
     """
-    # where env:// finds it
-    return dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False,
-                         timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    # where env:// finds it; it outlives a restart by torchrun, and this process may train again
+    place = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_connections)}"
+    store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
+                          is_master=False, timeout=timedelta(seconds=timeout),
+                          wait_for_workers=False)
+    return dist.PrefixStore(f'mapsage/features/{place}', store)

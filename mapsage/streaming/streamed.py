@@ -51,6 +51,9 @@ class Streamed(FeatureSource):
             raise ValueError('links=[], expected a link to one encoder or more.')
         if not timeout > 0:
             raise ValueError(f'timeout={timeout!r}, expected a positive number of seconds.')
+        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool)
+                                  or ahead < 0):
+            raise ValueError(f'ahead={ahead!r}, expected a number of batches, 0 or more, or None.')
         if wire is not None and (wire not in DTYPES or not wire.is_floating_point):
             raise ValueError(f'wire={wire!r}, expected None or a floating-point dtype of '
                              f'{", ".join(map(str, DTYPES))}.')
@@ -98,6 +101,12 @@ class Streamed(FeatureSource):
                                  f'FAILED to release it.')
         del self._items[number]
         self._inbox.release(arriving)
+
+    def drop(self, number: int) -> None:
+        """Give up an item, whatever became of it; nothing happens if it was released."""
+        arriving = self._items.pop(number, None)
+        if arriving is not None:
+            self._inbox.drop(arriving)
 
     def features(self, item: Item) -> Features:
         """Return the features of an item that was requested, on the head's device, detached.

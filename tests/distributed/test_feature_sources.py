@@ -169,6 +169,7 @@ def test_heads_on_xla_devices(plain: Path, in_place: Run) -> None:
     (2, dict(type='Streamed', encoders=2), ['RoleError', 'encoders=2 of 2 rank(s)', '3']),
     (2, dict(type='Streamed', encoders=1, pool_bytes=1000, block_bytes=1000), [
         'StreamingError', '24576 bytes', 'raise pool_bytes']),
+    (2, dict(type='Streamed', encoders=1, ahead=-1), ['ahead=-1, expected']),
     (2, dict(type='Prefetched', deep=3), ["no setting 'deep'", "'depth'"]),
 ])
 def test_a_source_that_cannot_work(ranks: int, source: Dict[str, Any], words: List[str],

@@ -30,6 +30,7 @@ from mapsage.streaming.header import Header
 from mapsage.streaming.link import Link
 from mapsage.streaming.sender import serve
 from mapsage.streaming.source import StreamingError
+from mapsage.streaming.state import State
 from mapsage.streaming.streamed import Streamed
 
 pytestmark = on_host
@@ -300,3 +301,25 @@ def test_a_thousand_items_with_random_failures_leave_no_block_behind(tmp_path):
     assert report['partial'] > 0
     came = sum(n for name, n in report.items() if name.startswith('items from'))
     assert came + report['in_place'] == LEAK_ITEMS
+
+
+def take_after_giving_up(links: List[Link]) -> Any:
+    """Give items up as soon as they have blocks, then take one."""
+    source = Streamed(links, CPU, None, block_bytes=BLOCK, pool_bytes=20 * BLOCK, timeout=20)
+    pool = source._inbox._pool
+    for number in range(20):
+        source.request(item(number))
+        while number % 3 and source.arriving(number).state == State.NEW:
+            source.arriving(number).wait(0.01)
+        source.drop(number)
+        source.drop(number)
+        with pytest.raises(StreamingError, match='was not requested, or its features were taken'):
+            source.arriving(number)
+    fetch(source, [item(20)])
+    free = pool.free
+    source.close()
+    return free == pool.total
+
+
+def test_an_item_that_is_given_up_leaves_no_block_behind(tmp_path):
+    assert run_job(take_after_giving_up, serve_well, 1, 1, tmp_path)[0]
