@@ -158,10 +158,15 @@ def test_encoders_and_heads_on_other_devices(heads: str, encoders: str, plain: P
 
 
 @pytest.mark.skipif(not ON_XLA_LEG, reason='torch_xla is not installed: the xla leg runs this')
-def test_heads_on_xla_devices(plain: Path, in_place: Run) -> None:
-    losses, _ = train(plain, plain.parent / 'to_xla', dict(
-        type='Streamed', encoders=1, accelerator='cpu'), accelerator='xla')
-    assert losses == pytest.approx(in_place[0], rel=1e-4)
+def test_heads_on_xla_devices(plain: Path) -> None:
+    def on_xla(source: Optional[Dict[str, Any]]) -> Run:
+        name = 'xla' if source is None else f"xla_{source['type']}"
+        return train(plain, plain.parent / name, source, accelerator='xla')
+
+    expected = on_xla(None)
+    check_equal(on_xla(dict(type='Prefetched')), expected)
+    losses, _ = on_xla(dict(type='Streamed', encoders=1, accelerator='cpu'))
+    assert losses == pytest.approx(expected[0], rel=1e-5)
 
 
 @on_host
