@@ -1,9 +1,10 @@
 """Steps a second of a linear head, its frozen encoder in place, ahead, or on ranks of their own.
 
     python tools/benchmarks/feature_sources.py [--arch small] [--heads 2] [--encoders 2]
+    python tools/benchmarks/feature_sources.py --arch large --encoder-accelerator cuda --encoders 1
 
-DINOv3 with random weights and a linear head, 224x224, batches of 4 on each head rank, CPU, one
-thread a process; each way is a run of the launcher's, in turns. `of it waiting` is the time a head
+DINOv3 with random weights and a linear head, 224x224, batches of 4 on each head rank, one thread a
+process; each way is a run of the launcher's, in turns. `of it waiting` is the time a head
 stood still for features, as the log has it, `of it loading` that for the loader, which for sources
 that work ahead includes sending. The first quarter of the steps is left out.
 """
@@ -29,12 +30,13 @@ from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
 _SUMMARY = re.compile(r'\[Features\] of ([\d.]+) s: .*?waited ([\d.e+-]+)')
 
 
-def run(config: Path, work: Path, source: Dict[str, Any], ranks: int) -> Tuple[float, ...]:
+def run(config: Path, work: Path, source: Dict[str, Any], ranks: int,
+        accelerator: str) -> Tuple[float, ...]:
     """Return the median seconds of a step and of its loading, and the share of waiting."""
     path = config.with_name(f'{work.name}.py')
     path.write_text(f'{config.read_text()}feature_source = {source!r}\n')
     environ = {**os.environ, 'NPROC_PER_NODE': str(ranks), 'OMP_NUM_THREADS': '1',
-               'ACCELERATOR': 'cpu', 'MAPSAGE_PYTHON': sys.executable}
+               'ACCELERATOR': accelerator, 'MAPSAGE_PYTHON': sys.executable}
     done = subprocess.run(
         ['bash', str(ROOT / 'scripts' / 'start_8card_training.sh'), str(path), '--work-dir',
          str(work), '--cfg-options', 'log_level=INFO'], env=environ, stdout=subprocess.PIPE,
@@ -58,10 +60,13 @@ def main() -> None:
     parser.add_argument('--heads', type=int, default=2)
     parser.add_argument('--encoders', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--accelerator', default='cpu', help='of the heads (default: cpu)')
+    parser.add_argument('--encoder-accelerator', help="(default: the heads')")
     args = parser.parse_args()
     ways = {'in place': (dict(type='InPlace'), args.heads),
             'prefetched': (dict(type='Prefetched'), args.heads),
-            'streamed': (dict(type='Streamed', encoders=args.encoders), args.heads + args.encoders)}
+            'streamed': (dict(type='Streamed', encoders=args.encoders,
+                              accelerator=args.encoder_accelerator), args.heads + args.encoders)}
     times: Dict[str, List[Tuple[float, ...]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, 'config.py')
@@ -71,9 +76,10 @@ def main() -> None:
         for number in range(args.rounds):
             for way, (source, ranks) in ways.items():
                 times[way].append(run(config, Path(folder, f'{number}_{way.replace(" ", "_")}'),
-                                      source, ranks))
+                                      source, ranks, args.accelerator))
     print(f'{describe_machine()}. {args.arch}, batches of {BATCH}, {args.heads} head rank(s), '
-          f'{args.encoders} encoder(s) when streamed; medians of {args.rounds} rounds.\n')
+          f'{args.encoders} encoder(s) when streamed, {args.accelerator} and '
+          f'{args.encoder_accelerator or args.accelerator}; medians of {args.rounds} rounds.\n')
     print('| | steps/s | of in place | s a step | of it loading | of it waiting |')
     print('|---|---|---|---|---|---|')
     for way, rounds in times.items():

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, the
 # overhead over MMEngine's Runner, the contract of accelerators, a model split over the card and the
-# CPU, and training steps of DINOv3. Write what it prints into docs/benchmarks.md.
+# CPU, training steps of DINOv3, and a ViT-L encoder on the card for heads on the CPU and on the card.
+# Write what it prints into docs/benchmarks.md.
 #
 #   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh
 set -euo pipefail
@@ -17,4 +18,10 @@ python=$(bash scripts/setup_env.sh main --dev)
 "$python" -m pytest -rs tests/contract -k cuda
 "$python" -m pytest -rs tests/unit/wrappers -k cuda
 "$python" tools/benchmarks/dinov3_training.py
+# heads on the CPU; and one head on the card beside the encoder, which is refused on a machine with one
+"$python" tools/benchmarks/feature_sources.py --arch large --encoder-accelerator cuda --encoders 1
+if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then
+    "$python" tools/benchmarks/feature_sources.py --arch large --accelerator cuda --heads 1 --encoders 1
+fi
+"$python" tools/benchmarks/feature_cache.py --arch large
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
