@@ -106,13 +106,13 @@ def test_features_of_other_weights_are_refused_and_both_are_named(tmp_path):
 def watch(links: List[Link]) -> Any:
     """Follow an item as who delivers it to several ranks does."""
     source = Streamed(links, CPU, block_bytes=1000, pool_bytes=39000, timeout=20)
-    for number in range(2):
-        source.request(item(number))
+    with source._inbox._changed:  # nothing can come meanwhile
+        source.request(item(0))
+        with pytest.raises(StreamingError, match='item 0 is NEW, expected READY or FAILED'):
+            source.release(0)
+    source.request(item(1))
     for number in range(2):
         arriving, seen, data = source.arriving(number), [], torch.empty(0, dtype=torch.uint8)
-        if number == 0:
-            with pytest.raises(StreamingError, match='item 0 is NEW, expected READY or FAILED'):
-                source.release(0)
         while arriving.state not in (State.READY, State.FAILED):
             arriving.wait(5)
             reached = arriving.arrived
