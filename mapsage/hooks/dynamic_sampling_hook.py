@@ -130,7 +130,7 @@ class DynamicSamplingHook(Hook):
         loop, loader = runner.train_loop, runner.train_loop.dataloader
         target = self._target(loader)
         self._batch_size = loader.batch_size or target
-        self._interval = self._interval or _log_interval(runner)
+        self._interval = self._interval or log_interval(runner)
         self._channel = open_channel(None, self._settings['timeout'], 'sampling summary')
         collate = loader.collate_fn
         score = self._bind(runner, loader, collate)
@@ -327,7 +327,8 @@ def _of_batches(score: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda samples: [score.score(sample) for sample in samples]
 
 
-def _log_interval(runner: Any) -> int:
+def log_interval(runner: Any) -> int:
+    """Return the steps between two lines of the run's LoggerHook."""
     intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
     return int(intervals[0]) if intervals else _LOG_INTERVAL
 

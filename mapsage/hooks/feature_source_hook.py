@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from mmengine.dist import is_main_process
-from mmengine.hooks import Hook, LoggerHook
+from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 
@@ -14,12 +14,10 @@ from mapsage.accelerator import current_accelerator
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 from mapsage.streaming import Features, FeatureSource, Item
 
-from .dynamic_sampling_hook import DynamicSamplingHook
+from .dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from .encoder_gate import EncoderGate, FeatureSourceError
 from .feature_sources import Surroundings, build_source, view_seeds
 from .feature_steps import FeatureEpochs, FeatureSteps
-
-_LOG_INTERVAL = 50  # steps, without a LoggerHook
 
 
 @HOOKS.register_module()
@@ -87,7 +85,7 @@ class FeatureSourceHook(Hook):
                 f"feature_source of type {self._config['type']!r} works ahead of the step, and "
                 f"DynamicSamplingHook fills one step at a time. Use 'InPlace' or 'Cached' with it.")
         self._stand_in(runner.train_loop)
-        self._interval = self._interval or _log_interval(runner)
+        self._interval = self._interval or log_interval(runner)
         self._begin = time.monotonic()
         runner.logger.info(f"[Features] source {self._config['type']}: up to {self._source.ahead} "
                            f'batch(es) ahead of the step')
@@ -186,8 +184,3 @@ def _check_model(model: Any) -> None:
             'feature_source looks at a batch before the step does, and '
             'data_preprocessor.batch_augments would change it at random a second time. Move that '
             'augmentation into the pipeline.')
-
-
-def _log_interval(runner: Any) -> int:
-    intervals: List[int] = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
-    return int(intervals[0]) if intervals else _LOG_INTERVAL
