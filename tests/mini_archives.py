@@ -1,7 +1,7 @@
 """Deliveries of LoveDA, Potsdam, Vaihingen and iSAID in their true form, at a few pixels a side.
 
 Each writer returns the class map drawn for every image, as MMSeg's class should read it: uint8
-class indices, 255 where ignored. Names, folders and colours are the providers'.
+class indices, 255 where ignored. Names, folders and colors are the providers'.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import rasterio
 from PIL import Image
 
-# The contest's colours in the order of its classes, from its description, not from our table.
+# The contest's colors in the order of its classes, from its description, not from our table.
 ISPRS = [(255, 255, 255), (0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0)]
 
 # iSAID's: the development kit's order, with the background first.
@@ -129,16 +129,16 @@ def write_vaihingen(root: Path) -> Maps:
 
 
 def write_isaid(root: Path) -> Maps:
-    """DOTA's images, one of them grey and one with alpha, and iSAID's coloured masks."""
+    """DOTA's images, one of them gray and one with alpha, and iSAID's colored masks."""
     maps: Maps = {'train': {}, 'val': {}}
     number = 0
     for split in ('train', 'val', 'test'):
         images, labels = {}, {}
-        for kind in ('rgb', 'grey', 'alpha'):
+        for kind in ('rgb', 'gray', 'alpha'):
             width, height = (70, 50) if kind == 'rgb' else (30, 60)
             image, mask = draw(number, width, height, 16)
             mask = np.where(mask == 255, 0, mask)  # its masks ignore nothing
-            if kind == 'grey':
+            if kind == 'gray':
                 stored = image[..., 0]
             elif kind == 'alpha':
                 stored = np.dstack([image, np.full_like(mask, 255)])

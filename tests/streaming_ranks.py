@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from forked import fork_ranks
 
-from mapsage.streaming.header import Header, Kind
-from mapsage.streaming.link import Link, open_links
-from mapsage.streaming.sender import serve
-from mapsage.streaming.source import Item
-from mapsage.streaming.streamed import Streamed
+from mapsage.features.remote.sender import serve
+from mapsage.features.remote.streamed import Streamed
+from mapsage.features.source import Item
+from mapsage.features.wire.header import Header, Kind
+from mapsage.features.wire.link import Link, open_links
 
 CPU = torch.device('cpu')
 BLOCK = 4096  # bytes
-SILENCE = 15.0  # seconds; longer than a busy machine stops a process
+PEER_TIMEOUT = 15.0  # seconds; longer than a busy machine stops a process
 
 
 def encode(images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
@@ -61,18 +61,19 @@ def check(features: Sequence[torch.Tensor], images: torch.Tensor, wire: Any = No
 
 
 def run_job(head: Callable[..., Any], encoder: Callable[..., Any], heads: int, encoders: int,
-            folder: Path, *args: Any, silence: float = SILENCE, timeout: float = 40) -> List[Any]:
+            folder: Path, *args: Any, peer_timeout: float = PEER_TIMEOUT,
+            timeout: float = 40) -> List[Any]:
     """Return what ``head(links, *args)`` and ``encoder(links, *args)`` return, heads first."""
     return fork_ranks(_rank, heads + encoders, folder, head, encoder, heads, encoders,
-                      str(folder / 'store'), silence, args, timeout=timeout)
+                      str(folder / 'store'), peer_timeout, args, timeout=timeout)
 
 
 def _rank(head: Callable[..., Any], encoder: Callable[..., Any], heads: int, encoders: int,
-          path: str, silence: float, args: Any) -> Any:
+          path: str, peer_timeout: float, args: Any) -> Any:
     rank = int(os.environ['RANK'])
     torch.set_num_threads(1)
     links = open_links(dist.FileStore(path, -1), rank, range(heads, heads + encoders),
-                       range(heads), timeout=20, silence=silence)
+                       range(heads), timeout=20, peer_timeout=peer_timeout)
     role = head if rank < heads else encoder
     return role([links[peer] for peer in sorted(links)], *args)
 

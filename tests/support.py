@@ -97,8 +97,8 @@ def write_tiny_data(root: Path, train: int = 16, val: int = 4, size: int = 64) -
             (root / kind / split).mkdir(parents=True)
         for number in range(count):
             mask = np.full((size, size), 1 + number % 7, np.uint8)
-            centre = int(random.randint(size)), size // 2
-            cv2.circle(mask, centre, size // 4, 1 + number * 3 % 7, -1)
+            center = int(random.randint(size)), size // 2
+            cv2.circle(mask, center, size // 4, 1 + number * 3 % 7, -1)
             image = cv2.applyColorMap(mask * 30, cv2.COLORMAP_JET)
             noise = random.randint(0, 40, image.shape).astype(np.uint8)
             cv2.imwrite(str(root / 'img_dir' / split / f'{number}.png'), cv2.add(image, noise))
@@ -113,7 +113,7 @@ def write_tiny_config(path: Path, data_root: Path, extra: str = '') -> Path:
 
 
 def count_class_pixels(dataset: Any) -> np.ndarray:
-    """Return the labelled pixels of each class over a dataset, int64 (num_classes,)."""
+    """Return the labeled pixels of each class over a dataset, int64 (num_classes,)."""
     counts = np.zeros(len(dataset.metainfo['classes']), np.int64)
     for sample in dataset:
         labels = sample['data_samples'].gt_sem_seg.data.numpy().ravel()

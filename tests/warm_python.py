@@ -155,10 +155,11 @@ def _import_everything():
     asks = getattr(torch._C, '_cuda_getDeviceCount', None)
     if asks is not None:
         torch._C._cuda_getDeviceCount = lambda: 0
-    for name in ('torch.distributed.run', 'mapsage', 'mapsage.engine.cli', 'mapsage.engine.predict',
-                 'mmengine.runner', 'mmseg.apis', 'mmseg.models', 'mmseg.datasets',
-                 'mmseg.evaluation', 'mmseg.visualization', 'mmengine.visualization',
-                 'mmseg.engine', 'matplotlib.pyplot', 'rich.progress', 'torch.profiler'):
+    for name in ('torch.distributed.run', 'mapsage', 'mapsage.commands.cli',
+                 'mapsage.commands.predict', 'mmengine.runner', 'mmseg.apis', 'mmseg.models',
+                 'mmseg.datasets', 'mmseg.evaluation', 'mmseg.visualization',
+                 'mmengine.visualization', 'mmseg.engine', 'matplotlib.pyplot', 'rich.progress',
+                 'torch.profiler'):
         importlib.import_module(name)
     from mmengine.config import Config
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.)  # imports torch._dynamo

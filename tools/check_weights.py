@@ -52,7 +52,7 @@ def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
     best = reference.compare(model, name, image[..., ::-1])[0]
     good = best.difference <= reference.TOLERANCE
     print(f'  features      {"as published" if good else "NOT as published"}: off by at most '
-          f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalised as '
+          f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalized as '
           f'{best.normalization}')
     if not good:
         print(f'    published   {reference.PUBLISHED[name]}\n    here        {best.own}')

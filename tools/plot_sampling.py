@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.evaluation.sampling_plot import SamplingPlotError, plot_sampling  # noqa: E402
+from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling  # noqa: E402
 
 
 def main(argv=None) -> int:

@@ -20,7 +20,7 @@ def main(argv=None) -> int:
     parser.add_argument('--window', type=int, metavar='PIXELS',
                         help="side of a window (default: the config's crop size, else 512)")
     parser.add_argument('--overlap', type=int, metavar='PIXELS',
-                        help='what neighbouring windows share (default: a quarter of a window)')
+                        help='what neighboring windows share (default: a quarter of a window)')
     parser.add_argument('--batch-size', type=int, default=4, metavar='N',
                         help='windows at a time (default: 4)')
     parser.add_argument('--bands', type=int, nargs='+', metavar='N',

@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.datasets.prepare import PrepareOptions, prepare_dataset  # noqa: E402
-from mapsage.datasets.prepare_layouts import LAYOUTS  # noqa: E402
-from mapsage.datasets.prepare_sources import PrepareError  # noqa: E402
+from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset  # noqa: E402
+from mapsage.datasets.prepare.layouts import LAYOUTS  # noqa: E402
+from mapsage.datasets.prepare.source_files import PrepareError  # noqa: E402
 
 
 def parse_args(argv=None) -> argparse.Namespace:
@@ -27,7 +27,7 @@ def parse_args(argv=None) -> argparse.Namespace:
                         'isaid 896; loveda is not cut)')
     parser.add_argument('--stride', type=int, help='pixels from tile to tile (default: the clip '
                         'size; isaid 512)')
-    parser.add_argument('--ignore-other-colors', action='store_true', help='label colours that '
+    parser.add_argument('--ignore-other-colors', action='store_true', help='label colors that '
                         'are no class become ignored pixels (default: they are an error)')
     parser.add_argument('--workers', type=int, default=min(8, os.cpu_count() or 1),
                         help='processes (default: %(default)s)')
@@ -60,7 +60,7 @@ def main(argv=None) -> int:
         print(f'error: {error}', file=sys.stderr)
         return 1
     images = ', '.join(f'{count} {split}' for split, count in done.images.items())
-    others = f'; {done.other_colors} pixels of other colours are ignored' * bool(done.other_colors)
+    others = f'; {done.other_colors} pixels of other colors are ignored' * bool(done.other_colors)
     print(f'{args.out}: {args.dataset}, images: {images}; {done.new_files} files written'
           f'{others}' if done.new_files else f'{args.out}: complete already')
     return 0

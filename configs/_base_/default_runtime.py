@@ -1,6 +1,6 @@
 """What every run shares: the MapSage runner, device selection, logging, hooks, test-time setup.
 
-Counted in optimiser steps. A config that trains for another length overrides ``train_cfg``,
+Counted in optimizer steps. A config that trains for another length overrides ``train_cfg``,
 ``param_scheduler`` and the intervals.
 """
 default_scope = 'mmseg'

@@ -4,7 +4,7 @@ The official files are looked for in weights/, or in the folder that the environ
 MAPSAGE_DINOV3 names; ``python tools/check_weights.py FILE`` checks one. A Hugging Face folder, a
 safetensors file or timm's weights do as well: set ``model.backbone.init_cfg.checkpoint``.
 
-The backbone takes RGB in 0..255 and normalises it as its weights were trained, so that the data
+The backbone takes RGB in 0..255 and normalizes it as its weights were trained, so that the data
 preprocessor has no mean and std.
 """
 norm_cfg = dict(type='SyncBN', requires_grad=True)  # BN where the accelerator has no SyncBN

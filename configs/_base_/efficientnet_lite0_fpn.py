@@ -2,7 +2,7 @@
 
 Set ``model.decode_head.num_classes``. The classifier reads all four levels at once, without norm,
 dropout or a hidden layer: from scratch it learns in tens of steps what MMSeg's ``FPNHead`` with
-group norm had not learnt in hundreds (rare classes stayed at 0 IoU). Nothing depends on batch
+group norm had not learned in hundreds (rare classes stayed at 0 IoU). Nothing depends on batch
 statistics, so a rank with two samples is as good as one with sixteen, and SyncBN is not needed.
 """
 data_preprocessor = dict(

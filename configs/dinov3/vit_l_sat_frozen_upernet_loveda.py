@@ -4,7 +4,7 @@ Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.s
               configs/dinov3/vit_l_sat_frozen_upernet_loveda.py
 Hardware: 8 accelerators, 2 crops each. The authors' batch is 8: train_dataloader.batch_size=1
 Score:    not yet run. Expected about 52 mIoU on val (51.98 of whu-pzhang/dinov3_geo, which
-          normalises as for web images). The authors report 54.4 on the test server (paper, table
+          normalizes as for web images). The authors report 54.4 on the test server (paper, table
           19). Web weights are the better ones here and on iSAID; satellite weights are better at
           metric tasks such as canopy height (dinov3 #117)
 

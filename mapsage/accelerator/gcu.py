@@ -16,7 +16,7 @@ class GcuAccelerator(Accelerator):
     """S60 devices; gradients over eccl, control traffic over gloo.
 
     64-bit numbers are emulated with 32 bits on the device, SyncBN has no kernels and fused
-    optimisers fall back to the CPU (torch_gcu 2.10 ``gcu_op_fallback.yaml``).
+    optimizers fall back to the CPU (torch_gcu 2.10 ``gcu_op_fallback.yaml``).
     """
 
     name = 'gcu'

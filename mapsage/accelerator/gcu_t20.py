@@ -68,7 +68,7 @@ class GcuT20Accelerator(Accelerator):
         self._gcu.sync_lived_tensor()
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        # The vendor's step marks parameters and optimiser state as outputs of the graph.
+        # The vendor's step marks parameters and optimizer state as outputs of the graph.
         self._gcu.optimizer_step(optimizer, optimizer_args=kwargs)
 
     def init_native_group(self, init_method: str, rank: int, world_size: int,

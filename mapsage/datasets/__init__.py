@@ -1,8 +1,8 @@
 """Datasets, their transforms, and the generator of demo scenes."""
 from .band_preprocessor import BandDataPreProcessor
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
-from .demo_dataset import DemoParams, write_demo_data
-from .demo_scenes import DemoScene, draw_scene
+from .demo.demo_dataset import DemoParams, write_demo_data
+from .demo.demo_scenes import DemoScene, draw_scene
 from .geotiff import GeoTiffDataset, LoadGeoTiffLabels, LoadGeoTiffWindow
 from .grouped_views import GroupedViewsSampler
 from .label_score import LabelScore

@@ -1,4 +1,4 @@
-"""Normalisation of images with any number of bands."""
+"""Normalization of images with any number of bands."""
 from __future__ import annotations
 
 from typing import Any, Optional, Sequence

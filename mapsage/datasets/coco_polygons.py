@@ -1,4 +1,4 @@
-"""Semantic segmentation from COCO polygons, rasterised while loading."""
+"""Semantic segmentation from COCO polygons, rasterized while loading."""
 from __future__ import annotations
 
 import json

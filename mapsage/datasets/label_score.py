@@ -23,8 +23,8 @@ class LabelScore(BaseTransform):
     Args:
         metric: ``'class_entropy'``: entropy of the classes' shares in nats, 0 for one class, 0.69
             for two of equal size, ``ln C`` for C of equal size. ``'rare_classes'``: share of the
-            labelled pixels that is of ``classes``. ``'valid_pixels'``: share of all pixels that is
-            labelled.
+            labeled pixels that is of ``classes``. ``'valid_pixels'``: share of all pixels that is
+            labeled.
         classes: Class indices, for ``'rare_classes'``.
         ignore_index: The label of pixels without a class.
 
@@ -47,7 +47,7 @@ class LabelScore(BaseTransform):
         return results
 
     def score(self, sample: Dict[str, Any]) -> float:
-        """Return the score of a packed sample; 0 for one without a labelled pixel.
+        """Return the score of a packed sample; 0 for one without a labeled pixel.
 
         Raises:
             ValueError: If the sample has no label map.

@@ -54,7 +54,7 @@ class MMRS1MDataset(BaseSegDataset):
         task: ``'segmentation'``, ``'classification'`` or ``'box'``.
         box_supervised: Asks for pseudo-masks from boxes.
         ignore_ring: Width in pixels that is ignored on each side of a box's edge.
-        names: Class of names that are not spelt like it (``{'storage tanks': 'storage_tank'}``).
+        names: Class of names that are not spelled like it (``{'storage tanks': 'storage_tank'}``).
         metainfo: ``dict(classes=...)``. For masks ``classes[0]`` is the background; boxes without
             masks need none.
         **kwargs: As in ``BaseSegDataset``.

@@ -152,7 +152,7 @@ def undo_padding(box: Box, width: int, height: int, where: str) -> Box:
         raise ValueError(
             f'{where} has the box {list(box)}, which is x {x0:.1f}..{x1:.1f}, y {y0:.1f}..{y1:.1f} '
             f'in its image of {width} x {height} pixels (width x height) once the padding to a '
-            'square is undone; outside it. Was this file normalised by width and height instead?')
+            'square is undone; outside it. Was this file normalized by width and height instead?')
     return Box(max(x0, 0.), max(y0, 0.), min(x1, float(width)), min(y1, float(height)))
 
 

@@ -28,7 +28,7 @@ from .process_group import uses_native_group
 SELF_TEST_SECONDS = 60.0
 # Variables that change which card a device index means.
 _MASKS = ('CUDA_VISIBLE_DEVICES', 'TOPS_VISIBLE_DEVICES', 'ENFLAME_VISIBLE_DEVICES')
-_SHOWN = 3  # problems of one kind that are spelt out
+_SHOWN = 3  # problems of one kind that are spelled out
 
 
 def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:

@@ -67,7 +67,7 @@ def resolve_backend(accelerator: Accelerator, backend: str = 'auto') -> str:
 
 def init_process_group(accelerator: Accelerator, backend: str = 'auto',
                        timeout: Union[int, float] = DEFAULT_TIMEOUT_SECONDS) -> None:
-    """Initialise the default process group from the environment and select this rank's device.
+    """Initialize the default process group from the environment and select this rank's device.
 
     CPU tensors (flags, counts, objects, metrics) always travel over gloo; device tensors over the
     accelerator's native backend, or through host memory where there is none. A native backend

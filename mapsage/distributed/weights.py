@@ -43,7 +43,7 @@ def check_equal_weights(module: nn.Module, when: str,
     name, odd = first_difference(every)
     raise WeightsDifferError(
         f'{when}, {name!r} on rank(s) {[channel.ranks[each] for each in odd]} is not equal to rank '
-        f'{channel.ranks[0]}. Weights must be loaded or initialised alike on every rank: load '
+        f'{channel.ranks[0]}. Weights must be loaded or initialized alike on every rank: load '
         f"them through init_cfg or load_from, not in the module's __init__, and give every rank "
         f'the same files.')
 

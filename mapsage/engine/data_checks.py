@@ -19,7 +19,7 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
     """Build a dataset and check that it holds samples whose files exist.
 
     Args:
-        build: Turns ``config`` into a fully initialised dataset.
+        build: Turns ``config`` into a fully initialized dataset.
         config: The dataset's config.
 
     Raises:

@@ -18,17 +18,17 @@ from mapsage.accelerator import (
 )
 from mapsage.distributed import apply_launcher_environment, local_rank
 from mapsage.distributed.process_group import check_ranks_fit
-from mapsage.hooks.encoder_gate import as_levels, check_frozen
-from mapsage.hooks.feature_sources import SILENCE
-from mapsage.streaming import Features, open_links, serve
-from mapsage.streaming.roles import (
+from mapsage.features import Features, open_links, serve
+from mapsage.features.build import PEER_TIMEOUT
+from mapsage.features.encoder_gate import as_levels, check_frozen
+from mapsage.features.remote.encoder_weights import share_encoder
+from mapsage.features.remote.roles import (
     ENCODER,
     ENCODERS_VARIABLE,
     Role,
     connect_store,
     split_ranks,
 )
-from mapsage.streaming.weights import share_encoder
 from mapsage.wrappers import place_module
 
 from .env_cfg import parse_env_cfg
@@ -127,7 +127,7 @@ class EncoderRank:
 
         links = open_links(store, role.heads + role.index,
                            range(role.heads, role.heads + role.encoders), range(role.heads),
-                           env.timeout, source.get('silence', SILENCE))
+                           env.timeout, source.get('peer_timeout', PEER_TIMEOUT))
         self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
                          f'{role.heads} head rank(s), weights {digest}')
         counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16))

@@ -1,4 +1,4 @@
-"""MMEngine's optimiser wrappers with the accelerator's step, autocast and gradient scaler."""
+"""MMEngine's optimizer wrappers with the accelerator's step, autocast and gradient scaler."""
 from __future__ import annotations
 
 from contextlib import contextmanager

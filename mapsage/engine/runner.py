@@ -170,7 +170,7 @@ class MapSageRunner(Runner):
         super().load_or_resume()
         if self.distributed:
             model = self.model.module if is_model_wrapper(self.model) else self.model
-            check_equal_weights(model, 'after initialisation and loading')
+            check_equal_weights(model, 'after initialization and loading')
 
     def resume(self, filename: str, resume_optimizer: bool = True,
                resume_param_scheduler: bool = True,

@@ -17,14 +17,14 @@ _OPTIONS = {'momentum': ('SGD', 'RMSprop'), 'centered': ('RMSprop',), 'amsgrad':
 
 
 def estimate_training_bytes(model: nn.Module, optim_wrapper_cfg: Any = None) -> int:
-    """Return the bytes of parameters, gradients, optimiser state and buffers. Pure.
+    """Return the bytes of parameters, gradients, optimizer state and buffers. Pure.
 
     This is a lower bound: activations, the copies that autocast makes and a moving average of the
     weights come on top. Shared parameters count once; frozen ones have neither gradient nor state.
 
     Args:
         model: The model, anywhere.
-        optim_wrapper_cfg: ``optim_wrapper`` of a config, a built wrapper or optimiser, or several
+        optim_wrapper_cfg: ``optim_wrapper`` of a config, a built wrapper or optimizer, or several
             in a dict (the most state of any counts for every parameter); None for a model that is
             only tested.
     """

@@ -13,12 +13,13 @@ from mmengine.logging import MMLogger, print_log
 from mmengine.registry import METRICS
 from prettytable import PrettyTable
 
+from mapsage.drawing import plot_confusion
+
 from .boundary import boundary_counts, boundary_iou
 from .confusion_matrix import (
     count_pixels,
     describe_outside,
     mean_of_defined,
-    plot_confusion,
     scores,
 )
 
@@ -81,7 +82,7 @@ class ConfusionMatrixMetric(BaseMetric):
         if output_dir:
             os.makedirs(output_dir, exist_ok=True)
         self.matrix: Optional[np.ndarray] = None
-        self._tally = _Tally()
+        self._tally = _PixelTally()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Count a batch.
@@ -136,7 +137,7 @@ class ConfusionMatrixMetric(BaseMetric):
             ValueError: On every rank alike: if a label of any image names no class (the rank that
                 saw it names the image), there is no image, or a rank has several repeats.
         """
-        tally, self._tally = self._tally, _Tally()
+        tally, self._tally = self._tally, _PixelTally()
         if self.format_only:
             print_log(f'predicted masks are in {self.output_dir}', logger='current')
             return {}
@@ -144,7 +145,7 @@ class ConfusionMatrixMetric(BaseMetric):
         return {f'{self.prefix}/{key}': value for key, value in figures.items()} \
             if self.prefix else figures
 
-    def _sum_over_ranks(self, tally: _Tally, size: int) -> torch.Tensor:
+    def _sum_over_ranks(self, tally: _PixelTally, size: int) -> torch.Tensor:
         """Return ``(K,)`` int64 counts: outside, matrix, and boundary counts where asked for."""
         rank, world_size = get_dist_info()
         classes = len(self._classes())
@@ -161,7 +162,7 @@ class ConfusionMatrixMetric(BaseMetric):
         all_reduce(mine)
         return mine
 
-    def _check(self, facts: torch.Tensor, size: int, rank: int, tally: _Tally) -> None:
+    def _check(self, facts: torch.Tensor, size: int, rank: int, tally: _PixelTally) -> None:
         """Raise on all ranks or on none: every rank has the same ``facts``."""
         images: List[int] = facts[:, 0].tolist()
         outside = facts[:, 1:].sum(0).tolist()
@@ -234,7 +235,7 @@ class ConfusionMatrixMetric(BaseMetric):
         return classes
 
 
-class _Tally:
+class _PixelTally:
     """Counts of this rank's images, kept on their device.
 
     Attributes:

@@ -38,13 +38,13 @@ def single_class_miou(class_pixel_counts: Union[np.ndarray, Sequence[int]]) -> f
     classes have no union and are left out, as MMSeg's ``IoUMetric`` does.
 
     Args:
-        class_pixel_counts: Labelled pixels per class, (num_classes,).
+        class_pixel_counts: Labeled pixels per class, (num_classes,).
 
     Raises:
-        ValueError: If no pixel is labelled.
+        ValueError: If no pixel is labeled.
     """
     counts = np.asarray(class_pixel_counts, np.float64)
     if counts.sum() <= 0:
-        raise ValueError(f'class_pixel_counts={counts.tolist()} holds no labelled pixel; '
+        raise ValueError(f'class_pixel_counts={counts.tolist()} holds no labeled pixel; '
                          'check the folder of masks and reduce_zero_label')
     return float(counts.max() / counts.sum() / np.count_nonzero(counts))

@@ -1,4 +1,4 @@
-"""Class maps as Cloud Optimized GeoTIFFs that a GIS opens with colours and class names."""
+"""Class maps as Cloud Optimized GeoTIFFs that a GIS opens with colors and class names."""
 from __future__ import annotations
 
 import json
@@ -54,14 +54,14 @@ class MapInfo:
             raise GeoError(f'{len(self.class_names)} classes and nodata={self.nodata}; a map has 1 '
                            'to 255 classes and marks no data with a value above them, up to 255.')
         if len(self.palette) != len(self.class_names):
-            raise GeoError(f'{len(self.class_names)} class names and {len(self.palette)} colours; '
+            raise GeoError(f'{len(self.class_names)} class names and {len(self.palette)} colors; '
                            'metainfo needs one of each for every class.')
 
 
 class ClassMapWriter:
     """Writes a map, from any number of row strips, into plain tiled working files.
 
-    Beside ``path`` it writes ``confidence_path(path)`` if asked: a colour table holds for all
+    Beside ``path`` it writes ``confidence_path(path)`` if asked: a color table holds for all
     bands of a GeoTIFF, so confidence is a file of its own. ``write_cog`` turns each of the two into
     its final form.
 
@@ -88,7 +88,7 @@ class ClassMapWriter:
             transform=info.transform, bigtiff='IF_SAFER')
         with _disk_errors(self.path):
             self._classes = open_file(self.path, 'w', nodata=info.nodata, **profile)
-            self._classes.write_colormap(1, _colour_table(info))
+            self._classes.write_colormap(1, _color_table(info))
             self._classes.update_tags(**{_TAG: _classes_as_json(info)})
             if confidence:
                 path = confidence_path(self.path)
@@ -152,7 +152,7 @@ def confidence_path(path: Any) -> str:
 def write_cog(working_path: Any, destination: Any) -> None:
     """Make a Cloud Optimized GeoTIFF of a working file: tiled, deflated, with overviews.
 
-    CRS, transform, no-data value and colours come along. The overviews of a class map hold the
+    CRS, transform, no-data value and colors come along. The overviews of a class map hold the
     most frequent class, those of confidence the mean. Class names are in the file (tag
     ``MAPSAGE_CLASSES``, JSON) and beside it in ``destination + '.aux.xml'``, where GDAL and QGIS
     look for them: a GeoTIFF has no place of its own. Memory does not grow with the map.
@@ -258,15 +258,15 @@ def _checksum(values: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(values).tobytes())
 
 
-def _colour_table(info: MapInfo) -> dict:
-    table = {value: (*map(int, colour), 255) for value, colour in enumerate(info.palette)}
+def _color_table(info: MapInfo) -> dict:
+    table = {value: (*map(int, color), 255) for value, color in enumerate(info.palette)}
     table[info.nodata] = (0, 0, 0, 0)
     return table
 
 
 def _classes_as_json(info: MapInfo) -> str:
-    return json.dumps([dict(value=value, name=str(name), color=[int(c) for c in colour])
-                       for value, (name, colour) in enumerate(zip(info.class_names, info.palette))])
+    return json.dumps([dict(value=value, name=str(name), color=[int(c) for c in color])
+                       for value, (name, color) in enumerate(zip(info.class_names, info.palette))])
 
 
 def _category_names(classes: Sequence[dict]) -> str:

@@ -14,16 +14,16 @@ from .raster import to_map
 # is off by less than a hundredth of a pixel for pixels of 1 km.
 _STEP = 16
 
-# Degrees of latitude, a tenth of a millimetre, by which a row may leave its parallel.
+# Degrees of latitude, a tenth of a millimeter, by which a row may leave its parallel.
 _STRAIGHT = 1e-9
 
 
 class EllipsoidArea:
-    """Areas of regions of a map in square metres, on the ellipsoid of its CRS.
+    """Areas of regions of a map in square meters, on the ellipsoid of its CRS.
 
     The outlines are projected with an equal-area projection of the same ellipsoid: cylindrical for
     maps whose rows are parallels (in degrees, Mercator), up to the whole globe; azimuthal about
-    the map's centre for others. Those must lie within a hemisphere around their centre.
+    the map's center for others. Those must lie within a hemisphere around their center.
 
     Args:
         crs: The map's, as WKT, or None.
@@ -62,8 +62,8 @@ class EllipsoidArea:
             return np.full(rings.polygon[-1] + 1, np.nan)
         keep = rings.corner | (rings.points.sum(1) % _STEP == 0)
         angles = self._angles(rings.points[keep])
-        metres = np.stack(self._project(angles[:, 0], angles[:, 1]), 1)
-        return polygon_areas(ring_areas(metres, rings.ring[keep]), rings.polygon)
+        meters = np.stack(self._project(angles[:, 0], angles[:, 1]), 1)
+        return polygon_areas(ring_areas(meters, rings.ring[keep]), rings.polygon)
 
     def _angles(self, pixels: np.ndarray) -> np.ndarray:
         """Longitude and latitude in degrees, float64 (N, 2), of (column, row)."""

@@ -52,7 +52,7 @@ def build_polygons(points: np.ndarray, ring: np.ndarray, polygon: np.ndarray) ->
 
 
 def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
-    """Simplify polygons so that neighbours keep one common border.
+    """Simplify polygons so that neighbors keep one common border.
 
     A border runs between two nodes, points where three or more regions meet. It is simplified
     (Douglas-Peucker) in a direction that both sides agree on, so both get the same points. A ring

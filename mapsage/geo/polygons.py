@@ -21,7 +21,7 @@ from .raster import GeoError, open_file, to_map
 
 LAYER = 'map'
 
-_STRIP_PIXELS = 4 << 20  # polygonised at once; GDAL keeps their polygons in memory
+_STRIP_PIXELS = 4 << 20  # polygonized at once; GDAL keeps their polygons in memory
 
 Piece = Tuple[int, Any]
 """Class and polygon (shapely, in pixels)."""
@@ -40,8 +40,8 @@ def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[
     CRS, whatever its projection, and null without a CRS. A map without a CRS gives coordinates in
     pixels, (column, row) from the upper left corner.
 
-    Neighbours share their simplified border, without gaps. Regions about as thin as the tolerance
-    keep their exact outline and may overlap a neighbour by that much.
+    Neighbors share their simplified border, without gaps. Regions about as thin as the tolerance
+    keep their exact outline and may overlap a neighbor by that much.
 
     The map is read in strips; a region is written once no strip below can add to it, so memory is
     that of a strip and of the regions that cross its lower edge.
@@ -273,14 +273,14 @@ class _Layer:
         outlines = shapely.transform(outlines, lambda points: to_map(self._transform, points))
         self._write_batch(labels, outlines, self._area.of(rings), pixels)
 
-    def _write_batch(self, labels: np.ndarray, outlines: np.ndarray, square_metres: np.ndarray,
+    def _write_batch(self, labels: np.ndarray, outlines: np.ndarray, square_meters: np.ndarray,
                      pixels: np.ndarray) -> None:
-        fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_metres,
+        fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,
                       area_px=pixels.astype(np.int64))
         with warnings.catch_warnings():
             warnings.filterwarnings('ignore', "'crs' was not provided")  # a map in pixels
             pyogrio.raw.write(
                 str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
-                field_mask=[None, None, np.isnan(square_metres), None], layer=LAYER,
+                field_mask=[None, None, np.isnan(square_meters), None], layer=LAYER,
                 driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0)
         self.count += len(labels)

@@ -1,4 +1,4 @@
-"""Statistics of the bands of scenes, for the normalisation of a config."""
+"""Statistics of the bands of scenes, for the normalization of a config."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def band_statistics(rasters: Sequence[Any], bands: Optional[Sequence[int]] = Non
                        'for all; name at least one scene, and the bands that all have.')
     total = sum(scene.width * scene.height for scene in scenes)
     windows = sum(len(_windows(scene)) for scene in scenes)
-    tally = _Tally(counts.pop(), max(1, _KEPT // windows))
+    tally = _BandTally(counts.pop(), max(1, _KEPT // windows))
     random = np.random.RandomState(0)
     for scene in scenes:
         with scene:
@@ -86,7 +86,7 @@ def _drawn(windows: List[Box], share: float, random: np.random.RandomState) -> I
         yield windows[index]
 
 
-class _Tally:
+class _BandTally:
     """Mean and squared deviations, merged window by window (Chan et al. 1979)."""
 
     def __init__(self, bands: int, kept_per_window: int) -> None:

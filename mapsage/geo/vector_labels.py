@@ -1,4 +1,4 @@
-"""Labels of a scene from polygons, burnt in window by window."""
+"""Labels of a scene from polygons, burned in window by window."""
 from __future__ import annotations
 
 import math
@@ -34,10 +34,10 @@ class _Placed(NamedTuple):
 
 
 class VectorLabels:
-    """Polygons with a class each, burnt into windows of any scene.
+    """Polygons with a class each, burned into windows of any scene.
 
     All polygons are read once; forked workers share them. In a window those whose interior holds
-    a pixel's centre give it their class, large ones drawn first, so that small ones stay visible.
+    a pixel's center give it their class, large ones drawn first, so that small ones stay visible.
     Polygons that cross themselves are made valid; a feature without area is left out, with a
     warning.
 

@@ -2,7 +2,6 @@
 from .accelerator_hook import AcceleratorHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .dynamic_sampling_hook import DynamicSamplingHook, RewardScore
-from .encoder_gate import FeatureSourceError
 from .feature_source_hook import FeatureSourceHook
 from .model_score import ModelScore
 from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
@@ -12,6 +11,6 @@ from .sampled_steps import LoaderError
 
 __all__ = [
     'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook',
-    'FeatureSourceError', 'FeatureSourceHook', 'LoaderError', 'ModelScore', 'NonFiniteLossError',
+    'FeatureSourceHook', 'LoaderError', 'ModelScore', 'NonFiniteLossError',
     'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'RewardScore'
 ]

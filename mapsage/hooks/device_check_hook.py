@@ -45,7 +45,7 @@ class DeviceCheckError(RuntimeError):
 
 
 @dataclass
-class Report:
+class DeviceReport:
     """What one rank found about itself; it travels as JSON."""
 
     host: str = ''
@@ -120,7 +120,7 @@ class DeviceCheckHook(Hook):
 
         uneven = any(getattr(hook, 'uneven_batches', False) for hook in runner.hooks)
 
-        def look(report: Report) -> None:
+        def look(report: DeviceReport) -> None:
             report.batch = describe_batch(data_batch, getattr(preprocessor, 'size', None), uneven)
 
         when, every = 'of the first batch', _gather(look)
@@ -142,7 +142,7 @@ class DeviceCheckHook(Hook):
         model, devices = _unwrapped(runner), _devices(runner)
         digests: Dict[str, int] = {}
 
-        def look(report: Report) -> None:
+        def look(report: DeviceReport) -> None:
             report.problems = (check_placement(model, devices)
                                or check_finite(model, self._not_finite))
             if not report.problems:
@@ -161,7 +161,7 @@ class DeviceCheckHook(Hook):
         accelerator, model, devices = current_accelerator(), _unwrapped(runner), _devices(runner)
         digests: Dict[str, int] = {}
 
-        def look(report: Report) -> None:
+        def look(report: DeviceReport) -> None:
             report.host = socket.gethostname()
             report.device = ', '.join(map(str, devices))
             report.problems = (check_device(accelerator, local_rank())
@@ -199,7 +199,7 @@ class DeviceCheckHook(Hook):
         _raise_problems(when, [report.problems for report in every])
 
 
-def table(reports: Sequence[Report]) -> str:
+def table(reports: Sequence[DeviceReport]) -> str:
     """Return one line a rank for the log. Pure."""
     rows = [('rank', 'host', 'device', 'tensors', 'MiB', 'weights', 'result')]
     for rank, report in enumerate(reports):
@@ -212,9 +212,9 @@ def table(reports: Sequence[Report]) -> str:
                      for row in rows)
 
 
-def _gather(look: Callable[[Report], Any]) -> List[Report]:
+def _gather(look: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
     """Return every rank's report. Collective; what ``look`` raises is one of its problems."""
-    report = Report()
+    report = DeviceReport()
     try:
         look(report)
     except Exception as error:  # every rank raises it, as part of a DeviceCheckError
@@ -222,11 +222,11 @@ def _gather(look: Callable[[Report], Any]) -> List[Report]:
         report.problems.append(f'the check itself raised {type(error).__name__}: {error} '
                                f'({where.filename}:{where.lineno}).')
     channel, mine = open_channel(), json.dumps(asdict(report))
-    return [Report(**json.loads(text))
+    return [DeviceReport(**json.loads(text))
             for text in ([mine] if channel is None else channel.gather_texts(mine))]
 
 
-def _compare_weights(every: Sequence[Report], digests: Dict[str, int]) -> List[List[str]]:
+def _compare_weights(every: Sequence[DeviceReport], digests: Dict[str, int]) -> List[List[str]]:
     """Return each rank's problems. Collective where the totals differ, which all ranks see."""
     problems: List[List[str]] = [[] for _ in every]
     channel = open_channel()

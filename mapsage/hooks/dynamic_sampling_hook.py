@@ -165,7 +165,7 @@ class DynamicSamplingHook(Hook):
         assert self._step is not None and self._interval is not None
         self._report.add(self._step.batch.statistics)
         if self.every_n_train_iters(runner, self._interval) or self.is_last_train_iter(runner):
-            self._report.summarise()
+            self._report.summarize()
             if self._history is not None:
                 self._history.share(self._channel)
 

@@ -12,12 +12,12 @@ from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
-from mapsage.streaming import Features, FeatureSource, Item
+from mapsage.features import Features, FeatureSource, Item
+from mapsage.features.build import Surroundings, build_source, view_seeds
+from mapsage.features.encoder_gate import EncoderGate, FeatureSourceError
+from mapsage.features.steps import FeatureEpochs, FeatureSteps
 
 from .dynamic_sampling_hook import DynamicSamplingHook, log_interval
-from .encoder_gate import EncoderGate, FeatureSourceError
-from .feature_sources import Surroundings, build_source, view_seeds
-from .feature_steps import FeatureEpochs, FeatureSteps
 
 
 @HOOKS.register_module()
@@ -28,7 +28,7 @@ class FeatureSourceHook(Hook):
     checkpoints are what they were: the encoder stays in the model.
 
     Args:
-        source: ``feature_source`` of the config: ``type`` is ``'InPlace'``, ``'Prefetched'``,
+        source: ``feature_source`` of the config: ``type`` is ``'Local'``, ``'Prefetched'``,
             ``'Cached'`` or ``'Streamed'``, the rest are the source's settings.
         interval: Steps between summaries in the log; that of LoggerHook when None.
         timeout: Seconds to wait for other ranks at the start.
@@ -83,7 +83,7 @@ class FeatureSourceHook(Hook):
                                       for hook in runner.hooks):
             raise FeatureSourceError(
                 f"feature_source of type {self._config['type']!r} works ahead of the step, and "
-                f"DynamicSamplingHook fills one step at a time. Use 'InPlace' or 'Cached' with it.")
+                f"DynamicSamplingHook fills one step at a time. Use 'Local' or 'Cached' with it.")
         self._stand_in(runner.train_loop)
         self._interval = self._interval or log_interval(runner)
         self._begin = time.monotonic()
@@ -105,7 +105,7 @@ class FeatureSourceHook(Hook):
         for name, value in self._source.report().items():
             self._report[name] = self._report.get(name, 0) + value
         if self.every_n_train_iters(runner, self._interval) or self.is_last_train_iter(runner):
-            self._summarise(runner)
+            self._summarize(runner)
 
     def after_train(self, runner: Any) -> None:
         """Let go of the source, and of the encoder."""
@@ -156,7 +156,7 @@ class FeatureSourceHook(Hook):
             images = self._preprocessor(batch, True)['inputs']
         return Item(number, (), images)
 
-    def _summarise(self, runner: Any) -> None:
+    def _summarize(self, runner: Any) -> None:
         seconds = time.monotonic() - self._begin
         report, self._report = self._report, {}
         self._begin = time.monotonic()

@@ -25,9 +25,9 @@ class ModelScore:
     lately are remembered by a moving average, see :class:`mapsage.sampling.TileHistory`.
 
     Args:
-        metric: ``'loss'``: mean cross-entropy over the labelled pixels, in nats.
+        metric: ``'loss'``: mean cross-entropy over the labeled pixels, in nats.
             ``'one_minus_iou'``: 1 - the mean IoU over the classes in the label map. A tile without
-            a labelled pixel scores 0.
+            a labeled pixel scores 0.
         scale: Side lengths are multiplied by it and rounded up to a multiple of 32 pixels.
         ignore_index: The label of pixels without a class.
         momentum: As for TileHistory.

@@ -11,8 +11,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
-from mapsage.evaluation import PreviewSample, save_preview
-from mapsage.evaluation.tiles import display_rgb, is_class, shrink
+from mapsage.drawing import PreviewSample, save_preview
+from mapsage.drawing.tiles import display_rgb, is_class, shrink
 
 # Longer side of what is kept in memory between iterations, in pixels.
 _KEPT_SIDE = 1024
@@ -40,7 +40,7 @@ class PreviewHook(Hook):
     Args:
         max_images: Rows of the picture.
         filename: Name of the file inside the runner's ``work_dir``.
-        input_channel_order: Order of the colours in a batch's three-channel ``inputs``, 'bgr'
+        input_channel_order: Order of the colors in a batch's three-channel ``inputs``, 'bgr'
             (what MMCV's loader makes) or 'rgb'. Used only for images that cannot be read back
             from their ``img_path``, such as those in an LMDB or on a remote store.
 

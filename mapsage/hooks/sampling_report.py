@@ -47,7 +47,7 @@ class SamplingReport:
         if self._gallery is not None:
             self._gallery.add(group[0], reason, step)
 
-    def summarise(self) -> None:
+    def summarize(self) -> None:
         """Report the steps since the last summary. Collective."""
         totals = self._totals.over_ranks(self._channel)
         self._totals.clear()

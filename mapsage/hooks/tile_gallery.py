@@ -17,7 +17,7 @@ _PAUSE = 4  # steps between two of a kind, once there are enough
 _IGNORED = 255
 
 
-class _Tile(NamedTuple):
+class _GalleryTile(NamedTuple):
     image: np.ndarray
     labels: np.ndarray
     score: float
@@ -34,7 +34,7 @@ class TileGallery:
 
     def __init__(self, bgr: bool = True) -> None:
         self._bgr = bgr
-        self._tiles: Dict[str, Deque[_Tile]] = {'kept': deque(maxlen=LENGTH),
+        self._tiles: Dict[str, Deque[_GalleryTile]] = {'kept': deque(maxlen=LENGTH),
                                                 'dropped': deque(maxlen=LENGTH)}
 
     def add(self, candidate: Candidate, reason: str, iteration: int) -> None:
@@ -55,7 +55,7 @@ class TileGallery:
         if getattr(inputs, 'ndim', 0) != 3 or inputs.shape[0] != 3 or labels is None:
             return  # nothing one could look at
         image = inputs.cpu().numpy().transpose(1, 2, 0)
-        tiles.append(_Tile(_shrink(image[..., ::-1] if self._bgr else image, 0),
+        tiles.append(_GalleryTile(_shrink(image[..., ::-1] if self._bgr else image, 0),
                            _shrink(labels, _IGNORED), _number(candidate.score), iteration, reason))
 
     def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
@@ -78,16 +78,16 @@ class TileGallery:
 
 
 def _rgb(palette: Any) -> np.ndarray:
-    """Return (N, 3) uint8 colours; none where the dataset's palette is something else."""
+    """Return (N, 3) uint8 colors; none where the dataset's palette is something else."""
     try:
-        colours: Any = np.array(palette, np.uint8)
+        colors: Any = np.array(palette, np.uint8)
     except (TypeError, ValueError):  # MMSeg also takes the name of a palette
-        colours = np.empty(0)
-    return colours if colours.ndim == 2 and colours.shape[1] == 3 else np.empty((0, 3), np.uint8)
+        colors = np.empty(0)
+    return colors if colors.ndim == 2 and colors.shape[1] == 3 else np.empty((0, 3), np.uint8)
 
 
 def _shrink(array: np.ndarray, fill: int) -> np.ndarray:
-    """Return the nearest pixels, so that labels stay labels, centred in a square of SIDE."""
+    """Return the nearest pixels, so that labels stay labels, centered in a square of SIDE."""
     height, width = array.shape[:2]
     scale = min(1.0, SIDE / max(height, width))
     rows, columns = (np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))

@@ -56,7 +56,7 @@ class Scene:
     """An input, whose windows are read in the model's order of bands.
 
     A picture (png, jpg, bmp) for a model trained through ``LoadImageFromFile`` is decoded whole, as
-    that does: GDAL and OpenCV give different colours for the same JPEG. Everything else is read
+    that does: GDAL and OpenCV give different colors for the same JPEG. Everything else is read
     window by window.
 
     Args:
@@ -131,7 +131,7 @@ class Scene:
         held, wanted = len(self.raster.bands), self._bands.count
         if held != wanted:
             numbers = ' '.join(str(number) for number in range(1, wanted + 1))
-            hint = ('--bands 1 1 1 shows a grey image; convert one with a palette to RGB'
+            hint = ('--bands 1 1 1 shows a gray image; convert one with a palette to RGB'
                     if held == 1 and wanted == 3 else f'choose with --bands, for example '
                     f'--bands {numbers}' if held > wanted else
                     'give a scene with more bands, or repeat some with --bands')

@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from mapsage.evaluation.tiles import class_palette
+from mapsage.drawing.tiles import class_palette
 
 from .blending import NO_DATA
 from .errors import PredictError
@@ -43,7 +43,7 @@ class Bands:
     Attributes:
         count: How many.
         like_opencv: The loader is LoadImageFromFile: three bands of 8 bits in the order blue,
-            green, red, of a grey image three times the same, and without alpha.
+            green, red, of a gray image three times the same, and without alpha.
         chosen: 1-based bands of a file, in the order in which they were trained on; None for all
             but alpha.
         ignored: Steps of the test pipeline that are not made on scenes, such as ``Resize``.

@@ -10,13 +10,14 @@ from typing import Any, Dict, List, Optional
 import affine
 import numpy as np
 
+from mapsage.drawing.map_preview import save_map_preview, shrink_labels
 from mapsage.geo import ClassMapWriter, MapInfo, Raster, confidence_path, write_cog
 from mapsage.geo.polygons import write_polygons
 
+from .blending import NO_DATA
 from .errors import PredictError
 from .model import Classes
 from .parts import Parts, key_of
-from .preview import save_map_preview, shrink_labels
 from .windows import Grid
 
 _PREVIEW_SIDE = 780  # pixels, about, that a map is shrunk to
@@ -144,7 +145,7 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     pixels = counts[:len(classes.names)]
     shares = pixels / max(1, pixels.sum())
     save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor, outputs.map.stem,
-                     classes.names, classes.palette, shares.tolist())
+                     classes.names, classes.palette, shares.tolist(), NO_DATA)
     _write_report(outputs.report, dict(
         settings=settings, width=grid.width, height=grid.height,
         pixels=dict(zip(classes.names, pixels.tolist())), no_data=int(counts.sum() - pixels.sum()),

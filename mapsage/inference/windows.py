@@ -10,13 +10,13 @@ import numpy as np
 def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
     """Return where the windows along an axis begin, in pixels.
 
-    As few as possible, spread evenly: neighbours share ``overlap`` pixels or more, and the last one
+    As few as possible, spread evenly: neighbors share ``overlap`` pixels or more, and the last one
     ends with the axis. One window at 0 where the axis is not longer than a window.
 
     Args:
         length: Pixels of the axis.
         window: Pixels of a window.
-        overlap: Pixels that neighbours share at least.
+        overlap: Pixels that neighbors share at least.
 
     Raises:
         ValueError: If a length is not positive or the overlap not in 0 .. window - 1.
@@ -36,7 +36,7 @@ def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
 def blend_weights(window: int, overlap: int) -> np.ndarray:
     """Return how much the pixels of a window count along one axis.
 
-    Squared sines rise over ``overlap`` pixels from either edge: the weights of two neighbours that
+    Squared sines rise over ``overlap`` pixels from either edge: the weights of two neighbors that
     share just these pixels sum to one. They are positive, so that a pixel in only one window,
     as at the border of a scene, takes that window's answer whole once it is divided by their sum.
 
@@ -65,7 +65,7 @@ class Grid:
     Attributes:
         height, width: Pixels of the scene.
         window: Height and width of a window in pixels.
-        overlap: Pixels that neighbours share at least.
+        overlap: Pixels that neighbors share at least.
         rows, columns: Where the windows begin, in pixels.
     """
 

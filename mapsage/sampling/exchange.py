@@ -13,7 +13,7 @@ from mapsage.distributed import Channel, open_channel
 
 from .candidate import Candidate
 from .lockstep import raise_together
-from .packing import Parcel, pack, unpack, write_parcel
+from .packing import Parcel, pack_samples, unpack_samples, write_parcel
 from .plan import ExchangePlan, Move
 
 PURPOSE = 'sampling'  # of the channel: its group carries nothing else
@@ -109,7 +109,7 @@ def _prepare(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> Any:
         for move in plan.moves:
             if move.source_rank == rank:
                 outgoing[move.destination_rank].append(samples[move.source_index])
-        parcels = [pack(each) if each else Parcel(b'', []) for each in outgoing]
+        parcels = [pack_samples(each) if each else Parcel(b'', []) for each in outgoing]
         kinds = _kinds(samples)
         # a rank with several kinds has a dataset that mixes them
         keys = zlib.crc32(kinds[0].encode()) if len(kinds) == 1 else 0
@@ -133,7 +133,7 @@ def _assemble(samples: Sequence[Any], plan: ExchangePlan, rank: int, letters: Se
         offset = 0
         for letter, moves in zip(letters, arrivals):
             if moves:
-                for move, sample in zip(moves, unpack(buffer, offset, letter.header_bytes)):
+                for move, sample in zip(moves, unpack_samples(buffer, offset, letter.header_bytes)):
                     batch[move.destination_index] = sample
             offset += letter.header_bytes + letter.payload_bytes
         batch = _distinct(batch)

@@ -29,14 +29,14 @@ class Parcel(NamedTuple):
         return sum(_size(array) for array in self.arrays)
 
 
-def pack(samples: Sequence[Any]) -> Parcel:
+def pack_samples(samples: Sequence[Any]) -> Parcel:
     """Take samples apart: nested containers and objects of any class, whose arrays leave them.
 
     Only tensors and numeric NumPy arrays go into the payload; the rest is pickled, as small
     metadata. What occurs twice travels once. Tensors leave their device and their graph.
 
     Raises:
-        TypeError: For a sparse or quantised tensor.
+        TypeError: For a sparse or quantized tensor.
     """
     stream = io.BytesIO()
     pickler = _Pickler(stream, pickle.HIGHEST_PROTOCOL)
@@ -59,7 +59,7 @@ def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
     return offset
 
 
-def unpack(buffer: torch.Tensor, offset: int, header_bytes: int) -> List[Any]:
+def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int) -> List[Any]:
     """Put the samples together again that lie in a uint8 buffer from ``offset`` on.
 
     Arrays are in host memory of their own. The header comes from a rank of this very job: it is

@@ -124,7 +124,7 @@ def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -
     """
     if not accelerator.supports.sync_bn and _has_sync_batchnorm(module):
         print_log(
-            f'SyncBatchNorm does not compute on {accelerator.name}: every rank normalises with its '
+            f'SyncBatchNorm does not compute on {accelerator.name}: every rank normalizes with its '
             f'own statistics (BatchNorm). Small batches may want GroupNorm.',
             logger='current', level=30)
         module = revert_sync_batchnorm(module)

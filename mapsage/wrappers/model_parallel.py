@@ -18,9 +18,9 @@ from torch import nn
 
 from mapsage.accelerator import current_accelerator
 
-from .crossing import bring_inputs, bring_outputs, bring_together
 from .ddp import PlacementError, _shared_parameters
 from .device_map import automatic_map, is_container, resolve_device_map, tensor_owners
+from .device_transfer import bring_inputs, bring_outputs, bring_together
 
 _ENTRIES = ('forward', 'loss', 'predict')
 
@@ -36,7 +36,7 @@ class MMModelParallel(nn.Module):
     Each part runs on its own device. Tensors move where a part is entered and lie elsewhere, never
     otherwise: images start on the device of the first part, labels go to each head, the losses and
     the predictions with their labels end on the device of the decode head. Training, checkpoints,
-    optimisers and gradient clipping work as on the bare model, and checkpoint keys are its keys.
+    optimizers and gradient clipping work as on the bare model, and checkpoint keys are its keys.
     SyncBN becomes BatchNorm: one process sees the whole batch.
 
     Args:

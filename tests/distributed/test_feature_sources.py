@@ -64,27 +64,27 @@ def plain(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def in_place(plain: Path) -> Run:
+def local(plain: Path) -> Run:
     """Two ranks, without any source."""
-    return train(plain, plain.parent / 'in_place', None)
+    return train(plain, plain.parent / 'local', None)
 
 
 @on_host
 @pytest.mark.parametrize('source', [
-    dict(type='InPlace'), dict(type='Prefetched', depth=3), dict(type='Streamed', encoders=1)],
+    dict(type='Local'), dict(type='Prefetched', depth=3), dict(type='Streamed', encoders=1)],
     ids=lambda source: source['type'])
 def test_every_source_gives_the_same_head(source: Dict[str, Any], plain: Path,
-                                          in_place: Run) -> None:
-    check_equal(train(plain, plain.parent / source['type'], source), in_place)
+                                          local: Run) -> None:
+    check_equal(train(plain, plain.parent / source['type'], source), local)
 
 
 @on_host
-def test_a_cache_gives_the_same_head(plain: Path, in_place: Run) -> None:
+def test_a_cache_gives_the_same_head(plain: Path, local: Run) -> None:
     folder = plain.parent / 'features'
     check_finished(launch(command=[sys.executable, 'tools/cache_features.py', str(plain),
                                    '--folder', str(folder), '--accelerator', 'cpu']))
     check_equal(train(plain, plain.parent / 'cached', dict(type='Cached', folder=str(folder))),
-                in_place)
+                local)
 
 
 DEMO = """
@@ -122,7 +122,7 @@ def test_demo_and_nwpu_train_alike_from_every_source(text: str, config: str, dat
         pytest.skip(f'{data} is not here')
     path = tmp_path / 'short.py'
     path.write_text(text.format(config=str(ROOT / 'configs' / config), data=str(data)) + SHORT)
-    expected = train(path, tmp_path / 'in_place', None, heads=1)
+    expected = train(path, tmp_path / 'local', None, heads=1)
     folder = str(tmp_path / 'features')
     check_finished(launch(command=[sys.executable, 'tools/cache_features.py', str(path), '--folder',
                                    folder, '--accelerator', 'cpu']))
@@ -149,12 +149,12 @@ def test_two_encoders_serve_a_random_pipeline_and_a_resumed_head(tiny_data: Path
 @main_leg
 @pytest.mark.parametrize('heads, encoders', [('cpu', 'sim'), ('sim', 'cpu')])
 def test_encoders_and_heads_on_other_devices(heads: str, encoders: str, plain: Path,
-                                             in_place: Run) -> None:
+                                             local: Run) -> None:
     losses, weights = train(plain, plain.parent / f'{encoders}_to_{heads}', dict(
         type='Streamed', encoders=1, accelerator=encoders), accelerator=heads)
-    assert losses == pytest.approx(in_place[0], rel=1e-5)
+    assert losses == pytest.approx(local[0], rel=1e-5)
     for name, weight in weights.items():
-        assert torch.allclose(weight, in_place[1][name], rtol=1e-4, atol=1e-5), name
+        assert torch.allclose(weight, local[1][name], rtol=1e-4, atol=1e-5), name
 
 
 @pytest.mark.skipif(not ON_XLA_LEG, reason='torch_xla is not installed: the xla leg runs this')

@@ -15,12 +15,12 @@ from ranks import run_ranks
 from support import ON_MAIN_LEG, on_host
 
 from mapsage.distributed import RankLostError
-from mapsage.streaming import StreamingError
-from mapsage.streaming.blocks import BlockPool
-from mapsage.streaming.payload import Layout, pack
-from mapsage.streaming.replica import ReplicaFeatures
-from mapsage.streaming.replica_facts import Agreed, read_agreed
-from mapsage.streaming.state import State
+from mapsage.features import StreamingError
+from mapsage.features.remote.blocks import BlockPool
+from mapsage.features.remote.state import State
+from mapsage.features.replica.replica_facts import Agreed, read_agreed
+from mapsage.features.replica.replica_features import ReplicaFeatures
+from mapsage.features.wire.payload import Layout, pack_levels
 
 pytestmark = on_host
 PATIENT = 40.0  # seconds: a test that waits for this deadline is a test that fails
@@ -58,7 +58,7 @@ class Scripted:
     def __init__(self, number: int, levels: Sequence[torch.Tensor], *stages: Tuple[State, int],
                  error: Optional[str] = None) -> None:
         self.number, self.attempt, self.error = number, 0, error
-        self.layout, self.bytes = pack(levels)
+        self.layout, self.bytes = pack_levels(levels)
         self.total = len(self.bytes)
         self._stages = list(stages) or [(State.READY, self.total)]
         self.state, self.arrived = self._stages.pop(0)
@@ -184,7 +184,7 @@ def many_items(owner: int) -> Dict[str, Any]:
                                   == 255 - levels[0].numpy().view('uint8')).all())
     half = levels_of(number, (1, 3, 5, 7))
     wire = Scripted(number, half)
-    wire.layout, wire.bytes = pack(half, torch.bfloat16)
+    wire.layout, wire.bytes = pack_levels(half, torch.bfloat16)
     wire.total = wire.arrived = len(wire.bytes)
     told['wire dtype'] = same(replica.deliver(wire if rank == owner else None),
                               [half[0].bfloat16().float()])

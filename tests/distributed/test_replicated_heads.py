@@ -15,7 +15,7 @@ from streaming_ranks import encode, item
 from support import main_leg
 from torch import nn
 
-from mapsage.streaming import (
+from mapsage.features import (
     BlockPool,
     ReplicaFeatures,
     Replicated,
@@ -94,7 +94,7 @@ def take_part(replicas: int, size: int, encoders: int, folder: Path) -> Any:
 
 def train(replicas: int, replica: int, source: Replicated, group: Any, peers: Any) -> Any:
     """Return losses, weights, ticks, and whether features are what is computed here."""
-    from mapsage.streaming import parallelize_head
+    from mapsage.features import parallelize_head
     head = make_head()
     split = parallelize_head(head, group)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.01)

@@ -26,12 +26,12 @@ from streaming_ranks import (
 )
 from support import ON_MAIN_LEG, on_host
 
-from mapsage.streaming.header import Header
-from mapsage.streaming.link import Link
-from mapsage.streaming.sender import serve
-from mapsage.streaming.source import StreamingError
-from mapsage.streaming.state import State
-from mapsage.streaming.streamed import Streamed
+from mapsage.features.remote.sender import serve
+from mapsage.features.remote.state import State
+from mapsage.features.remote.streamed import Streamed
+from mapsage.features.source import StreamingError
+from mapsage.features.wire.header import Header
+from mapsage.features.wire.link import Link
 
 pytestmark = on_host
 COUNT = 8  # items
@@ -56,9 +56,9 @@ class Damaging:
         return self._group.send(tensors, other, tag)
 
 
-def take(links: List[Link], in_place: bool = True, timeout: float = 20, count: int = COUNT,
+def take(links: List[Link], local: bool = True, timeout: float = 20, count: int = COUNT,
          pool_bytes: int = 30 * BLOCK) -> Dict[str, float]:
-    source = Streamed(links, CPU, encode if in_place else None, block_bytes=BLOCK,
+    source = Streamed(links, CPU, encode if local else None, block_bytes=BLOCK,
                       pool_bytes=pool_bytes, timeout=timeout)
     fetch(source, [item(number) for number in range(count)])
     report = source.report()
@@ -95,7 +95,7 @@ def test_an_encoder_killed_in_a_block(tmp_path):
     assert died == DIED and report['lost'] == 1 and report['failovers'] >= 1
     assert report['items from encoder rank 2'] + report.get('items from encoder rank 1', 0) == COUNT
     report, died = run_job(take, die_in_a_block, 1, 1, tmp_path / 'one')
-    assert died == DIED and report['in_place'] >= COUNT - 2
+    assert died == DIED and report['local'] >= COUNT - 2
     error, died = run_job(take_error, die_in_a_block, 1, 1, tmp_path / 'none')
     assert 'has no features: no encoder is left; encoder rank 1: it went away' in error
 
@@ -132,7 +132,7 @@ def take_after(links: List[Link], *args: Any) -> Any:
 def test_damage_on_the_way(tag, lost, tmp_path):
     report, *_ = run_job(take_after, damage_served, 1, 2, tmp_path / 'two', tag, 50)
     assert report['failovers'] >= 1 and report.get('lost', 0) == lost
-    assert 'in_place' not in report
+    assert 'local' not in report
     error, _ = run_job(take_error_after, damage_served, 1, 1, tmp_path / 'one', tag, 50)
     assert 'encoder rank 1: ' in error
     assert ('the checksum of a header is wrong' if tag == 0 else 'damaged on their way') in error
@@ -231,10 +231,10 @@ def take_patiently(links: List[Link]) -> Dict[str, float]:
 
 
 def test_an_encoder_that_is_delayed(tmp_path):
-    patient, *_ = run_job(take_patiently, serve_late, 1, 2, tmp_path / 'patient', silence=60.0,
+    patient, *_ = run_job(take_patiently, serve_late, 1, 2, tmp_path / 'patient', peer_timeout=60.0,
                           timeout=80)
     assert patient['waited'] > LATE / 2 and 'failovers' not in patient
-    hasty, slow, _ = run_job(take, serve_slowly, 1, 2, tmp_path / 'hasty', silence=1.0)
+    hasty, slow, _ = run_job(take, serve_slowly, 1, 2, tmp_path / 'hasty', peer_timeout=1.0)
     assert hasty['lost'] == 1 and hasty['failovers'] >= 1
     assert hasty['items from encoder rank 2'] >= 6
     assert 'head rank 0: it went away' in slow
@@ -251,7 +251,7 @@ def serve_raising(links: List[Link]) -> Any:
 
 def test_an_encoder_that_raises(tmp_path):
     report, *served = run_job(take, serve_raising, 1, 2, tmp_path / 'place')
-    assert report['in_place'] == 1 and report['failovers'] == 2 and 'lost' not in report
+    assert report['local'] == 1 and report['failovers'] == 2 and 'lost' not in report
     assert [each['failed'] for each in served] == [1, 1]
     error, *_ = run_job(take_error, serve_raising, 1, 2, tmp_path / 'error')
     assert error.startswith('item 3 has no features: no encoder is left; encoder rank ')
@@ -297,10 +297,10 @@ def serve_badly(links: List[Link]) -> Any:
 def test_a_thousand_items_with_random_failures_leave_no_block_behind(tmp_path):
     report, died, served = run_job(take_thousand, serve_badly, 1, 2, tmp_path)
     assert died == DIED and report['lost'] == 1 and report['threads'] == 0
-    assert report['failovers'] > 50 and report['in_place'] > 3 and report['duplicates'] > 50
+    assert report['failovers'] > 50 and report['local'] > 3 and report['duplicates'] > 50
     assert report['partial'] > 0
     came = sum(n for name, n in report.items() if name.startswith('items from'))
-    assert came + report['in_place'] == LEAK_ITEMS
+    assert came + report['local'] == LEAK_ITEMS
 
 
 def take_after_giving_up(links: List[Link]) -> Any:

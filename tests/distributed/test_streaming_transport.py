@@ -10,11 +10,11 @@ import torch.distributed as dist
 from streaming_ranks import BLOCK, CPU, check, encode, fetch, image, item, run_job, serve_well
 from support import on_host
 
-from mapsage.streaming.link import Link, LinkError, open_links
-from mapsage.streaming.sender import serve
-from mapsage.streaming.source import StreamingError
-from mapsage.streaming.state import State
-from mapsage.streaming.streamed import Streamed
+from mapsage.features.remote.sender import serve
+from mapsage.features.remote.state import State
+from mapsage.features.remote.streamed import Streamed
+from mapsage.features.source import StreamingError
+from mapsage.features.wire.link import Link, LinkError, open_links
 
 pytestmark = on_host
 
@@ -32,7 +32,7 @@ def test_more_and_fewer_encoders_than_heads(heads, encoders, tmp_path):
     answers = run_job(stream_items, serve_well, heads, encoders, tmp_path, 12, 64 * BLOCK)
     for report in answers[:heads]:
         assert sum(n for name, n in report.items() if name.startswith('items from')) == 12
-        assert not {'failovers', 'duplicates', 'lost', 'in_place'} & set(report)
+        assert not {'failovers', 'duplicates', 'lost', 'local'} & set(report)
     assert sum(each['items'] for each in answers[heads:]) == 12 * heads
     assert all(each['items'] for each in answers[heads:])  # none stood idle
     assert sum(each['bytes'] for each in answers[heads:]) == sum(
@@ -136,10 +136,10 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     store = dist.FileStore(str(tmp_path / 'store'), -1)
     begin = time.monotonic()
     with pytest.raises(LinkError, match=r'rank 0 waited 0.3 s .* rank\(s\) \[1, 2\] did not come'):
-        open_links(store, 0, encoders=[1, 2], heads=[0], timeout=0.3, silence=5)
+        open_links(store, 0, encoders=[1, 2], heads=[0], timeout=0.3, peer_timeout=5)
     assert time.monotonic() - begin >= 0.3
     with pytest.raises(ValueError, match='rank 3 is none or both'):
-        open_links(store, 3, encoders=[1, 2], heads=[0], timeout=0.3, silence=5)
+        open_links(store, 3, encoders=[1, 2], heads=[0], timeout=0.3, peer_timeout=5)
 
 
 @pytest.mark.parametrize(('settings', 'message'), [

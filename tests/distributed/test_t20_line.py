@@ -137,6 +137,6 @@ def test_mixed_precision_and_compilations(tiny_data: Path, tmp_path: Path) -> No
     first, second = seen(tmp_path, 2)
     check_equal(first['weights'], second['weights'])
     for rank in (first, second):
-        # Four iterations show every kind of step twice; nothing is compiled afterwards.
+        # Four iterations show every kind of step twice; nothing is compiled afterward.
         assert 0 < rank['compiled'][3] == rank['compiled'][-1], rank['compiled']
         assert all(loss < 2.2 for loss in rank['losses'])

@@ -26,11 +26,12 @@ from mapsage.engine import MapSageRunner  # noqa: E402
 from mapsage.engine import cache_features as engine  # noqa: E402
 from mapsage.engine.data_order import SampleKey  # noqa: E402
 from mapsage.engine.env_cfg import ConfigError  # noqa: E402
-from mapsage.hooks import FeatureSourceError  # noqa: E402
-from mapsage.streaming.cache import Cached, find_shards, read_index  # noqa: E402
-from mapsage.streaming.keys import keys_of_run  # noqa: E402
-from mapsage.streaming.shards import CacheError, Shard, read_items  # noqa: E402
-from mapsage.streaming.source import Item  # noqa: E402
+from mapsage.features import FeatureSourceError  # noqa: E402
+from mapsage.features.cache.cached import Cached
+from mapsage.features.cache.index import find_shards, read_index  # noqa: E402
+from mapsage.features.cache.keys import keys_of_run  # noqa: E402
+from mapsage.features.cache.shards import CacheError, Shard, read_items  # noqa: E402
+from mapsage.features.source import Item  # noqa: E402
 
 SHORT = '''
 default_hooks.update(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=100))
@@ -152,7 +153,7 @@ def _losses(path: Path, source: Dict[str, Any]) -> Tuple[List[float], torch.Tens
 def test_a_head_trained_on_a_cache_is_the_one_trained_in_place(plain: Path,
                                                                tmp_path: Path) -> None:
     folder = cache(plain, tmp_path / 'cache')
-    losses, weights = _losses(plain, dict(type='InPlace'))
+    losses, weights = _losses(plain, dict(type='Local'))
     cached, found = _losses(plain, dict(type='Cached', folder=str(folder)))
     assert len(losses) == 8
     assert losses == cached

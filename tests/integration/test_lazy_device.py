@@ -59,6 +59,6 @@ def test_compilations_stop_after_warm_up(wrapper: str, tiny_data: Path, tmp_path
     seen = json.loads(lines[0][4:])
     counts, losses = [count for count, _ in seen], [loss for _, loss in seen]
     assert counts[3] > 0
-    # Four iterations show every kind of step twice; nothing is compiled afterwards.
+    # Four iterations show every kind of step twice; nothing is compiled afterward.
     assert counts[-1] == counts[3], counts
     assert losses[-1] < losses[0]

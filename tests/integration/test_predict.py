@@ -16,7 +16,7 @@ import pyogrio
 import pytest
 import rasterio
 import torch
-from colour_model import COLOURS, NAMES, paint, write_checkpoint, write_config, write_scene
+from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
 from PIL import Image
 from ranks import free_port
 from rasterio.transform import Affine
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / 'tools'))
 import predict as command  # noqa: E402
 
 from mapsage.accelerator import ACCELERATORS, current_accelerator  # noqa: E402
-from mapsage.engine.predict import PARTIAL  # noqa: E402
+from mapsage.commands.predict import PARTIAL  # noqa: E402
 from mapsage.geo import GeoError  # noqa: E402
 from mapsage.inference.errors import PredictError  # noqa: E402
 
@@ -38,7 +38,7 @@ CODE = {'PYTHONPATH': str(ROOT / 'tests')}
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory) -> Tuple[Path, Path]:
-    """The config and the checkpoint of the model that knows four colours."""
+    """The config and the checkpoint of the model that knows four colors."""
     folder = tmp_path_factory.mktemp('model')
     return write_config(folder), write_checkpoint(folder)
 
@@ -112,7 +112,7 @@ def test_its_polygons_have_the_areas_of_their_pixels(utm: Any) -> None:
         mine = columns['class_name'] == name
         pixels = int((classes == number).sum())
         assert columns['area_px'][mine].tolist() == [pixels]
-        # The grid of UTM is within 0.1 % of the ellipsoid's metres.
+        # The grid of UTM is within 0.1 % of the ellipsoid's meters.
         assert columns['area_m2'][mine][0] == pytest.approx(pixels * 0.25, rel=2e-3)
     assert columns['area_px'].sum() == classes.size
 
@@ -123,7 +123,7 @@ def test_it_leaves_a_picture_and_says_where_everything_is(utm: Any) -> None:
     assert picture.shape[0] > 500 and picture.shape[1] > 1500 and picture.std() > 20
     # the map's pure blue, in OpenCV's order
     assert (picture == (255, 0, 0)).all(-1).sum() > 10000
-    assert (picture == COLOURS[2][::-1]).all(-1).sum() > 10000
+    assert (picture == COLORS[2][::-1]).all(-1).sum() > 10000
     share = 100 * (classes == 2).mean()
     for words in (f'blue {share:.1f} %', 'field.tif, field_confidence.tif, field.gpkg, preview.png',
                   's on 1 rank(s): ', '310x200 pixels', '4 polygons'):
@@ -137,7 +137,7 @@ def test_a_folder_of_images_in_pixels_degrees_and_with_holes(
     inputs, out = tmp_path / 'inputs', tmp_path / 'out'
     inputs.mkdir()
     classes = paint(150, 170)
-    pictures = COLOURS[classes]
+    pictures = COLORS[classes]
     cv2.imwrite(str(inputs / 'picture.png'), pictures[:, :, ::-1])
     cv2.imwrite(str(inputs / 'small.png'), pictures[60:80, 40:80, ::-1])
     write_scene(inputs / 'degrees.tif', classes, **DEGREES, **TILED)
@@ -184,10 +184,10 @@ def test_one_window_is_what_mmseg_predicts_bit_for_bit(tmp_path: Path) -> None:
                        dtype='uint8', **UTM) as file:
         file.write(picture[:, :, ::-1].transpose(2, 0, 1))
     cv2.imwrite(str(tmp_path / 'photo.jpg'), picture)
-    cv2.imwrite(str(tmp_path / 'grey.png'), picture[:, :, 0])
-    # GDAL decodes a JPEG to other colours than OpenCV, and gives a grey picture one band.
+    cv2.imwrite(str(tmp_path / 'gray.png'), picture[:, :, 0])
+    # GDAL decodes a JPEG to other colors than OpenCV, and gives a gray picture one band.
     for name, of in (('picture.png', 'picture.png'), ('scene.tif', 'picture.png'),
-                     ('photo.jpg', 'photo.jpg'), ('grey.png', 'grey.png')):
+                     ('photo.jpg', 'photo.jpg'), ('gray.png', 'gray.png')):
         with DefaultScope.overwrite_default_scope('mmseg'):
             predicted = inference_model(net, str(tmp_path / of))
         expected = predicted.pred_sem_seg.data[0].numpy()
@@ -217,7 +217,7 @@ def test_killed_and_started_again_it_gives_the_same_bytes(
     scene = write_scene(tmp_path / 'field.tif', paint(500, 90), **UTM)
     assert run(model, scene, '--out', tmp_path / 'whole', '--confidence') == 0
     options = (scene, '--out', tmp_path / 'again', '--confidence')
-    killed = start(model, *options, COLOUR_SECONDS='0.4')
+    killed = start(model, *options, COLOR_SECONDS='0.4')
     (tmp_path / 'again').mkdir()
     work = None
     while work is None or not (work / 'strip000001').exists():
@@ -269,7 +269,7 @@ def test_a_rank_that_dies_is_named_by_the_others(model: Tuple[Path, Path], tmp_p
         processes.append(start(
             model, scene, '--out', tmp_path / 'out', '--launcher', 'pytorch', '--accelerator',
             'cpu', RANK=str(rank), WORLD_SIZE='2', LOCAL_RANK=str(rank), MASTER_PORT=port,
-            MASTER_ADDR='127.0.0.1', COLOUR_SECONDS='0.3' if rank else '0'))
+            MASTER_ADDR='127.0.0.1', COLOR_SECONDS='0.3' if rank else '0'))
     try:
         (tmp_path / 'out').mkdir(exist_ok=True)
         while not list((tmp_path / 'out').glob('.field.*/strip*')):
@@ -314,7 +314,7 @@ def test_a_picture_that_cannot_be_decoded_does_not_stop_the_others(
     classes = paint(80, 100)
     (tmp_path / 'in').mkdir()
     for name in ('cut', 'whole'):
-        cv2.imwrite(str(tmp_path / 'in' / f'{name}.png'), COLOURS[classes][:, :, ::-1])
+        cv2.imwrite(str(tmp_path / 'in' / f'{name}.png'), COLORS[classes][:, :, ::-1])
     data = (tmp_path / 'in' / 'cut.png').read_bytes()
     (tmp_path / 'in' / 'cut.png').write_bytes(data[:len(data) // 2])
     assert run(model, tmp_path / 'in', '--out', tmp_path / 'out') == PARTIAL
@@ -348,8 +348,8 @@ def test_the_order_of_bands_is_the_one_named(model: Tuple[Path, Path], tmp_path:
     classes = paint(80, 80)
     with rasterio.open(tmp_path / 'four.tif', 'w', driver='GTiff', height=80, width=80, count=4,
                        dtype='uint8', photometric='minisblack', **UTM) as file:
-        colours = COLOURS[classes].transpose(2, 0, 1)
-        file.write(np.concatenate([np.full_like(colours[:1], 7), colours[::-1]]))
+        colors = COLORS[classes].transpose(2, 0, 1)
+        file.write(np.concatenate([np.full_like(colors[:1], 7), colors[::-1]]))
         file.colorinterp = [rasterio.enums.ColorInterp.gray] * 4
     with pytest.raises(PredictError, match=r'4 band\(s\).* takes 3: choose with --bands'):
         run(model, tmp_path / 'four.tif', '--out', tmp_path / 'out')
@@ -450,7 +450,7 @@ def test_a_picture_turned_by_its_exif_is_refused(model: Tuple[Path, Path], tmp_p
                                                  orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(COLOURS[paint(80, 80)]).save(str(tmp_path / 'a.png'), exif=exif)
+    Image.fromarray(COLORS[paint(80, 80)]).save(str(tmp_path / 'a.png'), exif=exif)
     with pytest.raises(PredictError, match='a.png is turned by its EXIF'):
         run(model, tmp_path / 'a.png', '--out', tmp_path / 'out')
 

@@ -100,7 +100,7 @@ def test_one_training_step(cfg: Config) -> None:
 
 
 def test_masks_classes_and_palette_agree(cfg: Config) -> None:
-    """Through the loader of the config: mask value, class index, name and colour."""
+    """Through the loader of the config: mask value, class index, name and color."""
     init_default_scope('mmseg')
     source = cfg.train_dataloader.dataset
     place = dict(data_root=str(ROOT), data_prefix=dict(img_path=''))  # iSAID's must exist
@@ -123,7 +123,7 @@ def test_demo_values_are_loveda_class_names() -> None:
 
 
 def test_palette_reaches_the_drawn_polygon(tmp_path: Path) -> None:
-    """NWPU: a polygon of category 'ship' becomes class 2, whose name and colour are the ship's."""
+    """NWPU: a polygon of category 'ship' becomes class 2, whose name and color are the ship's."""
     from mapsage.datasets import LoadPolygonAnnotations, NWPUPolygonDataset
     index: Dict[str, int] = {n: i for i, n in enumerate(NWPUPolygonDataset.METAINFO['classes'])}
     square = np.array([[1., 1.], [4., 1.], [4., 4.], [1., 4.]])

@@ -4,7 +4,7 @@
 
 Starts its gloo ranks itself, all of them on this machine; with more ranks than cores a time is that
 of the operating system's turns as well. A tick of one field is the least; that of an item has the
-fields of ``mapsage.streaming``. Beside it the collective in it by itself, on as many bytes. A step
+fields of ``mapsage.features``. Beside it the collective in it by itself, on as many bytes. A step
 delivers an item of 64 KiB that is there already, with the next one named: one tick, and the
 broadcasts. They take turns, block by block; a time is rank 0's, the median over all.
 """
@@ -29,11 +29,11 @@ import torch.multiprocessing as mp  # noqa: E402
 from _common import describe_machine  # noqa: E402
 
 from mapsage.distributed import Consensus  # noqa: E402
-from mapsage.streaming.blocks import BlockPool  # noqa: E402
-from mapsage.streaming.payload import pack  # noqa: E402
-from mapsage.streaming.replica import ReplicaFeatures  # noqa: E402
-from mapsage.streaming.replica_facts import FIELDS  # noqa: E402
-from mapsage.streaming.state import State  # noqa: E402
+from mapsage.features.remote.blocks import BlockPool  # noqa: E402
+from mapsage.features.remote.state import State  # noqa: E402
+from mapsage.features.replica.replica_facts import FIELDS  # noqa: E402
+from mapsage.features.replica.replica_features import ReplicaFeatures  # noqa: E402
+from mapsage.features.wire.payload import pack_levels  # noqa: E402
 
 RANKS = [2, 4, 8]
 TURNS, EACH = 6, 10  # so many blocks of so many repetitions
@@ -63,7 +63,7 @@ def ways() -> Dict[str, Callable[[], Any]]:
     small, item = Consensus(['step']), Consensus(FIELDS)
     bytes_of_item = torch.zeros(4 * len(FIELDS), dtype=torch.int64)
     replica = ReplicaFeatures(None, BlockPool(4, BLOCK_BYTES), torch.device('cpu'), 60)
-    data = pack([torch.randn(1, 1, 1, ITEM_BYTES // 4)])
+    data = pack_levels([torch.randn(1, 1, 1, ITEM_BYTES // 4)])
     items: List[Optional[Ready]] = [Ready(0, data) if rank == 0 else None]
 
     def deliver() -> None:

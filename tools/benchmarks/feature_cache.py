@@ -30,11 +30,12 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 
 from mapsage.engine import MapSageRunner  # noqa: E402
+from mapsage.features.cache.cached import Cached  # noqa: E402
+from mapsage.features.cache.index import CacheIndex, find_shards, write_index  # noqa: E402
+from mapsage.features.cache.keys import CacheKeys, ViewSeeds  # noqa: E402
+from mapsage.features.cache.shards import write_shard  # noqa: E402
+from mapsage.features.source import Item  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402
-from mapsage.streaming.cache import Cached, CacheIndex, find_shards, write_index  # noqa: E402
-from mapsage.streaming.keys import CacheKeys, ViewSeeds  # noqa: E402
-from mapsage.streaming.shards import write_shard  # noqa: E402
-from mapsage.streaming.source import Item  # noqa: E402
 
 SIDE, BATCH, EPOCHS = 224, 4, 3
 SHARDS, PER_SHARD, DIMS = 4, 53, 384  # 4 x 61 MiB
@@ -104,7 +105,7 @@ def compare_epochs(folder: Path, arch: str, tiles: int) -> None:
     cache_features.main([str(path), '--folder', str(folder / 'cache'), '--work-dir',
                          str(folder / 'work')])
     made = time.perf_counter() - start
-    encoded, losses = train(path, dict(type='InPlace'))
+    encoded, losses = train(path, dict(type='Local'))
     cached, others = train(path, dict(type='Cached', folder=str(folder / 'cache')))
     print(f'\n{describe_machine()}\n{arch}, {tiles} tiles of {SIDE}x{SIDE}, batches of {BATCH}; '
           f'making the cache took {made:.1f} s')

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument('--accelerator', default='cpu', help='of the heads (default: cpu)')
     parser.add_argument('--encoder-accelerator', help="(default: the heads')")
     args = parser.parse_args()
-    ways = {'in place': (dict(type='InPlace'), args.heads),
+    ways = {'in place': (dict(type='Local'), args.heads),
             'prefetched': (dict(type='Prefetched'), args.heads),
             'streamed': (dict(type='Streamed', encoders=args.encoders,
                               accelerator=args.encoder_accelerator), args.heads + args.encoders)}

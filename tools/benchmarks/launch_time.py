@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'tools' / 'benchmarks'))
 PHASES = ('the launcher has started the rank', 'torch and MMSegmentation are imported',
-          'process group, model and wrapper are ready', 'data is indexed, weights are initialised',
+          'process group, model and wrapper are ready', 'data is indexed, weights are initialized',
           'first step is done')
 TIMED = '''
 _base_ = [{base!r}]

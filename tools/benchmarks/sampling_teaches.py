@@ -104,7 +104,7 @@ def config_of(task: str, method: str, seed: int, steps: int, data: str) -> Any:
 
 def run_one(task: str, method: str, seed: int, steps: int, data: str) -> Dict[str, Any]:
     """Train and evaluate; return scores in percent and seconds of processor time."""
-    from mapsage.engine.cli import build_runner
+    from mapsage.commands.cli import build_runner
     cfg = config_of(task, method, seed, steps, data)
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = folder

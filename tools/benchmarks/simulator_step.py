@@ -44,7 +44,7 @@ def timed_build() -> float:
 
 
 class Trainee:
-    """The model, its optimiser and one batch on a device."""
+    """The model, its optimizer and one batch on a device."""
 
     def __init__(self, device: str) -> None:
         torch.manual_seed(0)

@@ -12,7 +12,7 @@ MAX_DEVICES = 64  # as in backend.cpp
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30}
 _FAULTS = ('allocation', 'absent', 'stall')
 _CHECKS = ('float64', 'int64', 'sync_bn')
-# Kernels the S60 line does not have: those of SyncBN, and fused optimisers.
+# Kernels the S60 line does not have: those of SyncBN, and fused optimizers.
 _SYNC_BN_OPS = ('aten::batch_norm_stats', 'aten::batch_norm_gather_stats_with_counts',
                 'aten::batch_norm_elemt', 'aten::batch_norm_backward_reduce',
                 'aten::batch_norm_backward_elemt')
@@ -56,7 +56,7 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     - ``MAPSAGE_SIM_FAULTS``: a comma-separated list of ``allocation=N`` (the N-th allocation
       fails), ``absent=K`` (device K does not answer) and ``stall=N`` (the N-th collective never
       completes), each on every rank, or on one with ``@RANK`` behind it: ``stall=5@2``.
-    - ``MAPSAGE_SIM_STRICT``: ``1`` for ``float64,int64,sync_bn`` and fused optimisers; or a list of
+    - ``MAPSAGE_SIM_STRICT``: ``1`` for ``float64,int64,sync_bn`` and fused optimizers; or a list of
       those three and of operator names (``aten::bernoulli_``) to refuse.
 
     Raises:

@@ -32,10 +32,10 @@ class DINOv3ViT(BaseModule):
 
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` takes the official hub files,
     Hugging Face 4.x and 5.x folders or safetensors, timm's, or what was saved from this class.
-    They are loaded by ``init_weights``, because ``Runner`` initialises before it broadcasts. A key
+    They are loaded by ``init_weights``, because ``Runner`` initializes before it broadcasts. A key
     that is missing or left over is an error that lists it.
 
-    Normalisation: by default the input is RGB in 0..255 and normalised here the way the weights
+    Normalization: by default the input is RGB in 0..255 and normalized here the way the weights
     expect; mean and std travel with the state dict, so the data preprocessor must have none.
 
     Source: facebookresearch/dinov3@6876159, dinov3/models/vision_transformer.py.
@@ -52,7 +52,7 @@ class DINOv3ViT(BaseModule):
         frozen_stages: -1 freezes nothing, 0 the embedding and tokens, k also the first k blocks.
         frozen: Freeze all, the final norm too.
         normalization: 'weights' follows them, 'web' or 'sat493m' sets it, None if the input comes
-            normalised from the data preprocessor.
+            normalized from the data preprocessor.
         init_cfg: See above.
 
     Raises:
@@ -106,13 +106,13 @@ class DINOv3ViT(BaseModule):
         """Maps of the chosen blocks.
 
         Args:
-            x: RGB, float (N, 3, H, W) in 0..255, or normalised with ``normalization=None``.
+            x: RGB, float (N, 3, H, W) in 0..255, or normalized with ``normalization=None``.
 
         Returns:
             One (N, embed_dims, H / 16, W / 16) per entry of ``out_indices``.
 
         Raises:
-            BackboneInputError: If 16 does not divide H and W, or the input was normalised already.
+            BackboneInputError: If 16 does not divide H and W, or the input was normalized already.
         """
         rows, columns = self._grid(x)
         enabled = torch.is_grad_enabled()
@@ -167,7 +167,7 @@ class DINOv3ViT(BaseModule):
             if float(x.min()) < 0:
                 raise BackboneInputError(
                     f'input down to {float(x.min()):.3f}, expected RGB in 0..255, which DINOv3ViT '
-                    'normalises; take mean and std out of the data preprocessor, or set '
+                    'normalizes; take mean and std out of the data preprocessor, or set '
                     'normalization=None')
             self._input_checked = True
         if self.normalization is not None:
@@ -204,7 +204,7 @@ class DINOv3ViT(BaseModule):
                      for statistic in (self.pixel_mean, self.pixel_std))
         where = 'expected of the data preprocessor' if self.normalization is None else 'done here'
         print_log(f'DINOv3ViT: {names} weights of {path} for arch='
-                  f'{weights.describe(self.arch)}{absent}. Normalisation {told or "of"} ({how}): '
+                  f'{weights.describe(self.arch)}{absent}. Normalization {told or "of"} ({how}): '
                   f'mean {mean}, std {std} in 0..255, {where}', logger='current')
 
     def _set_pixels(self, kind: str) -> None:
@@ -213,7 +213,7 @@ class DINOv3ViT(BaseModule):
         self.pixel_std.copy_(torch.tensor(std).view(3, 1, 1))
 
     def _reset_parameters(self) -> None:
-        """As ``init_weights_vit`` of the source; nothing is left uninitialised."""
+        """As ``init_weights_vit`` of the source; nothing is left uninitialized."""
         for token in self._prefix_tokens():
             nn.init.normal_(token, std=.02)
         for module in self.blocks.modules():
@@ -289,4 +289,4 @@ def _check_arguments(arch: Arch, out_indices: Sequence[int], drop_path_rate: flo
         raise ValueError(f'drop_path_rate={drop_path_rate} must be in 0 .. 1, 1 excluded')
     if normalization not in (None, 'weights', *NORMALIZATION):
         raise ValueError(f"normalization={normalization!r} must be 'weights' or one of "
-                         f'{sorted(NORMALIZATION)}, or None for input that comes normalised')
+                         f'{sorted(NORMALIZATION)}, or None for input that comes normalized')

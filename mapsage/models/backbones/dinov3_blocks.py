@@ -41,7 +41,7 @@ class GatedMlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised before and scaled (LayerScale) after.
+    """Attention and MLP, each normalized before and scaled (LayerScale) after.
 
     Args:
         arch: Structure of the backbone.

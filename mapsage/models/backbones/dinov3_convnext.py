@@ -28,7 +28,7 @@ class DINOv3ConvNeXt(BaseModule):
     folders: ``init_cfg=dict(type='Pretrained', checkpoint=FOLDER)``, loaded by ``init_weights``. A
     key that is missing or left over is an error that lists it.
 
-    The input is RGB in 0..255 and normalised here as for web images, which all released ConvNeXt
+    The input is RGB in 0..255 and normalized here as for web images, which all released ConvNeXt
     were trained on; the data preprocessor must have no mean and std.
 
     Args:
@@ -94,7 +94,7 @@ class DINOv3ConvNeXt(BaseModule):
             return
         self.is_init = True
         if self.init_cfg is None:
-            return  # transformers has initialised it
+            return  # transformers has initialized it
         path = self.init_cfg['checkpoint']
         try:
             loaded, info = type(self.model).from_pretrained(path, output_loading_info=True)
@@ -116,7 +116,7 @@ class DINOv3ConvNeXt(BaseModule):
                                f'expected {self.model.config.hidden_sizes}, '
                                f'{self.model.config.depths}')
         self.model.load_state_dict(state)
-        print_log(f'DINOv3ConvNeXt: weights of {path}, normalisation web', logger='current')
+        print_log(f'DINOv3ConvNeXt: weights of {path}, normalization web', logger='current')
 
     def train(self, mode: bool = True) -> DINOv3ConvNeXt:
         """Switch to training, except what is frozen."""

@@ -16,7 +16,7 @@ _SIDE = 224  # pixels it is resized to, aspect ratio ignored
 TOLERANCE = 1e-3  # the source allows 1e-4 on its own image decoder and resizing
 
 
-class Features(NamedTuple):
+class ReferenceFeatures(NamedTuple):
     """The leading five channels of the normed class token, and of the top left patch."""
 
     class_token: Sequence[float]
@@ -25,25 +25,25 @@ class Features(NamedTuple):
 
 # transformers, src/transformers/models/dinov3_vit/convert_dinov3_vit_to_hf.py (of web weights
 # at a77460f and before; the satellite class token is of a later version).
-PUBLISHED: Dict[str, Features] = {
-    'small web': Features((0.463562, -0.415609, 0.408237, -0.126613, -0.286637),
+PUBLISHED: Dict[str, ReferenceFeatures] = {
+    'small web': ReferenceFeatures((0.463562, -0.415609, 0.408237, -0.126613, -0.286637),
                           (-0.038754, -0.250895, -0.016393, -0.455474, 0.571582)),
-    'small+ web': Features((-0.471349, -1.365779, -0.317983, 0.377219, -0.769086),
+    'small+ web': ReferenceFeatures((-0.471349, -1.365779, -0.317983, 0.377219, -0.769086),
                            (0.144552, -0.388117, -0.393434, -0.157695, -0.600380)),
-    'base web': Features((1.034643, -0.180609, -0.341018, -0.066377, -0.011384),
+    'base web': ReferenceFeatures((1.034643, -0.180609, -0.341018, -0.066377, -0.011384),
                          (-0.082524, -0.456273, -0.728030, -0.430680, -0.152880)),
-    'large web': Features((0.484527, -0.582215, 0.480636, 0.592040, 0.945166),
+    'large web': ReferenceFeatures((0.484527, -0.582215, 0.480636, 0.592040, 0.945166),
                           (-0.211367, -0.490864, -0.257131, 0.101764, 0.154511)),
-    'huge+ web': Features((-0.064576, -0.148867, -0.621524, 0.634879, 0.152696),
+    'huge+ web': ReferenceFeatures((-0.064576, -0.148867, -0.621524, 0.634879, 0.152696),
                           (-0.093817, 0.287407, -0.050037, 0.428043, 0.094562)),
-    '7B web': Features((0.275440, -0.261354, 0.067772, 0.049936, -0.158747),
+    '7B web': ReferenceFeatures((0.275440, -0.261354, 0.067772, 0.049936, -0.158747),
                        (0.044442, -0.052542, 0.070777, -0.065112, -0.026547)),
-    'large sat493m': Features((-0.33235, 0.34052, -0.22087, 0.21434, 0.09003), None),
+    'large sat493m': ReferenceFeatures((-0.33235, 0.34052, -0.22087, 0.21434, 0.09003), None),
 }
 
 
 class Comparison(NamedTuple):
-    """Features of a model beside the published ones.
+    """ReferenceFeatures of a model beside the published ones.
 
     Attributes:
         normalization: With which mean and std of the image.
@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
 
     normalization: str
     difference: float
-    own: Features
+    own: ReferenceFeatures
 
 
 def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
@@ -65,7 +65,7 @@ def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
         image: The image :data:`IMAGE`, RGB, uint8 (480, 640, 3).
 
     Returns:
-        One comparison with each normalisation: which one the published values of the satellite
+        One comparison with each normalization: which one the published values of the satellite
         model were computed with is not documented.
 
     Raises:
@@ -84,7 +84,8 @@ def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
     return sorted(found, key=lambda each: each.difference)
 
 
-def _compare(model: DINOv3ViT, published: Features, x: torch.Tensor, kind: str) -> Comparison:
+def _compare(model: DINOv3ViT, published: ReferenceFeatures, x: torch.Tensor,
+             kind: str) -> Comparison:
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in NORMALIZATION[kind])
     tokens: List[torch.Tensor] = []
     handle = model.norm.register_forward_hook(lambda _, __, output: tokens.append(output))
@@ -97,7 +98,7 @@ def _compare(model: DINOv3ViT, published: Features, x: torch.Tensor, kind: str) 
         handle.remove()
         model.normalization, model._input_checked = normalization, checked
     patches = (_SIDE // PATCH_SIZE)**2
-    own = Features(tokens[-1][0, 0, :5].tolist(), tokens[-1][0, -patches, :5].tolist())
+    own = ReferenceFeatures(tokens[-1][0, 0, :5].tolist(), tokens[-1][0, -patches, :5].tolist())
     pairs = [pair for mine, theirs in zip(own, published) if theirs is not None
              for pair in zip(mine or (), theirs)]
     return Comparison(kind, max(abs(mine - theirs) for mine, theirs in pairs), own)

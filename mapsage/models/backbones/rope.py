@@ -1,4 +1,4 @@
-"""Rotary positions of DINOv3 (axial, no learnt weights, any grid of patches) and its attention."""
+"""Rotary positions of DINOv3 (axial, no learned weights, any grid of patches) and its attention."""
 from __future__ import annotations
 
 import math
@@ -17,7 +17,7 @@ _fused_attention = getattr(F, 'scaled_dot_product_attention', None)
 class RotaryPositions(nn.Module):
     """Sine and cosine of each token's position, as DINOv3 computes them for patches.
 
-    Coordinates are the patch centres, each axis scaled on its own to -1..1 (``separate``), so a
+    Coordinates are the patch centers, each axis scaled on its own to -1..1 (``separate``), so a
     grid of any size covers the same range. Everything is float32 whatever the model's precision.
     The random rescaling of coordinates that DINOv3's own training does is left out: fine-tuning
     and evaluation see the same positions.
@@ -51,8 +51,8 @@ class RotaryPositions(nn.Module):
         axes = [(torch.arange(count, dtype=torch.float32, device=periods.device) + 0.5) / count
                 for count in (rows, columns)]
         grid = torch.stack(torch.meshgrid(axes[0], axes[1], indexing='ij'), dim=-1)
-        centres = 2 * grid.flatten(0, 1) - 1  # (rows * columns, 2)
-        angles = (2 * math.pi * centres[:, :, None] / periods).flatten(1).tile(2)
+        centers = 2 * grid.flatten(0, 1) - 1  # (rows * columns, 2)
+        angles = (2 * math.pi * centers[:, :, None] / periods).flatten(1).tile(2)
         angles = F.pad(angles, (0, 0, self.prefix, 0))
         return angles.sin(), angles.cos()
 

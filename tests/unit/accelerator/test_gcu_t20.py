@@ -150,7 +150,7 @@ def to_host(tensors: Any) -> Dict[str, torch.Tensor]:
 
 
 def wrap_and_train() -> Dict[str, Any]:
-    """Wrap a model that every rank initialised otherwise; accumulate two batches; step."""
+    """Wrap a model that every rank initialized otherwise; accumulate two batches; step."""
     rank = dist.get_rank()
     wrapped = MODEL_WRAPPERS.build(dict(type='MMDistributedDataParallel', module=Model(rank)))
     assert type(wrapped).__name__ == 'NativeDataParallel' and is_model_wrapper(wrapped)

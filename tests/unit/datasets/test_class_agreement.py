@@ -1,4 +1,4 @@
-"""Mask value, class index, class name and colour agree, for every dataset, as shipped.
+"""Mask value, class index, class name and color agree, for every dataset, as shipped.
 
 The tables below are written from the providers' documents; neither the code that converts labels
 nor MMSeg's palettes were used for them.
@@ -18,8 +18,8 @@ from support import ROOT
 
 import mapsage  # noqa: F401  (registers what the configs name)
 from mapsage.datasets import DemoParams, demo_map, write_demo_data
-from mapsage.datasets.prepare_layouts import LAYOUTS
-from mapsage.datasets.prepare_tiles import ColorClasses
+from mapsage.datasets.prepare.layouts import LAYOUTS
+from mapsage.datasets.prepare.tiling import ColorClasses
 
 Row = Tuple[int, str, Tuple[int, int, int]]  # stored value, class, RGB
 
@@ -55,7 +55,7 @@ def draw(rows: List[Row], ignored: int, side: int) -> Tuple[np.ndarray, np.ndarr
     table = np.zeros((256, 3), np.uint8)
     for value, _, color in rows:
         table[value] = color
-    table[ignored] = 77  # a grey that is no class
+    table[ignored] = 77  # a gray that is no class
     return mask, table[mask]
 
 
@@ -116,7 +116,7 @@ def test_the_training_pipeline_keeps_image_and_mask_together(name: str, tmp_path
 
 
 @pytest.mark.parametrize('name', ['potsdam', 'vaihingen', 'isaid'])
-def test_the_converter_reads_the_colour_of_the_palette(name: str) -> None:
+def test_the_converter_reads_the_color_of_the_palette(name: str) -> None:
     """Label picture, stored value and MMSeg's palette of the index it becomes."""
     rows, _, suffix = SETS[name]
     layout = LAYOUTS[name]
@@ -129,7 +129,7 @@ def test_the_converter_reads_the_colour_of_the_palette(name: str) -> None:
 
 
 def test_the_demo_draws_what_its_values_mean(tmp_path: Path) -> None:
-    """Through the writer: water is dark, roofs lie where buildings are; the map's colours too."""
+    """Through the writer: water is dark, roofs lie where buildings are; the map's colors too."""
     import rasterio
 
     from mapsage.datasets import demo_canvas

@@ -200,7 +200,7 @@ def test_arguments_that_are_refused(arguments: Dict[str, Any], message: str,
 
 
 def test_a_box_that_was_not_padded_is_noticed(tmp_path: Path) -> None:
-    """Normalised by width and height, y reaches into the padding of a wide image."""
+    """Normalized by width and height, y reaches into the padding of a wide image."""
     source = [record('data/detection/wide.png', '?', '<p>ship</p>[0.1,0.0,0.2,0.4]')]
     dataset = build(tmp_path, source, box_supervised=True)
     with pytest.raises(ValueError, match='record 0 has the box.*outside it.*64 x 41|64 x 41.*outs'):

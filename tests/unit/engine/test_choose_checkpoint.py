@@ -55,7 +55,7 @@ def test_falls_back_past_what_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_best_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
-    """CheckpointHook's save_best leaves out the optimiser and the schedulers."""
+    """CheckpointHook's save_best leaves out the optimizer and the schedulers."""
     write(tmp_path / 'iter_4.pth')
     damage(write(tmp_path / 'iter_8.pth'))
     torch.save(dict(meta=dict(seed=1), state_dict={}, message_hub={}),

@@ -1,4 +1,4 @@
-"""The estimate against the tensors that an optimiser really makes."""
+"""The estimate against the tensors that an optimizer really makes."""
 from __future__ import annotations
 
 from typing import Any, Dict

@@ -17,6 +17,8 @@ from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
 from ranks import run_ranks
 
+from mapsage.drawing.canvas import save_png
+from mapsage.drawing.confusion_plot import render_confusion, short_count
 from mapsage.evaluation import (
     ConfusionMatrixMetric,
     boundary_counts,
@@ -27,8 +29,6 @@ from mapsage.evaluation import (
     scores,
 )
 from mapsage.evaluation.boundary import boundary_distance, boundary_of
-from mapsage.evaluation.canvas import save_png
-from mapsage.evaluation.confusion_matrix import render_confusion, short_count
 from mapsage.evaluation.confusion_matrix_metric import is_repeat
 
 NAMES = ('field', 'road', 'water', 'wood', 'roof', 'barren', 'crop')
@@ -385,7 +385,7 @@ def test_picture_shows_rows_in_percent(tmp_path: Path) -> None:
     found = render_confusion(matrix, ('field', 'a$b$', 'water'), subtitle='mIoU 12.34')
     scaled = render_confusion(matrix * np.array([[1], [7], [1]]), ('field', 'a$b$', 'water'))
     assert found.dtype == np.uint8 and found.shape[2] == 3
-    blue = [found.reshape(-1, 3) == colour for colour in ((8, 48, 107), (247, 251, 255))]
+    blue = [found.reshape(-1, 3) == color for color in ((8, 48, 107), (247, 251, 255))]
     strong, none = (int(each.all(1).sum()) for each in blue)
     assert none > 1500  # the cell of 0 %; that of 99 % is one step from the darkest
     assert strong == 0 and (found.sum(2) < 200).sum() > 1500

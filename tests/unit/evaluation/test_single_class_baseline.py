@@ -1,4 +1,4 @@
-"""The mIoU of a model that learnt nothing."""
+"""The mIoU of a model that learned nothing."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -41,8 +41,8 @@ def test_absent_classes_do_not_count() -> None:
     assert single_class_miou([60, 20, 20, 0]) == pytest.approx(.6 / 3)
 
 
-def test_nothing_labelled_is_an_error() -> None:
-    with pytest.raises(ValueError, match='no labelled pixel'):
+def test_nothing_labeled_is_an_error() -> None:
+    with pytest.raises(ValueError, match='no labeled pixel'):
         single_class_miou(np.zeros(7))
 
 
@@ -51,5 +51,5 @@ def test_metric_counts_over_samples_and_leaves_ignored_pixels_out() -> None:
     metric.dataset_meta = dict(classes=('field', 'road', 'water'))
     for labels in ([0, 0, 0, 1], [0, 1, 255, 255]):
         metric.process(None, [dict(gt_sem_seg=dict(data=torch.tensor([labels])))])
-    # six labelled pixels, four of them field; water does not occur
+    # six labeled pixels, four of them field; water does not occur
     assert metric.evaluate(2) == {'single_class_mIoU': round(100 * 4 / 6 / 2, 2)}

@@ -50,7 +50,7 @@ def _write(folder: Path, place: dict, names: Any = CLASSES) -> Path:
 
 
 @pytest.mark.parametrize('place', [UTM, DEGREES], ids=['utm', 'degrees'])
-def test_map_has_its_place_colours_and_names(tmp_path: Path, place: dict) -> None:
+def test_map_has_its_place_colors_and_names(tmp_path: Path, place: dict) -> None:
     path = _write(tmp_path, place, ('ground', 'a<b & "c"', 'Wässer 水'))
     classes, confidence = _scene_sized_map()
     with rasterio.open(path) as file:
@@ -97,7 +97,7 @@ def test_map_in_pixels(tmp_path: Path) -> None:
 
 
 def test_wrong_classes_and_folders(tmp_path: Path) -> None:
-    with pytest.raises(GeoError, match='3 class names and 2 colours'):
+    with pytest.raises(GeoError, match='3 class names and 2 colors'):
         MapInfo(CLASSES, PALETTE[:2])
     with pytest.raises(GeoError, match='256 classes and nodata=255'):
         MapInfo(['x'] * 256, [[0, 0, 0]] * 256)

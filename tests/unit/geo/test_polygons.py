@@ -95,7 +95,7 @@ def test_area_of_large_pixels_in_degrees(tmp_path: Path) -> None:
     assert fields['area_m2'][0] == pytest.approx((zone(60) - zone(40)) * np.radians(20), rel=1e-9)
 
 
-def test_area_of_large_pixels_in_metres(tmp_path: Path) -> None:
+def test_area_of_large_pixels_in_meters(tmp_path: Path) -> None:
     place = dict(crs=UTM['crs'].from_epsg(3035),  # pixels of 1 km on an equal-area projection
                  transform=rasterio.transform.from_origin(5.5e6, 2.5e6, 1000.0, 1000.0))
     classes = np.full((700, 900), 255, np.uint8)
@@ -105,7 +105,7 @@ def test_area_of_large_pixels_in_metres(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('epsg, size, origin, pixel, share', [
-    (4326, (1440, 721), (-0.125, 90.125), 0.25, 1.0),  # pixel centres on the poles
+    (4326, (1440, 721), (-0.125, 90.125), 0.25, 1.0),  # pixel centers on the poles
     (4326, (1440, 720), (-180.00000001, 90.0), 0.25, 1.0),
     (3857, (512, 512), (-20037508.3428, 20037508.3428), 40075016.6856 / 512, 0.9962387),
 ])
@@ -117,7 +117,7 @@ def test_area_of_the_globe(tmp_path: Path, epsg: int, size: Tuple[int, int],
     assert fields['area_m2'].sum() == pytest.approx(5.100656217e14 * share, rel=1e-5)
 
 
-def test_map_in_pixels_has_no_square_metres(tmp_path: Path) -> None:
+def test_map_in_pixels_has_no_square_meters(tmp_path: Path) -> None:
     meta, polygons, fields = _polygons(tmp_path, draw_classes(), PIXELS)
     assert np.isnan(fields['area_m2'].astype(float)).all() and \
         'ndefined' in (meta['crs'] or 'undefined')  # GDAL before 3.9 cannot leave it empty
@@ -141,7 +141,7 @@ def _blobs(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.digitize(np.kron(noise, np.ones((4, 4))), [0.4, 0.7]).astype(np.uint8)
 
 
-def test_neighbours_share_their_simplified_border(tmp_path: Path) -> None:
+def test_neighbors_share_their_simplified_border(tmp_path: Path) -> None:
     _, polygons, fields = _polygons(tmp_path, draw_classes(), PIXELS)
     exact = _polygons(tmp_path, draw_classes(), PIXELS, simplify=0)[1]
     assert shapely.get_num_coordinates(polygons).sum() \

@@ -12,7 +12,7 @@ from mmengine.hooks import Hook
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.hooks import DeviceCheckError, DeviceCheckHook
-from mapsage.hooks.device_check_hook import Report, table
+from mapsage.hooks.device_check_hook import DeviceReport, table
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +96,8 @@ def test_what_the_check_raises_is_its_answer(tmp_path: Path, tiny_run: ModuleTyp
 
 
 def test_table() -> None:
-    good = Report(host='a', device='gcu:0', tensors=12, mebibytes=1.26, digest='0a1b2c3d')
-    bad = Report(host='node-b', device='gcu:11', problems=['x', 'y'])
+    good = DeviceReport(host='a', device='gcu:0', tensors=12, mebibytes=1.26, digest='0a1b2c3d')
+    bad = DeviceReport(host='node-b', device='gcu:11', problems=['x', 'y'])
     assert table([good, bad]).splitlines() == [
         'rank  host    device  tensors  MiB  weights   result',
         '0     a       gcu:0   12       1.3  0a1b2c3d  good',

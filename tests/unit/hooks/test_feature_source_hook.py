@@ -18,9 +18,8 @@ from torch import nn
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.engine import MapSageRunner
-from mapsage.hooks import FeatureSourceError
-from mapsage.hooks.encoder_gate import EncoderGate, check_frozen
-from mapsage.streaming import Item, Prefetched, StreamingError
+from mapsage.features import FeatureSourceError, Item, Prefetched, StreamingError
+from mapsage.features.encoder_gate import EncoderGate, check_frozen
 
 PREFETCHED = dict(type='Prefetched', depth=3)
 
@@ -72,7 +71,7 @@ def check_equal(run: Any, other: Any) -> None:
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
-@pytest.mark.parametrize('source', [dict(type='InPlace'), PREFETCHED])
+@pytest.mark.parametrize('source', [dict(type='Local'), PREFETCHED])
 def test_the_head_is_the_one_of_a_run_without_a_source(source: Any, train: Any) -> None:
     run = train(source)
     check_equal(run, train(None))
@@ -112,7 +111,7 @@ SAMPLING = dict(type='DynamicSamplingHook', score=dict(type='LabelScore'), valid
 
 def test_dynamic_sampling_goes_with_sources_that_do_not_work_ahead(train: Any) -> None:
     changes = dict(custom_hooks=[SAMPLING])
-    check_equal(train(dict(type='InPlace'), **changes), train(None, **changes))
+    check_equal(train(dict(type='Local'), **changes), train(None, **changes))
     with pytest.raises(FeatureSourceError, match="'Prefetched' works ahead of the step"):
         train(PREFETCHED, **changes)
 

@@ -1,4 +1,4 @@
-"""preview.png after a real validation: which samples, which colours, and when it fails."""
+"""preview.png after a real validation: which samples, which colors, and when it fails."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 import torch
 from mmengine.structures import BaseDataElement, PixelData
 
-from mapsage.evaluation import PreviewSample
+from mapsage.drawing import PreviewSample
 from mapsage.hooks import PreviewHook, preview_hook
 
 

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 DEADLINE = 60.0
 ITERATION_LINE = re.compile(r'(Iter|Epoch)\(train\)')
 BAR = '\u2501'
-COLOUR = re.compile(r'\x1b\[[\d;]*m')
+COLOR = re.compile(r'\x1b\[[\d;]*m')
 
 
 def environment() -> dict:
@@ -58,7 +58,7 @@ def run_in_terminal(script: str, arguments: List[str],
                 os.kill(process.pid, signal.SIGINT)
                 interrupted = True
         status = process.wait(timeout=max(1.0, end - time.monotonic()))
-        return status, COLOUR.sub('', written.decode())
+        return status, COLOR.sub('', written.decode())
     finally:
         process.kill()
         process.wait()
@@ -224,7 +224,7 @@ class FakeTerminal:
 
     def text(self) -> str:
         self._file.flush()
-        return COLOUR.sub('', Path(self._file.name).read_text(encoding='utf-8'))
+        return COLOR.sub('', Path(self._file.name).read_text(encoding='utf-8'))
 
     def flush(self) -> None:
         self._file.flush()

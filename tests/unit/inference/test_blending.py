@@ -6,7 +6,7 @@ from typing import Any, List
 import numpy as np
 import pytest
 import torch
-from colour_model import MemoryScene, PixelModel
+from color_model import MemoryScene, PixelModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

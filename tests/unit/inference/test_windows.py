@@ -41,23 +41,23 @@ def test_lengths_that_make_no_windows_are_refused(axis: tuple) -> None:
 
 
 @given(axes())
-def test_weights_are_positive_and_normalised_sums_are_one(axis: tuple) -> None:
+def test_weights_are_positive_and_normalized_sums_are_one(axis: tuple) -> None:
     length, window, overlap = axis
     weights = blend_weights(window, overlap)
     assert weights.dtype == np.float32 and weights.shape == (window,)
     assert (weights > 0).all() and (weights <= 1).all()
     np.testing.assert_array_equal(weights, weights[::-1])
-    total, normalised = np.zeros(max(length, window)), np.zeros(max(length, window))
+    total, normalized = np.zeros(max(length, window)), np.zeros(max(length, window))
     for start in window_starts(length, window, overlap):
         total[start:start + window] += weights
     assert (total > 0).all()
     for start in window_starts(length, window, overlap):
-        normalised[start:start + window] += weights / total[start:start + window]
-    np.testing.assert_allclose(normalised, 1, rtol=1e-6)
+        normalized[start:start + window] += weights / total[start:start + window]
+    np.testing.assert_allclose(normalized, 1, rtol=1e-6)
 
 
 @given(st.integers(2, 64), st.data())
-def test_two_neighbours_sum_to_one_where_they_overlap(window: int, data: st.DataObject) -> None:
+def test_two_neighbors_sum_to_one_where_they_overlap(window: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(1, window // 2))
     weights = blend_weights(window, overlap)
     np.testing.assert_allclose(weights[window - overlap:] + weights[:overlap], 1, atol=1e-6)

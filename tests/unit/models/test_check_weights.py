@@ -46,7 +46,7 @@ def test_the_command_names_what_a_file_is_and_judges_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('kind', ['web', 'sat493m'])
-def test_equal_features_are_recognised(kind: str, monkeypatch: pytest.MonkeyPatch,
+def test_equal_features_are_recognized(kind: str, monkeypatch: pytest.MonkeyPatch,
                                        tmp_path: Path) -> None:
     """The published side is computed by transformers, on pixels resized as its source does."""
     transformers = pytest.importorskip('transformers')

@@ -226,7 +226,7 @@ def test_frozen_stays_in_eval_and_out_of_autograd() -> None:
     assert saved_elements(model) == 0
 
 
-def test_normalisation_is_done_here_and_travels_with_the_weights() -> None:
+def test_normalization_is_done_here_and_travels_with_the_weights() -> None:
     web, sat, bare = (build(normalization=kind) for kind in ('web', 'sat493m', None))
     for kind, model in (('web', web), ('sat493m', sat)):
         mean, std = (torch.tensor(x).view(3, 1, 1) for x in weights.NORMALIZATION[kind])
@@ -235,19 +235,19 @@ def test_normalisation_is_done_here_and_travels_with_the_weights() -> None:
     assert torch.equal(web(image())[-1], sat(image())[-1])
 
 
-def test_normalised_input_is_refused() -> None:
+def test_normalized_input_is_refused() -> None:
     with pytest.raises(ValueError, match='take mean and std out of the data preprocessor'):
         build()((image() - 120) / 58)
     build(normalization=None)((image() - 120) / 58)
 
 
 @pytest.mark.parametrize('asked, name, mean, message', [
-    ('weights', 'sat493m.pth', 109.65, "Normalisation sat493m (the name 'sat493m.pth')"),
-    ('weights', 'lvd1689m.pth', 123.675, "Normalisation web (the name 'lvd1689m.pth')"),
-    ('web', 'sat493m.pth', 123.675, 'Normalisation web (set by the config; weights: sat493m)'),
+    ('weights', 'sat493m.pth', 109.65, "Normalization sat493m (the name 'sat493m.pth')"),
+    ('weights', 'lvd1689m.pth', 123.675, "Normalization web (the name 'lvd1689m.pth')"),
+    ('web', 'sat493m.pth', 123.675, 'Normalization web (set by the config; weights: sat493m)'),
     (None, 'sat493m.pth', 109.65, 'expected of the data preprocessor'),
 ])
-def test_normalisation_follows_the_weights(asked: Any, name: str, mean: float, message: str,
+def test_normalization_follows_the_weights(asked: Any, name: str, mean: float, message: str,
                                            tmp_path: Path, caplog: Any) -> None:
     path = str(tmp_path / name)
     source = build()
@@ -287,7 +287,7 @@ def test_weights_come_with_init_weights_once(tmp_path: Path) -> None:
     assert bool((model.cls_token == 0).all())
 
 
-def test_without_weights_nothing_is_uninitialised() -> None:
+def test_without_weights_nothing_is_uninitialized() -> None:
     model = DINOv3ViT(PLAIN)
     model.init_weights()
     assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())

@@ -37,8 +37,8 @@ def test_maps_are_those_of_the_saved_model(tmp_path: Path) -> None:
     x = torch.rand(1, 3, 64, 96) * 255
     with torch.no_grad():
         eighth, last = model(x)
-        normalised = (x - model.pixel_mean) / model.pixel_std
-        tokens = reference(normalised).last_hidden_state[:, 1:]
+        normalized = (x - model.pixel_mean) / model.pixel_std
+        tokens = reference(normalized).last_hidden_state[:, 1:]
     assert eighth.shape == (1, 16, 8, 12) and last.shape == (1, 32, 2, 3)
     assert model.out_channels == (16, 32)
     torch.testing.assert_close(reference.layer_norm(last.flatten(2).transpose(1, 2)), tokens)

@@ -59,12 +59,12 @@ def test_tensors_of_the_file_arrive(arch: Dict[str, Any], tmp_path: Path) -> Non
 def official_features(hub: State, x: torch.Tensor, heads: int, registers: int) -> torch.Tensor:
     """Normed patches (N, patches, C) of the last block, written from the official source's text.
 
-    One head and one patch at a time; ``x`` is normalised.
+    One head and one patch at a time; ``x`` is normalized.
     """
 
     def norm(name: str, t: torch.Tensor) -> torch.Tensor:
-        centred = t - t.mean(-1, keepdim=True)
-        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        centered = t - t.mean(-1, keepdim=True)
+        scaled = centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return scaled * hub[f'{name}.weight'] + hub[f'{name}.bias']
 
     def linear(name: str, t: torch.Tensor) -> torch.Tensor:
@@ -220,7 +220,7 @@ def test_a_key_bias_is_refused_unless_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('name', ARCHS)
-def test_variants_are_recognised(name: str) -> None:
+def test_variants_are_recognized(name: str) -> None:
     """By shapes alone: the tensors have no memory of their own."""
     arch = ARCHS[name]
     mlp = 'w1' if arch.gated_mlp else 'fc1'

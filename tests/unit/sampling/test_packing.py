@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmseg.structures import SegDataSample
 
-from mapsage.sampling.packing import pack, unpack, write_parcel
+from mapsage.sampling.packing import pack_samples, unpack_samples, write_parcel
 
 Pair = namedtuple('Pair', 'first second')
 
@@ -20,10 +20,10 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 def there_and_back(samples: list, offset: int = 3) -> list:
     """Pack and unpack, through a buffer in which nothing is aligned."""
-    parcel = pack(samples)
+    parcel = pack_samples(samples)
     buffer = torch.zeros(offset + len(parcel.header) + parcel.payload_bytes, dtype=torch.uint8)
     assert write_parcel(parcel, buffer, offset) == len(buffer)
-    return unpack(buffer, offset, len(parcel.header))
+    return unpack_samples(buffer, offset, len(parcel.header))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -88,7 +88,7 @@ def test_data_elements_of_the_host_need_no_adapter() -> None:
 def test_no_array_is_in_the_header_and_what_is_twice_travels_once() -> None:
     tensor = torch.rand(256, 256)
     sample = dict(a=tensor, b=np.zeros(1000), c=tensor)
-    parcel = pack([sample, sample])
+    parcel = pack_samples([sample, sample])
     assert parcel.payload_bytes == 256 * 256 * 4 + 8000
     assert len(parcel.header) < 500
     back = there_and_back([sample, sample])
@@ -115,6 +115,6 @@ def test_tensors_made_while_packing_are_not_taken_for_each_other() -> None:
 
 def test_what_cannot_travel_is_refused() -> None:
     with pytest.raises(TypeError, match='sparse.*to_dense'):
-        pack([torch.eye(3).to_sparse()])
+        pack_samples([torch.eye(3).to_sparse()])
     with pytest.raises(TypeError, match='quint8.*dequantize'):
-        pack([torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)])
+        pack_samples([torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)])

@@ -61,7 +61,7 @@ def data(rank: int) -> torch.Tensor:
 
 
 def wrap_and_step(device_ids: Any) -> Dict[str, Any]:
-    """Wrap a model that every rank initialised differently, and take one step."""
+    """Wrap a model that every rank initialized differently, and take one step."""
     set_current_accelerator(resolve_accelerator('cpu'))
     init_process_group(resolve_accelerator('cpu'), timeout=30)
     warnings = listen()

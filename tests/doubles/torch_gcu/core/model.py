@@ -57,7 +57,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer, extra_output: Any = None,
                    device: Any = None) -> Any:
     """Step and run the graph. Trap: unlike torch_xla's, gradients are *not* reduced here.
 
-    Without ``model`` every live tensor is an output; with it, its buffers, the optimiser's
+    Without ``model`` every live tensor is an output; with it, its buffers, the optimizer's
     parameters and state, and ``extra_output``, which is dropped in silence when a part of it is
     not on the device.
     """

@@ -1,0 +1,281 @@
+"""Compute the features of a frozen encoder for every training sample, once, with several ranks."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import functools
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from mmengine.config import Config
+from mmengine.model import is_model_wrapper
+from torch.utils.data import DataLoader
+
+from mapsage.distributed import all_ranks_or_none
+from mapsage.distributed.channel import open_channel
+from mapsage.engine.data_order import KeyedDataset, SampleKey
+from mapsage.engine.env_cfg import ConfigError
+from mapsage.features.cache.index import CacheIndex, find_shards, read_index, write_index
+from mapsage.features.cache.keys import ViewSeeds, keys_of_run
+from mapsage.features.cache.shards import (
+    SHARD_BYTES,
+    CacheError,
+    Levels,
+    free_bytes,
+    ranges_of,
+    write_shard,
+)
+from mapsage.version import __version__
+
+from . import cli
+from .cache_checks import check_features, check_model, check_repeatable
+from .config_checks import read_config
+
+# Ranks talk when each has done its part, and some may have had a longer one.
+_PATIENCE_SECONDS = 7 * 24 * 3600
+_LINE_SECONDS = 5.0
+
+
+class FeatureCaching:
+    """A cache of the command line's, on this rank.
+
+    Args:
+        args: Of tools/cache_features.py.
+        say: Prints a line; called on rank 0 only.
+        shard_bytes: Of features, at which a shard is written.
+    """
+
+    def __init__(self, args: argparse.Namespace, say: Callable[[str], None],
+                 shard_bytes: int = SHARD_BYTES) -> None:
+        cfg = read_config(args)
+        self._folder, self._asked = choose_place(cfg, args)
+        self._views = self._asked or 1
+        self._batch_size, self._shard_bytes = args.batch_size, shard_bytes
+        self._workers = _build_without_workers(cfg)
+        self._runner = cli.build_runner(cfg)
+        self._channel = open_channel(timeout=_PATIENCE_SECONDS)
+        self._rank = 0 if self._channel is None else self._channel.rank
+        self._world_size = 1 if self._channel is None else len(self._channel.ranks)
+        self._say = say if self._rank == 0 else lambda line: None
+        self._prepare()
+        with self._together('preparing the cache'), contextlib.ExitStack() as stack:
+            plan = self._plan(stack) if self._rank == 0 else {}
+            self._lock = stack.pop_all()
+        self._share(plan)
+
+    def run(self) -> int:
+        """Compute what is missing, complete the index, and return the exit status."""
+        with self._lock:
+            items = [item for start, stop in self._todo for item in range(start, stop)]
+            begin, end = (len(items) * rank // self._world_size
+                          for rank in (self._rank, self._rank + 1))
+            start_time = time.monotonic()
+            with self._together('computing features'):
+                self._compute(items[begin:end])
+            with self._together('completing the index'):
+                if self._rank == 0:
+                    self._complete(len(items), time.monotonic() - start_time)
+        return 0
+
+    def _together(self, what: str) -> Any:
+        return all_ranks_or_none(what, timeout=_PATIENCE_SECONDS)
+
+    def _prepare(self) -> None:
+        """Make loader, precision and weights those of a training, in the order of a training."""
+        runner = self._runner
+        if runner.train_loop is None:
+            raise ConfigError('the config has no train_dataloader, train_cfg and optim_wrapper: '
+                              'the features of the training samples are cached.')
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+        runner._init_model_weights()
+        runner.load_or_resume()
+        self._loader = runner.train_loop.dataloader
+        self._dataset = self._loader.dataset
+        if not isinstance(self._dataset, KeyedDataset):
+            raise ConfigError(
+                f'the training dataset became a {type(self._dataset).__name__}, whose samples '
+                f"cannot be asked for by number. Use runner_type='MapSageRunner' and a map-style "
+                f'dataset.')
+        self._model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        self._dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
+        check_model(self._model)
+
+    def _plan(self, stack: contextlib.ExitStack) -> Dict[str, Any]:
+        """Find out what is to be done, and begin the cache. On rank 0."""
+        try:
+            keys = keys_of_run(self._runner.cfg, self._dataset, self._model.backbone, self._dtype)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        index = CacheIndex(
+            keys, self._views, (self._runner.cfg.get('randomness') or {}).get('seed') or 0,
+            dict(mapsage=__version__, torch=torch.__version__, batch_size=self._batch_size,
+                 device=self._runner.accelerator.describe()))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone_in(self._folder))
+        except OSError as error:
+            raise CacheError(f'--folder {self._folder} cannot be written: {error}.') from error
+        before = read_index(self._folder)
+        if before is not None:
+            before.check(self._folder, keys, self._views)
+            index = before  # its seed, too: it has to go on as it began
+        index, damaged = find_shards(self._folder, index)
+        finished = set(index.finished())
+        todo = [item for item in range(index.items) if item not in finished]
+        self._seeds = ViewSeeds(index.seed, index.views)
+        if todo:
+            check_repeatable(self._dataset, self._seeds, self._asked)
+            self._check_room(todo)
+        for path in [*damaged, *self._folder.glob('*.partial-*')]:
+            if path in damaged:
+                self._say(f'{path} is damaged: its items are computed again')
+            path.unlink()
+        if before is None:
+            write_index(self._folder, index)
+        self._say(f'{index.keys.samples} samples x {index.views} view(s) into {self._folder}: '
+                  f'{len(finished)} of {index.items} items are there')
+        self._index = index
+        return dict(cache=index.cache, seed=index.seed, todo=ranges_of(todo))
+
+    def _share(self, plan: Dict[str, Any]) -> None:
+        """Tell all ranks what rank 0 found."""
+        if self._channel is not None:
+            plan = json.loads(self._channel.gather_texts(json.dumps(plan))[0])
+        self._cache: str = plan['cache']
+        self._todo: List[List[int]] = plan['todo']
+        self._seeds = ViewSeeds(plan['seed'], self._views)
+
+    def _check_room(self, todo: List[int]) -> None:
+        levels = next(self._encoded(todo[:1], workers=0))[1]
+        needed, free = _bytes(levels) * len(todo), free_bytes(self._folder)
+        shapes = ', '.join('x'.join(map(str, level.shape)) for level in levels)
+        self._say(f'a sample has {_bytes(levels):,} bytes of features ({shapes}, '
+                  f'{levels[0].dtype}); {needed:,} are to be written, {free:,} are free')
+        if needed > free:
+            raise CacheError(f'{self._folder} has {free:,} bytes free, and the features need about '
+                             f'{needed:,}. Free space, or choose another --folder.')
+
+    def _compute(self, items: List[int]) -> None:
+        waiting: Dict[int, Levels] = {}
+        size = 0
+        start_time = last = time.monotonic()
+        for done, (item, levels) in enumerate(self._encoded(items, self._workers), start=1):
+            waiting[item] = levels
+            size += _bytes(levels)
+            if size >= self._shard_bytes or done == len(items):
+                write_shard(self._folder, self._cache, waiting)
+                waiting, size = {}, 0
+            now = time.monotonic()
+            if now - last >= _LINE_SECONDS:
+                last, rate = now, done / (now - start_time)
+                self._say(f'rank {self._rank} of {self._world_size}: {done}/{len(items)} items, '
+                          f'{rate:.1f} items/s, {(len(items) - done) / rate:.0f} s to go')
+
+    def _encoded(self, items: List[int], workers: int) -> Iterator[Tuple[int, Levels]]:
+        """Yield items with their features on the host, encoded in batches of equal images."""
+        keys = [SampleKey(item // self._views,
+                          self._seeds.of(item // self._views, item % self._views))
+                for item in items]
+        loader: DataLoader = DataLoader(
+            self._dataset, batch_size=self._batch_size, sampler=keys,  # type: ignore[arg-type]
+            num_workers=workers, collate_fn=_as_list)
+        numbers = iter(items)
+        for samples in loader:
+            for _, group in itertools.groupby(samples, lambda each: each['inputs'].shape):
+                for levels in self._encode(self._loader.collate_fn(list(group))):
+                    yield next(numbers), levels
+
+    def _encode(self, batch: Any) -> List[Levels]:
+        accelerator = self._runner.accelerator
+        precision = (contextlib.nullcontext() if self._dtype is None else
+                     accelerator.autocast(self._dtype))
+        with torch.no_grad():
+            images = self._model.data_preprocessor(batch, True)['inputs']
+            with precision:
+                features = self._model.backbone(images)
+        check_features(features, len(images))
+        host = [level.cpu() for level in features]
+        return [[level[at].clone() for level in host] for at in range(len(images))]
+
+    def _complete(self, computed: int, seconds: float) -> None:
+        index, damaged = find_shards(self._folder, self._index)
+        missing = index.items - len(index.finished())
+        if missing or damaged:
+            raise CacheError(
+                f'{missing} of {index.items} items are not in {self._folder} at the end. With '
+                f'several machines, --folder must be on a storage that all of them share; else '
+                f'something removed or damaged shards, and the same command computes them again.')
+        write_index(self._folder, index)
+        size = sum(entry.bytes for entry in index.shards)
+        if computed:
+            self._say(f'{computed} items in {seconds:.1f} s on {self._world_size} rank(s): '
+                      f'{computed / seconds:.1f} items/s')
+        self._say(f'complete: {index.items} items, {size:,} bytes in {len(index.shards)} shard(s). '
+                  f"In the config:\nfeature_source = dict(type='Cached', "
+                  f'folder={str(self._folder)!r}, views={self._views})')
+
+
+def cache_features(args: argparse.Namespace,
+                   say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
+    """Make or continue the cache that the command line asks for, and return the exit status.
+
+    Args:
+        args: Of tools/cache_features.py.
+        say: Prints a line; called on rank 0 only.
+    """
+    return FeatureCaching(args, say).run()
+
+
+def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[int]]:
+    """Return the cache's folder and the views that are asked for, and make ``cfg`` encode in place.
+
+    The command line comes first, then ``feature_source`` of the config if it is a cache.
+    """
+    source = cfg.pop('feature_source', None) or {}
+    cached = source if source.get('type') == 'Cached' else {}
+    folder = args.folder or cached.get('folder') or os.path.join(cfg.work_dir, 'features')
+    views = args.views or cached.get('views')
+    cfg.resume = False
+    return Path(folder), views
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other runs from writing into a folder; the lock goes with the process.
+
+    Raises:
+        CacheError: If another run writes there.
+    """
+    with open(folder / '.lock', 'a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CacheError(f'another run of tools/cache_features.py writes into {folder}. Wait '
+                             f'for it, or choose another --folder.') from error
+        except OSError:
+            pass  # a file system without locks; shards appear whole there, too
+        yield
+
+
+def _build_without_workers(cfg: Config) -> int:
+    """Keep the training loader from starting workers; return how many it wants."""
+    loader = cfg.get('train_dataloader') or {}
+    workers = int(loader.get('num_workers', 0))
+    if loader:
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.pop('prefetch_factor', None)
+    return workers
+
+
+def _as_list(samples: List[Any]) -> List[Any]:
+    return samples
+
+
+def _bytes(levels: Levels) -> int:
+    return sum(level.numel() * level.element_size() for level in levels)

@@ -1,0 +1,102 @@
+"""What of a config can be checked without a run: that it reads, its data's folders, its model."""
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import warnings
+from typing import Any, Dict, Iterator, List, Optional
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
+
+from mapsage.engine.env_cfg import ConfigError
+
+from . import cli
+from .environment_checks import Finding
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Return the config of :func:`mapsage.commands.cli.load_config`.
+
+    Raises:
+        ConfigError: Whatever is wrong with it; a config is a program, which can raise anything.
+    """
+    try:
+        return cli.load_config(args)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f'{args.config} cannot be read: {_said(error)}') from error
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """Return the model of ``cfg``, on the CPU and without weights.
+
+    Raises:
+        ConfigError: If it cannot be built.
+    """
+    if not isinstance(cfg.get('model'), dict):
+        raise ConfigError(f"the config's model must be a dict, got {cfg.get('model')!r}.")
+    config = copy.deepcopy(cfg.model)
+    if cfg.get('data_preprocessor') is not None:
+        config.setdefault('data_preprocessor', cfg.data_preprocessor)
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')), \
+                warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # the run gives them
+            return MODELS.build(config)
+    except Exception as error:
+        raise ConfigError(f"the config's model cannot be built: {_said(error)}") from error
+
+
+def check_data(cfg: Config) -> List[Finding]:
+    """Return a finding for each file or folder that a dataset of ``cfg`` names and that is missing.
+
+    Only training and validation data keep a training from starting.
+    """
+    findings: List[Finding] = []
+    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        dataset = (cfg.get(loader) or {}).get('dataset')
+        missing = [path for each in _datasets(dataset) for path in _missing(each)]
+        level = 'note' if loader == 'test_dataloader' else 'problem'
+        findings += [Finding(level, f'{loader}: {path} does not exist',
+                             'put the data there, or point data_root and data_prefix at it '
+                             '(docs/datasets.md)') for path in dict.fromkeys(missing)]
+        if dataset is not None and not missing:
+            findings.append(Finding('ok', f'{loader}: its folders exist'))
+    return findings
+
+
+def _datasets(config: Any) -> Iterator[Dict[str, Any]]:
+    """Yield the dataset configs in ``config``, out of whatever wraps them."""
+    if isinstance(config, (list, tuple)):
+        for each in config:
+            yield from _datasets(each)
+    elif isinstance(config, dict):
+        inner = [config[key] for key in ('dataset', 'datasets') if key in config]
+        if inner:
+            yield from _datasets(inner)
+        else:
+            yield config
+
+
+def _missing(dataset: Dict[str, Any]) -> Iterator[str]:
+    root = dataset.get('data_root') or ''
+    if '://' in root or dataset.get('backend_args'):
+        return
+    if root and not os.path.exists(root):
+        yield root
+        return
+    prefixes: Dict[str, Any] = dataset.get('data_prefix') or {}
+    paths: List[Optional[Any]] = [dataset.get('ann_file'), *prefixes.values()]
+    for path in paths:
+        if path and isinstance(path, str) and '://' not in path:
+            whole = os.path.join(root, path)
+            if not os.path.exists(whole):
+                yield whole
+
+
+def _said(error: Exception) -> str:
+    return f'{type(error).__name__}: {error}'

@@ -1,0 +1,272 @@
+"""Say whether a training would start here, and why or why not, without training."""
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import os
+import platform
+import socket
+from importlib import metadata
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from mmengine.config import Config
+
+from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
+from mapsage.accelerator._vendor import VENDOR_MODULES
+from mapsage.accelerator.resolve import why_not
+from mapsage.distributed import (
+    BackendError,
+    StrategyError,
+    apply_launcher_environment,
+    local_rank,
+    resolve_backend,
+    resolve_strategy,
+)
+from mapsage.distributed.device_checks import card_identity, check_device
+from mapsage.distributed.process_group import check_ranks_fit
+from mapsage.distributed.strategy import format_bytes
+from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
+from mapsage.engine.training_memory import estimate_training_bytes
+from mapsage.version import __version__
+
+from . import cli
+from .config_checks import build_model, check_data, read_config
+from .doctor_ranks import Ranks
+from .environment_checks import Finding, check_environment
+
+# Distributions that bring the same module: of two installed at once, one has overwritten the other.
+_DISTRIBUTIONS = {
+    'torch': ('torch',),
+    'mmengine': ('onedl-mmengine', 'mmengine', 'mmengine-lite'),
+    'mmcv': ('onedl-mmcv', 'mmcv', 'mmcv-lite', 'mmcv-full'),
+    'mmseg': ('onedl-mmsegmentation', 'mmsegmentation'),
+    'numpy': ('numpy',),
+}
+
+
+class Doctor:
+    """Examines what this process sees. Printing and the other ranks are :func:`diagnose`'s.
+
+    Args:
+        args: Of :func:`mapsage.commands.cli.build_parser`; ``config`` may be None.
+
+    Attributes:
+        launched: A launcher started this process, and its variables are whole.
+        printing: This is the rank that prints, or the only one.
+        sections: Findings by the title of their section, in the order they are printed.
+        accelerator: The one a training would use; None when it cannot be.
+        device, card: This rank's, as texts; ranks on the same card have the same ``card``.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.sections: Dict[str, List[Finding]] = {
+            title: [] for title in ('installed', 'accelerators', 'strategy', 'environment')}
+        self.env = EnvCfg(accelerator=args.accelerator or 'auto')
+        self.accelerator: Optional[Accelerator] = None
+        self.device = 'no device'
+        self.card: Optional[str] = None
+        self.environ = dict(os.environ)  # before a run's clearing
+        self.printing = args.launcher == 'none' or self.environ.get('RANK', '0') == '0'
+        self._identified = self._identify()
+        self.launched = self._identified and args.launcher != 'none'
+        self.sections['installed'] = list(check_installed())
+        needed_bytes = self._examine_config() if args.config else None
+        self._choose_accelerator()
+        if self.accelerator is None:
+            self.sections['strategy'].append(Finding('no', 'not decided without an accelerator'))
+        else:
+            self._examine_strategy(self.accelerator, needed_bytes)
+        self.sections['environment'] += check_environment(self.environ, self.accelerator,
+                                                          args.launcher)
+        if not self.sections['environment']:
+            self.sections['environment'] = [Finding('ok', 'nothing that contradicts the run')]
+
+    @property
+    def problems(self) -> List[Finding]:
+        """The findings that would keep a training from starting."""
+        return [finding for findings in self.sections.values() for finding in findings
+                if finding.level == 'problem']
+
+    @property
+    def joins(self) -> bool:
+        """Whether this rank can enter a process group, with or without data to train on."""
+        needed = self.sections['accelerators'] + self.sections['strategy']
+        return self.launched and all(finding.level != 'problem' for finding in needed)
+
+    def _identify(self) -> bool:
+        """Clear or read the launcher's variables as the Runner does; return whether that works."""
+        try:
+            stale = resolve_strategy(None, os.environ, 1,
+                                     launcher=self.args.launcher).stale_variables
+            if self.args.launcher != 'none':
+                apply_launcher_environment(self.args.launcher)
+        except ValueError as error:
+            self.sections['strategy'].append(Finding('problem', str(error)))
+            return False
+        if stale:
+            left = ', '.join(f'{name}={os.environ.pop(name)}' for name in stale)
+            self.sections['environment'].append(Finding(
+                'note', f'left over from another launcher, cleared by a run: {left}',
+                f"unset {' '.join(stale)}"))
+        return True
+
+    def _examine_config(self) -> Optional[int]:
+        """Fill the section of the config and return what its model needs, where that is known."""
+        findings = self.sections.setdefault(f'config {self.args.config}', [])
+        try:
+            cfg = read_config(self.args)
+            self.env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
+        except ConfigError as error:
+            findings.append(Finding('problem', str(error)))
+            return None
+        findings.append(Finding('ok', 'it can be read, and so can its env_cfg'))
+        if self.env.note:
+            findings.append(Finding('note', self.env.note))
+        findings += check_data(cfg)
+        # Under a launcher the strategy does not depend on it, and one rank is enough to tell.
+        return self._examine_model(cfg, findings) if self.printing else None
+
+    def _examine_model(self, cfg: Config, findings: List[Finding]) -> Optional[int]:
+        try:
+            model = build_model(cfg)
+        except ConfigError as error:
+            findings.append(Finding('problem', str(error)))
+            return None
+        needed_bytes = estimate_training_bytes(model, cfg.get('optim_wrapper'))
+        count = sum(parameter.numel() for parameter in model.parameters())
+        findings.append(Finding(
+            'ok', f'model {type(model).__name__}: {count:,} parameters, '
+            f'{format_bytes(needed_bytes)} with gradients and optimizer state; activations come on '
+            f'top'))
+        return needed_bytes
+
+    def _choose_accelerator(self) -> None:
+        findings = self.sections['accelerators']
+        asked = self.env.accelerator
+        try:
+            self.accelerator = resolve_accelerator(asked)
+            why = 'found by auto' if asked == 'auto' else 'chosen by name'
+            findings.append(Finding('ok', f'{self.accelerator.describe()}: {why}'))
+        except AcceleratorError as error:
+            findings.append(Finding('problem', str(error)))
+        for kind in ACCELERATORS:
+            if self.accelerator is None or kind.name != self.accelerator.name:
+                findings.append(Finding('no', f'{kind.name}: {_why_not(kind)}'))
+
+    def _examine_strategy(self, accelerator: Accelerator, needed_bytes: Optional[int]) -> None:
+        findings = self.sections['strategy']
+        try:
+            per_node = os.environ.get('LOCAL_WORLD_SIZE', '1') if self.launched else '1'
+            check_ranks_fit(accelerator, int(per_node))
+            rank = local_rank() if self.launched else 0
+            accelerator.set_device(rank)
+            memory = accelerator.memory_total()
+            if self._identified:
+                strategy = resolve_strategy(
+                    self.env.use_model_parallel, os.environ, accelerator.device_count(),
+                    launcher=self.args.launcher, needed_bytes=needed_bytes, device_bytes=memory)
+                findings.append(Finding('ok', f'{strategy.name}: {strategy.reason}'))
+            backend = resolve_backend(accelerator, self.env.backend)
+            use = 'gradients and control traffic' if self.launched else 'not used by one process'
+            findings.append(Finding('ok', f'backend {backend}: {use}'))
+            self.device = str(accelerator.device(rank))
+            self.card = card_identity(accelerator, rank)
+        except (AcceleratorError, BackendError, StrategyError) as error:
+            findings.append(Finding('problem', str(error)))
+            return
+        has = '' if memory is None else f', {format_bytes(memory)}'
+        findings += [Finding('problem', text) for text in check_device(accelerator, rank)] or [
+            Finding('ok', f'{self.device} allocates and computes{has}')]
+
+
+def diagnose(args: argparse.Namespace,
+             say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
+    """Print the report and return the exit status: 0 when a training would start.
+
+    Under a launcher every rank examines itself, rank 0 prints, and all test their collectives.
+
+    Args:
+        args: Of :func:`mapsage.commands.cli.build_parser`; ``config`` may be None.
+        say: Prints a part of the report.
+    """
+    doctor = Doctor(args)
+    if doctor.printing:
+        say(f'mapsage {__version__} doctor on {socket.gethostname()}')
+        for title, findings in doctor.sections.items():
+            say(_section(title, findings))
+    ranks = Ranks() if doctor.launched else None
+    found = doctor.problems
+    if ranks is not None:
+        about = ranks.compare(dict(
+            host=socket.gethostname(), device=doctor.device, card=doctor.card, joins=doctor.joins,
+            torch=torch.__version__, mapsage=__version__,
+            problems=[finding.text for finding in found]))
+        if doctor.printing:
+            say(_section('ranks', about))
+        tested = [Finding('no', 'not tested: not every rank has a device and a strategy')]
+        if ranks.all_join and doctor.accelerator is not None:
+            tested = ranks.try_collectives(doctor.accelerator, doctor.env)
+        found += about + tested
+    else:
+        tested = [Finding('no', 'not tested in one process',
+                          'bash scripts/doctor.sh [CONFIG] tests those of NPROC_PER_NODE ranks')]
+    problems = {finding.text for finding in found if finding.level == 'problem'}
+    well = not problems and (ranks is None or ranks.all_join)
+    if doctor.printing:
+        say(_section('collectives', tested))
+        say('\nresult: ' + ('training would start' if well else
+                            f'training would not start, {len(problems)} problem(s)'))
+        if not well:
+            cli.note_for_launcher(f'doctor: {len(problems)} problem(s), see its report above')
+    if ranks is not None:
+        ranks.wait_for_print()
+    return 0 if well else 1
+
+
+def check_installed() -> Iterator[Finding]:
+    """Yield what is installed, and what is missing or there twice."""
+    yield Finding('ok', f'python {platform.python_version()} on {platform.platform()}')
+    for module, distributions in _DISTRIBUTIONS.items():
+        versions = _versions(distributions)
+        said = ', '.join(f'{name} {version}' for name, version in versions.items())
+        if len(versions) > 1:
+            yield Finding('problem', f'{said}: each brings the module {module}',
+                          'pip uninstall all of them, then install one (requirements.txt)')
+        elif versions or importlib.util.find_spec(module):
+            yield Finding('ok', said or f'{module}, not from a package')
+        else:
+            yield Finding('problem', f'{module} is not installed', 'bash scripts/setup_env.sh, or '
+                          f'pip install {distributions[0]}')
+    for vendor in VENDOR_MODULES:
+        if importlib.util.find_spec(vendor) is None:
+            yield Finding('no', f'{vendor} is not installed')
+        else:
+            version = next(iter(_versions((vendor,)).values()), 'of unknown version')
+            yield Finding('ok', f'{vendor} {version}')
+
+
+def _versions(distributions: Tuple[str, ...]) -> Dict[str, str]:
+    found: Dict[str, str] = {}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _why_not(kind: Any) -> str:
+    try:
+        reason = why_not(kind)
+    except AcceleratorError as error:
+        return str(error)
+    if reason is None:
+        return 'usable, by name only: simulated' if kind.simulated else 'usable, not chosen'
+    return reason
+
+
+def _section(title: str, findings: List[Finding]) -> str:
+    return '\n'.join(['', title, *map(str, findings)])

@@ -1,0 +1,158 @@
+"""The doctor's questions that take several ranks."""
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import Any, Dict, List
+
+import torch.distributed as dist
+
+from mapsage.accelerator import Accelerator
+from mapsage.distributed import init_process_group, local_rank
+from mapsage.distributed.device_checks import check_collectives, shared_cards
+from mapsage.distributed.process_group import uses_native_group
+from mapsage.engine.env_cfg import EnvCfg
+
+from .environment_checks import Finding
+
+# A rank imports PyTorch and MMSegmentation first, on a busy machine after the others; and it may
+# take twice _COLLECTIVE_SECONDS to say that collectives do not work.
+_REPORT_SECONDS = 180
+_COLLECTIVE_SECONDS = 60
+# What must be the same for ranks to understand each other.
+_EQUAL = ('torch', 'mapsage')
+
+
+class Ranks:
+    """Lets rank 0 see what every rank found, with or without a process group that works.
+
+    It goes over the rendezvous store: a rank without a device cannot enter a group, and the others
+    would wait for it there. Making one is collective, and so are its methods.
+
+    Attributes:
+        all_join: After :meth:`compare`, equal on all ranks: every rank can enter a process group.
+    """
+
+    def __init__(self) -> None:
+        self._deadline = timedelta(seconds=_REPORT_SECONDS)
+        store, self.rank, self.world_size = next(
+            dist.rendezvous('env://', timeout=self._deadline))
+        self._store = dist.PrefixStore('mapsage-doctor', store)
+        self.all_join = False
+
+    def compare(self, report: Dict[str, Any]) -> List[Finding]:
+        """Return on rank 0 what there is to say about all ranks, elsewhere nothing.
+
+        Args:
+            report: This rank's ``host``, ``device``, ``card`` (equal where ranks share one),
+                ``problems`` (texts), whether it ``joins`` a process group, and what must be equal:
+                ``torch``, ``mapsage``.
+        """
+        reports = self._gather('report', report)
+        if self.rank == 0:
+            self.all_join = all(rank in reports and reports[rank]['joins']
+                                for rank in range(self.world_size))
+            self._store.set('verdict', 'join' if self.all_join else 'stay')
+            # This process may serve the store, and must not leave with it before all have read.
+            self._wait_for([f'read{rank}' for rank in range(1, self.world_size)])
+            return compare_reports(reports, self.world_size)
+        self._store.wait(['verdict'], self._deadline)
+        self.all_join = self._store.get('verdict') == b'join'
+        self._store.set(f'read{self.rank}', '')
+        return []
+
+    def try_collectives(self, accelerator: Accelerator, env: EnvCfg) -> List[Finding]:
+        """Start the process group as a training does and return on rank 0 what does not work."""
+        seconds = min(env.timeout, _COLLECTIVE_SECONDS)
+        try:
+            init_process_group(accelerator, env.backend, seconds)
+        except (RuntimeError, ValueError) as error:
+            wrong = {'init_process_group': f'the process group does not start: {error}'}
+        else:
+            wrong = check_collectives(accelerator, local_rank(), seconds)
+        every = self._gather('collectives', wrong)
+        if self.rank > 0:
+            return []
+        findings = _late(every, self.world_size)
+        for text in dict.fromkeys(text for each in every.values() for text in each.values()):
+            ranks = [rank for rank, each in every.items() if text in each.values()]
+            findings.append(Finding('problem', f'on rank(s) {ranks}: {text}',
+                                    'check the network between the machines (GLOO_SOCKET_IFNAME), '
+                                    "or take env_cfg.dist_cfg.backend='gloo'"))
+        if findings:
+            return findings
+        if uses_native_group(accelerator):
+            return [Finding('ok', "the vendor's process group starts"),
+                    Finding('no', 'its collectives are not tested')]
+        return [Finding('ok', f'{self.world_size} ranks got the right answers over '
+                        f'{dist.get_backend()}')]
+
+    def wait_for_print(self) -> None:
+        """Return when rank 0, which calls this after it printed, is there: the launcher ends all
+        ranks as soon as one of them ends with an error.
+        """
+        if self.rank == 0:
+            self._store.set('printed', '')
+        else:
+            self._wait_for(['printed'])
+
+    def _wait_for(self, keys: List[str]) -> None:
+        for key in keys:
+            try:
+                self._store.wait([key], self._deadline)
+            except RuntimeError:  # whoever should have written it is gone, and the launcher says so
+                return
+
+    def _gather(self, name: str, mine: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
+        """Return on rank 0 what the ranks brought, those that are late left out."""
+        self._store.set(f'{name}{self.rank}', json.dumps(mine))
+        every: Dict[int, Dict[str, Any]] = {}
+        end = time.monotonic() + _REPORT_SECONDS
+        for rank in range(self.world_size if self.rank == 0 else 0):
+            try:
+                left = timedelta(seconds=max(1.0, end - time.monotonic()))
+                self._store.wait([f'{name}{rank}'], left)
+                every[rank] = json.loads(self._store.get(f'{name}{rank}'))
+            except RuntimeError:
+                continue
+        return every
+
+
+def _late(every: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:
+    return [Finding('problem', f'rank {rank} has not reported within {_REPORT_SECONDS} s',
+                    'look at its machine and its output')
+            for rank in range(world_size) if rank not in every]
+
+
+def compare_reports(reports: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:
+    """Return a line a rank, what differs from rank 0, and the problems rank 0 does not have. Pure.
+
+    Args:
+        reports: By rank, as :meth:`Ranks.compare` takes them; rank 0's among them.
+        world_size: How many there should be.
+    """
+    findings = _late(reports, world_size)
+    ranks_of: Dict[str, List[int]] = {}
+    for rank, report in sorted(reports.items()):
+        count = len(report['problems'])
+        findings.append(Finding('no' if count else 'ok',
+                                f"rank {rank} on {report['host']}: {report['device']}"
+                                + (f', {count} problem(s)' if count else '')))
+        for text in report['problems']:
+            ranks_of.setdefault(text, []).append(rank)
+    for name in _EQUAL:
+        first = reports[0][name]
+        other = {rank: report[name] for rank, report in reports.items() if report[name] != first}
+        if other:
+            findings.append(Finding('problem', f'{name} is {first} on rank 0 and {other} by rank',
+                                    'install the same on every machine'))
+    cards = [reports[rank]['card'] if rank in reports else None for rank in range(world_size)]
+    for rank, others in shared_cards(cards).items():
+        if rank < min(others):
+            findings.append(Finding(
+                'problem', f'ranks {[rank, *others]} are on one card',
+                'start one rank a card, and give each rank of a machine another LOCAL_RANK'))
+    # Rank 0 has printed its own, with their next steps.
+    return findings + [Finding('problem', f'on rank(s) {ranks}: {text}')
+                       for text, ranks in ranks_of.items() if 0 not in ranks]

@@ -1,0 +1,334 @@
+"""Predict maps of scenes, alone or with several ranks that share the strips of all of them."""
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import mmengine.device.utils
+from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from torch import nn
+
+from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
+from mapsage.distributed import (
+    all_ranks_or_none,
+    apply_launcher_environment,
+    init_process_group,
+    resolve_strategy,
+)
+from mapsage.distributed.channel import open_channel
+from mapsage.engine.env_cfg import parse_env_cfg
+from mapsage.inference import outputs as results
+from mapsage.inference.errors import PredictError
+from mapsage.inference.inputs import Scene, find_inputs
+from mapsage.inference.model import (
+    Bands,
+    Classes,
+    default_window,
+    file_hash,
+    find_bands,
+    find_classes,
+    load_weights,
+    settings_of,
+)
+from mapsage.inference.outputs import Outputs
+from mapsage.inference.parts import Parts, key_of
+from mapsage.inference.predictor import WindowPredictor
+from mapsage.inference.progress import ProgressLine
+from mapsage.inference.strips import count_windows, predict_strips
+from mapsage.inference.windows import Grid, owners
+from mapsage.version import __version__
+from mapsage.wrappers import place_module
+
+from . import cli
+from .config_checks import build_model, read_config
+
+PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
+# Ranks talk when each has done its part, and some may have had a longer one.
+_PATIENCE_SECONDS = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Job:
+    """An input and what is left to do for it; equal on all ranks.
+
+    Attributes:
+        name, path: Of its outputs, and its file.
+        height, width: Pixels.
+        settings: What decides its map.
+        strips: The strips that are not finished.
+        owners: Which rank does each of them.
+    """
+
+    name: str
+    path: str
+    height: int
+    width: int
+    settings: Dict[str, Any]
+    strips: List[int]
+    owners: List[int]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one rank works at it."""
+        return len(set(self.owners)) > 1
+
+    @property
+    def assembler(self) -> int:
+        """The rank that writes its outputs."""
+        return self.owners[0] if self.owners else 0
+
+    def strips_of(self, rank: int) -> List[int]:
+        """Return the strips that a rank does."""
+        return [strip for strip, owner in zip(self.strips, self.owners) if owner == rank]
+
+
+class Prediction:
+    """A prediction of the command line's, on this rank.
+
+    Args:
+        args: Of tools/predict.py.
+        say: Prints a line; called on rank 0 only.
+    """
+
+    def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._args = args
+        self._cfg = read_config(args)
+        self._folder = Path(args.out)
+        self._accelerator, local_rank = start(self._cfg, args.launcher)
+        self._channel = open_channel(timeout=_PATIENCE_SECONDS)
+        self._rank = 0 if self._channel is None else self._channel.rank
+        self._world_size = 1 if self._channel is None else len(self._channel.ranks)
+        self._say = say if self._rank == 0 else lambda line: None
+        with self._together('preparing the prediction'):
+            self._inputs = find_inputs(args.inputs)
+            model, self._classes, bands = load_model(self._cfg, args.checkpoint)
+            self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
+            self._window, self._overlap = choose_window(self._cfg, args.window, args.overlap)
+            self._predictor = WindowPredictor(
+                place_module(revert_sync_batchnorm(model), self._accelerator, local_rank),
+                self._accelerator.device(local_rank), self._window, self._overlap,
+                args.batch_size, args.tta)
+            self._describe()
+            jobs = self._plan() if self._rank == 0 else []
+        self._jobs = self._share(jobs)
+        self._seconds = 0.0
+
+    def run(self) -> int:
+        """Predict, write the outputs, and return the exit status."""
+        mine = sum(count_windows(self._grid(job), job.strips_of(self._rank)) for job in self._jobs)
+        ranks = '' if self._world_size == 1 else f' (rank 0 of {self._world_size})'
+        with self._together('predicting'):
+            with ProgressLine(mine, f'predicting{ranks}', self._say, self._rank == 0) as progress:
+                for job in self._jobs:
+                    self._predict(job, progress)
+        with self._together('writing the maps'):
+            for job in self._jobs:
+                if job.is_shared and job.assembler == self._rank:
+                    self._assemble(job)
+        return self._summarize() if self._rank == 0 else 0
+
+    def _together(self, what: str) -> Any:
+        return all_ranks_or_none(what, timeout=_PATIENCE_SECONDS)
+
+    def _describe(self) -> None:
+        height, width = self._window
+        self._say(f'{len(self._inputs)} input(s), {len(self._classes.names)} classes; windows of '
+                  f'{width}x{height} pixels that share {self._overlap}, {self._args.batch_size} at '
+                  f'a time' + ', each mirrored three times' * self._args.tta
+                  + f'; {self._accelerator.describe()}')
+        if self._bands.ignored:
+            self._say(f"note: {', '.join(self._bands.ignored)} of the config's test pipeline is "
+                      f'not done: windows keep the resolution of the scene.')
+
+    def _plan(self) -> List[Job]:
+        """Look at every input and output before the first window is predicted."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PredictError(f'--out {self._folder} cannot be made: {error}.') from error
+        common = dict(
+            mapsage=__version__, checkpoint=file_hash(self._args.checkpoint),
+            model=key_of(dict(model=settings_of(self._cfg))), classes=list(self._classes.names),
+            window=list(self._window), overlap=self._overlap, bands=list(self._bands.chosen or ()),
+            tta=self._args.tta, confidence=self._args.confidence)
+        self._check_names()
+        jobs, in_pixels = [], []
+        for name, path in self._inputs.items():
+            stat = os.stat(path)
+            settings = dict(common, input=[os.path.abspath(path), stat.st_size, stat.st_mtime_ns])
+            outputs = self._outputs(name)
+            if not self._args.overwrite and results.is_done(outputs, settings):
+                self._say(f'{outputs.map} is there, made with the same settings: skipped '
+                          f'(--overwrite makes it again)')
+                if outputs.polygons is not None and not (
+                        outputs.polygons.exists()
+                        and outputs.polygons.name in outputs.made_before()):
+                    results.add_polygons(outputs, self._classes)
+                continue
+            with Scene(path, self._bands).raster as raster:
+                job = Job(name, path, raster.height, raster.width, settings, [], [])
+                if not results.has_transform(raster):
+                    in_pixels.append(path)
+                elif not raster.is_georeferenced:
+                    self._say(f'note: {path} has coordinates and no CRS; so has its map, and its '
+                              f'polygons have areas in pixels only.')
+            done = set(self._parts(job).finished())
+            strips = [number for number in range(len(self._grid(job).rows)) if number not in done]
+            if done:
+                self._say(f'{path}: continues, {len(done)} of {len(done) + len(strips)} strips '
+                          f'are finished')
+            jobs.append(replace(job, strips=strips))
+        if in_pixels:
+            self._say(f'note: {in_pixels[0]}'
+                      + f' and {len(in_pixels) - 1} more' * (len(in_pixels) > 1)
+                      + ' has no georeference: its map is in pixels.')
+        return jobs
+
+    def _check_names(self) -> None:
+        files: Dict[str, str] = {os.path.abspath(path): path for path in self._inputs.values()}
+        for name, path in self._inputs.items():
+            for file in self._outputs(name).files():
+                where = os.path.abspath(file)
+                if where in files:
+                    raise PredictError(f'the output {file} of {path} would overwrite '
+                                       f'{files[where]}. Choose another --out.')
+                files[where] = f'an output of {path}'
+
+    def _share(self, jobs: List[Job]) -> List[Job]:
+        """Tell all ranks rank 0's jobs, and which rank does what."""
+        if self._channel is not None:
+            told = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))[0]
+            jobs = [Job(**job) for job in json.loads(told)]
+        costs = [len(self._grid(job).columns) for job in jobs for _ in job.strips]
+        ranks = iter(owners(costs, self._world_size))
+        return [replace(job, owners=[next(ranks) for _ in job.strips]) for job in jobs]
+
+    def _predict(self, job: Job, progress: ProgressLine) -> None:
+        strips = job.strips_of(self._rank)
+        if strips:
+            start_time = time.monotonic()
+            scene, parts = Scene(job.path, self._bands), self._parts(job)
+            with scene.raster:
+                predict_strips(scene, self._grid(job), strips, self._predictor,
+                               self._args.batch_size, self._args.confidence, parts.write,
+                               progress.advance)
+            self._seconds += time.monotonic() - start_time
+        if not job.is_shared and job.assembler == self._rank:
+            self._assemble(job)
+
+    def _assemble(self, job: Job) -> None:
+        with Scene(job.path, self._bands).raster as raster:
+            results.assemble(self._outputs(job.name), job.settings, raster, self._grid(job),
+                             self._parts(job), self._classes)
+
+    def _summarize(self) -> int:
+        status = 0
+        for name in self._inputs:
+            outputs = self._outputs(name)
+            report = outputs.read_report()
+            if report is None:
+                raise PredictError(f'{outputs.report} is missing. With several ranks, --out must '
+                                   f'be on a storage that all of them share.')
+            for line in summary(outputs, report):
+                self._say(line)
+            if report['damage']:
+                status = PARTIAL
+        windows = sum(count_windows(self._grid(job), job.strips_of(rank))
+                      for job in self._jobs for rank in range(self._world_size))
+        if windows and self._seconds:
+            self._say(f'{windows} windows in {self._seconds:.1f} s on {self._world_size} rank(s): '
+                      f'{windows / self._seconds:.1f} windows/s')
+        if status == PARTIAL:
+            text = f'partial: damaged parts of the input are no data in the map(s); status {status}'
+            self._say(text)
+            cli.note_for_launcher(text)
+        return status
+
+    def _outputs(self, name: str) -> Outputs:
+        return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,
+                          alone=len(self._inputs) == 1)
+
+    def _parts(self, job: Job) -> Parts:
+        folder = self._outputs(job.name).parts(key_of(job.settings))
+        return Parts(folder, self._grid(job), self._args.confidence)
+
+    def _grid(self, job: Job) -> Grid:
+        return Grid(job.height, job.width, self._window, self._overlap)
+
+
+def predict(args: argparse.Namespace,
+            say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
+    """Predict what the command line asks for and return the exit status.
+
+    Args:
+        args: Of tools/predict.py.
+        say: Prints a line; called on rank 0 only.
+
+    Returns:
+        0, or 3 when parts of an input could not be read.
+    """
+    return Prediction(args, say).run()
+
+
+def start(cfg: Config, launcher: str) -> Tuple[Accelerator, int]:
+    """Choose the accelerator and, under a launcher, meet the other ranks.
+
+    Returns:
+        The accelerator in force and this process's rank on its node.
+    """
+    env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
+    for name in resolve_strategy(None, os.environ, 1, launcher=launcher).stale_variables:
+        del os.environ[name]
+    local_rank = 0 if launcher == 'none' else apply_launcher_environment(launcher)
+    accelerator = set_current_accelerator(resolve_accelerator(env.accelerator))
+    mmengine.device.utils.DEVICE = accelerator.device_type
+    if launcher == 'none':
+        accelerator.set_device(0)
+    else:
+        # Ranks exchange texts only, so that a vendor's communication need not start.
+        init_process_group(accelerator, 'gloo', env.timeout)
+    return accelerator, local_rank
+
+
+def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]:
+    """Return the model of a config with a checkpoint's weights, its classes and its bands."""
+    model = build_model(cfg)
+    meta = load_weights(model, checkpoint)
+    return model, find_classes(cfg, meta, model), find_bands(cfg, model)
+
+
+def choose_window(cfg: Config, window: Optional[int],
+                  overlap: Optional[int]) -> Tuple[Tuple[int, int], int]:
+    """Return height and width of the windows and what neighbors share, in pixels.
+
+    Raises:
+        PredictError: If the overlap does not fit the window.
+    """
+    size = default_window(cfg) if window is None else (window, window)
+    shared = min(size) // 4 if overlap is None else overlap
+    if min(size) < 1 or not 0 <= shared < min(size):
+        raise PredictError(f'--window {size[1]} and --overlap {shared}: expected a window of 1 or '
+                           f'more pixels and an overlap of 0 to {min(size) - 1}.')
+    return size, shared
+
+
+def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:
+    """Return the lines that tell a user about a map."""
+    total = sum(report['pixels'].values())
+    shares = ', '.join(f'{name} {100 * count / total:.1f} %' for name, count
+                       in sorted(report['pixels'].items(), key=lambda item: -item[1]) if count)
+    no_data = 100 * report['no_data'] / (total + report['no_data'])
+    files = ', '.join(report['files'])
+    if report['polygons'] is not None:
+        files += f" ({report['polygons']} polygons)"
+    lines = ['', f'{outputs.map}', f"  {report['width']}x{report['height']} pixels, "
+             f'{no_data:.1f} % without data', f"  {shares or 'warning: no data anywhere'}",
+             f'  in {outputs.map.parent}: {files}']
+    return lines + [f'  warning: no data, {line}' for line in report['damage'][:20]]

@@ -1,0 +1,1 @@
+"""The generator of synthetic aerial scenes that the demo trains on."""

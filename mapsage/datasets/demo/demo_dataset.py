@@ -1,0 +1,163 @@
+"""Write the demo scenes as a dataset in LoveDA's folders, and one scene to make a map of.
+
+The folder appears whole or not at all: everything is written into a neighboring temporary folder,
+the marker ``demo.json`` last, and then renamed. A folder without the scene gets it added.
+"""
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple, Union
+
+import cv2
+import numpy as np
+
+from .demo_map import write_demo_map
+from .demo_scenes import SCENE_KINDS, draw_scene
+
+MARKER = 'demo.json'
+
+# Raised when the same parameters start to give other images, so that old folders are not reused.
+_FORMAT = 1
+
+# Every so many scenes, one has a corner without data.
+_NO_DATA_EVERY = 5
+
+# Seeds within a set: its training scenes begin at 0, its validation scenes at _FIRST_VAL, and the
+# scene of the map has the last one, which neither reaches.
+_SEEDS, _FIRST_VAL = 2000, 1000
+_MAP_TILES = 8  # side of the scene of the map, in tiles
+
+
+@dataclass(frozen=True)
+class DemoParams:
+    """What a demo dataset depends on.
+
+    Attributes:
+        seed: Seed of the whole set, 0 .. 2**20 - 1.
+        train_scenes: Scenes cut into training tiles.
+        val_scenes: Other scenes, cut into validation tiles.
+        scene_size: Side of a scene in pixels, a multiple of ``tile_size``.
+        tile_size: Side of a tile in pixels, a multiple of 32 and at least 64.
+    """
+
+    seed: int = 0
+    train_scenes: int = 24
+    val_scenes: int = 8
+    scene_size: int = 640
+    tile_size: int = 128
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**20:
+            raise ValueError(f'seed={self.seed} is out of range; choose one in 0 .. {2**20 - 1}')
+        for name in ('train_scenes', 'val_scenes'):
+            if not 1 <= getattr(self, name) < 1000:
+                raise ValueError(f'{name}={getattr(self, name)} is out of range; choose 1 .. 999')
+        if self.tile_size < 64 or self.tile_size % 32:
+            raise ValueError(f'tile_size={self.tile_size} does not suit the backbones; '
+                             'choose a multiple of 32, at least 64')
+        if self.scene_size < self.tile_size or self.scene_size % self.tile_size:
+            raise ValueError(f'scene_size={self.scene_size} cannot be cut into whole tiles; '
+                             f'choose a multiple of tile_size={self.tile_size}')
+
+    def tiles(self) -> Dict[str, int]:
+        """Number of tiles by split."""
+        per_scene = (self.scene_size // self.tile_size)**2
+        return {'train': self.train_scenes * per_scene, 'val': self.val_scenes * per_scene}
+
+
+def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -> List[str]:
+    """Write ``img_dir/{train,val}/N.png``, ``ann_dir/{train,val}/N.png``, a scene and a marker.
+
+    Images are RGB; masks are uint8, 0 = no data, 1..7 = background, building, road, water, barren,
+    forest, agricultural: what MMSeg's ``LoveDADataset`` reads. No scene is in both splits.
+    ``scene.tif`` and ``scene_label.tif`` are in neither; see :func:`write_demo_map`.
+
+    Args:
+        root: Folder to write; it must not exist, be empty, or hold this very dataset.
+        params: What to draw.
+
+    Returns:
+        What was written, of 'tiles' and 'scene'; nothing if a folder with the same parameters was
+        there and complete.
+
+    Raises:
+        ValueError: If ``root`` holds anything else; nothing is changed then.
+    """
+    root = Path(root)
+    marker = dict(asdict(params), format=_FORMAT)
+    map_scene = params.seed * _SEEDS + _SEEDS - 1, params.tile_size * _MAP_TILES
+    if _is_complete(root, marker):
+        return ['scene'] if write_demo_map(root, *map_scene) else []
+    root.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f'.{root.name}.', dir=str(root.parent)))
+    try:
+        for split in ('train', 'val'):
+            _write_split(staging, split, params)
+        write_demo_map(staging, *map_scene)
+        (staging / MARKER).write_text(json.dumps(marker, indent=2) + '\n')
+        staging.chmod(0o755)  # mkdtemp keeps others out
+        try:
+            staging.rename(root)
+        except OSError:
+            # Another process may have finished the same dataset meanwhile.
+            if not _is_complete(root, marker):
+                raise
+            return []
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return ['tiles', 'scene']
+
+
+def _is_complete(root: Path, marker: Dict[str, int]) -> bool:
+    """Whether ``root`` holds this dataset; False if it is free, a ValueError if it is not."""
+    if root.is_dir() and not any(root.iterdir()):
+        return False
+    if not root.exists():
+        return False
+    path = root / MARKER
+    if not path.is_file():
+        raise ValueError(f'{root} is in use and has no {MARKER}, so it is no demo dataset; '
+                         'choose another folder or empty this one')
+    found = json.loads(path.read_text())
+    if found != marker:
+        differing = ', '.join(f'{key}={found.get(key)!r} (asked for {value!r})'
+                              for key, value in marker.items() if found.get(key) != value)
+        raise ValueError(f'{root} holds a demo dataset with {differing or "other parameters"}; '
+                         'remove the folder or choose another one')
+    return True
+
+
+def _scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """Draw the scenes of a split one by one, the kinds in turn."""
+    kinds = list(SCENE_KINDS)
+    first, count = {
+        'train': (0, params.train_scenes),
+        'val': (_FIRST_VAL, params.val_scenes),
+    }[split]
+    for index in range(count):
+        seed = params.seed * _SEEDS + first + index
+        yield draw_scene(
+            seed,
+            kinds[index % len(kinds)],
+            params.scene_size,
+            no_data=index % _NO_DATA_EVERY == _NO_DATA_EVERY - 1)
+
+
+def _write_split(root: Path, split: str, params: DemoParams) -> None:
+    folders = [root / name / split for name in ('img_dir', 'ann_dir')]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    number, size = 0, params.tile_size
+    for image, mask in _scenes(split, params):
+        planes = image[..., ::-1], mask  # OpenCV writes BGR
+        for y in range(0, params.scene_size, size):
+            for x in range(0, params.scene_size, size):
+                for folder, plane in zip(folders, planes):
+                    path = str(folder / f'{number}.png')
+                    if not cv2.imwrite(path, plane[y:y + size, x:x + size]):
+                        raise OSError(f'OpenCV could not write {path}')
+                number += 1

@@ -1,0 +1,91 @@
+"""Synthetic aerial scenes with LoveDA's seven classes, drawn from a seed.
+
+A scene is painted the way land is laid out: parcels first, then forest and water by terrain, then
+roads along parcel borders, then buildings beside roads. Crowns and roofs have heights, so one sun
+shades them and casts their shadows. Colors overlap between classes on purpose (ploughed soil and
+barren land, gray roofs and asphalt, meadow and young crops, ponds and shaded forest): a model has
+to read texture and shape.
+
+Randomness comes from ``np.random.RandomState``, whose stream NumPy has frozen (NEP 19). NumPy 1.24,
+1.26 and 2.4 with OpenCV 4.11 and 5.0 gave the same bytes on one x86-64 machine (2026-11-21). Float
+kernels may still round differently on another processor or version, so that a few pixels differ by
+a gray level, or by a class at a border.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from .ground_canvas import BACKGROUND, NO_DATA, GroundCanvas, largest, photograph
+from .landscape import SceneKind, paint_forest, paint_parcels, paint_water, plant_hedges
+from .settlement import build_farms, build_town, paint_roads
+
+# Scenes are painted this much larger and cropped, so that shadows and crowns enter from outside.
+_MARGIN = 32
+
+# Half of them are mostly one class: real scenes are, and most of their tiles teach little.
+SCENE_KINDS = {
+    'plain': SceneKind(.03, .00, .00, False, .02, .97, 60_000, .2),
+    'town': SceneKind(.06, .00, .75, True, .30, .70, 30_000, 1.),
+    'forest': SceneKind(.93, .02, .00, False, .20, .70, 50_000, .2),
+    'village': SceneKind(.12, .03, .30, False, .15, .70, 28_000, 1.),
+    'lake': SceneKind(.08, .82, .00, False, .40, .70, 50_000, .2),
+    'river': SceneKind(.20, .00, .15, True, .25, .75, 40_000, .8),
+    'wasteland': SceneKind(.05, .02, .00, False, .92, .40, 60_000, .2),
+    'farmland': SceneKind(.08, .02, .00, False, .12, .72, 32_000, .9),
+}
+
+
+class DemoScene(NamedTuple):
+    """One scene: ``image`` is (H, W, 3) uint8 RGB, ``mask`` (H, W) uint8 with 0 = no data, 1..7."""
+
+    image: np.ndarray
+    mask: np.ndarray
+
+
+def draw_scene(seed: int, kind: str, size: int = 640, no_data: bool = False) -> DemoScene:
+    """Paint one scene.
+
+    Args:
+        seed: Seed of the scene, 0 .. 2**32 - 1.
+        kind: A key of ``SCENE_KINDS``.
+        size: Side of the square scene in pixels, at least 64.
+        no_data: Whether a corner lies outside the flight (image and mask are 0 there).
+
+    Raises:
+        ValueError: For an unknown ``kind`` or a ``size`` below 64.
+    """
+    if kind not in SCENE_KINDS:
+        raise ValueError(f'kind={kind!r} is no scene kind; choose one of {sorted(SCENE_KINDS)}')
+    if size < 64:
+        raise ValueError(f'size={size} is too small to lay out a scene; give 64 pixels or more')
+    spec = SCENE_KINDS[kind]
+    canvas = GroundCanvas.blank(seed, size + 2 * _MARGIN, BACKGROUND)
+    town = largest(canvas.noise(canvas.side * .8, 2), spec.town)
+    cuts, streets, blocks = paint_parcels(canvas, spec, town)
+    relief = canvas.noise(canvas.side * .4, 5) - 3. * town
+    paint_forest(canvas, largest(relief, spec.forest))
+    paint_water(canvas, spec, -relief - 6. * town)
+    plant_hedges(canvas, cuts, .35 * spec.settled)
+    paint_roads(canvas, cuts, streets, paved=canvas.rng.rand() < spec.settled)
+    build_town(canvas, blocks)
+    build_farms(canvas, cuts, .6 * spec.settled)
+    picture = photograph(canvas)
+    crop = slice(_MARGIN, _MARGIN + size)
+    image, mask = picture[crop, crop].copy(), canvas.mask[crop, crop].copy()
+    if no_data:
+        _cut_corner(canvas.rng, image, mask)
+    return DemoScene(image, mask)
+
+
+def _cut_corner(rng: np.random.RandomState, image: np.ndarray, mask: np.ndarray) -> None:
+    """Blank one corner in place, as at the edge of a flight strip."""
+    size = len(mask)
+    x, y = (rng.uniform(.15, .4, 2) * size).astype(np.int32).tolist()
+    outside = np.zeros_like(mask)
+    cv2.fillPoly(outside, [np.array([[0, 0], [x, 0], [0, y]], np.int32)], 1)
+    outside = np.rot90(outside, rng.randint(4)).astype(bool)
+    image[outside] = 0
+    mask[outside] = NO_DATA

@@ -1,0 +1,179 @@
+"""The canvas of the demo scenes: planes, noise, land division and sunlight.
+
+Coordinates are pixels, points are xy. One pixel stands for about 0.5 m.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+import cv2
+import numpy as np
+
+# Mask values as LoveDA stores them; reduce_zero_label turns them into 255, 0..6.
+NO_DATA, BACKGROUND, BUILDING, ROAD, WATER, BARREN, FOREST, AGRICULTURAL = range(8)
+
+Color = Tuple[float, float, float]  # reflectance, RGB in 0..1
+Segment = Tuple[np.ndarray, np.ndarray, int]  # both ends, depth of the cut
+
+
+@dataclass
+class GroundCanvas:
+    """A scene while it is painted.
+
+    Attributes:
+        rng: The only source of randomness.
+        mask: Class values, uint8 (H, W).
+        albedo: Reflectance, float32 (H, W, 3), RGB in 0..1.
+        height: Pixels above ground, float32 (H, W).
+    """
+
+    rng: np.random.RandomState
+    mask: np.ndarray
+    albedo: np.ndarray
+    height: np.ndarray
+
+    @classmethod
+    def blank(cls, seed: int, side: int, value: int) -> GroundCanvas:
+        """A square canvas with one class everywhere."""
+        return cls(
+            rng=np.random.RandomState(seed),
+            mask=np.full((side, side), value, np.uint8),
+            albedo=np.zeros((side, side, 3), np.float32),
+            height=np.zeros((side, side), np.float32))
+
+    @property
+    def side(self) -> int:
+        """Height and width in pixels."""
+        return self.mask.shape[0]
+
+    def pick(self, colors: Sequence[Color], spread: float = .05) -> np.ndarray:
+        """One of the colors, a little brighter or darker and off in hue: float32 (3,)."""
+        color = np.array(colors[self.rng.randint(len(colors))])
+        color = color * (1 + spread * self.rng.randn()) + .3 * spread * self.rng.randn(3)
+        return color.clip(.02, .95).astype(np.float32)
+
+    def noise(self, cell: float, octaves: int = 3) -> np.ndarray:
+        """Smooth noise, mean 0 and variance 1, float32 (H, W); largest features ``cell`` wide."""
+        total = np.zeros((self.side, self.side), np.float32)
+        for octave in range(octaves):
+            nodes = max(3, math.ceil(self.side * 2**octave / cell) + 1)
+            grid = self.rng.randn(nodes, nodes).astype(np.float32)
+            shape = (self.side, self.side)
+            total += cv2.resize(grid, shape, interpolation=cv2.INTER_CUBIC) * np.float32(.5**octave)
+        return (total - total.mean()) / max(float(total.std()), 1e-6)
+
+    def fill(self, polygon: np.ndarray) -> Tuple[Tuple[slice, slice], np.ndarray]:
+        """Bounding window of a polygon (N, 2) on the canvas and the bool mask inside it."""
+        points = np.round(polygon).astype(np.int32)
+        low = points.min(0).clip(0, self.side - 1)
+        high = points.max(0).clip(0, self.side - 1) + 1
+        inside = np.zeros((high[1] - low[1], high[0] - low[0]), np.uint8)
+        cv2.fillPoly(inside, [points - low], 1)
+        return (slice(low[1], high[1]), slice(low[0], high[0])), inside.astype(bool)
+
+    def stroke(self, points: np.ndarray, width: float) -> np.ndarray:
+        """Pixels of a line through points (N, 2): bool (H, W)."""
+        line = np.zeros(self.mask.shape, np.uint8)
+        cv2.polylines(line, [np.round(points).astype(np.int32)], False, 1, max(1, round(width)))
+        return line.astype(bool)
+
+
+def largest(field: np.ndarray, share: float) -> np.ndarray:
+    """The ``share`` (0..1) of pixels where the field is largest: bool (H, W)."""
+    if share <= 0:
+        return np.zeros(field.shape, bool)
+    return field > np.quantile(field, 1 - share)
+
+
+def longest_edge(polygon: np.ndarray) -> np.ndarray:
+    """Unit vector (2,) along the longest edge of a polygon (N, 2)."""
+    edges = np.roll(polygon, -1, 0) - polygon
+    along = edges[np.argmax((edges**2).sum(1))]
+    return along / np.hypot(*along)
+
+
+def _cut_polygon(polygon: np.ndarray, normal: np.ndarray,
+                 offset: float) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+    """Cut a convex polygon (N, 2) along ``p @ normal == offset``; returns both point lists."""
+    side = polygon @ normal - offset
+    parts: Tuple[List[np.ndarray], List[np.ndarray]] = ([], [])
+    for i, j in zip(range(len(polygon)), [*range(1, len(polygon)), 0]):
+        parts[int(side[i] < 0)].append(polygon[i])
+        if (side[i] < 0) != (side[j] < 0):
+            crossing = polygon[i] + (polygon[j] - polygon[i]) * side[i] / (side[i] - side[j])
+            parts[0].append(crossing)
+            parts[1].append(crossing)
+    return parts
+
+
+def divide(rng: np.random.RandomState, polygon: np.ndarray, area: float, angle: float,
+           cuts: List[Segment], depth: int = 0) -> List[np.ndarray]:
+    """Halve a convex polygon (N, 2) across its longer side until the parts are about ``area``.
+
+    Land is divided like this by inheritance and by streets: nearly parallel borders that end on
+    older ones. ``angle`` (radians) is the direction of the borders; the cuts made are appended to
+    ``cuts`` with their depth, oldest first.
+    """
+    if cv2.contourArea(polygon.astype(np.float32)) < area * rng.uniform(.7, 1.9):
+        return [polygon]
+    axes = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    lengths = np.ptp(polygon @ axes.T, axis=0)
+    turn = angle + (math.pi / 2 if lengths[0] > lengths[1] else 0.) + .04 * rng.randn()
+    normal = np.array([-math.sin(turn), math.cos(turn)])
+    offsets = polygon @ normal
+    offset = offsets.min() + np.ptp(offsets) * rng.uniform(.36, .64)
+    parts = _cut_polygon(polygon, normal, offset)
+    ends = [p for p in parts[0] if abs(p @ normal - offset) < 1e-6]
+    if len(ends) < 2 or min(map(len, parts)) < 3:
+        return [polygon]
+    cuts.append((ends[0], ends[-1], depth))
+    return [
+        leaf for part in parts
+        for leaf in divide(rng, np.array(part), area, angle, cuts, depth + 1)
+    ]
+
+
+def _shadows(height: np.ndarray, sun: np.ndarray, slope: float) -> np.ndarray:
+    """Where something toward the sun is higher than the ray: float32 0..1, (H, W).
+
+    Args:
+        height: Pixels above ground, (H, W).
+        sun: Unit vector xy pointing to the sun.
+        slope: Tangent of the sun's elevation.
+    """
+    shadow = np.zeros(height.shape, np.float32)
+    for step in range(1, math.ceil(float(height.max()) / slope) + 1):
+        shift = np.round(-sun * step).astype(int)
+        blocker = np.roll(height, (shift[1], shift[0]), (0, 1)) - step * slope
+        np.maximum(shadow, blocker > height + .3, out=shadow)
+    return cv2.GaussianBlur(shadow, (0, 0), .7)
+
+
+def photograph(canvas: GroundCanvas) -> np.ndarray:
+    """Light the canvas and take the picture: uint8 (H, W, 3), RGB.
+
+    One sun for the scene shades slopes and casts shadows filled by bluish skylight; then
+    uneven illumination, haze, the camera's color cast, optical blur and sensor noise.
+    """
+    rng = canvas.rng
+    azimuth, slope = rng.uniform(0, 2 * math.pi), rng.uniform(.8, 1.5)
+    sun = np.array([math.cos(azimuth), math.sin(azimuth)])
+    smooth = cv2.GaussianBlur(canvas.height, (0, 0), .8)
+    gradient_y, gradient_x = np.gradient(smooth)
+    facing = 1 - .35 * (gradient_x * sun[0] + gradient_y * sun[1])
+    facing = facing.clip(.45, 1.5).astype(np.float32)
+    direct = facing * (1 - _shadows(canvas.height, sun, slope))
+    sky = np.array([.26, .30, .36], np.float32)
+    light = direct[..., None] * np.array([.86, .82, .74], np.float32) + sky
+    light *= (1 + .07 * canvas.noise(400, 2))[..., None]
+    camera = rng.uniform(.85, 1.25) * rng.uniform(.94, 1.06, 3)
+    haze = rng.uniform(.0, .10)
+    picture = canvas.albedo * light * (camera * (1 - haze)).astype(np.float32)
+    picture += haze * np.array([.62, .66, .72], np.float32)
+    picture = cv2.GaussianBlur(picture, (0, 0), rng.uniform(.5, .8))
+    grain = rng.randn(*picture.shape).astype(np.float32)
+    grain += rng.randn(*picture.shape[:2], 1).astype(np.float32)  # all bands share some of it
+    picture += np.float32(rng.uniform(.008, .016)) * grain
+    return (picture * 255).round().clip(1, 255).astype(np.uint8)  # 0 is kept for no data

@@ -1,0 +1,187 @@
+"""The ground of the demo scenes: parcels, forest and trees, water."""
+from __future__ import annotations
+
+import math
+from typing import List, NamedTuple, Sequence, Tuple
+
+import cv2
+import numpy as np
+
+from .ground_canvas import (
+    AGRICULTURAL,
+    BACKGROUND,
+    BARREN,
+    FOREST,
+    WATER,
+    Color,
+    GroundCanvas,
+    Segment,
+    divide,
+    largest,
+    longest_edge,
+)
+
+_CROPS: Sequence[Color] = ((.28, .38, .20), (.17, .29, .17), (.56, .50, .36), (.40, .33, .27),
+                           (.46, .44, .26), (.31, .28, .26), (.36, .38, .25))
+MEADOWS: Sequence[Color] = ((.31, .37, .23), (.38, .40, .27), (.24, .32, .19))
+_BARREN: Sequence[Color] = ((.54, .47, .38), (.48, .41, .34), (.44, .36, .30), (.56, .53, .48))
+_WATERS: Sequence[Color] = ((.09, .15, .18), (.15, .21, .18), (.20, .25, .21), (.27, .28, .23))
+_YARDS: Sequence[Color] = ((.45, .43, .40), (.33, .37, .26), (.39, .38, .32))
+
+
+class SceneKind(NamedTuple):
+    """What a scene is made of.
+
+    Attributes:
+        forest: Share of the area, 0..1; so are ``lake`` and ``town``.
+        river: Whether a river runs through.
+        barren: Share of the parcels outside town that lie bare.
+        crops: Share of the other parcels that are tilled; the rest is meadow.
+        parcel_area: Typical parcel in square pixels.
+        settled: Chance (0..1) of a paved road; farms stand on fewer of the old borders.
+    """
+
+    forest: float
+    lake: float
+    town: float
+    river: bool
+    barren: float
+    crops: float
+    parcel_area: float
+    settled: float
+
+
+def paint_parcels(
+        canvas: GroundCanvas, kind: SceneKind,
+        town: np.ndarray) -> Tuple[List[Segment], List[Segment], List[np.ndarray]]:
+    """Cover the scene with fields, meadows, barren lots and town blocks.
+
+    Args:
+        canvas: Blank.
+        kind: What it is made of.
+        town: Where parcels become town blocks, bool (H, W).
+
+    Returns:
+        The cuts between parcels, the streets, and the blocks (N, 2) left for buildings.
+    """
+    rng, side = canvas.rng, canvas.side
+    square = np.array([[0, 0], [side, 0], [side, side], [0, side]], np.float64)
+    cuts: List[Segment] = []
+    streets: List[Segment] = []
+    blocks: List[np.ndarray] = []
+    mottle, fine = canvas.noise(90), canvas.noise(5, 2)
+    angle = rng.uniform(0, math.pi)
+    for parcel in divide(rng, square, kind.parcel_area, angle, cuts):
+        x, y = parcel.mean(0).round().astype(int).clip(0, side - 1)
+        if town[y, x]:
+            for block in divide(rng, parcel, 11_000, angle, streets):
+                blocks.append(block)
+                _paint_parcel(canvas, block, BACKGROUND, _YARDS, mottle, fine)
+            continue
+        value, colors = BACKGROUND, MEADOWS
+        draw = rng.rand()
+        if draw < kind.barren:
+            value, colors = BARREN, _BARREN
+        elif draw < kind.barren + kind.crops * (1 - kind.barren):
+            value, colors = AGRICULTURAL, _CROPS
+        _paint_parcel(canvas, parcel, value, colors, mottle, fine)
+    for start, end, depth in cuts:
+        x, y = ((start + end) / 2).round().astype(int).clip(0, side - 1)
+        if depth and town[y, x]:
+            streets.append((start, end, 0))
+    return cuts, streets, blocks
+
+
+def _paint_parcel(canvas: GroundCanvas, polygon: np.ndarray, value: int, colors: Sequence[Color],
+                  mottle: np.ndarray, fine: np.ndarray) -> None:
+    """One parcel: base color, patches, fine grain; rows along its long side if it is tilled."""
+    rng = canvas.rng
+    window, inside = canvas.fill(polygon)
+    patches = mottle[window] if rng.rand() < .5 else -mottle[window]
+    rough = {AGRICULTURAL: .03, BACKGROUND: .08, BARREN: .10}[value]
+    shade = 1 + rng.uniform(.04, .10) * patches + rough * fine[window]
+    if value == AGRICULTURAL:
+        along = longest_edge(polygon)
+        across = np.array([-along[1], along[0]])
+        ys, xs = np.mgrid[window]
+        distance = xs * across[0] + ys * across[1] + .6 * patches
+        rows = np.sin(2 * math.pi / rng.uniform(3.2, 8.) * distance)
+        tramlines = np.cos(2 * math.pi / rng.uniform(24, 48) * distance) > .97
+        shade += rng.uniform(.04, .13) * rows - .10 * tramlines
+    color = canvas.pick(colors) * shade[..., None]
+    if value == BARREN:  # weeds
+        green = (patches + fine[window] > 1.6)[..., None]
+        color = np.where(green, color * np.array([.72, .85, .70]), color)
+    canvas.mask[window][inside] = value
+    canvas.albedo[window][inside] = color[inside]
+
+
+def paint_forest(canvas: GroundCanvas, region: np.ndarray) -> None:
+    """Dark undergrowth with a canopy of crowns on it."""
+    canvas.mask[region] = FOREST
+    canvas.albedo[region] = canvas.pick(((.10, .15, .09), (.16, .17, .11)))
+    plant_trees(canvas, region, spacing=canvas.rng.uniform(8, 12), radius=(4., 8.))
+
+
+def plant_trees(canvas: GroundCanvas, region: np.ndarray, spacing: float,
+                 radius: Tuple[float, float]) -> None:
+    """Round crowns, centered inside ``region`` on a jittered grid; they are forest.
+
+    ``spacing`` and ``radius`` (smallest, largest) are pixels.
+    """
+    rng, side = canvas.rng, canvas.side
+    grid = np.mgrid[0:side:spacing, 0:side:spacing].reshape(2, -1)
+    ys, xs = (grid + rng.uniform(0, spacing, grid.shape)).clip(0, side - 1).astype(int)
+    chosen = region[ys, xs] & (rng.rand(len(ys)) < .9)
+    ys, xs = ys[chosen], xs[chosen]
+    if not len(ys):
+        return
+    seeds = np.ones((side, side), np.uint8)
+    seeds[ys, xs] = 0
+    distance, label = cv2.distanceTransformWithLabels(
+        seeds, cv2.DIST_L2, 5, labelType=cv2.DIST_LABEL_PIXEL)
+    count = int(label.max()) + 1
+    reach = rng.uniform(*radius, count).astype(np.float32)[label]
+    dome = reach**2 - (distance + .7 * canvas.noise(4, 1))**2
+    crown = dome > 0
+    green = canvas.pick(((.11, .22, .12), (.16, .27, .14), (.21, .29, .17)))
+    tint = green * (1 + .16 * rng.randn(count, 1)) * (1 + .06 * rng.randn(count, 3))
+    leaves = 1 + .12 * canvas.noise(3, 1)[..., None]
+    canvas.albedo[crown] = (tint[label] * leaves).clip(.02, .9)[crown]
+    canvas.height[crown] = np.sqrt(dome[crown]) + 2.
+    canvas.mask[crown] = FOREST
+
+
+def plant_hedges(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> None:
+    """Lone trees and short rows along parcel borders, none of them in water."""
+    lines = np.zeros(canvas.mask.shape, np.uint8)
+    for start, end, _ in cuts:
+        first, last = np.sort(canvas.rng.rand(2))
+        if canvas.rng.rand() < chance:
+            part = np.array([start + (end - start) * t for t in (first, last)])
+            lines |= canvas.stroke(part, 14).astype(np.uint8)
+    plant_trees(canvas, lines.astype(bool) & (canvas.mask != WATER), 10, (2.5, 5.5))
+
+
+def paint_water(canvas: GroundCanvas, kind: SceneKind, depth: np.ndarray) -> None:
+    """A lake where ``depth`` is largest, a meandering river, both with a muddy or grassy bank."""
+    rng, side = canvas.rng, canvas.side
+    water = largest(depth, kind.lake)
+    if kind.river:
+        t = np.linspace(-.1, 1.1, 60)
+        bend = rng.uniform(.03, .08) * np.sin(2 * math.pi * (rng.uniform(.8, 1.6) * t + rng.rand()))
+        course = np.stack([t, rng.uniform(.25, .75) + rng.uniform(-.3, .3) * (t - .5) + bend], 1)
+        course = (course if rng.rand() < .5 else course[:, ::-1]) * side
+        distance = cv2.distanceTransform((~canvas.stroke(course, 1)).astype(np.uint8),
+                                         cv2.DIST_L2, 5)
+        water |= distance < rng.uniform(14, 34) + 3 * canvas.noise(70)
+    if not water.any():
+        return
+    bank = cv2.dilate(water.astype(np.uint8), np.ones((9, 9), np.uint8)).astype(bool) & ~water
+    muddy = bank & (canvas.noise(120) > -.2)
+    for region, value, colors in ((bank, BACKGROUND, MEADOWS), (muddy, BARREN, _BARREN),
+                                  (water, WATER, _WATERS)):
+        canvas.mask[region] = value
+        canvas.height[region] = 0
+        texture = .02 * canvas.noise(7, 2) + .06 * canvas.noise(250, 2)
+        canvas.albedo[region] = (canvas.pick(colors) * (1 + texture[..., None]))[region]

@@ -1,0 +1,151 @@
+"""The files of a provider's delivery, in zip archives as shipped or unpacked."""
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zipfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Pattern, Sequence, Tuple
+
+_SHOWN = 5  # names that an error message lists
+
+
+class PrepareError(ValueError):
+    """The delivery, or the folder to write, is not what was expected; the message says what is."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the delivery.
+
+    Attributes:
+        path: The file, or the archive that holds it.
+        member: Its name in the archive; None for a plain file.
+        place: Where it lies below the source folder, with ``/``; an archive counts as a folder.
+    """
+
+    path: Path
+    member: Optional[str]
+    place: str
+
+    def __str__(self) -> str:
+        return str(self.path) if self.member is None else f'{self.path}: {self.member}'
+
+    def read(self) -> bytes:
+        """The whole content; an archive's checksum is verified.
+
+        Raises:
+            PrepareError: If the archive is corrupt there, encrypted, or packed with a method
+                that is not known here.
+        """
+        if self.member is None:
+            return self.path.read_bytes()
+        with _reading(self), zipfile.ZipFile(str(self.path)) as archive:
+            return archive.read(self.member)
+
+    @contextmanager
+    def on_disk(self, folder: Path) -> Iterator[Path]:
+        """Give a plain file: this one, or a copy below ``folder`` that is removed afterward.
+
+        Raises:
+            PrepareError: As ``read``.
+        """
+        if self.member is None:
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory(prefix=EXTRACTED, dir=str(folder)) as place:
+            copy = Path(place) / Path(self.member).name
+            with _reading(self), zipfile.ZipFile(str(self.path)) as archive:
+                with archive.open(self.member) as packed, copy.open('wb') as unpacked:
+                    shutil.copyfileobj(packed, unpacked, 1 << 20)
+            yield copy
+
+
+EXTRACTED = '.extracted-'
+
+
+@contextmanager
+def _reading(file: SourceFile) -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise PrepareError(f'{file} cannot be unpacked ({error}); the archive is damaged, '
+                           'download it again') from error
+    except RuntimeError as error:  # encrypted, or (NotImplementedError) an unknown method
+        raise PrepareError(f'{file} cannot be unpacked here ({error}); unpack the archive with '
+                           'another program, and give the folder with the files') from error
+
+
+def list_files(source: Path) -> List[SourceFile]:
+    """Every file below ``source`` (a folder or one archive), and every file in its zip archives.
+
+    Raises:
+        PrepareError: If ``source`` does not exist or an archive cannot be read.
+    """
+    if not source.exists():
+        raise PrepareError(f'{source} does not exist; give the folder of the downloaded archives, '
+                           'or of what they unpack to')
+    plain = [source] if source.is_file() else sorted(p for p in source.rglob('*') if p.is_file())
+    base = source.parent if source.is_file() else source
+    files = []
+    for path in plain:
+        place = path.relative_to(base).as_posix()
+        if path.suffix.lower() != '.zip':
+            files.append(SourceFile(path, None, place))
+            continue
+        try:
+            with zipfile.ZipFile(str(path)) as archive:
+                names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise PrepareError(
+                f'{path} ({path.stat().st_size} bytes) is no complete zip archive ({error}); the '
+                'download was probably cut off, fetch it again') from error
+        except NotImplementedError as error:
+            raise PrepareError(f'{path} cannot be read here ({error}); unpack it with another '
+                               'program, and give the folder with the files') from error
+        files += [SourceFile(path, name, f'{place}/{name}') for name in names]
+    return files
+
+
+def select(files: Sequence[SourceFile], pattern: Pattern[str]) -> Dict[Tuple[str, ...], SourceFile]:
+    """The files whose place matches ``pattern`` to its end, by the groups of the match.
+
+    Where a file lies unpacked beside its archive, the unpacked one is taken.
+
+    Raises:
+        PrepareError: If two others match with the same groups.
+    """
+    found: Dict[Tuple[str, ...], SourceFile] = {}
+    for file in files:
+        match = pattern.search(file.place)
+        if match is None or match.end() != len(file.place):
+            continue
+        other = found.setdefault(match.groups(), file)
+        if (other.member is None) == (file.member is None) and other is not file:
+            raise PrepareError(f'{other} and {file} are both {"_".join(match.groups())}; keep one '
+                               'of them in the source folder')
+        if file.member is None:
+            found[match.groups()] = file
+    return found
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names and how many more there are, for a message."""
+    rest = len(names) - _SHOWN
+    return ', '.join(names[:_SHOWN]) + (f' and {rest} more' if rest > 0 else '')
+
+
+def nothing_found(source: Path, files: Sequence[SourceFile], wanted: str) -> PrepareError:
+    """The error for a source without what was ``wanted``: says what it holds."""
+    archives = sorted({str(f.path.name) for f in files if f.member})
+    inner = sorted({f'{f.path.name}: {f.member}' for f in files
+                    if f.member and f.member.lower().endswith('.zip')})
+    folders = sorted({f.place.rsplit('/', 1)[0] for f in files if '/' in f.place})
+    hint = f' Unpack the archives in the archive first: {some(inner)}.' if inner else ''
+    return PrepareError(
+        f'{source} holds no {wanted}. It holds {len(files)} files, archives: '
+        f'{some(archives) or "none"}; folders: {some(folders) or "none"}.{hint} '
+        'docs/datasets.md says what to download.')

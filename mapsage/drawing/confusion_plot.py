@@ -1,0 +1,109 @@
+"""A picture of a confusion matrix."""
+from __future__ import annotations
+
+from typing import Any, Sequence, Union
+
+import numpy as np
+import torch
+
+from .canvas import FAINT, INK, Canvas, save_png
+
+_MARGIN, _HEADER, _LETTER, _SUMS, _SIDE = 28, 84, 7, 96, 1280
+_MIN_CELL, _MAX_CELL = 11, 84
+_TEXT_CELL = 46  # holds '100.0' and '999.9k'
+
+
+def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
+                     title: str = 'Confusion matrix', subtitle: str = '') -> np.ndarray:
+    """Draw a confusion matrix: in each row the percentages of a class of the truth.
+
+    Blue deepens with the percentage, so that brightness alone tells it. Where there is room, a cell
+    holds its percentage and its pixels. Rows of classes that do not occur are gray.
+
+    Args:
+        matrix: ``(C, C)`` integers.
+        classes: C names.
+        title: First line.
+        subtitle: Second line.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+
+    Raises:
+        ValueError: If there is not one name a class.
+    """
+    counts = np.asarray(matrix.cpu() if isinstance(matrix, torch.Tensor) else matrix)
+    number = len(classes)
+    if counts.shape != (number, number):
+        raise ValueError(f'a confusion matrix of shape {counts.shape} has {number} class names, '
+                         'expected one name a row and a column')
+    names = [name if len(name) <= 24 else f'{name[:21]}...' for name in map(str, classes)]
+    cell = max(_MIN_CELL, min(_MAX_CELL, _SIDE // number))
+    size = 7.0 if cell < 16 else 9.5
+    beside = _LETTER * max(4, *(len(name) for name in names)) + 14
+    left, top, side = _MARGIN + 22 + beside, _HEADER + 26 + beside, cell * number
+    canvas = Canvas(max(left + side + _SUMS, 460) + _MARGIN, top + side + _MARGIN)
+    canvas.text(_MARGIN, 32, title, size=15, weight='bold')
+    canvas.text(_MARGIN, 56, subtitle, size=11, color=FAINT)
+    canvas.text(left, _HEADER + 8, 'predicted, % of the row', size=10, color=FAINT)
+    canvas.text(left + side + 14, top - 10, 'pixels', size=10, color=FAINT)
+    canvas.text(_MARGIN, top - 10, 'truth', size=10, color=FAINT)
+    axes = canvas.axes(left, top, side, side)
+    _draw_cells(axes, counts, cell)
+    axes.set_xticks(range(number))
+    axes.set_yticks(range(number))
+    # as Canvas.text: a class called 'a$b$' is a name, not a formula
+    axes.set_xticklabels(names, rotation=90, fontsize=size, parse_math=False)
+    axes.set_yticklabels(names, fontsize=size, parse_math=False)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False,
+                     labelcolor=INK, pad=5)
+    for row, total in enumerate(counts.sum(1)):
+        canvas.text(left + side + 14, top + row * cell + cell // 2 + 4, short_count(int(total)),
+                    size=size)
+    return canvas.pixels()
+
+
+def _draw_cells(axes: Any, counts: np.ndarray, cell: int) -> None:
+    number, totals = len(counts), counts.sum(1, keepdims=True)
+    shares = np.ma.masked_array(100 * counts / np.maximum(totals, 1),
+                                np.broadcast_to(totals == 0, counts.shape))
+    axes.imshow(shares, cmap='Blues', vmin=0, vmax=100, aspect='auto', interpolation='nearest')
+    axes.set_facecolor('#d8dbdf')
+    edges = np.arange(1, number) - 0.5
+    axes.hlines(edges, -0.5, number - 0.5, color='#ffffff', linewidth=0.8)
+    axes.vlines(edges, -0.5, number - 0.5, color='#ffffff', linewidth=0.8)
+    for spine in axes.spines.values():
+        spine.set_color('#a8aeb6')
+    if cell < _TEXT_CELL:
+        return
+    for (row, column), count in np.ndenumerate(counts):
+        if totals[row, 0]:
+            color = '#ffffff' if shares[row, column] > 65 else INK
+            axes.text(column, row - 0.13, f'{shares[row, column]:.1f}', ha='center', va='center',
+                      fontsize=10 if cell > 60 else 8.5, color=color)
+            axes.text(column, row + 0.22, short_count(int(count)), ha='center', va='center',
+                      fontsize=8 if cell > 60 else 7, color=color)
+
+
+def plot_confusion(path: str, matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
+                   title: str = 'Confusion matrix', subtitle: str = '') -> None:
+    """Draw a confusion matrix and put it at ``path`` in one step, as PNG.
+
+    Args:
+        path: The file to write; its folder is created.
+        matrix, classes, title, subtitle: As for :func:`render_confusion`.
+
+    Raises:
+        ValueError: As there.
+        OSError: If the folder cannot be written.
+    """
+    save_png(path, render_confusion(matrix, classes, title, subtitle))
+
+
+def short_count(count: int) -> str:
+    """Return a count in at most six letters: 999, 12.3k, 4.5M, 678.9G."""
+    for factor, unit in ((10**9, 'G'), (10**6, 'M'), (10**3, 'k')):
+        # what would be rounded to 1000.0 of a unit is 1.0 of the next
+        if count >= factor * 0.99995 and count >= 1000:
+            return f'{count / factor:.1f}{unit}'
+    return str(count)

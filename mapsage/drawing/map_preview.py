@@ -1,0 +1,135 @@
+"""A picture of a whole map: the scene beside it, and a legend with the share of each class."""
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+import numpy as np
+
+from mapsage.geo import Raster, RasterBlockError
+
+from . import tiles
+from .canvas import FAINT, Canvas, save_png
+
+_SIDE = 780  # pixels of the longer side of either picture
+_READ = 1024  # pixels of a scene that are read at a time, about
+_MARGIN, _GAP, _HEADER, _LEGEND_LINE = 28, 16, 92, 26
+
+
+def thumbnail(raster: Raster, factor: int) -> np.ndarray:
+    """Return a scene shrunk by averaging, in parts, so that memory does not grow with it.
+
+    Args:
+        raster: The scene.
+        factor: Pixels of the scene a pixel, along each axis.
+
+    Returns:
+        ``(height, width, bands)`` float32, rounded up; NaN where there is no data.
+    """
+    step = max(1, _READ // factor) * factor
+    rows, columns = -(-raster.height // factor), -(-raster.width // factor)
+    small = np.full((rows, columns, len(raster.bands)), np.nan, np.float32)
+    for row in range(0, raster.height, step):
+        for column in range(0, raster.width, step):
+            width = min(step, -(-(raster.width - column) // factor) * factor)
+            height = min(step, -(-(raster.height - row) // factor) * factor)
+            try:
+                values, valid = raster.read(column, row, width, height)
+            except RasterBlockError:
+                continue
+            part = np.s_[row // factor:(row + height) // factor,
+                         column // factor:(column + width) // factor]
+            small[part] = _average(values, valid, factor)
+    return small
+
+
+def shrink_labels(labels: np.ndarray, row: int, factor: int) -> np.ndarray:
+    """Return every ``factor``-th pixel of a strip whose first row is ``row`` of its map."""
+    return labels[-row % factor::factor, ::factor]
+
+
+def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int, title: str,
+                     names: Sequence[str], palette: np.ndarray, shares: Sequence[float],
+                     no_data: int) -> None:
+    """Draw the scene beside its map and put the picture at ``path`` in one step.
+
+    Args:
+        path: The PNG file.
+        raster: The scene.
+        labels: The map, by :func:`shrink_labels`.
+        factor: By how much it was shrunk.
+        title: First line.
+        names: Class names.
+        palette: ``(classes, 3)`` uint8 RGB.
+        shares: Share of each class among the pixels with data, 0 to 1.
+        no_data: Label of the pixels without data.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    scene = thumbnail(raster, factor)
+    pictures = [_fit(_shown(scene), False), tiles.color_labels(_fit(labels, True), palette)]
+    entries = [(f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
+               for index, (name, share) in enumerate(zip(names, shares))
+               if share > 0 or len(names) <= 24]
+    if (labels == no_data).any():
+        entries.append(('no data', tiles.hatch(18, 18)))
+    save_png(path, _draw(pictures, entries, title, _subtitle(raster)))
+
+
+def _average(values: np.ndarray, valid: np.ndarray, factor: int) -> np.ndarray:
+    bands, height, width = values.shape
+    blocks = (height // factor, factor, width // factor, factor)
+    # A part of the last block lies beyond the scene, where valid is False.
+    count = valid.reshape(blocks).sum((1, 3), dtype=np.float32)
+    total = np.stack([np.where(valid, band, 0).reshape(blocks).sum((1, 3), dtype=np.float64)
+                      for band in values], axis=-1)
+    return np.where(count[..., None] > 0, total / np.maximum(count, 1)[..., None],
+                    np.nan).astype(np.float32)
+
+
+def _shown(scene: np.ndarray) -> np.ndarray:
+    """Return a thumbnail as uint8 RGB: as it is where its values are those of 8 bits."""
+    finite = scene[np.isfinite(scene)]
+    is_bytes = finite.size == 0 or (finite.min() >= 0 and finite.max() <= 255
+                                    and finite.max() > 1)
+    if is_bytes:
+        scene = np.nan_to_num(scene).astype(np.uint8)
+    return tiles.display_rgb(scene)
+
+
+def _fit(array: np.ndarray, nearest: bool) -> np.ndarray:
+    scale = _SIDE / max(array.shape[:2])
+    height, width = (max(1, round(side * scale)) for side in array.shape[:2])
+    return tiles.resize(array, height, width, nearest)
+
+
+def _subtitle(raster: Raster) -> str:
+    size = f'{raster.width} x {raster.height} pixels'
+    if raster.crs is None or not raster.is_georeferenced:
+        return f'{size}, without georeference'
+    unit = 'degrees' if raster.crs.is_geographic else raster.crs.linear_units
+    return f'{size} of {abs(raster.transform.a):.6g} {unit}, {raster.crs.to_string()[:60]}'
+
+
+def _draw(pictures: Sequence[np.ndarray], entries: Sequence[Tuple[str, np.ndarray]], title: str,
+          subtitle: str) -> np.ndarray:
+    height, width = pictures[0].shape[:2]
+    inner = max(2 * width + _GAP, 480)
+    column = 26 + 16 + 8 * max((len(name) for name, _ in entries), default=0)
+    per_line = max(1, inner // column)
+    lines = -(-len(entries) // per_line)
+    canvas = Canvas(inner + 2 * _MARGIN,
+                    _HEADER + height + 2 * _MARGIN + lines * _LEGEND_LINE)
+    canvas.text(_MARGIN, 34, title, size=15, weight='bold')
+    canvas.text(_MARGIN, 58, subtitle, size=11, color=FAINT)
+    lefts: List[int] = [_MARGIN, _MARGIN + width + _GAP]
+    for left, name, picture in zip(lefts, ('Scene', 'Map'), pictures):
+        canvas.text(left, _HEADER - 8, name, 11, 'bold')
+        canvas.picture(left, _HEADER, picture)
+    top = _HEADER + height + _MARGIN
+    for index, (name, swatch) in enumerate(entries):
+        left = _MARGIN + index % per_line * column
+        line = top + index // per_line * _LEGEND_LINE
+        canvas.picture(left, line, swatch)
+        canvas.text(left + 26, line + 14, name, size=10)
+    return canvas.pixels()

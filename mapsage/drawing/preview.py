@@ -1,0 +1,209 @@
+"""The preview picture: rows of image, truth, prediction and disagreement, with a legend.
+
+:func:`render_preview` is pure (arrays in, one uint8 RGB array out); :func:`save_preview` writes
+it so that a reader never sees half a file.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from . import tiles
+from .canvas import FAINT, Canvas, save_png
+
+# Pixels. Four columns of tiles make a picture about 1900 wide, which a laptop shows whole.
+TILE_WIDTH = 450
+MAX_TILE_HEIGHT = 600
+MAX_STORED_SIDE = 1024
+_MARGIN, _GAP, _CAPTION, _HEADER, _LEGEND_LINE = 28, 14, 26, 84, 26
+# A longer class list than this only names the classes that are in the picture.
+FULL_LEGEND = 24
+
+
+@dataclass(frozen=True)
+class PreviewSample:
+    """One row of the preview.
+
+    Attributes:
+        image: ``(H, W)`` or ``(H, W, B)``, any numeric dtype, bands in RGB order.
+        prediction: ``(H', W')`` integer labels.
+        truth: ``(H', W')`` integer labels, or None for a test set without them. Labels that
+            name no class (the ignore index) are shown as no data.
+        name: Caption, usually the image's file name.
+    """
+
+    image: np.ndarray
+    prediction: np.ndarray
+    truth: Optional[np.ndarray] = None
+    name: str = ''
+
+
+@dataclass(frozen=True)
+class _PreviewTile:
+    pixels: np.ndarray
+    caption: str = ''
+
+
+def render_preview(samples: Sequence[PreviewSample],
+                   classes: Sequence[str],
+                   palette: Optional[Sequence[Sequence[int]]] = None,
+                   title: str = '',
+                   subtitle: str = '') -> np.ndarray:
+    """Draw the preview.
+
+    Args:
+        samples: One row each; sizes may differ.
+        classes: Class names in label order, any number.
+        palette: RGB triples of 0..255 in label order; completed deterministically if missing
+            or too short.
+        title: First line, such as the experiment's name.
+        subtitle: Second line, such as iteration and mIoU.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+
+    Raises:
+        ValueError: If there is no sample, a class list is empty, or an array has a wrong shape.
+    """
+    if not samples:
+        raise ValueError('a preview of 0 samples was asked for, expected at least one')
+    if not classes:
+        raise ValueError('a preview needs class names, got none; set METAINFO of the dataset')
+    colors = tiles.class_palette(len(classes), palette)
+    with_truth = any(sample.truth is not None for sample in samples)
+    rows = [_row(sample, colors, with_truth) for sample in samples]
+    entries, note = _legend_entries(samples, classes, colors)
+    return _draw(rows, _column_titles(with_truth), entries, title,
+                 '   '.join(part for part in (subtitle, note) if part))
+
+
+def save_preview(path: str,
+                 samples: Sequence[PreviewSample],
+                 classes: Sequence[str],
+                 palette: Optional[Sequence[Sequence[int]]] = None,
+                 title: str = '',
+                 subtitle: str = '') -> None:
+    """Draw the preview and put it at ``path`` in one step, replacing the previous one.
+
+    Args:
+        path: The PNG file to write; its folder is created.
+        samples, classes, palette, title, subtitle: As for :func:`render_preview`.
+
+    Raises:
+        ValueError: As for :func:`render_preview`.
+        OSError: If the folder cannot be written.
+    """
+    save_png(path, render_preview(samples, classes, palette, title, subtitle))
+
+
+def _column_titles(with_truth: bool) -> List[str]:
+    if not with_truth:
+        return ['Image', 'Prediction']
+    return ['Image', 'Truth', 'Prediction', 'Disagreement']
+
+
+def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:
+    """Return the tiles of one sample, all of one size."""
+    if sample.prediction.ndim != 2 or sample.prediction.size == 0:
+        raise ValueError(f'the prediction of {sample.name or "a sample"} has shape '
+                         f'{sample.prediction.shape}, expected (H, W) labels')
+    height, width = _tile_size(sample.prediction.shape)
+    image = tiles.resize(tiles.display_rgb(tiles.shrink(sample.image, MAX_STORED_SIDE, False)),
+                         height, width, nearest=False)
+    prediction = tiles.resize(sample.prediction, height, width, nearest=True)
+    row = [_PreviewTile(image, sample.name), _PreviewTile(tiles.color_labels(prediction, palette))]
+    if not with_truth:
+        return row
+    if sample.truth is None:
+        blank = np.full_like(image, 238)
+        return [row[0], _PreviewTile(blank, 'no truth'), row[1], _PreviewTile(blank)]
+    if sample.truth.ndim != 2:
+        raise ValueError(f'the truth of {sample.name or "a sample"} has shape '
+                         f'{sample.truth.shape}, expected (H, W) labels')
+    truth = tiles.resize(sample.truth, height, width, nearest=True)
+    wrong = tiles.disagreement(image, truth, prediction, len(palette))
+    return [row[0], _PreviewTile(tiles.color_labels(truth, palette)), row[1],
+            _PreviewTile(wrong, _accuracy(sample, len(palette)))]
+
+
+def _tile_size(shape: Tuple[int, ...]) -> Tuple[int, int]:
+    height, width = shape[:2]
+    scale = min(TILE_WIDTH / width, MAX_TILE_HEIGHT / height)
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def _accuracy(sample: PreviewSample, num_classes: int) -> str:
+    assert sample.truth is not None
+    height, width = sample.prediction.shape
+    truth = tiles.resize(sample.truth, height, width, nearest=True)
+    known = tiles.is_class(truth, num_classes)
+    if not known.any():
+        return 'no labeled pixel'
+    right = float((truth == sample.prediction)[known].mean())
+    return f'{100 * right:.1f} % of labeled pixels right'
+
+
+def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
+                    palette: np.ndarray) -> Tuple[List[Tuple[str, np.ndarray]], str]:
+    """Return (name, 18x18 swatch) pairs and a note when the list was cut."""
+    found: Set[int] = set()
+    for sample in samples:
+        for labels in (sample.truth, sample.prediction):
+            if labels is not None:
+                found.update(int(label) for label in np.unique(labels))
+    shown = [index for index in range(len(classes))
+             if len(classes) <= FULL_LEGEND or index in found]
+    entries = [(str(classes[index]), np.tile(palette[index], (18, 18, 1))) for index in shown]
+    outside = sorted(label for label in found if not 0 <= label < len(classes))
+    if outside:
+        values = ', '.join(str(label) for label in outside[:4])
+        entries.append((f'no data ({values}{", ..." if len(outside) > 4 else ""})',
+                        tiles.hatch(18, 18)))
+    if any(sample.truth is not None for sample in samples):
+        entries.append(('wrong pixel', np.full((18, 18, 3), tiles.WRONG, dtype=np.uint8)))
+    note = '' if len(shown) == len(classes) \
+        else f'{len(shown)} of {len(classes)} classes in this picture'
+    return entries, note
+
+
+def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
+          entries: Sequence[Tuple[str, np.ndarray]], title: str, subtitle: str) -> np.ndarray:
+    """Place the tiles pixel for pixel, so that no label map is resampled a second time."""
+    columns = len(column_titles)
+    width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
+    per_line = max(1, (width - 2 * _MARGIN) // _legend_column(entries))
+    legend_lines = -(-len(entries) // per_line)
+    heights = [max(tile.pixels.shape[0] for tile in row) + _CAPTION for row in rows]
+    height = _HEADER + sum(heights) + legend_lines * _LEGEND_LINE + _MARGIN + _MARGIN // 2
+    canvas = Canvas(width, height)
+    canvas.text(_MARGIN, 30, title, size=15, weight='bold')
+    canvas.text(_MARGIN, 54, subtitle, size=11, color=FAINT)
+    for column, name in enumerate(column_titles):
+        canvas.text(_MARGIN + column * (TILE_WIDTH + _GAP), _HEADER - 6, name, 11, 'bold')
+    top = _HEADER
+    for row, row_height in zip(rows, heights):
+        for column, tile in enumerate(row):
+            left = _MARGIN + column * (TILE_WIDTH + _GAP)
+            canvas.picture(left, top, tile.pixels)
+            canvas.text(left, top + tile.pixels.shape[0] + 16, _shorten(tile.caption), size=9,
+                        color=FAINT)
+        top += row_height
+    top += _MARGIN // 2
+    for index, (name, swatch) in enumerate(entries):
+        left = _MARGIN + index % per_line * _legend_column(entries)
+        line = top + index // per_line * _LEGEND_LINE
+        canvas.picture(left, line, swatch)
+        canvas.text(left + 26, line + 14, name, size=10)
+    return canvas.pixels()
+
+
+def _legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
+    """Return a width in pixels that holds the longest name (8 pixels a letter at size 10)."""
+    return 26 + 16 + 8 * max(len(name) for name, _ in entries)
+
+
+def _shorten(name: str, limit: int = 58) -> str:
+    """Keep the end of a long caption: file names differ there."""
+    return name if len(name) <= limit else '...' + name[3 - limit:]

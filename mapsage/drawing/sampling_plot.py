@@ -1,0 +1,269 @@
+"""One picture of what dynamic sampling did in a run: charts over iterations, and samples.
+
+Rank 0 of a training writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl``, sums
+over a log interval and all ranks, and ``tiles.npz``, a few samples that were kept and dropped.
+:func:`read_steps`, :func:`series` and :func:`headline` make numbers of the first,
+:func:`read_tiles` reads the second, :func:`render_sampling` draws both.
+"""
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from . import tiles
+from .canvas import FAINT, INK, Canvas, save_png
+from .preview import FULL_LEGEND
+from .sampling_records import (
+    COUNTS,
+    SampleTiles,
+    SamplingPlotError,
+    TileBlock,
+    headline,
+    in_order,
+    merged,
+    read_steps,
+    read_tiles,
+    series,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Pixels. Two blocks of four tiles of 96 pixels, each beside its labels, fill this width.
+WIDTH, MARGIN, HEADER = 1760, 28, 82
+# A panel is 350 pixels wide; more points make a band of the line.
+MAX_POINTS = 160
+_PANEL_WIDTH, _PANEL_HEIGHT, _PANEL_GAP, _PANELS_A_LINE = 408, 248, 24, 4
+_AXES_LEFT, _AXES_RIGHT, _AXES_TOP, _AXES_BOTTOM = 56, 4, 44, 48
+CHARTS_BOTTOM = HEADER + 2 * _PANEL_HEIGHT
+_BLOCK_WIDTH, _BLOCK_GAP, _BLOCK_TITLE = 832, 40, 58
+TILES_TOP = CHARTS_BOTTOM + _BLOCK_TITLE
+_SPLIT, _CELL_GAP, _CAPTION, _LEGEND_GAP, _LEGEND_LINE = 2, 14, 30, 14, 26
+_MIN_CELL = 194  # holds a caption
+
+# The colors of Okabe and Ito, told apart with every common color blindness
+# (https://jfly.uni-koeln.de/color/). The order is that of the stacks.
+_LINE = '#0072b2'
+_COLORS = {
+    'shortfalls': dict(zip(COUNTS['shortfalls'], ('#e69f00', '#56b4e9', '#009e73', '#d55e00'))),
+    'dropped': dict(zip(COUNTS['dropped'], ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#b4b9c0',
+                                            '#56b4e9')))}
+_SPARE = ('#cc79a7', '#f0e442', '#5b636d')
+
+def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None) -> Path:
+    """Draw the picture of a run and put it in place in one step.
+
+    Args:
+        work_dir: The run's folder.
+        out: The PNG file; ``WORK_DIR/dynamic_sampling.png`` when None. Its folder is created.
+
+    Returns:
+        Path of the picture.
+
+    Raises:
+        SamplingPlotError: If the run recorded nothing, or a file is damaged.
+        OSError: If the picture cannot be written.
+    """
+    folder = Path(work_dir)
+    if not folder.is_dir():
+        raise SamplingPlotError(f'the folder {folder} does not exist, expected the work_dir of a '
+                                'training with DynamicSamplingHook; give that folder')
+    records = folder / 'dynamic_sampling'
+    rows = read_steps(records / 'steps.jsonl')
+    pixels = render_sampling(rows, read_tiles(records / 'tiles.npz'),
+                             f'Dynamic sampling: {folder.resolve().name}')
+    path = folder / 'dynamic_sampling.png' if out is None else Path(out)
+    save_png(str(path), pixels)
+    return path
+
+
+def _colors(key: str, names: Iterable[str]) -> Dict[str, str]:
+    """Return a color for every known name of ``key`` and for the others."""
+    known = _COLORS[key]
+    unknown = in_order(key, names)[len(known):]
+    return {**known, **{name: _SPARE[index % len(_SPARE)] for index, name in enumerate(unknown)}}
+
+
+def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTiles] = None,
+                    title: str = 'Dynamic sampling') -> np.ndarray:
+    """Draw the picture.
+
+    It is :data:`WIDTH` pixels wide. The tiles begin at row :data:`TILES_TOP`, and not one of their
+    pixels is resampled.
+
+    Args:
+        rows: Of :func:`read_steps`.
+        samples: Of :func:`read_tiles`, or None for charts alone.
+        title: First line.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+    """
+    blocks = [] if samples is None else [_in_order(samples.kept), _in_order(samples.dropped)]
+    entries = [] if samples is None else _legend(samples)
+    bottom = max([CHARTS_BOTTOM + _CAPTION] + [tile_places(block, 0)[1] + _LEGEND_GAP
+                                               for block in blocks])
+    a_line = (WIDTH - 2 * MARGIN) // _legend_pitch(entries)
+    canvas = Canvas(WIDTH, bottom + -(-len(entries) // a_line) * _LEGEND_LINE + MARGIN)
+    canvas.text(MARGIN, 32, title, size=15, weight='bold')
+    points = merged(rows, MAX_POINTS)
+    note = '' if len(points) == len(rows) else \
+        f'  ·  charts: a point for {-(-len(rows) // MAX_POINTS)} log intervals'
+    canvas.text(MARGIN, 57, headline(rows) + note, size=11, color=FAINT)
+    _draw_charts(canvas, points)
+    if samples is None:
+        canvas.text(MARGIN, CHARTS_BOTTOM + 26, 'No tiles.npz: this run recorded no samples.', 10,
+                    color=FAINT)
+    for index, block in enumerate(blocks):
+        _draw_block(canvas, block, ('Kept', 'Dropped')[index], MARGIN + index *
+                    (_BLOCK_WIDTH + _BLOCK_GAP), samples.palette)  # type: ignore[union-attr]
+    for index, (name, swatch) in enumerate(entries):
+        left = MARGIN + index % a_line * _legend_pitch(entries)
+        top = bottom + index // a_line * _LEGEND_LINE
+        canvas.picture(left, top, swatch)
+        canvas.text(left + 26, top + 14, name, size=10)
+    return canvas.pixels()
+
+
+# Title, label of the y axis, key in series() or the first part of several, factor, upper end.
+_PANELS: Tuple[Tuple[str, str, str, float, Optional[float]], ...] = (
+    ('Pass rate', '% of samples judged', 'pass_rate', 100, 100),
+    ('Dropped, by reason', 'samples / step', 'dropped', 1, None),
+    ('Resamples', 'resamples / step', 'resamples', 1, None),
+    ('Shortfalls, by policy', '% of steps', 'shortfalls', 100, None),
+    ('Samples moved between ranks', 'samples / step', 'moved_samples', 1, None),
+    ('Data moved between ranks', 'MiB / step', 'moved_mib', 1, None),
+    ('Surplus in the pool', 'samples', 'surplus', 1, None),
+    ('Time spent sampling', '% of wall-clock time', 'time_share', 100, None))
+
+
+def _draw_charts(canvas: Canvas, rows: Sequence[Dict[str, Any]]) -> None:
+    arrays = series(rows)
+    for index, (title, unit, key, factor, upper) in enumerate(_PANELS):
+        left = MARGIN + index % _PANELS_A_LINE * (_PANEL_WIDTH + _PANEL_GAP)
+        top = HEADER + index // _PANELS_A_LINE * _PANEL_HEIGHT
+        canvas.text(left, top + 15, title, size=11, weight='bold')
+        axes = canvas.axes(left + _AXES_LEFT, top + _AXES_TOP,
+                           _PANEL_WIDTH - _AXES_LEFT - _AXES_RIGHT,
+                           _PANEL_HEIGHT - _AXES_TOP - _AXES_BOTTOM)
+        if key in COUNTS:
+            highest = factor * _stack(axes, arrays, key, factor)
+        else:
+            axes.plot(arrays['iter'], factor * arrays[key], color=_LINE, linewidth=1.2, marker='o',
+                      markersize=4 if len(rows) <= 40 else 1.5, clip_on=False)
+            highest = factor * float(np.nanmax([0, *arrays[key]]))
+        _style(axes, unit, arrays, upper or 1.1 * highest or 1)
+
+
+def _stack(axes: Axes, arrays: Dict[str, np.ndarray], key: str, factor: float) -> float:
+    """Draw the counts of each interval on top of one another; return the highest sum."""
+    layers = {name.split('/', 1)[1]: np.nan_to_num(values) for name, values in arrays.items()
+              if name.startswith(f'{key}/')}
+    colors = _colors(key, layers)
+    begin, end = arrays['begin'], arrays['iter']
+    base = np.zeros(len(end))
+    for name, values in layers.items():
+        top = base + values
+        # Every interval begins and ends at the base: where one is missing, nothing is drawn.
+        axes.fill_between(np.stack([begin, begin, end, end], 1).ravel(),
+                          factor * np.repeat(base, 4),
+                          factor * np.stack([base, top, top, base], 1).ravel(),
+                          color=colors[name], linewidth=0, label=name)
+        base = top
+    if layers:
+        # Between title and axes, where it hides no data.
+        axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncol=len(layers), fontsize=7.5,
+                    frameon=False, borderaxespad=0, borderpad=0.2, handlelength=0.8,
+                    handletextpad=0.4, columnspacing=0.9)
+    else:
+        axes.text(0.5, 0.5, 'none', transform=axes.transAxes, color=FAINT, ha='center')
+    return float(base.max())
+
+
+def _style(axes: Axes, unit: str, arrays: Dict[str, np.ndarray], upper: float) -> None:
+    axes.set_xlim(arrays['begin'].min(), max(arrays['iter'][-1], arrays['begin'].min() + 1))
+    axes.set_ylim(0, upper)
+    axes.set_xlabel('iteration', fontsize=8.5, color=FAINT, labelpad=2)
+    axes.set_ylabel(unit, fontsize=8.5, color=FAINT)
+    axes.locator_params(axis='y', nbins=5)
+    axes.locator_params(axis='x', nbins=6, integer=True)
+    axes.ticklabel_format(style='plain', useOffset=False)
+    axes.tick_params(labelsize=8.5, colors=FAINT, labelcolor=INK, length=3)
+    axes.grid(axis='y', color='#e3e6ea', linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ('left', 'bottom'))
+        spine.set_color('#a8aeb6')
+
+
+def _in_order(block: TileBlock) -> TileBlock:
+    """Return the samples by reason, those of a reason by falling score, NaN last."""
+    if not block.reasons:
+        return block
+    ranks = {name: rank for rank, name in enumerate(_colors('dropped', block.reasons))}
+    by_reason = np.array([ranks.get(reason, -1) for reason in block.reasons])
+    order = np.lexsort((-block.scores, by_reason))
+    return TileBlock(block.images[order], block.labels[order], block.scores[order],
+                     block.iters[order], tuple(block.reasons[index] for index in order))
+
+
+def tile_places(block: TileBlock, left: int) -> Tuple[List[Tuple[int, int]], int]:
+    """Return the (left, top) pixel of each image, and the row below them all.
+
+    Args:
+        block: Samples; the labels are :math:`T + 2` pixels to the right of an image.
+        left: Where the block begins.
+    """
+    if not block.reasons:
+        return [], TILES_TOP + _CAPTION
+    side = block.images.shape[1]
+    cell = max(2 * side + _SPLIT, _MIN_CELL)
+    columns = (_BLOCK_WIDTH + _CELL_GAP) // (cell + _CELL_GAP)
+    lines = -(-len(block.reasons) // columns)
+    return ([(left + index % columns * (cell + _CELL_GAP),
+              TILES_TOP + index // columns * (side + _CAPTION))
+             for index in range(len(block.reasons))], TILES_TOP + lines * (side + _CAPTION))
+
+
+def _draw_block(canvas: Canvas, block: TileBlock, name: str, left: int,
+                palette: np.ndarray) -> None:
+    canvas.text(left, CHARTS_BOTTOM + 26, name, size=12, weight='bold')
+    dropped = any(block.reasons)
+    dropped = any(block.reasons)
+    note = f'{len(block.reasons)} samples, {"by reason and " if dropped else ""}highest score ' \
+        f'first: image, labels; score, {"reason, " if dropped else ""}iteration' \
+        if block.reasons else 'No sample was recorded.'
+    canvas.text(left, CHARTS_BOTTOM + 46, note, size=9, color=FAINT)
+    for index, (x, y) in enumerate(tile_places(block, left)[0]):
+        side, baseline = block.images.shape[1], y + block.images.shape[1] + 16
+        canvas.picture(x, y, block.images[index])
+        canvas.picture(x + side + _SPLIT, y, tiles.color_labels(block.labels[index], palette))
+        canvas.text(x, baseline, _significant(float(block.scores[index])), 8.5, 'bold')
+        canvas.text(x + 77, baseline, block.reasons[index], 8.5)
+        canvas.text(x + (151 if dropped else 77), baseline, str(block.iters[index]), 8.5,
+                    color=FAINT)
+
+
+def _significant(score: float) -> str:
+    """Return a number with three significant digits."""
+    return f'{score:#.3g}'.rstrip('.') if math.isfinite(score) else str(score)
+
+
+def _legend(samples: SampleTiles) -> List[Tuple[str, np.ndarray]]:
+    """Return (name, 18x18 swatch) pairs; of a long class list those in the picture."""
+    found = {int(label) for block in (samples.kept, samples.dropped)
+             for label in np.unique(block.labels)}
+    names = samples.classes
+    entries = [(name, np.tile(samples.palette[index], (18, 18, 1)))
+               for index, name in enumerate(names) if len(names) <= FULL_LEGEND or index in found]
+    if any(not 0 <= label < len(names) for label in found):
+        entries.append(('no class', tiles.hatch(18, 18)))
+    return entries
+
+
+def _legend_pitch(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
+    """Return a width in pixels that holds the longest name (8 pixels a letter at size 10)."""
+    return 42 + 8 * max([len(name) for name, _ in entries], default=1)

@@ -1,0 +1,206 @@
+"""Images and label maps as uint8 RGB tiles a person can look at: pure array functions.
+
+Shapes: ``H, W`` rows and columns, ``B`` bands. A label map is ``(H, W)`` of integers; a tile is
+``(H, W, 3)`` uint8 RGB.
+"""
+from __future__ import annotations
+
+import colorsys
+from typing import Optional, Sequence, Tuple
+
+import numpy as np
+
+Color = Tuple[int, int, int]
+
+# Twenty colors that stay apart for most readers, after Sasha Trubetskoy's list of simple
+# distinct colors; its black and gray are left out because the no-data hatch uses them.
+_DISTINCT: Tuple[Color, ...] = (
+    (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48),
+    (145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212),
+    (0, 128, 128), (220, 190, 255), (170, 110, 40), (255, 250, 200), (128, 0, 0),
+    (170, 255, 195), (128, 128, 0), (255, 215, 180), (0, 0, 117), (166, 206, 227))
+_GOLDEN_RATIO = 0.618033988749895
+
+HATCH_DARK: Color = (58, 58, 58)
+HATCH_LIGHT: Color = (118, 118, 118)
+# Magenta: the usual land-cover palettes leave it free, while red is building or clutter in most.
+WRONG: Color = (222, 0, 140)
+
+
+def default_palette(num_colors: int) -> np.ndarray:
+    """Return ``num_colors`` distinct colors, the same ones on every call.
+
+    Args:
+        num_colors: How many colors; past twenty they are spread over the hue circle in steps
+            of the golden ratio, which keeps neighbors in the list far apart.
+
+    Returns:
+        ``(num_colors, 3)`` uint8 RGB.
+    """
+    colors = list(_DISTINCT[:num_colors])
+    for index in range(len(colors), num_colors):
+        saturation, value = ((0.85, 0.95), (0.55, 0.75), (0.9, 0.55))[index % 3]
+        red, green, blue = colorsys.hsv_to_rgb(index * _GOLDEN_RATIO % 1.0, saturation, value)
+        colors.append((int(red * 255), int(green * 255), int(blue * 255)))
+    return np.array(colors, dtype=np.uint8).reshape(-1, 3)
+
+
+def class_palette(num_classes: int,
+                  palette: Optional[Sequence[Sequence[int]]] = None) -> np.ndarray:
+    """Return one color a class: the dataset's own, completed where it has too few.
+
+    Args:
+        num_classes: Number of classes.
+        palette: RGB triples of 0..255 from the dataset's metainfo, or None.
+
+    Returns:
+        ``(num_classes, 3)`` uint8 RGB.
+
+    Raises:
+        ValueError: If ``palette`` is not a list of RGB triples of 0..255.
+    """
+    colors = default_palette(num_classes)
+    if palette is None or len(palette) == 0:
+        return colors
+    given = np.asarray(palette)
+    if given.ndim != 2 or given.shape[1] != 3 or given.min() < 0 or given.max() > 255:
+        raise ValueError(f'the palette in metainfo has shape {given.shape}, expected '
+                         f'({num_classes}, 3) RGB values of 0..255; correct METAINFO of the '
+                         'dataset or remove its palette to get a default one')
+    known = min(num_classes, len(given))
+    colors[:known] = given[:known]
+    return colors
+
+
+def shrink(array: np.ndarray, max_side: int, nearest: bool) -> np.ndarray:
+    """Return ``array`` with its longer side at most ``max_side`` pixels.
+
+    Args:
+        array: ``(H, W)`` or ``(H, W, B)``.
+        max_side: Upper bound of height and width, in pixels.
+        nearest: True takes every n-th pixel (label maps keep their values), False averages.
+
+    Returns:
+        The array itself when it is small enough, else a smaller one of the same dtype.
+    """
+    height, width = array.shape[:2]
+    scale = max_side / max(height, width)
+    if scale >= 1:
+        return array
+    return resize(array, max(1, round(height * scale)), max(1, round(width * scale)), nearest)
+
+
+def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndarray:
+    """Return ``array`` resized to ``(height, width)``.
+
+    Label maps (``nearest=True``) are indexed, so that every dtype works and no new value
+    appears; images are averaged when they shrink and interpolated when they grow.
+    """
+    if array.shape[:2] == (height, width):
+        return array
+    if nearest:
+        rows = ((np.arange(height) + 0.5) * array.shape[0] / height).astype(np.intp)
+        columns = ((np.arange(width) + 0.5) * array.shape[1] / width).astype(np.intp)
+        return array[rows[:, None], columns]
+    import cv2
+    shrinking = height * width < array.shape[0] * array.shape[1]
+    # OpenCV resizes these three; anything else (int32, float64, bool) goes through float32.
+    direct = array if array.dtype in (np.uint8, np.uint16, np.float32) \
+        else array.astype(np.float32)
+    resized = cv2.resize(np.ascontiguousarray(direct), (width, height),
+                         interpolation=cv2.INTER_AREA if shrinking else cv2.INTER_LINEAR)
+    return np.asarray(resized).astype(array.dtype)
+
+
+def display_rgb(image: np.ndarray) -> np.ndarray:
+    """Return any remote-sensing image as uint8 RGB.
+
+    The first three bands are taken as red, green, blue; fewer than three, and the first is
+    shown as gray. uint8 values are kept; any other dtype is stretched, each band between its
+    2nd and 98th percentile, values that are not finite shown as black.
+
+    Args:
+        image: ``(H, W)`` or ``(H, W, B)`` of any numeric dtype.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+
+    Raises:
+        ValueError: If ``image`` has another number of dimensions or no pixel.
+    """
+    if image.ndim not in (2, 3) or image.size == 0:
+        raise ValueError(f'an image of shape {image.shape} cannot be shown, expected (H, W) or '
+                         '(H, W, bands) with at least one pixel; check the loading transform')
+    bands = image[:, :, None] if image.ndim == 2 else image
+    bands = bands[:, :, :3] if bands.shape[2] >= 3 else np.repeat(bands[:, :, :1], 3, axis=2)
+    if bands.dtype == np.uint8:
+        return np.ascontiguousarray(bands)
+    return np.stack([_stretch(bands[:, :, index]) for index in range(3)], axis=2)
+
+
+def _stretch(band: np.ndarray) -> np.ndarray:
+    """Map one band's 2nd..98th percentile to 0..255; a constant band becomes mid-gray."""
+    values = band.astype(np.float64)
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.zeros(band.shape, dtype=np.uint8)
+    low, high = np.percentile(values[finite], (2, 98))
+    if high <= low:
+        scaled = np.full(band.shape, 127.0)
+    else:
+        scaled = np.clip((values - low) / (high - low), 0, 1) * 255
+    return np.where(finite, scaled, 0).astype(np.uint8)
+
+
+def color_labels(labels: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Return a label map in the palette's colors; labels outside it are hatched.
+
+    Args:
+        labels: ``(H, W)`` integers. 0..len(palette)-1 are classes; anything else, such as the
+            ignore index 255, is no data.
+        palette: ``(num_classes, 3)`` uint8 RGB.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+    """
+    known = is_class(labels, len(palette))
+    tile = hatch(*labels.shape)
+    tile[known] = palette[labels[known].astype(np.intp)]
+    return tile
+
+
+def disagreement(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray,
+                 num_classes: int) -> np.ndarray:
+    """Return the image in faint gray with the wrongly predicted pixels in magenta.
+
+    Args:
+        image: ``(H, W, 3)`` uint8 RGB.
+        truth: ``(H, W)`` labels; where they are no class (ignored), the tile is hatched.
+        prediction: ``(H, W)`` labels.
+        num_classes: Number of classes.
+
+    Returns:
+        ``(H, W, 3)`` uint8 RGB.
+    """
+    gray = image.astype(np.float32).mean(axis=2, keepdims=True)
+    # Faint and light, so that magenta is the only thing that stands out.
+    tile = np.repeat(150 + gray * 0.4, 3, axis=2).astype(np.uint8)
+    known = is_class(truth, num_classes)
+    tile[known & (truth != prediction)] = WRONG
+    tile[~known] = hatch(*truth.shape)[~known]
+    return tile
+
+
+def is_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return ``(H, W)`` bool: where a label names a class rather than no data."""
+    return (labels >= 0) & (labels < num_classes)
+
+
+def hatch(height: int, width: int, period: int = 12) -> np.ndarray:
+    """Return a tile of diagonal stripes, the sign for no data.
+
+    Stripes rather than black: datasets use black and white as class colors.
+    """
+    diagonal = np.add.outer(np.arange(height), np.arange(width)) % period < period // 2
+    return np.where(diagonal[:, :, None], np.array(HATCH_LIGHT, dtype=np.uint8),
+                    np.array(HATCH_DARK, dtype=np.uint8))

@@ -1,0 +1,21 @@
+"""Features of a frozen encoder, from where they are computed to the ranks that train the head."""
+from .cache.cached import Cached
+from .encoder_gate import FeatureSourceError
+from .prefetch import Prefetched
+from .remote.arriving import Arriving
+from .remote.blocks import BlockError, BlockPool
+from .remote.roles import RoleError
+from .remote.sender import serve
+from .remote.streamed import Streamed
+from .replica.replica_features import ReplicaFeatures
+from .replica.replicated import Replicated
+from .replica.tensor_parallel import parallelize_head
+from .source import Encode, Features, FeatureSource, Item, Local, StreamingError
+from .wire.link import Link, LinkError, open_links
+
+__all__ = [
+    'Arriving', 'BlockError', 'BlockPool', 'Cached', 'Encode', 'FeatureSource',
+    'FeatureSourceError', 'Features', 'Item', 'Link', 'LinkError', 'Local', 'Prefetched',
+    'ReplicaFeatures', 'Replicated', 'RoleError', 'Streamed', 'StreamingError',
+    'open_links', 'parallelize_head', 'serve'
+]

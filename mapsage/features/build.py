@@ -1,0 +1,157 @@
+"""Builds the source that ``feature_source`` of a config names."""
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional
+
+import torch
+from torch import nn
+
+from mapsage.accelerator import Accelerator
+from mapsage.distributed.weights import total_digest, weight_digests
+
+from .cache.cached import Cached
+from .cache.index import read_index
+from .cache.keys import ViewSeeds, keys_of_run
+from .cache.shards import CacheError
+from .encoder_gate import FeatureSourceError
+from .prefetch import Prefetched
+from .remote.encoder_weights import share_encoder
+from .remote.roles import ENCODERS_VARIABLE, connect_store
+from .remote.streamed import Streamed
+from .source import Encode, FeatureSource, Local
+from .wire.link import open_links
+
+# Seconds without a word after which the other end of a link counts as lost. An encoder says nothing
+# while it encodes one batch.
+PEER_TIMEOUT = 120.
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a source is built into.
+
+    Attributes:
+        encoder: The frozen encoder, with its weights, on ``device``.
+        encode: Encodes in place, with the run's precision.
+        accelerator: The accelerator in force.
+        local_rank: This rank on its node.
+        device: Where features are wanted.
+        runner: The Runner.
+        timeout: Seconds to wait for other ranks.
+    """
+
+    encoder: nn.Module
+    encode: Encode
+    accelerator: Accelerator
+    local_rank: int
+    device: torch.device
+    runner: Any
+    timeout: float
+
+
+def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> FeatureSource:
+    """Return the source of ``config``.
+
+    Raises:
+        FeatureSourceError: If its type or one of its settings is unknown, missing or out of range.
+    """
+    settings = dict(config)
+    name = settings.pop('type', None)
+    if name not in _BUILDERS:
+        raise FeatureSourceError(f"feature_source.type={name!r}, expected one of "
+                                 f"{', '.join(_BUILDERS)}.{_near(str(name), _BUILDERS)}")
+    build = _BUILDERS[name]
+    known = {key: each for key, each in inspect.signature(build).parameters.items()
+             if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    for key in settings:
+        if key not in known:
+            raise FeatureSourceError(
+                f'feature_source of type {name!r} has no setting {key!r}: expected '
+                f"{', '.join(known) or 'none'}.{_near(key, known)}")
+    missing = [key for key, each in known.items()
+               if each.default is inspect.Parameter.empty and key not in settings]
+    if missing:
+        raise FeatureSourceError(f"feature_source of type {name!r} needs {', '.join(missing)}.")
+    try:
+        return build(surroundings, **settings)
+    except FeatureSourceError:
+        raise
+    except ValueError as error:
+        raise FeatureSourceError(f'feature_source of type {name!r}: {error}') from error
+
+
+def view_seeds(config: Mapping[str, Any]) -> Optional[ViewSeeds]:
+    """Return what chooses the cached view of a sample, None for a source that is no cache.
+
+    A cache that cannot be read is an error when the source is built.
+    """
+    if config.get('type') != 'Cached' or 'folder' not in config:
+        return None
+    try:
+        found = read_index(Path(config['folder']))
+    except CacheError:
+        return None
+    return None if found is None else ViewSeeds(found.seed, found.views)
+
+
+def _local(around: Surroundings) -> FeatureSource:
+    return Local(around.encode)
+
+
+def _prefetched(around: Surroundings, *, depth: int = 2, timeout: float = 600.) -> FeatureSource:
+    return Prefetched(
+        around.encode, depth, timeout,
+        prepare=lambda: around.accelerator.set_device(around.local_rank),
+        flush=around.accelerator.flush if around.accelerator.lazy else None)
+
+
+def _cached(around: Surroundings, *, folder: str, views: int = 1) -> FeatureSource:
+    run = around.runner
+    return Cached(folder, views, around.device, keys_of_run(
+        run.cfg, run.train_loop.dataloader.dataset, around.encoder,
+        getattr(run.optim_wrapper, 'cast_dtype', None)))
+
+
+def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str] = None,
+              pool_bytes: int = 256 * 2**20, block_bytes: int = 4 * 2**20, timeout: float = 600.,
+              peer_timeout: float = PEER_TIMEOUT, wire_dtype: Optional[str] = None,
+              ahead: Optional[int] = None, local_fallback: bool = True) -> FeatureSource:
+    # `accelerator` is the encoders' affair: mapsage/engine/encoder_rank.py
+    if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
+        raise FeatureSourceError(
+            f"feature_source of type 'Streamed' needs {encoders} rank(s) that encode, beside those "
+            f'that train, and this process is alone or was not told so. Use '
+            f'scripts/start_8card_training.sh, or --launcher with tools/train.py or '
+            f"MMSegmentation's own; in one process, a source of type 'Prefetched' or 'Cached'.")
+    heads, rank = int(os.environ['WORLD_SIZE']), int(os.environ['RANK'])
+    store = connect_store(around.timeout)
+    if rank == 0:
+        digest = share_encoder(around.encoder, store, 0, 1 + encoders, around.timeout)
+    else:
+        digest = total_digest(weight_digests(around.encoder))
+    links = open_links(store, rank, range(heads, heads + encoders), range(heads), around.timeout,
+                       peer_timeout)
+    return Streamed([links[peer] for peer in sorted(links)], around.device,
+                    around.encode if local_fallback else None, int(digest, 16), pool_bytes,
+                    block_bytes, timeout, _dtype(wire_dtype), ahead)
+
+
+def _dtype(name: Optional[str]) -> Optional[torch.dtype]:
+    if name not in (None, 'float32', 'float16', 'bfloat16'):
+        raise FeatureSourceError(f"wire_dtype={name!r}, expected None, 'float32', 'float16' or "
+                                 f"'bfloat16'.")
+    return None if name is None else getattr(torch, name)
+
+
+_BUILDERS: Dict[str, Callable[..., FeatureSource]] = dict(
+    Local=_local, Prefetched=_prefetched, Cached=_cached, Streamed=_streamed)
+
+
+def _near(given: str, known: Any) -> str:
+    near = difflib.get_close_matches(given, list(known), 1)
+    return f' Did you mean {near[0]!r}?' if near else ''

@@ -1,0 +1,1 @@
+"""Features of a frozen encoder, computed ahead of time and read from disk."""

@@ -1,0 +1,130 @@
+"""The feature source that reads a cache."""
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar, Dict, Tuple
+
+import torch
+
+from mapsage.features.source import Features, FeatureSource, Item
+
+from .index import INDEX, CacheIndex, check_views, find_shards, read_index
+from .keys import CacheKeys, ViewSeeds
+from .shards import CacheError, DamagedShardError, Shard, ShardEntry, read_items
+
+
+class Cached(FeatureSource):
+    """Reads the features that ``tools/cache_features.py`` computed.
+
+    The loader must load every sample as one of the cache's views: set ``KeyedDataset.reseed`` to
+    :attr:`seed_of`. Each item is compared with its checksum when it is first read, and not again.
+
+    Args:
+        folder: Where the cache is.
+        views: Views a sample, as given to the tool.
+        device: Where features are wanted.
+        keys: What this run's features depend on.
+
+    Attributes:
+        seed_of: Takes a sample's number and the seed that the run drew for it, and returns that of
+            the view which stands in for it; a view's own seed it returns as it is.
+
+    Raises:
+        ValueError: If ``views`` is less than 1.
+        CacheError: If the cache is missing, incomplete, damaged or of other features.
+    """
+
+    needs_images: ClassVar[bool] = False
+
+    def __init__(self, folder: str, views: int, device: torch.device, keys: CacheKeys) -> None:
+        check_views(views, 'feature_source.views')
+        self._folder, self._device = Path(folder), device
+        found = read_index(self._folder)
+        if found is None:
+            raise CacheError(
+                f'{self._folder} holds no cache of features ({INDEX} is missing). Make it: python '
+                f'tools/cache_features.py CONFIG --views {views} --folder {self._folder}')
+        found.check(self._folder, keys, views)
+        self._entries = found.shards
+        self._shard_of = {item: number for number, entry in enumerate(self._entries)
+                          for item in entry.items}
+        self._check_complete(found)
+        self._views = views
+        self.seed_of = ViewSeeds(found.seed, views)
+        self._shards: Dict[int, Shard] = {}
+        self._checked = bytearray(found.items)
+        self._report = dict(waited=0.0, bytes=0.0)
+
+    def request(self, item: Item) -> None:
+        """Do nothing: an item is read when it is fetched."""
+
+    def features(self, item: Item) -> Features:
+        """Return the stored features of an item's samples, copied to the device.
+
+        Raises:
+            CacheError: If a shard is damaged or gone, or the samples' features differ in shape.
+            ValueError: If a sample was not loaded as a view of this cache.
+        """
+        begin = time.monotonic()
+        rows = [self._find(index, seed) for index, seed in item.keys]
+        try:
+            host = read_items(rows)
+        except ValueError as error:
+            raise CacheError(
+                f'the samples {[index for index, _ in item.keys]} of one batch have features of '
+                f'different shapes: {error}. Set batch_size=1, or crop or resize in the pipeline '
+                f'so that all images have one size, and make the cache again.') from error
+        features = tuple(level.to(self._device) for level in host)
+        self._report['waited'] += time.monotonic() - begin
+        self._report['bytes'] += sum(level.numel() * level.element_size() for level in host)
+        return features
+
+    def report(self) -> Dict[str, float]:
+        """Return ``waited`` (seconds of reading) and ``bytes`` read since the last report."""
+        report, self._report = self._report, dict(waited=0.0, bytes=0.0)
+        return report
+
+    def close(self) -> None:
+        """Unmap the shards."""
+        self._shards.clear()
+
+    def _find(self, index: int, seed: Tuple[int, ...]) -> Tuple[Shard, int]:
+        number = index * self._views + self.seed_of.view(index, seed)
+        at = self._shard_of[number]
+        if at not in self._shards:
+            self._shards[at] = self._open(self._entries[at])
+        shard = self._shards[at]
+        if not self._checked[number]:
+            shard.check(number)
+            self._checked[number] = 1
+        return shard, number
+
+    def _open(self, entry: ShardEntry) -> Shard:
+        shard = Shard(self._folder / entry.file)
+        if shard.entry != entry:
+            raise DamagedShardError(
+                f'{self._folder / entry.file} is not the shard that {INDEX} lists. If nothing else '
+                f'writes there, delete it; tools/cache_features.py with the same arguments as '
+                f'before computes what is not there.')
+        return shard
+
+    def _check_complete(self, index: CacheIndex) -> None:
+        again = ('Run tools/cache_features.py with the same arguments as before: it goes on where '
+                 'it was.')
+        for entry in self._entries:
+            path = self._folder / entry.file
+            size = path.stat().st_size if path.exists() else None
+            if size is None:
+                raise CacheError(f'{path}, which {INDEX} lists, is missing. {again}')
+            if size != entry.bytes:
+                raise DamagedShardError(f'{path} has {size:,} bytes, {entry.bytes:,} were written. '
+                                        f'Delete it. {again}')
+        if len(self._shard_of) != index.items:
+            # an index is completed at the end of a run; one that was killed left shards only
+            done = find_shards(self._folder, index)[0].finished()
+            missing = sorted(set(range(index.items)) - set(done))
+            first = f', from sample {missing[0] // index.views} on' if missing else ''
+            raise CacheError(
+                f'the cache in {self._folder} is not complete: {len(missing)} of {index.items} '
+                f'items are missing{first}, or the run that computes them has not ended. {again}')

@@ -1,0 +1,141 @@
+"""The index of a cache of features: what the cache holds and what its features depend on."""
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from .keys import CacheKeys, hash_of
+from .shards import (
+    PATTERN,
+    CacheError,
+    DamagedShardError,
+    Shard,
+    ShardEntry,
+)
+
+VERSION = 1
+INDEX = 'index.json'
+
+
+@dataclass(frozen=True)
+class CacheIndex:
+    """What a cache holds. Items are numbered ``sample * views + view``.
+
+    Attributes:
+        keys: What its features depend on.
+        views: Views a sample.
+        seed: From which the views are drawn.
+        made_with: Versions, device and batch size, for the reader.
+        shards: Its files.
+    """
+
+    keys: CacheKeys
+    views: int
+    seed: int
+    made_with: Dict[str, Any]
+    shards: List[ShardEntry] = field(default_factory=list)
+
+    @property
+    def items(self) -> int:
+        """Items of the whole cache."""
+        return self.keys.samples * self.views
+
+    @property
+    def cache(self) -> str:
+        """Hash that every shard carries: of another cache it is another one."""
+        return hash_of([VERSION, self.keys.weights, self.keys.transforms, self.keys.dataset,
+                        self.views, self.seed])
+
+    def finished(self) -> List[int]:
+        """Return the numbers of the items in its shards, ascending."""
+        return sorted({item for entry in self.shards for item in entry.items})
+
+    def check(self, folder: Path, keys: CacheKeys, views: int) -> None:
+        """Raise CacheError, saying what differs, unless this cache is the one that is wanted."""
+        differences = self.keys.differences(keys)
+        if self.views != views:
+            differences.append(f'views {self.views} there, {views} here')
+        if differences:
+            raise CacheError(
+                f'the cache in {folder} is of other features: {"; ".join(differences)}. Go back to '
+                f'what it was made with, or make another: python tools/cache_features.py CONFIG '
+                f'--views {views} --folder ANOTHER')
+
+
+def read_index(folder: Path) -> Optional[CacheIndex]:
+    """Return the index of the cache in a folder, or None if there is none.
+
+    Raises:
+        CacheError: If it cannot be read or is of another version.
+    """
+    path = folder / INDEX
+    try:
+        told = json.loads(path.read_text())
+        version = told['version']
+        if version == VERSION:
+            return CacheIndex(CacheKeys(**told['keys']), told['views'], told['seed'],
+                              told['made_with'],
+                              [ShardEntry.of_json(entry) for entry in told['shards']])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CacheError(f'{path} cannot be read: {error}.') from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CacheError(
+            f'{path} is damaged: {error!r}. Delete it and run tools/cache_features.py with the '
+            f'same arguments as before: it is made again from the shards.') from error
+    raise CacheError(f'{path} is of version {version!r}, this MapSage reads version {VERSION}. '
+                     f'Make the cache again in another folder with tools/cache_features.py.')
+
+
+def write_index(folder: Path, index: CacheIndex) -> None:
+    """Write the index of a cache; it replaces the one before when it is whole.
+
+    Raises:
+        CacheError: If it cannot be written.
+    """
+    told = dict(version=VERSION, keys=vars(index.keys), views=index.views, seed=index.seed,
+                made_with=index.made_with, shards=[entry.to_json() for entry in index.shards])
+    path = folder / INDEX
+    partial = folder / f'{INDEX}.partial-{uuid.uuid4().hex}'
+    try:
+        with open(partial, 'w') as file:
+            json.dump(told, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise CacheError(f'cannot write {path}: {error}. Free space there, or write elsewhere with '
+                         f'--folder. The shards stay: the same command continues.') from error
+
+
+def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]]:
+    """Return an index with the shards that are in its folder, and the files that are no shards.
+
+    Headers are read, not the data.
+
+    Raises:
+        CacheError: If a shard is of another cache, or cannot be read.
+    """
+    entries, damaged = [], []
+    for path in sorted(folder.glob(PATTERN)):
+        try:
+            shard = Shard(path)
+        except DamagedShardError:
+            damaged.append(path)
+            continue
+        if shard.cache != index.cache:
+            raise CacheError(f'{path} is of another cache than this one. Choose another --folder, '
+                             f'or delete it and what belongs to it.')
+        entries.append(shard.entry)
+    return replace(index, shards=entries), damaged
+
+
+def check_views(views: int, name: str) -> None:
+    """Raise ValueError unless ``views`` is a number of views."""
+    if not isinstance(views, int) or isinstance(views, bool) or views < 1:
+        raise ValueError(f'{name}={views!r}, expected a number of views, 1 or more.')

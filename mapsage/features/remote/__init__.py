@@ -1,0 +1,1 @@
+"""Features that other ranks compute: the encoder that sends, and the head that receives."""

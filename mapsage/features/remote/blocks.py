@@ -1,0 +1,174 @@
+"""A fixed amount of host memory in blocks, each with at most one owner."""
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Deque, List, NamedTuple, Optional, Sequence, Set
+
+import torch
+
+from mapsage.features.source import StreamingError
+from mapsage.features.wire.payload import host_bytes
+
+
+class BlockError(StreamingError):
+    """A block was used by who does not own it, or one was not given back."""
+
+
+class Owner(NamedTuple):
+    """Who owns a block.
+
+    Attributes:
+        item: The item's number.
+        attempt: Which of its attempts.
+    """
+
+    item: int
+    attempt: int
+
+
+class BlockPool:
+    """Blocks of one uint8 host tensor. Safe to use from several threads.
+
+    A block's generation grows each time it is freed, so that what was sent for an earlier owner
+    is told from what is sent for the present one. A block into which a write is under way when it
+    is freed comes back to the free ones, with the generation after, only once the write has ended.
+
+    Args:
+        blocks: How many.
+        block_bytes: Bytes of each.
+
+    Raises:
+        ValueError: If either is not a positive integer.
+    """
+
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        for name, value in (('blocks', blocks), ('block_bytes', block_bytes)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f'{name}={value!r}, expected an integer, 1 or more.')
+        self.total, self.block_bytes = blocks, block_bytes
+        self._memory = host_bytes(blocks * block_bytes)
+        self._free: Deque[int] = deque(range(blocks))
+        self._owners: List[Optional[Owner]] = [None] * blocks
+        self._generations = [0] * blocks
+        self._writing: Set[int] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """How many blocks nobody owns and nobody writes into."""
+        return len(self._free)
+
+    def alloc(self, count: int, owner: Sequence[int]) -> List[int]:
+        """Return the ids of ``count`` free blocks, which ``owner`` owns from now on.
+
+        Args:
+            count: At most :attr:`free`.
+            owner: An item's number and attempt.
+
+        Raises:
+            BlockError: If fewer are free. None is taken then.
+        """
+        with self._lock:
+            if not 0 <= count <= len(self._free):
+                raise BlockError(f'item {owner[0]} asks for {count} block(s), and '
+                                 f'{len(self._free)} of {self.total} are free: ask for at most '
+                                 f'those.')
+            blocks = [self._free.popleft() for _ in range(count)]
+            for block in blocks:
+                self._owners[block] = Owner(*owner)
+            return blocks
+
+    def generation(self, block: int, owner: Sequence[int]) -> int:
+        """Return the generation in which ``owner`` owns a block.
+
+        Raises:
+            BlockError: If it does not own it.
+        """
+        with self._lock:
+            self._check(block, owner, 'asks for the generation of')
+            return self._generations[block]
+
+    def data(self, block: int, owner: Sequence[int]) -> torch.Tensor:
+        """Return the bytes of a block, uint8 (block_bytes,), not a copy.
+
+        Raises:
+            BlockError: If ``owner`` does not own it.
+        """
+        with self._lock:
+            self._check(block, owner, 'reads')
+            return self._bytes(block)
+
+    def begin_write(self, block: int, generation: int, owner: Sequence[int]) -> torch.Tensor:
+        """Return the bytes of a block to write into until :meth:`end_write`.
+
+        Raises:
+            BlockError: If ``owner`` does not own it, in this generation; if it is being written.
+        """
+        with self._lock:
+            self._check(block, owner, 'writes')
+            if generation != self._generations[block]:
+                raise BlockError(f'item {owner[0]} writes generation {generation} of block '
+                                 f'{block}, which is in generation {self._generations[block]}: it '
+                                 f'was freed since.')
+            if block in self._writing:
+                raise BlockError(f'item {owner[0]} writes block {block} twice at once.')
+            self._writing.add(block)
+            return self._bytes(block)
+
+    def end_write(self, block: int) -> None:
+        """End what :meth:`begin_write` began; the owner may have freed the block meanwhile.
+
+        Raises:
+            BlockError: If no write is under way.
+        """
+        with self._lock:
+            if block not in self._writing:
+                raise BlockError(f'block {block} is not being written: a write ended twice.')
+            self._writing.remove(block)
+            if self._owners[block] is None:
+                self._free.append(block)
+
+    def release(self, blocks: Sequence[int], owner: Sequence[int]) -> None:
+        """Free blocks, all or none of them.
+
+        Raises:
+            BlockError: If ``owner`` does not own one of them, or one is named twice.
+        """
+        with self._lock:
+            for block in blocks:
+                self._check(block, owner, 'frees')
+            if len(set(blocks)) != len(blocks):
+                raise BlockError(f'item {owner[0]} frees a block twice: {list(blocks)}.')
+            for block in blocks:
+                self._owners[block] = None
+                self._generations[block] += 1
+                if block not in self._writing:
+                    self._free.append(block)
+
+    def close(self) -> None:
+        """Check that all blocks came back.
+
+        Raises:
+            BlockError: Naming the blocks that did not and their owners.
+        """
+        with self._lock:
+            if len(self._free) == self.total:
+                return
+            kept = {block: tuple(owner) for block, owner in enumerate(self._owners) if owner}
+            raise BlockError(f'{len(self._free)} of {self.total} blocks are free at the end. By '
+                             f'block, the (item, attempt) that kept it: {kept}; being written: '
+                             f'{sorted(self._writing)}.')
+
+    def _bytes(self, block: int) -> torch.Tensor:
+        return self._memory[block * self.block_bytes:(block + 1) * self.block_bytes]
+
+    def _check(self, block: int, owner: Sequence[int], what: str) -> None:
+        if not 0 <= block < self.total:
+            raise BlockError(f'item {owner[0]} {what} block {block}, and the pool has 0 to '
+                             f'{self.total - 1}.')
+        held = self._owners[block]
+        if held is None or tuple(held) != tuple(owner):
+            who = 'nobody' if held is None else f'item {held.item} attempt {held.attempt}'
+            raise BlockError(f'item {owner[0]} attempt {owner[1]} {what} block {block}, which '
+                             f'{who} owns.')

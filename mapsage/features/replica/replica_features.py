@@ -1,0 +1,338 @@
+"""One item's features on every rank of a head replica, from the one rank that gets the data.
+
+A head replica is the ranks that train one copy of the head together. One of them talks to the
+encoders; the others hold no data and still take every step: in each tick all ranks tell what they
+know and read the same numbers, and only those decide which collective comes next.
+"""
+from __future__ import annotations
+
+import time
+from typing import Dict, List, NoReturn, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from mapsage.distributed import Consensus, Facts, open_channel
+from mapsage.features.remote.blocks import BlockPool
+from mapsage.features.remote.state import State
+from mapsage.features.source import Features, StreamingError
+from mapsage.features.wire.payload import checksum, host_bytes
+
+from .replica_facts import FIELDS, Agreed, ArrivingItem, facts_of, fault_of, read_agreed
+
+# While nothing changes the rank with the data ticks this often, in seconds, so that the others know
+# that it lives; seldom, because a tick costs all of them.
+_LOOK_SECONDS = 1.0
+_MAX_TEXT = 4000  # characters of an error that travel
+_BROKEN = -1  # no checksum is negative
+
+
+class ReplicaFeatures:
+    """Delivers items to all ranks of a head replica. Making one is collective over its ranks.
+
+    While an item comes, each rank receives it piece by piece into blocks of its own pool; where
+    those are fewer than the item needs, it empties them and goes on from the byte it reached.
+
+    One tick a step is enough where the next item is named: the tick that compares the checksums of
+    one item tells how far the next one is.
+
+    Args:
+        group: The ranks of the replica, over gloo; all ranks when None.
+        pool: The blocks of this rank. Ids need not be equal on the ranks, ``block_bytes`` must.
+        device: Where the features shall be.
+        timeout: Seconds that a rank may be late, and that an item may stand still; equal on all
+            ranks. A rank that trains longer than this between two deliveries counts as lost.
+
+    Raises:
+        ValueError: On every rank, if ``block_bytes`` differs; if ``timeout`` is not positive.
+        RankLostError: Naming the ranks that did not come.
+    """
+
+    def __init__(self, group: Optional[dist.ProcessGroup], pool: BlockPool, device: torch.device,
+                 timeout: float) -> None:
+        self._pool, self._device, self._timeout = pool, device, timeout
+        self._channel = open_channel(group, timeout)
+        self._ranks = self._channel.ranks if self._channel is not None else [0]
+        self._me = self._ranks.index(self._channel.rank) if self._channel is not None else 0
+        sizes = Consensus(('block_bytes',), group, timeout)
+        if not sizes.tick(block_bytes=pool.block_bytes).agree('block_bytes'):
+            values = sizes.by_rank('block_bytes', pool.block_bytes)
+            raise ValueError(f'block_bytes={pool.block_bytes} on this rank, expected the same on '
+                             f'every rank of a head replica, got {values} by rank. Give all ranks '
+                             f'the same feature_source.')
+        self._consensus = Consensus(FIELDS, group, timeout)
+        self._announced: Optional[Agreed] = None
+        self._error: Optional[Exception] = None
+        self._counts: Dict[str, float] = {}
+
+    def deliver(self, arriving: Optional[ArrivingItem] = None,
+                following: Optional[ArrivingItem] = None) -> Features:
+        """Return an item's features on every rank. Collective over the replica.
+
+        Args:
+            arriving: The item, on the one rank that holds its data; None on the others.
+            following: The item of the next call, if it is known; None on the others.
+
+        Returns:
+            One (n, channels, height, width) a level on this rank's device, detached, with the same
+            bytes on every rank.
+
+        Raises:
+            StreamingError: On every rank with the same text, if the item failed on any of them,
+                stood still, or arrived differently. All blocks are free again and the next item
+                may be delivered.
+            RankLostError: Naming the ranks that did not come. The replica is of no more use.
+        """
+        agreed, self._announced, self._error = self._announced, None, None
+        parts = _Parts(self._pool)
+        try:
+            if agreed is None:
+                agreed = self._tick(arriving)
+            else:
+                self._check_announced(agreed, arriving)
+            agreed = self._bring_all(parts, agreed, arriving)
+            mine = _BROKEN if self._error else checksum(parts.finish())
+            announced = self._compare(mine, agreed, arriving, following)
+        finally:
+            parts.release()
+        self._announced = announced if announced.owner is not None else None
+        assert agreed.layout is not None  # fault_of would have told
+        return agreed.layout.unpack(parts.host, self._device)
+
+    def report(self) -> Dict[str, float]:
+        """Return what happened since the last report on this rank.
+
+        Returns:
+            ``items``, ``ticks`` and ``bytes``; and where seconds went: ``tick_seconds`` with the
+            waiting for late ranks, ``broadcast_seconds``, ``wait_seconds`` for data.
+        """
+        told, self._counts = self._counts, {}
+        return told
+
+    def _bring_all(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> Agreed:
+        """Tick and receive until all ranks hold the item; return what was agreed last."""
+        since = time.monotonic()
+        while True:
+            self._raise_if_failed(agreed, parts.last, arriving)
+            progress = parts.begin(agreed)
+            since = time.monotonic() if progress else since
+            self._receive(parts, agreed, arriving)
+            if agreed.ready:
+                return agreed
+            if arriving is not None and not self._error:
+                self._await_change(arriving, agreed, since)
+            agreed = self._tick(arriving)
+
+    def _tick(self, arriving: Optional[ArrivingItem]) -> Agreed:
+        return read_agreed(self._ask(arriving, self._error is not None))
+
+    def _ask(self, arriving: Optional[ArrivingItem], failed: bool,
+             mine: Optional[int] = None) -> Facts:
+        facts: Dict[str, int] = {}
+        if arriving is not None:
+            facts = dict(owner=self._me)
+            try:
+                facts = facts_of(arriving, self._me)
+            except Exception:  # every rank raises it, once _reason has told it
+                failed = True
+        if failed:
+            facts['state'] = int(State.FAILED)
+        if mine is not None:
+            facts['checksum'] = mine
+        start = time.perf_counter()
+        told = self._consensus.tick(**facts)
+        self._count(ticks=1, tick_seconds=time.perf_counter() - start)
+        return told
+
+    def _check_announced(self, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
+        """Remember an error if what is delivered is not what was announced."""
+        mine = agreed.owner == self._me
+        if mine != (arriving is not None) or (
+                arriving is not None and arriving.number != agreed.item):
+            brought = 'none' if arriving is None else f'item {arriving.number}'
+            self._error = StreamingError(
+                f'rank {self._ranks[agreed.owner or 0]} announced item {agreed.item} as following, '
+                f'and this rank brings {brought}. Deliver items in the order announced.')
+
+    def _raise_if_failed(self, agreed: Agreed, before: Agreed,
+                         arriving: Optional[ArrivingItem]) -> None:
+        """Raise the same error on all ranks if any of them failed. Collective only then."""
+        if agreed.several:
+            holders = self._consensus.by_rank('owner', None if arriving is None else self._me)
+            ranks = [rank for rank, holds in holders.items() if holds is not None]
+            raise StreamingError(f'ranks {ranks} of one head replica all hold an item, expected '
+                                 f'one rank: the others bring None.')
+        if agreed.state == State.FAILED:
+            self._raise_together(agreed, self._reason(arriving))
+        fault = fault_of(agreed, before)
+        if fault is not None:
+            who = '' if agreed.owner is None else f' of rank {self._ranks[agreed.owner]}'
+            raise StreamingError(f'item {agreed.item}{who} cannot be delivered: {fault}. This is a '
+                                 f'fault of what brings it.')
+
+    def _reason(self, arriving: Optional[ArrivingItem]) -> str:
+        """Return why this rank failed; empty if it did not."""
+        if self._error is not None:
+            return _text(self._error)
+        if arriving is None:
+            return ''
+        if arriving.state == State.FAILED:
+            return arriving.error or 'no reason was given'
+        try:
+            facts_of(arriving, self._me)
+        except Exception as error:  # raised on all ranks, with this text
+            return _text(error)
+        return ''
+
+    def _raise_together(self, agreed: Agreed, mine: str) -> NoReturn:
+        """Raise the reasons of all ranks on all ranks. Collective."""
+        mine = mine[:_MAX_TEXT]
+        texts = [mine] if self._channel is None else self._channel.gather_texts(mine)
+        reasons = [f'rank {rank}: {text}' for rank, text in zip(self._ranks, texts) if text]
+        raise StreamingError(f'item {agreed.item} failed on ' + '; '.join(reasons)) from self._error
+
+    def _receive(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
+        """Bring all ranks to the bytes that the owner told. Collective, in agreed pieces."""
+        start = time.perf_counter()
+        self._count(bytes=agreed.arrived - parts.held)
+        size = self._pool.block_bytes
+        for begin in range(parts.held, agreed.arrived, size):
+            stop = min(begin + size, agreed.arrived)
+            piece = self._piece(parts, agreed, arriving, begin, stop)
+            if self._channel is not None:
+                self._channel.broadcast(piece, self._ranks[agreed.owner or 0])
+        parts.held = agreed.arrived
+        self._count(broadcast_seconds=time.perf_counter() - start)
+
+    def _piece(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem], begin: int,
+               stop: int) -> torch.Tensor:
+        """Return bytes to send, or where to receive them. Never fails: the next tick tells."""
+        try:
+            if self._error is None:
+                if self._me != agreed.owner:
+                    return parts.next_piece(begin, stop)
+                assert arriving is not None
+                data = arriving.read(begin, stop)
+                if data.shape != (stop - begin,) or data.dtype != torch.uint8:
+                    raise ValueError(f'read({begin}, {stop}) gave {tuple(data.shape)} {data.dtype}')
+                parts.host[begin:stop] = data
+                return parts.host[begin:stop]
+        except Exception as error:  # raised on all ranks in the next tick
+            # Another attempt may have begun since the tick; then all ranks begin again.
+            if arriving is None or arriving.attempt == agreed.attempt:
+                self._error = error
+        # The other ranks are in a collective of this size.
+        return torch.zeros(stop - begin, dtype=torch.uint8)
+
+    def _await_change(self, arriving: ArrivingItem, told: Agreed, since: float) -> None:
+        """Return when the item is worth a tick, or the others should hear that this rank lives."""
+        start = time.monotonic()
+        end = start + min(_LOOK_SECONDS, self._timeout / 4)
+        while self._error is None and not self._worth_telling(arriving, told):
+            now = time.monotonic()
+            if now - since > self._timeout:
+                total = 'an unknown number' if told.total is None else told.total
+                self._error = StreamingError(
+                    f'nothing came for {self._timeout:g} s; it is {arriving.state.name} with '
+                    f'{told.arrived} of {total} bytes. Look at the log of the encoders, or raise '
+                    f'the timeout of the feature source.')
+            if now >= end or self._error is not None:
+                break
+            try:
+                arriving.wait(end - now)
+            except Exception as error:  # raised on all ranks in the next tick
+                self._error = error
+        self._count(wait_seconds=time.monotonic() - start)
+
+    def _worth_telling(self, arriving: ArrivingItem, told: Agreed) -> bool:
+        state = arriving.state
+        if arriving.attempt != told.attempt or state != told.state:
+            return True
+        return arriving.arrived - told.arrived >= self._pool.block_bytes
+
+    def _compare(self, mine: int, agreed: Agreed, arriving: Optional[ArrivingItem],
+                 following: Optional[ArrivingItem]) -> Agreed:
+        """Check that all ranks hold the same bytes; return what is agreed of the next item."""
+        facts = self._ask(following, False, mine)
+        if facts.min('checksum') == _BROKEN:
+            self._raise_together(agreed, self._reason(arriving))
+        if not facts.agree('checksum'):
+            sums = self._consensus.by_rank('checksum', mine)
+            raise StreamingError(f'item {agreed.item} arrived differently on the ranks: checksums '
+                                 f'by rank {sums}. Memory or network of one of them is at fault.')
+        self._count(items=1)
+        return read_agreed(facts)
+
+    def _count(self, **more: float) -> None:
+        for name, value in more.items():
+            self._counts[name] = self._counts.get(name, 0.0) + value
+
+
+class _Parts:
+    """The bytes of one item that this rank holds, in order, some of them still in blocks.
+
+    Args:
+        pool: The blocks of this rank.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._owner = (-1, 0)
+        self._unused: List[int] = []
+        self._full: List[Tuple[int, int, int]] = []  # block, first byte, byte behind the last
+        self.last = Agreed(None)
+        self.host = torch.empty(0, dtype=torch.uint8)
+        self.held = 0
+
+    def begin(self, agreed: Agreed) -> bool:
+        """Prepare for what comes next; return whether anything is other than before."""
+        last, self.last = self.last, agreed
+        if agreed.attempt != last.attempt:  # what came before is void
+            self.release()
+            self.held = 0
+        if agreed.total is not None and len(self.host) != agreed.total:
+            self.host = host_bytes(agreed.total)
+        self._owner = (agreed.item, agreed.attempt)
+        return last != agreed
+
+    def next_piece(self, begin: int, stop: int) -> torch.Tensor:
+        """Return a block's first bytes, into which those of the item shall be received.
+
+        Raises:
+            StreamingError: If the pool has no free block.
+        """
+        if not self._unused:
+            if not self._pool.free:
+                self._empty()
+            needed = -(-(len(self.host) - begin) // self._pool.block_bytes)
+            count = min(needed, self._pool.free)
+            if not count:
+                raise StreamingError('no block of the pool is free on this rank, and none of them '
+                                     'holds this item: something else keeps them.')
+            self._unused = list(self._pool.alloc(count, self._owner))
+        block = self._unused.pop(0)
+        self._full.append((block, begin, stop))
+        return self._pool.data(block, self._owner)[:stop - begin]
+
+    def finish(self) -> torch.Tensor:
+        """Return all bytes, uint8 (total,), out of the blocks."""
+        self._empty()
+        return self.host
+
+    def release(self) -> None:
+        """Free what is left of the blocks."""
+        blocks = self._unused + [block for block, _, _ in self._full]
+        self._unused, self._full = [], []
+        if blocks:
+            self._pool.release(blocks, self._owner)
+
+    def _empty(self) -> None:
+        for block, begin, stop in self._full:
+            self.host[begin:stop] = self._pool.data(block, self._owner)[:stop - begin]
+        full, self._full = self._full, []
+        if full:
+            self._pool.release([block for block, _, _ in full], self._owner)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, StreamingError) else f'{type(error).__name__}: {error}'

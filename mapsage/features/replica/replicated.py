@@ -1,0 +1,64 @@
+"""Features from encoder ranks for a head that several ranks train together."""
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, Optional
+
+from mapsage.features.remote.streamed import Streamed
+from mapsage.features.source import Features, FeatureSource, Item, StreamingError
+
+from .replica_features import ReplicaFeatures
+
+
+class Replicated(FeatureSource):
+    """One rank of a head replica receives from the encoders, and all of its ranks get the features.
+
+    All ranks of the replica make one, request the same items and fetch them in the same order; the
+    samples and their seeds must be the same on each of them.
+
+    Args:
+        replica: Delivers on the ranks of this replica.
+        source: Of the rank that talks to the encoders; None on the others.
+        ahead: Items worth requesting ahead, equal on all ranks of the replica.
+    """
+
+    def __init__(self, replica: ReplicaFeatures, source: Optional[Streamed], ahead: int) -> None:
+        self.ahead = ahead
+        self._replica, self._source = replica, source
+        self._requested: Deque[int] = deque()
+
+    def request(self, item: Item) -> None:
+        """Ask the encoders for an item, on the rank that talks to them."""
+        self._requested.append(item.number)
+        if self._source is not None:
+            self._source.request(item)
+
+    def features(self, item: Item) -> Features:
+        """Return the features of an item on every rank of the replica. Collective over them.
+
+        Raises:
+            StreamingError: On every rank with the same text, if the item failed on any of them.
+            RankLostError: Naming the ranks of the replica that did not come.
+        """
+        if not self._requested or self._requested[0] != item.number:
+            raise StreamingError(f'item {item.number} was asked for, and of those requested '
+                                 f'{list(self._requested)} the first is next.')
+        self._requested.popleft()
+        if self._source is None:
+            return self._replica.deliver()
+        arriving = self._source.arriving(item.number)
+        following = self._source.arriving(self._requested[0]) if self._requested else None
+        try:
+            return self._replica.deliver(arriving, following)
+        finally:
+            self._source.drop(item.number)  # another rank may have failed before it was here
+
+    def report(self) -> Dict[str, float]:
+        """Return the reports of delivery and, where there is one, of the source."""
+        told = {} if self._source is None else self._source.report()
+        return {**told, **self._replica.report()}
+
+    def close(self) -> None:
+        """Close the source, where there is one."""
+        if self._source is not None:
+            self._source.close()

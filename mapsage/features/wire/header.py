@@ -1,0 +1,156 @@
+"""What goes ahead of every payload between an encoder and a head: a header of fixed size."""
+from __future__ import annotations
+
+import enum
+import zlib
+from dataclasses import dataclass
+from typing import List, Optional, Tuple
+
+import torch
+
+from mapsage.features.source import StreamingError
+
+from .payload import DIMS, DTYPES, MAX_LEVELS, Layout
+
+# 'MSF' and the version of what follows; both sides of a job must run the same.
+_MAGIC = int.from_bytes(b'MSF\x01', 'big')
+_NUMBERS = ('item', 'attempt', 'total', 'offset', 'nbytes', 'span', 'block', 'generation',
+            'blocks', 'block_bytes', 'digest', 'checksum')
+_LIMIT = 2**63 - 1
+# magic, kind, the numbers, wire dtype, dtype, original dtype, levels; shapes; checksum of it all
+_SHAPES_AT = 2 + len(_NUMBERS) + 4
+WORDS = _SHAPES_AT + MAX_LEVELS * DIMS + 1
+
+
+class HeaderError(StreamingError):
+    """A header that cannot be read. What follows it is lost, so the link is."""
+
+
+class Kind(enum.IntEnum):
+    """What a message says, and who says it."""
+
+    REQUEST = 1  # head: encode these images
+    OFFER = 2  # encoder: they are encoded, and this is what they are
+    CREDIT = 3  # head: send these bytes into these blocks
+    DATA = 4  # encoder: bytes for one block
+    FAILED = 5  # encoder: this attempt failed; head: it is not wanted any more
+    HEARTBEAT = 6  # encoder: I compute or wait; head, in answer: I listen
+    CLOSE = 7  # nothing follows; answered with the same
+
+
+@dataclass(frozen=True)
+class Header:
+    """One message without its payload. Sizes are in bytes; all numbers 0 to 2**63 - 1.
+
+    Attributes:
+        kind: What the message says.
+        item: The item's number.
+        attempt: 0, 1, ...: which of the encoders asked for the item, one after the other.
+        total: Of the item's features.
+        offset: Of DATA and CREDIT: where in the item they begin.
+        nbytes: Of the payload that follows.
+        span: Of CREDIT: how much may be sent.
+        block: Of DATA: where it goes.
+        generation: Of that block.
+        blocks: Of CREDIT: how many are granted. The payload lists (block, generation), int64.
+        block_bytes: Of CREDIT: how much goes into each block but the last.
+        digest: Of the encoder's weights.
+        checksum: Of the payload: :func:`~mapsage.features.wire.payload.checksum`.
+        wire: Of REQUEST: dtype in which features shall travel; as computed when None.
+        layout: Of REQUEST: the images; of OFFER: the features.
+    """
+
+    kind: Kind
+    item: int = 0
+    attempt: int = 0
+    total: int = 0
+    offset: int = 0
+    nbytes: int = 0
+    span: int = 0
+    block: int = 0
+    generation: int = 0
+    blocks: int = 0
+    block_bytes: int = 0
+    digest: int = 0
+    checksum: int = 0
+    wire: Optional[torch.dtype] = None
+    layout: Optional[Layout] = None
+
+
+def encode_header(header: Header) -> torch.Tensor:
+    """Return a header as it travels, int64 (WORDS,). Pure.
+
+    Raises:
+        ValueError: If a number is out of range, a dtype unknown, or the layout not such.
+    """
+    words = [_MAGIC, int(header.kind)]
+    for name in _NUMBERS:
+        value = getattr(header, name)
+        if not 0 <= value <= _LIMIT:
+            raise ValueError(f'header.{name}={value!r}, expected 0 to 2**63 - 1.')
+        words.append(value)
+    shapes: List[int] = []
+    words.append(_code(header.wire))
+    if header.layout is None:
+        words += [0, 0, 0]
+    else:
+        levels = header.layout.shapes
+        if len(levels) > MAX_LEVELS or any(len(shape) != DIMS for shape in levels):
+            raise ValueError(f'header.layout.shapes={levels}, expected at most {MAX_LEVELS} shapes '
+                             f'of {DIMS} sizes.')
+        words += [_code(header.layout.dtype), _code(header.layout.original), len(levels)]
+        shapes = [size for shape in levels for size in shape]
+    words += shapes + [0] * (MAX_LEVELS * DIMS - len(shapes))
+    return torch.tensor(words + [_crc(words)], dtype=torch.int64)
+
+
+def decode_header(words: torch.Tensor) -> Header:
+    """Return the header that int64 (WORDS,) are. Pure.
+
+    Raises:
+        HeaderError: If they are none: damaged, of another version, or contradicting themselves.
+    """
+    values = words.tolist()
+    if len(values) != WORDS or values[0] != _MAGIC:
+        raise HeaderError(f'a message begins with {values[:1]}, expected {_MAGIC}: it is damaged, '
+                          f'or encoder and head run different versions of MapSage.')
+    if values[-1] != _crc(values[:-1]):
+        raise HeaderError('the checksum of a header is wrong: it was damaged on its way.')
+    numbers = dict(zip(_NUMBERS, values[2:]))
+    try:
+        kind = Kind(values[1])
+        wire, dtype, original = (_dtype(code) for code in values[_SHAPES_AT - 4:_SHAPES_AT - 1])
+    except (ValueError, IndexError):
+        raise HeaderError(f'a header has kind {values[1]} and dtypes '
+                          f'{values[_SHAPES_AT - 4:_SHAPES_AT - 1]}: unknown. Encoder and head run '
+                          f'different versions of MapSage.') from None
+    layout = None
+    if dtype is not None and original is not None:
+        layout = Layout(_shapes(values), dtype, original)
+    header = Header(kind, **numbers, wire=wire, layout=layout)
+    told = {Kind.REQUEST: header.nbytes, Kind.OFFER: header.total}.get(kind)
+    if min(numbers.values()) < 0 or (
+            told is not None and (layout is None or layout.nbytes != told)):
+        raise HeaderError(f'a header contradicts itself: {header}.')
+    return header
+
+
+def _shapes(values: List[int]) -> Tuple[Tuple[int, ...], ...]:
+    sizes = values[_SHAPES_AT:_SHAPES_AT + values[_SHAPES_AT - 1] * DIMS]
+    return tuple(tuple(sizes[i:i + DIMS]) for i in range(0, len(sizes), DIMS))
+
+
+def _code(dtype: Optional[torch.dtype]) -> int:
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f'dtype {dtype}, expected one of {", ".join(map(str, DTYPES))}.')
+    return 0 if dtype is None else 1 + DTYPES.index(dtype)
+
+
+def _dtype(code: int) -> Optional[torch.dtype]:
+    if code < 0:
+        raise IndexError(code)
+    return None if code == 0 else DTYPES[code - 1]
+
+
+def _crc(words: List[int]) -> int:
+    return zlib.crc32(b''.join(word.to_bytes(8, 'little', signed=True) for word in words))

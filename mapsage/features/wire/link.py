@@ -1,0 +1,306 @@
+"""Two processes that send each other messages: a header, and the payload it names."""
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from mapsage.distributed.store import store_lock
+from mapsage.features.source import StreamingError
+
+from .header import WORDS, Header, Kind, decode_header, encode_header
+from .payload import checksum, host_bytes
+
+_HEADER, _PAYLOAD = 0, 1  # tags: the next header is awaited before the payload of this one
+_NOTHING = 2  # tag of what is never sent
+# Messages handed to gloo before the first of them must have left: enough to keep it busy.
+_IN_FLIGHT = 3
+
+
+class LinkError(StreamingError):
+    """The other end of a link did not come, fell silent, went away or sent what cannot be read."""
+
+
+class Receiver(abc.ABC):
+    """Takes what arrives on a link; called by the link's reading thread alone."""
+
+    @abc.abstractmethod
+    def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
+        """Return where a payload goes, uint8 (header.nbytes,); None for memory of its own.
+
+        :meth:`received` follows, whatever happens.
+        """
+
+    @abc.abstractmethod
+    def received(self, link: Link, header: Header, payload: torch.Tensor,
+                 damage: Optional[str]) -> None:
+        """Take a message. ``damage`` says why the payload is not what was sent, else None."""
+
+    @abc.abstractmethod
+    def lost(self, link: Link, reason: Optional[str]) -> None:
+        """Nothing comes any more, and nothing is written any more. ``reason`` is None after CLOSE.
+        """
+
+
+class Link:
+    """One end of a connection between an encoder and a head, over gloo and host memory.
+
+    It has a process group of its own: where a peer dies, only its own links break. One thread
+    reads and one writes, so that neither side ever waits for the other to take a message.
+
+    Args:
+        group: A gloo group of two ranks.
+        end: This process's rank in it.
+        peer: What the other is called in errors, for example ``'encoder 1'``.
+        peer_timeout: Seconds without any message after which the peer counts as lost.
+    """
+
+    def __init__(self, group: Any, end: int, peer: str, peer_timeout: float) -> None:
+        self.peer, self.peer_timeout = peer, peer_timeout
+        self._group, self._other = group, 1 - end
+        self._outbox: Deque[Tuple[Header, torch.Tensor]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False  # CLOSE is in the outbox; nothing goes behind it
+        self._broken: Optional[str] = None
+        self._receiver: Optional[Receiver] = None
+        self._threads: List[threading.Thread] = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether what is sent now can arrive."""
+        return self._broken is None and not self._closing
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to read and write; what arrives goes to ``receiver``."""
+        self._receiver = receiver
+        for work in (self._read, self._write):
+            name = f'link{work.__name__.replace("_", "-")}-{self.peer.replace(" ", "-")}'
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def send(self, header: Header, payload: Optional[torch.Tensor] = None) -> None:
+        """Send a message, after those before it. Returns at once; on a dead link it does nothing.
+
+        Args:
+            header: ``nbytes`` and ``checksum`` are filled in.
+            payload: uint8 (n,), contiguous, in host memory; not to be written until it has left.
+        """
+        if payload is None:
+            payload = torch.empty(0, dtype=torch.uint8)
+        with self._changed:
+            if self._closing or self._broken is not None:
+                return
+            self._closing = header.kind == Kind.CLOSE
+            self._outbox.append((header, payload))
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> bool:
+        """Say goodbye, wait for the answer, end the threads; return whether they ended.
+
+        Args:
+            timeout: Seconds; a peer that has not answered by then is left.
+        """
+        self.send(Header(Kind.CLOSE))
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            self.abandon(f'no answer to CLOSE within {timeout:g} s')
+            for thread in self._threads:
+                thread.join(timeout)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def abandon(self, reason: str) -> None:
+        """Break the connection: both ends see it, and the threads end."""
+        self._break(reason)
+        try:
+            # Gloo has no way to cancel, but a time-out of anything closes the connection.
+            self._group.recv([torch.empty(1, dtype=torch.int64)], self._other, _NOTHING).wait(
+                timedelta(milliseconds=1))
+        except RuntimeError:
+            pass  # what was asked for
+
+    def _gone(self, error: RuntimeError) -> str:
+        return self._break(f'it went away, or said and took nothing for {self.peer_timeout:g} s '
+                           f'({_first_line(error)})')
+
+    def _break(self, reason: str) -> str:
+        """Send nothing more; return why, which is what went wrong first."""
+        with self._changed:
+            if self._broken is None:
+                self._broken = reason
+            self._outbox.clear()
+            self._changed.notify_all()
+            return self._broken
+
+    def _read(self) -> None:
+        assert self._receiver is not None
+        reason: Optional[str] = None
+        try:
+            self._read_messages(self._receiver)
+        except StreamingError as error:  # a header that cannot be read, or a receiver's own
+            reason = str(error)
+            self.abandon(reason)
+        except RuntimeError as error:  # gloo's
+            reason = self._gone(error)
+        except BaseException as error:  # a fault of this program, told to whoever waits
+            reason = f'reading failed: {type(error).__name__}: {error}'
+            self.abandon(reason)
+        self._receiver.lost(self, reason)
+
+    def _read_messages(self, receiver: Receiver) -> None:
+        awaited = self._await_header()
+        while True:
+            words, work = awaited
+            work.wait(timedelta(seconds=self.peer_timeout))
+            header = decode_header(words)
+            awaited = self._await_header()  # now, so that the peer can send it at any time
+            if header.kind == Kind.CLOSE:
+                self.send(Header(Kind.CLOSE))
+                return
+            self._read_payload(receiver, header)
+
+    def _await_header(self) -> Tuple[torch.Tensor, Any]:
+        words = torch.zeros(WORDS, dtype=torch.int64)
+        return words, self._group.recv([words], self._other, _HEADER)
+
+    def _read_payload(self, receiver: Receiver, header: Header) -> None:
+        if not header.nbytes:
+            receiver.received(self, header, torch.empty(0, dtype=torch.uint8), None)
+            return
+        place = receiver.place(self, header)
+        payload = host_bytes(header.nbytes) if place is None else place
+        try:
+            self._group.recv([payload], self._other, _PAYLOAD).wait(
+                timedelta(seconds=self.peer_timeout))
+        except RuntimeError as error:
+            receiver.received(self, header, payload, self._gone(error))
+            raise
+        receiver.received(self, header, payload, _damage(header, payload))
+
+    def _write(self) -> None:
+        in_flight: Deque[Tuple[Any, Any]] = deque()  # keeps the tensors until they have left
+        try:
+            while True:
+                message = self._next_message(wait=not in_flight)
+                if message is not None:
+                    in_flight.append(self._post(*message))
+                while in_flight and (message is None or len(in_flight) > _IN_FLIGHT):
+                    for work in in_flight[0][0]:
+                        work.wait(timedelta(seconds=self.peer_timeout))
+                    in_flight.popleft()
+                if message is None and (self._broken is not None or self._is_done()):
+                    return
+        except RuntimeError as error:  # the reading thread sees the same, and tells
+            self._gone(error)
+        except BaseException as error:  # a fault of this program, told by the reading thread
+            self.abandon(f'writing failed: {type(error).__name__}: {error}')
+
+    def _next_message(self, wait: bool) -> Optional[Tuple[Header, torch.Tensor]]:
+        """Return the next message; None when there is none, after waiting if ``wait``."""
+        with self._changed:
+            while wait and not self._outbox and self._broken is None and not self._closing:
+                self._changed.wait()
+            return self._outbox.popleft() if self._outbox else None
+
+    def _is_done(self) -> bool:
+        with self._changed:
+            return self._closing and not self._outbox
+
+    def _post(self, header: Header, payload: torch.Tensor) -> Tuple[List[Any], Any]:
+        """Hand a message to gloo; return what to wait for, and the tensors in it."""
+        header = replace(header, nbytes=len(payload), checksum=checksum(payload))
+        words = encode_header(header)
+        works = [self._group.send([words], self._other, _HEADER)]
+        if len(payload):
+            works.append(self._group.send([payload], self._other, _PAYLOAD))
+        return works, (words, payload)
+
+
+def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[int],
+               timeout: float, peer_timeout: float) -> Dict[int, Link]:
+    """Connect this rank with all encoders, if it is a head, or all heads, if it is an encoder.
+
+    Collective over both. Each pair has a group of its own, made over the store; a default process
+    group is not needed. An encoder must serve, and a head listen, within ``peer_timeout`` seconds.
+
+    Args:
+        store: A store of torch that all of them reach, used by this thread alone meanwhile.
+        rank: This process, in ``encoders`` or in ``heads``.
+        encoders: Ranks that encode.
+        heads: Ranks that take features: one a head replica.
+        timeout: Seconds to wait for the others to come.
+        peer_timeout: Seconds without any message after which a peer counts as lost. An encoder
+            cannot send while it encodes: more than one item takes. Equal on all of them.
+
+    Returns:
+        The links by the rank of the peer.
+
+    Raises:
+        ValueError: If this rank is not one or the other.
+        LinkError: Naming the ranks that did not come.
+    """
+    encoders, heads = sorted(encoders), sorted(heads)
+    if (rank in encoders) == (rank in heads):
+        raise ValueError(f'rank {rank} is none or both of encoders {encoders} and heads {heads}: '
+                         f'expected one.')
+    if not (timeout > 0 and peer_timeout > 0):
+        raise ValueError(f'timeout={timeout!r}, peer_timeout={peer_timeout!r}, expected positive '
+                         f'numbers of seconds.')
+    peers = heads if rank in encoders else encoders
+    _await_peers(store, rank, peers, timeout)
+    links = {}
+    for encoder in encoders:  # in one order on all ranks, so that none waits in a circle
+        for head in heads:
+            if rank in (encoder, head):
+                peer, name = (head, 'head') if rank == encoder else (encoder, 'encoder')
+                prefix = f'mapsage/features/{encoder}-{head}'
+                links[peer] = Link(_make_group(store, prefix, int(rank == head), timeout, peer),
+                                   int(rank == head), f'{name} rank {peer}', peer_timeout)
+    return links
+
+
+def _await_peers(store: Any, rank: int, peers: Sequence[int], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    with store_lock:
+        store.add(f'mapsage/features/here/{rank}', 1)
+    while True:
+        with store_lock:
+            absent = [peer for peer in peers
+                      if not store.add(f'mapsage/features/here/{peer}', 0)]
+        if not absent:
+            return
+        if time.monotonic() > deadline:
+            raise LinkError(f'rank {rank} waited {timeout:g} s to open its links, and rank(s) '
+                            f'{absent} did not come: look at the first error in their log.')
+        time.sleep(0.01)
+
+
+def _make_group(store: Any, prefix: str, end: int, timeout: float, peer: int) -> Any:
+    try:
+        with store_lock:
+            return dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), end, 2,
+                                         timedelta(seconds=timeout))
+    except RuntimeError as error:
+        raise LinkError(f'no connection to rank {peer} within {timeout:g} s '
+                        f'({_first_line(error)}). Look at the first error in its log.') from error
+
+
+def _damage(header: Header, payload: torch.Tensor) -> Optional[str]:
+    found = checksum(payload)
+    if found == header.checksum:
+        return None
+    return (f'the checksum of {header.nbytes} bytes is {found:08x}, expected '
+            f'{header.checksum:08x}: they were damaged on their way')
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [''])[0]

@@ -1,0 +1,202 @@
+"""The preview picture: its tiles pixel by pixel, its legend, and what it refuses."""
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mapsage.drawing import PreviewSample, render_preview, save_preview, tiles
+from mapsage.drawing.preview import TILE_WIDTH, _legend_entries
+
+CLASSES = ('land', 'water', 'road')
+PALETTE = [[0, 90, 0], [0, 0, 255], [255, 0, 0]]
+LOVEDA = Path(os.environ.get('MAPSAGE_SAMPLE_DATA', Path(__file__).resolve().parents[4] /
+                             'shared' / 'data')) / 'loveda_sample'
+
+
+def sample(side: int = 32, **changes: object) -> PreviewSample:
+    truth = np.arange(side * side).reshape(side, side) % 3
+    truth[0] = 255
+    fields = dict(image=np.full((side, side, 3), (200, 100, 50), dtype=np.uint8),
+                  prediction=np.zeros((side, side), dtype=np.int64), truth=truth, name='a.png')
+    fields.update(changes)
+    return PreviewSample(**fields)  # type: ignore[arg-type]
+
+
+def holds(picture: np.ndarray, tile: np.ndarray) -> bool:
+    """Return whether the tile is somewhere in the picture, pixel for pixel."""
+    found = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
+    top, left = np.unravel_index(found.argmin(), found.shape)
+    height, width = tile.shape[:2]
+    return bool((picture[top:top + height, left:left + width] == tile).all())
+
+
+def test_the_picture_holds_all_four_tiles() -> None:
+    shown = sample()
+    picture = render_preview([shown], CLASSES, PALETTE)
+    colors = np.array(PALETTE, dtype=np.uint8)
+    side = (TILE_WIDTH, TILE_WIDTH)
+    truth = tiles.resize(shown.truth, *side, nearest=True)
+    prediction = tiles.resize(shown.prediction, *side, nearest=True)
+    image = tiles.resize(shown.image, *side, nearest=False)
+    for tile in (image, tiles.color_labels(truth, colors),
+                 tiles.color_labels(prediction, colors),
+                 tiles.disagreement(image, truth, prediction, 3)):
+        assert holds(picture, tile)
+
+
+def test_missing_truth_leaves_two_columns() -> None:
+    with_truth = render_preview([sample()], CLASSES, PALETTE)
+    without = render_preview([sample(truth=None)], CLASSES, PALETTE)
+    assert without.shape[1] < with_truth.shape[1] * 0.6
+    mixed = render_preview([sample(), sample(truth=None)], CLASSES, PALETTE)
+    assert mixed.shape[1] == with_truth.shape[1]
+
+
+def test_truth_and_prediction_of_other_sizes_are_shown_at_the_image_s_place() -> None:
+    shown = sample(prediction=np.ones((64, 128), dtype=np.uint8))
+    assert render_preview([shown, sample(8)], CLASSES, PALETTE).ndim == 3
+
+
+@pytest.mark.parametrize('image', [
+    np.arange(64, dtype=np.uint16).reshape(8, 8) * 900,
+    np.linspace(-1, 1, 192, dtype=np.float32).reshape(8, 8, 3),
+    np.full((8, 8, 1), 7, dtype=np.int32),
+    np.zeros((8, 8, 13), dtype=np.float64),
+    np.zeros((8, 8, 2), dtype=bool),
+    np.zeros((2000, 700, 4), dtype=np.uint16),
+], ids=lambda image: f'{image.dtype}{image.shape}')
+def test_any_image_can_be_shown(image: np.ndarray) -> None:
+    assert render_preview([sample(image=image)], CLASSES).dtype == np.uint8
+
+
+def test_stretch_uses_the_whole_range_and_blackens_what_is_not_finite() -> None:
+    band = np.linspace(1000, 2000, 10000, dtype=np.float32).reshape(100, 100)
+    band[0, 0] = np.nan
+    shown = tiles.display_rgb(band)
+    assert shown[0, 0].tolist() == [0, 0, 0]
+    assert shown.max() == 255
+    assert abs(int(shown[50, 0, 0]) - 127) < 4
+    assert (shown[..., 0] == shown[..., 2]).all()
+
+
+def test_eight_bit_images_keep_their_values() -> None:
+    image = np.random.default_rng(0).integers(0, 40, (5, 6, 4), dtype=np.uint8)
+    assert (tiles.display_rgb(image) == image[:, :, :3]).all()
+
+
+def test_disagreement_marks_wrong_pixels_and_leaves_no_data_out() -> None:
+    truth = np.array([[0, 1, 255]])
+    wrong = tiles.disagreement(np.zeros((1, 3, 3), np.uint8), truth, np.array([[0, 0, 0]]), 2)
+    assert wrong[0, 1].tolist() == list(tiles.WRONG)
+    assert wrong[0, 0].tolist() == [150, 150, 150]
+    assert (wrong[0, 2] == tiles.hatch(1, 3)[0, 2]).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(labels=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40)),
+       height=st.integers(1, 60), width=st.integers(1, 60))
+def test_resized_labels_hold_no_new_value(labels: np.ndarray, height: int, width: int) -> None:
+    resized = tiles.resize(labels, height, width, nearest=True)
+    assert resized.shape == (height, width)
+    assert set(np.unique(resized)) <= set(np.unique(labels))
+
+
+def test_shrink_keeps_the_aspect() -> None:
+    assert tiles.shrink(np.zeros((4096, 1024), np.uint8), 1024, nearest=True).shape == (1024, 256)
+    small = np.zeros((10, 20, 3))
+    assert tiles.shrink(small, 1024, nearest=False) is small
+
+
+def test_default_palette_is_the_same_each_time_and_distinct() -> None:
+    colors = tiles.default_palette(60)
+    assert (colors == tiles.default_palette(60)).all()
+    assert (colors[:7] == tiles.default_palette(7)).all()
+    assert len({tuple(color) for color in colors.tolist()}) == 60
+    assert tiles.default_palette(0).shape == (0, 3)
+
+
+def test_a_short_palette_is_completed() -> None:
+    colors = tiles.class_palette(3, PALETTE[:2])
+    assert colors[:2].tolist() == PALETTE[:2]
+    assert (colors[2] == tiles.default_palette(3)[2]).all()
+
+
+def test_legend_names_every_class_of_a_short_list() -> None:
+    entries, note = _legend_entries([sample()], CLASSES, tiles.class_palette(3))
+    assert [name for name, _ in entries] == ['land', 'water', 'road', 'no data (255)',
+                                             'wrong pixel']
+    assert note == ''
+
+
+def test_legend_of_a_long_list_names_what_is_in_the_picture() -> None:
+    names = [f'class {index}' for index in range(60)]
+    shown = sample(truth=np.full((4, 4), 58), prediction=np.full((4, 4), 3))
+    entries, note = _legend_entries([shown], names, tiles.class_palette(60))
+    assert [name for name, _ in entries] == ['class 3', 'class 58', 'wrong pixel']
+    assert note == '2 of 60 classes in this picture'
+
+
+def test_sixty_classes_fit() -> None:
+    labels = np.arange(3600).reshape(60, 60) % 60
+    picture = render_preview([sample(prediction=labels, truth=labels)],
+                             [f'a long class name {index}' for index in range(60)])
+    assert holds(picture, np.tile(tiles.default_palette(60)[59], (18, 18, 1)))
+
+
+def test_save_replaces_the_file_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / 'run' / 'preview.png'
+    save_preview(str(path), [sample(16)], CLASSES, PALETTE, 'title', 'first')
+    first = path.read_bytes()
+    save_preview(str(path), [sample(16)], CLASSES, PALETTE, 'title', 'second')
+    assert path.read_bytes() != first
+    assert [entry.name for entry in path.parent.iterdir()] == ['preview.png']
+    shown = cv2.imread(str(path))[:, :, ::-1]
+    assert (shown == render_preview([sample(16)], CLASSES, PALETTE, 'title', 'second')).all()
+
+
+def test_a_failed_save_leaves_the_previous_picture(tmp_path: Path) -> None:
+    path = tmp_path / 'preview.png'
+    save_preview(str(path), [sample(16)], CLASSES)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match='expected \\(H, W\\) labels'):
+        save_preview(str(path), [sample(16, prediction=np.zeros((1, 4, 4)))], CLASSES)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize('samples, classes, palette, message', [
+    ([], CLASSES, PALETTE, '0 samples'),
+    ([sample()], (), None, 'METAINFO'),
+    ([sample()], CLASSES, [[1, 2]], 'palette'),
+    ([sample()], CLASSES, [[1, 2, 300]], 'palette'),
+    ([sample(image=np.zeros((2, 2, 2, 2)))], CLASSES, PALETTE, 'shape \\(2, 2, 2, 2\\)'),
+    ([sample(truth=np.zeros((1, 2, 2)))], CLASSES, PALETTE, 'truth of a.png'),
+])
+def test_mistakes_are_named(samples: list, classes: tuple, palette: object,
+                            message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        render_preview(samples, classes, palette)  # type: ignore[arg-type]
+
+
+def test_pyplot_is_left_alone() -> None:
+    render_preview([sample(8)], CLASSES)
+    assert 'matplotlib.pyplot' not in sys.modules \
+        or not sys.modules['matplotlib.pyplot'].get_fignums()
+
+
+@pytest.mark.skipif(not LOVEDA.is_dir(), reason='the LoveDA sample is not on this machine')
+def test_a_real_pair(tmp_path: Path) -> None:
+    image = cv2.imread(str(LOVEDA / 'img_dir' / 'train' / '0.png'))[:, :, ::-1]
+    mask = cv2.imread(str(LOVEDA / 'ann_dir' / 'train' / '0.png'), cv2.IMREAD_GRAYSCALE)
+    truth = mask - np.uint8(1)  # 0 is no data and wraps to 255
+    picture = render_preview([PreviewSample(image, truth, truth)],
+                             [f'class {index}' for index in range(7)])
+    assert holds(picture, tiles.resize(image, TILE_WIDTH, TILE_WIDTH, nearest=False))
+    assert not (picture == np.array(tiles.WRONG)).all(axis=2)[:TILE_WIDTH].any()

@@ -1,0 +1,65 @@
+"""The split of a job's ranks into encoders and heads."""
+from __future__ import annotations
+
+from typing import Dict, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mapsage.features.remote.roles import RoleError, split_ranks
+
+
+def launched(nodes: int, per_node: int) -> List[Dict[str, str]]:
+    """Return the variables torchrun sets on each rank."""
+    return [dict(RANK=str(rank), WORLD_SIZE=str(nodes * per_node), LOCAL_RANK=str(rank % per_node),
+                 LOCAL_WORLD_SIZE=str(per_node)) for rank in range(nodes * per_node)]
+
+
+def test_two_of_four_on_one_machine() -> None:
+    roles = [split_ranks(2, environ, own_devices=False) for environ in launched(1, 4)]
+    assert [(role.name, role.index) for role in roles] == [
+        ('head', 0), ('head', 1), ('encoder', 0), ('encoder', 1)]
+    assert roles[1].environ == dict(WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
+    assert roles[3].environ == dict(LOCAL_RANK='3', LOCAL_WORLD_SIZE='4')
+
+
+def test_encoders_on_devices_of_their_own_count_from_0() -> None:
+    roles = [split_ranks(2, environ, own_devices=True) for environ in launched(1, 4)]
+    assert [role.environ.get('LOCAL_RANK') for role in roles] == [None, None, '0', '1']
+    assert roles[3].environ['LOCAL_WORLD_SIZE'] == '2'
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.data())
+def test_every_device_has_one_process(nodes: int, per_node: int, data: st.DataObject) -> None:
+    world = nodes * per_node
+    if world < 2:
+        return
+    encoders = data.draw(st.integers(1, world - 1))
+    own = data.draw(st.booleans())
+    jobs = launched(nodes, per_node)
+    roles = [split_ranks(encoders, environ, own) for environ in jobs]
+    assert [role.index for role in roles] == [*range(world - encoders), *range(encoders)]
+    seen = set()
+    heads_on = [0] * nodes
+    for rank, (role, environ) in enumerate(zip(roles, jobs)):
+        node = rank // per_node
+        after = {**environ, **role.environ}
+        device = int(after['LOCAL_RANK'])
+        assert 0 <= device < int(after['LOCAL_WORLD_SIZE'])
+        place = (node, role.name if own else '', device)
+        assert place not in seen
+        seen.add(place)
+        heads_on[node] += role.name == 'head'
+    for rank, role in enumerate(roles):
+        if role.name == 'head':
+            assert role.environ == dict(WORLD_SIZE=str(world - encoders),
+                                        LOCAL_WORLD_SIZE=str(heads_on[rank // per_node]))
+
+
+@pytest.mark.parametrize('encoders, words', [
+    (4, 'encoders=4 of 4 rank'), (5, 'start at least 6'), (0, '1 or more'), (-1, '1 or more'),
+    (True, '1 or more'), ('2', '1 or more'), (None, '1 or more')])
+def test_no_rank_left_or_no_number(encoders: object, words: str) -> None:
+    with pytest.raises(RoleError, match=words):
+        split_ranks(encoders, launched(1, 4)[0], False)  # type: ignore[arg-type]
