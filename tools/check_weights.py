@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.engine import cli  # noqa: E402
+from mapsage.commands import cli  # noqa: E402
 from mapsage.models.backbones import dinov3_reference as reference  # noqa: E402
 from mapsage.models.backbones import dinov3_weights as weights  # noqa: E402
 

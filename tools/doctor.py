@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 try:
-    from mapsage.engine import cli, doctor
+    from mapsage.commands import cli, doctor
 except ModuleNotFoundError as error:
     sys.exit(f'problem: {error.name} is not installed in {sys.executable}. Use the Python that '
              f'`bash scripts/setup_env.sh` prints, or install requirements.txt into this one.')

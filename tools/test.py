@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.engine import cli  # noqa: E402
+from mapsage.commands import cli  # noqa: E402
 
 
 def main(argv=None) -> None:

@@ -22,8 +22,8 @@ import cache_features as command  # noqa: E402
 from mmengine.config import Config  # noqa: E402
 from mmengine.registry import TRANSFORMS  # noqa: E402
 
+from mapsage.commands import cache_features as engine  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.engine import cache_features as engine  # noqa: E402
 from mapsage.engine.data_order import SampleKey  # noqa: E402
 from mapsage.engine.env_cfg import ConfigError  # noqa: E402
 from mapsage.features import FeatureSourceError  # noqa: E402

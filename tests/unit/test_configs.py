@@ -117,9 +117,9 @@ def test_masks_classes_and_palette_agree(cfg: Config) -> None:
 def test_demo_values_are_loveda_class_names() -> None:
     from mmseg.datasets import LoveDADataset
 
-    from mapsage.datasets import demo_canvas
+    from mapsage.datasets.demo import ground_canvas
     for index, name in enumerate(LoveDADataset.METAINFO['classes']):
-        assert getattr(demo_canvas, name.upper()) == index + 1
+        assert getattr(ground_canvas, name.upper()) == index + 1
 
 
 def test_palette_reaches_the_drawn_polygon(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from mmengine.config import Config
 
-from mapsage.engine import DataError, cli
+from mapsage.commands import cli
+from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,7 +121,8 @@ def test_pictures_are_drawn_by_the_hook_without_one_in_the_config() -> None:
 
 
 FAIL = '''
-from mapsage.engine import cli, ConfigError
+from mapsage.commands import cli
+from mapsage.engine import ConfigError
 def main(argv):
     raise {error}
 cli.run(main)

@@ -13,9 +13,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from support import ROOT
 
+from mapsage.commands import cli
 from mapsage.commands.doctor import check_installed, diagnose
 from mapsage.commands.doctor_ranks import compare_reports
-from mapsage.engine import cli
 
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='node1', MASTER_PORT='1')
 

@@ -17,7 +17,8 @@ from mmengine.registry import DATASETS, DefaultScope
 from support import ROOT
 
 import mapsage  # noqa: F401  (registers what the configs name)
-from mapsage.datasets import DemoParams, demo_map, write_demo_data
+from mapsage.datasets import DemoParams, write_demo_data
+from mapsage.datasets.demo import demo_map
 from mapsage.datasets.prepare.layouts import LAYOUTS
 from mapsage.datasets.prepare.tiling import ColorClasses
 
@@ -132,9 +133,9 @@ def test_the_demo_draws_what_its_values_mean(tmp_path: Path) -> None:
     """Through the writer: water is dark, roofs lie where buildings are; the map's colors too."""
     import rasterio
 
-    from mapsage.datasets import demo_canvas
+    from mapsage.datasets.demo import ground_canvas
     for value, name, _ in LOVEDA:
-        assert getattr(demo_canvas, name.upper()) == value
+        assert getattr(ground_canvas, name.upper()) == value
     write_demo_data(tmp_path / 'demo', DemoParams(0, 1, 1, 128, 64))
     with rasterio.open(str(tmp_path / 'demo' / demo_map.LABEL)) as label, \
             rasterio.open(str(tmp_path / 'demo' / demo_map.SCENE)) as scene:

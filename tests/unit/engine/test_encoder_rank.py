@@ -7,7 +7,8 @@ from typing import Any, Iterator
 import pytest
 from mmengine.config import Config
 
-from mapsage.engine import cli, encoder_rank
+from mapsage.commands import cli
+from mapsage.engine import encoder_rank
 from mapsage.engine.encoder_rank import EncoderRank, take_role
 
 

@@ -17,7 +17,7 @@ from geo_scenes import DEGREES, PIXELS, UTM, damage_block, draw_classes, paint, 
 from rasterio.enums import ColorInterp
 
 from mapsage.geo import GeoError, Raster, RasterBlockError, band_statistics, open_raster
-from mapsage.geo.statistics import _Tally
+from mapsage.geo.statistics import _BandTally
 
 
 def test_facts_of_a_scene(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_statistics_of_a_sample_are_near(tmp_path: Path) -> None:
 
 
 def test_statistics_keep_a_sample_and_not_its_window() -> None:
-    tally = _Tally(3, 10)
+    tally = _BandTally(3, 10)
     tally.add(np.ones((3, 1000), np.float32))
     assert [(kept.shape, kept.base) for kept in tally._kept] == [((3, 10), None)]
 

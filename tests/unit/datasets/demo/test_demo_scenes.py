@@ -12,7 +12,7 @@ from mmengine.registry import DefaultScope
 from mmseg.datasets import LoveDADataset
 from rasterio.transform import Affine
 
-from mapsage.datasets import demo_dataset
+from mapsage.datasets.demo import demo_dataset
 from mapsage.datasets.demo.demo_dataset import MARKER, DemoParams, write_demo_data
 from mapsage.datasets.demo.demo_scenes import NO_DATA, SCENE_KINDS, DemoScene, draw_scene
 
