@@ -43,6 +43,7 @@ from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
 from .data_checks import DataError
 from .env_cfg import ConfigError
+from .fork_server import freeze_imports
 from .resume import ResumeError
 
 # Mistakes of a user's, whose message says all; anything else is shown with its traceback.
@@ -175,6 +176,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         if os.environ.get('RANK', '0') != '0':
             warnings.simplefilter('ignore')  # rank 0 gives the same ones
     faulthandler.enable()  # a crash in native code says where
+    freeze_imports()
     try:
         status = main(None)
     except KeyboardInterrupt:
