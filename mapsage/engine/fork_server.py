@@ -245,7 +245,9 @@ class _Server:
             path for path in sys.path if path not in paths]
         threads = environ.get('OMP_NUM_THREADS')
         if threads != self._omp_threads and threads is not None and threads.isdigit():
-            sys.modules['torch'].set_num_threads(int(threads))
+            # no more than there are cores, as a new Python's torch decides at its import
+            sys.modules['torch'].set_num_threads(
+                max(1, min(int(threads), len(os.sched_getaffinity(0)))))
         sys.modules['numpy'].random.seed()  # else all forks draw the same; Python's own does it
 
 
@@ -296,9 +298,9 @@ def _run(arguments: List[str]) -> int:
     except SystemExit as end:
         status = end.code
     except BaseException as error:
-        kind, trace = type(error), error.__traceback__
-        sys.excepthook(kind, error, trace and trace.tb_next)
-        status = -signal.SIGINT if kind is KeyboardInterrupt else 1
+        trace = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if status is not None and not isinstance(status, int):
