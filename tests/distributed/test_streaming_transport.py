@@ -1,4 +1,4 @@
-"""Features come over links bit-equal to those computed in place, whatever their size and number."""
+"""Features come over links bit-equal to those computed locally, whatever their size and number."""
 from __future__ import annotations
 
 import time
