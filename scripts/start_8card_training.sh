@@ -13,7 +13,7 @@
 #   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu (default: what the config says, else auto),
 #                    or sim: a rehearsal on simulated cards gcu:N, which needs a C++ compiler only
 #   ENCODERS         so many of all ranks only compute the features of the frozen backbone, for the
-#                    others, which train the head (default 0; docs/streaming.md)
+#                    others, which train the head (default 0; docs/feature-sources.md)
 #   WORK_DIR         where logs, checkpoints and pictures go (default work_dirs/<config name>)
 #   MAPSAGE_PYTHON   use this Python instead of the environment of scripts/setup_env.sh
 #   MAPSAGE_LEG      main, xla or t20: which environment (default: the one of ACCELERATOR, else main)

@@ -51,7 +51,7 @@ def fetch(source: Streamed, items: Sequence[Item], wire: Any = None) -> None:
 
 
 def check(features: Sequence[torch.Tensor], images: torch.Tensor, wire: Any = None) -> None:
-    """Assert that features have the shapes, dtypes and bits of those computed in place."""
+    """Assert that features have the shapes, dtypes and bits of those computed locally."""
     expected = [level if wire is None else level.to(wire).to(level.dtype)
                 for level in encode(images)]
     assert [each.shape for each in features] == [each.shape for each in expected]

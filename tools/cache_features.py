@@ -3,8 +3,8 @@
     python tools/cache_features.py CONFIG [--views K] [--batch-size N] [--folder DIR]
     bash scripts/cache_features.sh CONFIG [options]                   all cards of this machine
 
-A run that was stopped goes on where it was, with the same arguments. Training reads the cache with
-feature_source = dict(type='Cached', folder=DIR, views=K) in its config (docs/streaming.md).
+A run that was stopped continues with the same arguments. Training reads the cache with
+feature_source = dict(type='Cached', folder=DIR, views=K) in its config (docs/feature-sources.md).
 """
 import sys
 from pathlib import Path

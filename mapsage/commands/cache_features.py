@@ -233,7 +233,7 @@ def cache_features(args: argparse.Namespace,
 
 
 def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[int]]:
-    """Return the cache's folder and the views that are asked for, and make ``cfg`` encode in place.
+    """Return the cache's folder and the views that are asked for; remove the source from ``cfg``.
 
     The command line comes first, then ``feature_source`` of the config if it is a cache.
     """

@@ -135,7 +135,7 @@ class EncoderRank:
         self.logger.info(f'encoder {role.index} has finished: {told}')
 
     def val(self) -> None:
-        """Do nothing: heads encode in place when they evaluate."""
+        """Do nothing: heads encode locally when they evaluate."""
 
     test = val
 

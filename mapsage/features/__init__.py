@@ -2,7 +2,6 @@
 from .cache.cached import Cached
 from .encoder_gate import FeatureSourceError
 from .prefetch import Prefetched
-from .remote.arriving import Arriving
 from .remote.blocks import BlockError, BlockPool
 from .remote.roles import RoleError
 from .remote.sender import serve
@@ -14,7 +13,7 @@ from .source import Encode, Features, FeatureSource, Item, Local, StreamingError
 from .wire.link import Link, LinkError, open_links
 
 __all__ = [
-    'Arriving', 'BlockError', 'BlockPool', 'Cached', 'Encode', 'FeatureSource',
+    'BlockError', 'BlockPool', 'Cached', 'Encode', 'FeatureSource',
     'FeatureSourceError', 'Features', 'Item', 'Link', 'LinkError', 'Local', 'Prefetched',
     'ReplicaFeatures', 'Replicated', 'RoleError', 'Streamed', 'StreamingError',
     'open_links', 'parallelize_head', 'serve'

@@ -37,7 +37,7 @@ class Surroundings:
 
     Attributes:
         encoder: The frozen encoder, with its weights, on ``device``.
-        encode: Encodes in place, with the run's precision.
+        encode: Encodes locally, with the run's precision.
         accelerator: The accelerator in force.
         local_rank: This rank on its node.
         device: Where features are wanted.

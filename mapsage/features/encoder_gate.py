@@ -1,4 +1,4 @@
-"""Lets a model's frozen encoder answer with features that were computed elsewhere."""
+"""Makes a model's frozen encoder return features that a feature source provides."""
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Tuple
@@ -10,18 +10,19 @@ from .source import Features, StreamingError
 
 
 class FeatureSourceError(ValueError):
-    """``feature_source`` does not go with the config's model, loader or launcher."""
+    """``feature_source`` does not fit the config's model, loader or launcher."""
 
 
 class EncoderGate:
-    """Stands before an encoder's ``forward``: passes through, unless a step's features are set.
+    """Replaces an encoder's ``forward``: it returns a step's features while the gate is open.
 
-    The module stays where it is, so that names in checkpoints stay what they are, and validation
-    encodes in place. Its mode stays what it is too: a model's ``train()`` puts some backbones into
-    training for a moment, and another thread may be encoding then.
+    While the gate is closed the encoder computes as before, for example in validation. The module
+    itself is not replaced, so that names in checkpoints do not change. ``train()`` no longer
+    changes the encoder's mode, since a model's ``train()`` puts some backbones into training mode
+    for a moment, in which another thread may be encoding.
 
     Args:
-        encoder: The frozen encoder of the model.
+        encoder: Frozen encoder of the model.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -31,30 +32,31 @@ class EncoderGate:
         self._fetch: Optional[Callable[[], Features]] = None
         self._features: Optional[Features] = None
         self._shape: Optional[torch.Size] = None
-        self._images: Optional[torch.Tensor] = None  # of the step's first call
+        self._images: Optional[torch.Tensor] = None  # those of the step's first call
         encoder.forward = self._answer  # type: ignore[method-assign]
         encoder.train = lambda mode=True: encoder  # type: ignore[method-assign]
 
     def encode(self, images: torch.Tensor) -> Features:
-        """Return the features of images as the model itself computes them, without autograd."""
+        """Return the features that the encoder computes for images, without autograd."""
         with torch.no_grad():
             return as_levels(self._forward(images), self._encoder)
 
     def open(self, fetch: Callable[[], Features], shape: Optional[torch.Size] = None) -> None:
-        """From now on answer with what ``fetch`` returns; it is called once, when first needed.
+        """Return the features of ``fetch`` from now on.
 
         Args:
-            fetch: Returns the features of the step's images.
-            shape: Of those images, where it is known.
+            fetch: Function that returns the features of the step's images; called once, when the
+                model calls its encoder.
+            shape: Shape of those images, if it is known.
         """
         self._fetch, self._features, self._shape, self._images = fetch, None, shape, None
 
     def close(self) -> None:
-        """Encode in place again."""
+        """Let the encoder compute again."""
         self._fetch = self._features = self._images = None
 
     def remove(self) -> None:
-        """Give the encoder its own ``forward`` and ``train`` back."""
+        """Restore the encoder's original ``forward`` and ``train``."""
         self.close()
         for name in ('forward', 'train'):
             self._encoder.__dict__.pop(name, None)
@@ -66,24 +68,24 @@ class EncoderGate:
             self._images, self._features = images, self._fetch()
         if images is not self._images:
             raise StreamingError(
-                'the model calls its backbone a second time in a step, with other images, and '
-                'features of the first came. Take feature_source out of the config.')
+                'the model calls its backbone a second time in a step, with other images, but '
+                'there are features for the first call only. Take feature_source out of the '
+                'config.')
         if (self._shape or images.shape) != images.shape \
                 or any(len(level) != len(images) for level in self._features):
             raise StreamingError(
-                f'the step has images {tuple(images.shape)} and features of '
+                f'the step has images {tuple(images.shape)}, and its features are those of '
                 f'{[len(level) for level in self._features]} image(s) '
-                f'{tuple(self._shape or "")} came. The batch was changed between '
-                f'the loader and the encoder: take feature_source out of the config, or what '
-                f'changes it.')
+                f'{tuple(self._shape or "")}. The batch was changed between the loader and the '
+                f'encoder: take feature_source, or whatever changes the batch, out of the config.')
         return self._features
 
 
 def as_levels(features: Any, encoder: nn.Module) -> Features:
-    """Return what an encoder gave as features.
+    """Return the output of an encoder as features.
 
     Raises:
-        FeatureSourceError: If it is no tuple or list of (n, channels, height, width) tensors.
+        FeatureSourceError: If it is not a tuple or list of (n, channels, height, width) tensors.
     """
     if isinstance(features, (tuple, list)) and features and all(
             isinstance(level, torch.Tensor) and level.dim() == 4 for level in features):
@@ -95,7 +97,7 @@ def as_levels(features: Any, encoder: nn.Module) -> Features:
 
 
 def check_frozen(encoder: nn.Module) -> None:
-    """Raise FeatureSourceError unless nothing in the encoder trains."""
+    """Raise FeatureSourceError if an encoder has trained parameters, or layers in training mode."""
     trained = [name for name, each in encoder.named_parameters() if each.requires_grad]
     if trained:
         raise FeatureSourceError(

@@ -1,4 +1,4 @@
-"""Encode ahead of the head, on the head's own device."""
+"""The source that encodes ahead of the head, on the head's device."""
 from __future__ import annotations
 
 import queue
@@ -13,18 +13,19 @@ from .source import Encode, Features, FeatureSource, Item, StreamingError
 
 
 class Prefetched(FeatureSource):
-    """A bounded queue of items that are encoded while the head trains.
+    """Encodes a limited number of items while the head trains.
 
-    On an eager device a thread encodes; its kernels and the head's share the device. A lazy device
-    queues work by itself: there an item is encoded when it is requested, and flushed, so that it
-    computes while the head's step is recorded.
+    On an eager device a thread encodes, and its kernels share the device with those of the head. A
+    lazy device queues work by itself: there an item is encoded and flushed when it is requested, so
+    that the device computes it while the head's step is recorded.
 
     Args:
-        encode: The frozen encoder, without autograd.
-        depth: Items that may wait: ``ahead``. Each holds its images and features on the device.
+        encode: Frozen encoder, without autograd.
+        depth: Number of items that may wait, which becomes ``ahead``. Each of them holds its images
+            and features on the device.
         timeout: Seconds that an item may take.
-        prepare: Called first in the thread: the current device is a thread's own.
-        flush: Runs what a lazy device has recorded; None on an eager device.
+        prepare: Function that the thread calls first, since each thread has a current device.
+        flush: Function that runs what a lazy device has recorded; None on an eager device.
 
     Raises:
         ValueError: If ``depth`` or ``timeout`` is not positive.
@@ -66,14 +67,14 @@ class Prefetched(FeatureSource):
         return features
 
     def report(self) -> Dict[str, float]:
-        """Return ``waited``: seconds the head stood still for features since the last report."""
+        """Return ``waited``: seconds the head waited for features since the last report."""
         waited, self._waited = self._waited, 0.0
         return dict(waited=waited)
 
     def close(self) -> None:
-        """End the thread; what was requested and not fetched is dropped."""
+        """End the thread; items that were requested and not fetched are dropped."""
         if self._thread is not None:
-            while not self._orders.empty():  # the item in work ends by itself
+            while not self._orders.empty():  # the item that is being encoded ends by itself
                 try:
                     self._orders.get_nowait()
                 except queue.Empty:

@@ -1,4 +1,4 @@
-"""The one interface behind which the features of a frozen encoder come from anywhere."""
+"""The interface of all feature sources, and the source that encodes locally."""
 from __future__ import annotations
 
 import abc
@@ -7,24 +7,24 @@ from typing import Callable, ClassVar, Dict, List, Tuple
 
 import torch
 
-# One (n, channels, height, width) a level, in the encoder's order.
+# One tensor (n, channels, height, width) per level, in the encoder's order.
 Features = Tuple[torch.Tensor, ...]
 Encode = Callable[[torch.Tensor], Features]
 
 
 class StreamingError(RuntimeError):
-    """Features did not come: which, why, and what to do."""
+    """Features did not arrive: which, why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """What is encoded together: the samples of one head replica in one step.
+    """The samples that are encoded together: those of one head replica in one step.
 
     Attributes:
-        number: 0, 1, 2, ... over the run, in the order in which the head needs them.
-        keys: One ``(dataset index, seed)`` a sample; a sample with random augmentation looks the
-            same whenever its key is the same.
-        images: What the encoder takes, float (n, 3, H, W), on the head's device; empty (n, 0, 0, 0)
+        number: 0, 1, 2, ... over the run, in the order in which the head needs the items.
+        keys: Pair ``(dataset index, seed)`` of each sample; samples with equal keys are equal,
+            random augmentation included.
+        images: Input of the encoder, float (n, 3, H, W), on the head's device; empty (n, 0, 0, 0)
             for a source without :attr:`FeatureSource.needs_images`.
     """
 
@@ -34,14 +34,15 @@ class Item:
 
 
 class FeatureSource(abc.ABC):
-    """Gives the features of the items it is asked for.
+    """Provides the features of the items that are requested from it.
 
-    An item is requested, once, in the order of their numbers; then its features are fetched, once,
-    in the same order. Up to :attr:`ahead` further items may be requested before.
+    Each item is requested once, in the order of the numbers, and then its features are fetched
+    once, in the same order. Up to :attr:`ahead` later items may be requested before an item is
+    fetched.
 
     Attributes:
-        ahead: How many items are worth requesting before the first of them is needed.
-        needs_images: Whether :attr:`Item.images` is looked at.
+        ahead: Number of items to request before the first of them is needed.
+        needs_images: Whether the source reads :attr:`Item.images`.
     """
 
     ahead: int = 0
@@ -49,30 +50,32 @@ class FeatureSource(abc.ABC):
 
     @abc.abstractmethod
     def request(self, item: Item) -> None:
-        """Begin to get an item's features. Returns soon."""
+        """Begin to compute or read an item's features; return without waiting for them."""
 
     @abc.abstractmethod
     def features(self, item: Item) -> Features:
-        """Return the features of an item that was requested, on the head's device, detached.
+        """Return the features of a requested item, on the head's device, detached.
 
         Raises:
-            StreamingError: If they cannot be had; on every rank of the head replica.
+            StreamingError: If there are none; on every rank of the head replica.
         """
 
     def report(self) -> Dict[str, float]:
-        """Return what happened since the last report, for the log: seconds, bytes, counts."""
+        """Return seconds, bytes and counts since the last report, by the names the log shows."""
         return {}
 
     def close(self) -> None:
-        """Let go of what the source holds. May be called twice."""
+        """Free what the source holds. May be called twice."""
         return
 
 
 class Local(FeatureSource):
-    """Encodes an item when its features are fetched, as the model would: what others equal.
+    """Encodes an item when its features are fetched, as the model would.
+
+    The features of every other source are compared with those of this one.
 
     Args:
-        encode: The frozen encoder.
+        encode: Frozen encoder.
     """
 
     def __init__(self, encode: Encode) -> None:

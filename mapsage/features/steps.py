@@ -1,4 +1,4 @@
-"""What a training loop iterates when a feature source works ahead of it."""
+"""The batches of a training loop whose feature source works ahead of it."""
 from __future__ import annotations
 
 from collections import deque
@@ -8,14 +8,14 @@ from .source import FeatureSource, Item
 
 
 class FeatureSteps:
-    """The batches of a loop, each requested from the feature source before it is needed.
+    """The batches of a loop, whose items are requested from the feature source ahead of time.
 
     Args:
-        batches: The loop's own iterator.
-        make_item: Makes the item of a batch.
-        source: Gets every item, up to ``source.ahead`` of them before they are needed.
-        taken: Called with each batch's item before the batch is handed out.
-        still_wanted: Returns how many batches the loop will take after the next one.
+        batches: Batches of the training loader.
+        make_item: Function that makes the item of a batch.
+        source: Source from which each item is requested, up to ``source.ahead`` items early.
+        taken: Function that is called with the item of each batch before the loop gets the batch.
+        still_wanted: Function that returns how many batches the loop will take after the next one.
     """
 
     def __init__(self, batches: Iterable[Any], make_item: Callable[[Any], Item],
@@ -39,7 +39,7 @@ class FeatureSteps:
                 batch = next(self._batches)
             except StopIteration:
                 break
-            if batch is None:  # stands for one that a resumed loop discards
+            if batch is None:  # placeholder of a batch that a resumed loop skips
                 return None
             item = self._make_item(batch)
             self._source.request(item)
@@ -53,15 +53,15 @@ class FeatureSteps:
     def __getattr__(self, name: str) -> Any:
         if name.startswith('__') or name == '_given':
             raise AttributeError(name)
-        return getattr(self._given, name)  # skip_iter
+        return getattr(self._given, name)  # for example skip_iter
 
 
 class FeatureEpochs:
-    """Stands in for the loader of an epoch-based loop. Everything else is asked of the loader.
+    """Replaces the loader of an epoch-based loop; all other attributes are those of the loader.
 
     Args:
-        loader: The training loader.
-        steps: Makes an epoch's :class:`FeatureSteps` of its batches.
+        loader: Training loader.
+        steps: Function that makes the :class:`FeatureSteps` of one epoch from its batches.
     """
 
     def __init__(self, loader: Any, steps: Callable[[Iterable[Any]], FeatureSteps]) -> None:

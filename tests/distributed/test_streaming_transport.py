@@ -1,4 +1,4 @@
-"""Features come over links bit-equal to those computed in place, whatever their size and number."""
+"""Features come over links bit-equal to those computed locally, whatever their size and number."""
 from __future__ import annotations
 
 import time
@@ -140,15 +140,3 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert time.monotonic() - begin >= 0.3
     with pytest.raises(ValueError, match='rank 3 is none or both'):
         open_links(store, 3, encoders=[1, 2], heads=[0], timeout=0.3, peer_timeout=5)
-
-
-@pytest.mark.parametrize(('settings', 'message'), [
-    (dict(timeout=0), 'timeout=0, expected a positive'),
-    (dict(block_bytes=10, pool_bytes=9), 'pool_bytes=9, block_bytes=10'),
-    (dict(wire=torch.int64), 'wire=torch.int64, expected None or'),
-])
-def test_settings_that_cannot_be_used(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Streamed([None], CPU, **settings)
-    with pytest.raises(ValueError, match='expected a link'):
-        Streamed([], CPU)

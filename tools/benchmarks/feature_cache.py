@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python tools/benchmarks/feature_cache.py [--arch small] [--tiles 32]
 
-First an epoch of a linear head on a frozen DINOv3 with random weights, 224x224, CPU: in place, and
+First an epoch of a linear head on a frozen DINOv3 with random weights, 224x224, CPU: locally, and
 from the cache, from the second epoch on; both load the same images, and their losses are compared.
 Then all items of 256 MiB of features, shuffled, in batches of 8, against a sequential read of the
 same files, in turns; the files are in the page cache. The sequential read fills a new buffer of a
@@ -96,7 +96,7 @@ def train(path: Path, source: Dict[str, Any]) -> Tuple[List[float], List[float]]
 
 
 def compare_epochs(folder: Path, arch: str, tiles: int) -> None:
-    """Print how long an epoch takes in place and from the cache."""
+    """Print how long an epoch takes locally and from the cache."""
     path = folder / 'config.py'
     path.write_text(CONFIG.format(
         batch=BATCH, root=str(write_tiles(folder / 'data', tiles, SIDE)), side=SIDE, arch=arch,
@@ -109,7 +109,7 @@ def compare_epochs(folder: Path, arch: str, tiles: int) -> None:
     cached, others = train(path, dict(type='Cached', folder=str(folder / 'cache')))
     print(f'\n{describe_machine()}\n{arch}, {tiles} tiles of {SIDE}x{SIDE}, batches of {BATCH}; '
           f'making the cache took {made:.1f} s')
-    print('| epoch | in place | cached | ratio |\n|---|---|---|---|')
+    print('| epoch | local | cached | ratio |\n|---|---|---|---|')
     for number, (one, other) in enumerate(zip(encoded, cached), start=1):
         print(f'| {number} | {one:.2f} s | {other:.3f} s | {one / other:.1f} |')
     far = max(abs(one - other) for one, other in zip(losses, others))

@@ -1,4 +1,4 @@
-"""Steps a second of a linear head, its frozen encoder in place, ahead, or on ranks of their own.
+"""Steps a second of a linear head, its frozen encoder local, ahead, or on separate ranks.
 
     python tools/benchmarks/feature_sources.py [--arch small] [--heads 2] [--encoders 2]
     python tools/benchmarks/feature_sources.py --arch large --encoder-accelerator cuda --encoders 1
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument('--accelerator', default='cpu', help='of the heads (default: cpu)')
     parser.add_argument('--encoder-accelerator', help="(default: the heads')")
     args = parser.parse_args()
-    ways = {'in place': (dict(type='Local'), args.heads),
+    ways = {'local': (dict(type='Local'), args.heads),
             'prefetched': (dict(type='Prefetched'), args.heads),
             'streamed': (dict(type='Streamed', encoders=args.encoders,
                               accelerator=args.encoder_accelerator), args.heads + args.encoders)}
@@ -75,17 +75,17 @@ def main() -> None:
             arch=args.arch, dims=ARCHS[args.arch].embed_dims, epochs=2))
         for number in range(args.rounds):
             for way, (source, ranks) in ways.items():
-                times[way].append(run(config, Path(folder, f'{number}_{way.replace(" ", "_")}'),
+                times[way].append(run(config, Path(folder, f'{number}_{way}'),
                                       source, ranks, args.accelerator))
     print(f'{describe_machine()}. {args.arch}, batches of {BATCH}, {args.heads} head rank(s), '
           f'{args.encoders} encoder(s) when streamed, {args.accelerator} and '
           f'{args.encoder_accelerator or args.accelerator}; medians of {args.rounds} rounds.\n')
-    print('| | steps/s | of in place | s a step | of it loading | of it waiting |')
+    print('| | steps/s | of local | s a step | of it loading | of it waiting |')
     print('|---|---|---|---|---|---|')
     for way, rounds in times.items():
         step, loading, waited = (statistics.median(each) for each in zip(*rounds))
         ratio = statistics.median(one[0] / other[0]
-                                  for one, other in zip(times['in place'], rounds))
+                                  for one, other in zip(times['local'], rounds))
         print(f'| {way} | {1 / step:.2f} | {ratio:.2f} | {step:.3f} | {loading:.3f} | '
               f'{waited:.3f} |')
 

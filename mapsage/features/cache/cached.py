@@ -1,4 +1,4 @@
-"""The feature source that reads a cache."""
+"""The feature source that reads a cache from disk."""
 from __future__ import annotations
 
 import time
@@ -18,21 +18,21 @@ class Cached(FeatureSource):
     """Reads the features that ``tools/cache_features.py`` computed.
 
     The loader must load every sample as one of the cache's views: set ``KeyedDataset.reseed`` to
-    :attr:`seed_of`. Each item is compared with its checksum when it is first read, and not again.
+    :attr:`seed_of`. The checksum of each item is verified when the item is first read.
 
     Args:
-        folder: Where the cache is.
-        views: Views a sample, as given to the tool.
-        device: Where features are wanted.
-        keys: What this run's features depend on.
+        folder: Folder of the cache.
+        views: Number of views per sample, as given to the tool.
+        device: Device on which the head wants the features.
+        keys: Everything that this run's features depend on.
 
     Attributes:
-        seed_of: Takes a sample's number and the seed that the run drew for it, and returns that of
-            the view which stands in for it; a view's own seed it returns as it is.
+        seed_of: Function that takes the number of a sample and the seed that the run drew for it,
+            and returns the seed of the view to load instead. The seed of a view is returned as is.
 
     Raises:
         ValueError: If ``views`` is less than 1.
-        CacheError: If the cache is missing, incomplete, damaged or of other features.
+        CacheError: If the cache is missing, incomplete, damaged or made with other settings.
     """
 
     needs_images: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class Cached(FeatureSource):
         """Return the stored features of an item's samples, copied to the device.
 
         Raises:
-            CacheError: If a shard is damaged or gone, or the samples' features differ in shape.
+            CacheError: If a shard is damaged or missing, or the features differ in shape.
             ValueError: If a sample was not loaded as a view of this cache.
         """
         begin = time.monotonic()
@@ -104,14 +104,14 @@ class Cached(FeatureSource):
         shard = Shard(self._folder / entry.file)
         if shard.entry != entry:
             raise DamagedShardError(
-                f'{self._folder / entry.file} is not the shard that {INDEX} lists. If nothing else '
-                f'writes there, delete it; tools/cache_features.py with the same arguments as '
-                f'before computes what is not there.')
+                f'{self._folder / entry.file} is not the shard that {INDEX} lists. If no other '
+                f'program writes there, delete it; tools/cache_features.py with the same arguments '
+                f'as before computes what is missing.')
         return shard
 
     def _check_complete(self, index: CacheIndex) -> None:
         again = ('Run tools/cache_features.py with the same arguments as before: it goes on where '
-                 'it was.')
+                 'it stopped.')
         for entry in self._entries:
             path = self._folder / entry.file
             size = path.stat().st_size if path.exists() else None
@@ -121,7 +121,7 @@ class Cached(FeatureSource):
                 raise DamagedShardError(f'{path} has {size:,} bytes, {entry.bytes:,} were written. '
                                         f'Delete it. {again}')
         if len(self._shard_of) != index.items:
-            # an index is completed at the end of a run; one that was killed left shards only
+            # An index is completed at the end of a run; a run that was killed left only shards.
             done = find_shards(self._folder, index)[0].finished()
             missing = sorted(set(range(index.items)) - set(done))
             first = f', from sample {missing[0] // index.views} on' if missing else ''

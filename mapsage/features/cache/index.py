@@ -1,4 +1,4 @@
-"""The index of a cache of features: what the cache holds and what its features depend on."""
+"""The index of a cache: the shards that it holds, and the settings that it was made with."""
 from __future__ import annotations
 
 import json
@@ -23,14 +23,14 @@ INDEX = 'index.json'
 
 @dataclass(frozen=True)
 class CacheIndex:
-    """What a cache holds. Items are numbered ``sample * views + view``.
+    """The content of a cache. Items are numbered ``sample * views + view``.
 
     Attributes:
-        keys: What its features depend on.
-        views: Views a sample.
-        seed: From which the views are drawn.
-        made_with: Versions, device and batch size, for the reader.
-        shards: Its files.
+        keys: Everything that the features depend on.
+        views: Number of views per sample.
+        seed: Seed from which the views are drawn, 0 or more.
+        made_with: Versions, device and batch size, for people who read the file.
+        shards: Files of the cache.
     """
 
     keys: CacheKeys
@@ -41,45 +41,45 @@ class CacheIndex:
 
     @property
     def items(self) -> int:
-        """Items of the whole cache."""
+        """Number of items of the complete cache."""
         return self.keys.samples * self.views
 
     @property
     def cache(self) -> str:
-        """Hash that every shard carries: of another cache it is another one."""
+        """Hash that every shard carries; different settings give a different hash."""
         return hash_of([VERSION, self.keys.weights, self.keys.transforms, self.keys.dataset,
                         self.views, self.seed])
 
     def finished(self) -> List[int]:
-        """Return the numbers of the items in its shards, ascending."""
+        """Return the numbers of the items in the shards, ascending."""
         return sorted({item for entry in self.shards for item in entry.items})
 
     def check(self, folder: Path, keys: CacheKeys, views: int) -> None:
-        """Raise CacheError, saying what differs, unless this cache is the one that is wanted."""
+        """Raise CacheError, naming the differences, if the cache was made with other settings."""
         differences = self.keys.differences(keys)
         if self.views != views:
             differences.append(f'views {self.views} there, {views} here')
         if differences:
             raise CacheError(
-                f'the cache in {folder} is of other features: {"; ".join(differences)}. Go back to '
-                f'what it was made with, or make another: python tools/cache_features.py CONFIG '
-                f'--views {views} --folder ANOTHER')
+                f'the cache in {folder} is of other features: {"; ".join(differences)}. Restore '
+                f'what it was made with, or make another cache: python tools/cache_features.py '
+                f'CONFIG --views {views} --folder ANOTHER')
 
 
 def read_index(folder: Path) -> Optional[CacheIndex]:
     """Return the index of the cache in a folder, or None if there is none.
 
     Raises:
-        CacheError: If it cannot be read or is of another version.
+        CacheError: If the index cannot be read or has another version.
     """
     path = folder / INDEX
     try:
-        told = json.loads(path.read_text())
-        version = told['version']
+        content = json.loads(path.read_text())
+        version = content['version']
         if version == VERSION:
-            return CacheIndex(CacheKeys(**told['keys']), told['views'], told['seed'],
-                              told['made_with'],
-                              [ShardEntry.of_json(entry) for entry in told['shards']])
+            return CacheIndex(CacheKeys(**content['keys']), content['views'], content['seed'],
+                              content['made_with'],
+                              [ShardEntry.of_json(entry) for entry in content['shards']])
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -93,18 +93,18 @@ def read_index(folder: Path) -> Optional[CacheIndex]:
 
 
 def write_index(folder: Path, index: CacheIndex) -> None:
-    """Write the index of a cache; it replaces the one before when it is whole.
+    """Write the index of a cache. The old one is replaced once the new one is complete.
 
     Raises:
-        CacheError: If it cannot be written.
+        CacheError: If the index cannot be written.
     """
-    told = dict(version=VERSION, keys=vars(index.keys), views=index.views, seed=index.seed,
-                made_with=index.made_with, shards=[entry.to_json() for entry in index.shards])
+    content = dict(version=VERSION, keys=vars(index.keys), views=index.views, seed=index.seed,
+                   made_with=index.made_with, shards=[entry.to_json() for entry in index.shards])
     path = folder / INDEX
     partial = folder / f'{INDEX}.partial-{uuid.uuid4().hex}'
     try:
         with open(partial, 'w') as file:
-            json.dump(told, file, indent=1)
+            json.dump(content, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -114,12 +114,12 @@ def write_index(folder: Path, index: CacheIndex) -> None:
 
 
 def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]]:
-    """Return an index with the shards that are in its folder, and the files that are no shards.
+    """Return an index with the shards that are in its folder, and the files that are damaged.
 
-    Headers are read, not the data.
+    Only the headers of the files are read.
 
     Raises:
-        CacheError: If a shard is of another cache, or cannot be read.
+        CacheError: If a shard belongs to another cache, or cannot be read.
     """
     entries, damaged = [], []
     for path in sorted(folder.glob(PATTERN)):
@@ -130,7 +130,7 @@ def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]
             continue
         if shard.cache != index.cache:
             raise CacheError(f'{path} is of another cache than this one. Choose another --folder, '
-                             f'or delete it and what belongs to it.')
+                             f'or delete the other cache.')
         entries.append(shard.entry)
     return replace(index, shards=entries), damaged
 

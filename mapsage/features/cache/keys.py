@@ -1,4 +1,4 @@
-"""What cached features depend on, as short hashes that tell one cache from another."""
+"""Everything that cached features depend on, as short hashes that identify a cache."""
 from __future__ import annotations
 
 import hashlib
@@ -12,9 +12,9 @@ from torch import nn
 
 from mapsage.accelerator import derived_seed
 
-# Where a dataset lies does not decide what is in it; what is in it is in CacheKeys.dataset.
+# Settings that say where a dataset is. Its content is hashed by dataset_hash instead.
 _PLACES = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
-# First number of a view's seed; a run's own seeds have three numbers, a view's has four.
+# First of the four numbers of a view's seed. The seeds that a run draws have three numbers.
 _VIEW = int.from_bytes(b'view', 'big')
 
 Seed = Tuple[int, ...]
@@ -28,8 +28,8 @@ class CacheKeys:
         weights: Hash of the encoder's weights.
         transforms: Hash of :attr:`settings`.
         dataset: Hash of the list of samples.
-        samples: Samples of the dataset.
-        settings: The parts of the config from the file on disk to the features, as JSON has them.
+        samples: Number of samples in the dataset.
+        settings: All settings between the image file and the features, as values of JSON.
     """
 
     weights: str
@@ -39,7 +39,7 @@ class CacheKeys:
     settings: Any = field(compare=False)
 
     def differences(self, other: CacheKeys) -> List[str]:
-        """Return a line for each key that differs, with this one's value first."""
+        """Return a line for each key that differs, with the value of ``self`` first."""
         lines = [f'{name} {getattr(self, name)} there, {getattr(other, name)} here'
                  for name in ('weights', 'transforms', 'dataset')
                  if getattr(self, name) != getattr(other, name)]
@@ -57,13 +57,13 @@ def keys_of_run(cfg: Mapping[str, Any], dataset: Any, encoder: nn.Module,
     """Return the keys of the features that a run of a config would compute.
 
     Args:
-        cfg: The whole config.
-        dataset: What ``train_dataloader.dataset`` became.
-        encoder: ``model.backbone``, with its weights.
-        dtype: What autocast computes in; None without autocast.
+        cfg: Complete config.
+        dataset: Dataset that was built from ``train_dataloader.dataset``.
+        encoder: Module ``model.backbone``, with its weights.
+        dtype: Dtype in which autocast computes; None without autocast.
 
     Raises:
-        ValueError: If the dataset does not list its samples, or a setting has no lasting form.
+        ValueError: If the dataset does not list its samples, or a setting cannot be written down.
     """
     model = cfg['model']
     settings = canonical(dict(
@@ -88,20 +88,20 @@ def weights_hash(encoder: nn.Module) -> str:
 
 
 def dataset_hash(dataset: Any) -> str:
-    """Return a hash of what a dataset lists, in its order.
+    """Return a hash of the samples that a dataset lists, in their order.
 
-    Paths count from ``data_root``, so that a dataset that was moved is the same one. Of each file
-    the size counts too: of a file that was edited it is hardly ever the same.
+    Paths are relative to ``data_root``, so that moving a dataset does not change its hash. The size
+    of each file is part of the hash, because editing a file nearly always changes its size.
 
     Args:
-        dataset: A map-style dataset with MMEngine's ``get_data_info``.
+        dataset: Map-style dataset with MMEngine's ``get_data_info``.
 
     Raises:
-        ValueError: If it has no ``get_data_info``.
+        ValueError: If the dataset has no ``get_data_info``.
     """
     if not hasattr(dataset, 'get_data_info'):
-        raise ValueError(f'{type(dataset).__name__} has no get_data_info(index), by which its '
-                         f'samples are told apart. Features of MMEngine datasets can be cached.')
+        raise ValueError(f'{type(dataset).__name__} has no get_data_info(index), which '
+                         f'identifies its samples. Features of MMEngine datasets can be cached.')
     roots = sorted({os.path.abspath(root) for root in _roots(dataset)}, key=len, reverse=True)
     sizes: Dict[str, int] = {}
     digest = hashlib.sha256(str(len(dataset)).encode())
@@ -115,15 +115,15 @@ def dataset_hash(dataset: Any) -> str:
 
 
 def hash_of(value: Any) -> str:
-    """Return a hash of something that :func:`canonical` returned."""
+    """Return a hash of a value that :func:`canonical` returned."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def canonical(value: Any) -> Any:
-    """Return a value as JSON has it: equal in every process for equal settings.
+    """Return a setting as values of JSON, which are equal in every process for equal settings.
 
     Raises:
-        ValueError: If an object in it is known by its address only.
+        ValueError: If an object in it has only its address to identify it.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -137,47 +137,51 @@ def canonical(value: Any) -> Any:
         return f'{value.__module__}.{value.__qualname__}'
     text = repr(value)
     if ' at 0x' in text:
-        raise ValueError(f'the setting {text} looks different in every run, so that a cache cannot '
-                         f'be known by it. Write it as a dict with type=..., or as numbers.')
+        raise ValueError(f'the setting {text} looks different in every run, so it cannot identify '
+                         f'a cache. Write it as a dict with type=..., or as numbers.')
     return text
 
 
 @dataclass(frozen=True)
 class ViewSeeds:
-    """The seeds of a cache's views: of each sample ``views`` looks exist, and no others.
+    """The seeds by which the views of a cache are loaded: ``views`` seeds for each sample.
 
-    It is what ``KeyedDataset.reseed`` calls in the loader's workers.
+    ``KeyedDataset.reseed`` calls it in the loader's workers.
 
     Attributes:
-        seed: The cache's own, 0 or more.
-        views: Views a sample.
+        seed: Seed of the cache, 0 or more.
+        views: Number of views per sample.
     """
 
     seed: int
     views: int
 
     def __call__(self, index: int, seed: Seed) -> Seed:
-        """Return the seed of the view that a run draws by its own seed.
+        """Return the seed of the view that stands for a sample of a run.
+
+        Args:
+            index: Number of the sample.
+            seed: Seed that the run drew for the sample; it chooses the view.
 
         Raises:
-            ValueError: If there is a choice, and no seed to choose by.
+            ValueError: If there is more than one view, and ``seed`` is empty.
         """
         if len(seed) == 4 and seed[0] == _VIEW:
-            return seed  # a sample that is loaded again by what it was loaded by
+            return seed  # the seed of a view already: the sample is loaded again
         if self.views > 1 and not seed:
             raise ValueError(f'sample {index} came without a seed to choose one of {self.views} '
                              f'views by: name a sampler in train_dataloader, no batch_sampler.')
         return self.of(index, derived_seed(*seed) % self.views if self.views > 1 else 0)
 
     def of(self, index: int, view: int) -> Seed:
-        """Return the seed under which view ``view`` of sample ``index`` is loaded."""
+        """Return the seed by which view ``view`` of sample ``index`` is loaded."""
         return (_VIEW, self.seed, index, view)
 
     def view(self, index: int, seed: Seed) -> int:
-        """Return the view that a sample was loaded as.
+        """Return the number of the view that a sample was loaded as.
 
         Raises:
-            ValueError: If its seed is not one of this cache's.
+            ValueError: If the seed does not belong to a view of this cache.
         """
         if len(seed) != 4 or seed[:3] != (_VIEW, self.seed, index) or not 0 <= seed[3] < self.views:
             raise ValueError(f'sample {index} was loaded by the seed {seed}, which is none of its '
@@ -187,7 +191,7 @@ class ViewSeeds:
 
 
 def _without(config: Any, names: Tuple[str, ...]) -> Any:
-    """Return a config without some settings, however deep."""
+    """Return a config without some settings, at any depth."""
     if isinstance(config, Mapping):
         return {key: _without(each, names) for key, each in config.items() if key not in names}
     if isinstance(config, (list, tuple)):
@@ -196,7 +200,7 @@ def _without(config: Any, names: Tuple[str, ...]) -> Any:
 
 
 def _roots(dataset: Any) -> Iterator[str]:
-    """Yield ``data_root`` of a dataset and of those that it wraps."""
+    """Yield ``data_root`` of a dataset and of the datasets that it wraps."""
     if dataset.__dict__.get('data_root'):
         yield dataset.data_root
     inner = dataset.__dict__.get('dataset')
@@ -213,7 +217,7 @@ def _relative(path: str, roots: List[str]) -> str:
 
 
 def _size(path: str, known: Dict[str, int]) -> int:
-    """Return a file's bytes, -1 if it is not a local one."""
+    """Return the size of a file in bytes, -1 if the file is not a local one."""
     if path not in known:
         known[path] = os.path.getsize(path) if os.path.isfile(path) else -1
     return known[path]

@@ -1,4 +1,4 @@
-"""Shards of cached features: safetensors files that are read by mapping them into memory."""
+"""Shards of cached features: safetensors files that are mapped into memory to read them."""
 from __future__ import annotations
 
 import json
@@ -16,23 +16,24 @@ from safetensors.torch import save
 
 from mapsage.features.source import StreamingError
 
-# A shard is what a killed run may lose of each rank's work, and what is held in memory until it
-# is written: two dozen images of a ViT-L with four float32 levels, at 512 x 512.
+# A killed run loses at most one unfinished shard of each rank, and a shard is kept in memory until
+# it is written. This size is two dozen 512 x 512 images of a ViT-L with four float32 levels.
 SHARD_BYTES = 256 << 20
 PATTERN = 'features-*.safetensors'
-# How a level is stored: the kernels of a head, and so its last bits, depend on where channels lie.
+# Memory formats of a level. They are kept, since the kernels of a head, and so the last bits of its
+# output, depend on them.
 _CHANNELS_FIRST, _CHANNELS_LAST = 'chw', 'hwc'
 _DTYPES = dict(F64=torch.float64, F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MAX_HEADER_BYTES = 100 << 20  # the format's own limit
-_AGAIN = 'tools/cache_features.py with the same arguments as before computes what is not there.'
+_MAX_HEADER_BYTES = 100 << 20  # limit of the safetensors format
+_AGAIN = 'tools/cache_features.py with the same arguments as before computes what is missing.'
 
 # The levels of one sample, each (channels, height, width).
 Levels = Sequence[torch.Tensor]
 
 
 class Form(NamedTuple):
-    """How a level lies in a shard."""
+    """Memory format, dtype and stored shape of a level in a shard."""
 
     layout: str
     dtype: torch.dtype
@@ -40,17 +41,17 @@ class Form(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a number."""
+        """Size of one number in bytes."""
         return torch.finfo(self.dtype).bits // 8
 
     @property
     def bytes(self) -> int:
-        """Bytes of the level."""
+        """Size of the level in bytes."""
         return math.prod(self.shape) * self.item_bytes
 
     @property
     def level_shape(self) -> Tuple[int, ...]:
-        """(C, h, w)."""
+        """Shape of the level as the encoder returned it, (C, h, w)."""
         last = self.layout == _CHANNELS_LAST
         return (self.shape[2], *self.shape[:2]) if last else self.shape
 
@@ -60,18 +61,18 @@ class CacheError(StreamingError):
 
 
 class DamagedShardError(CacheError):
-    """A shard is not what was written."""
+    """A shard differs from what was written."""
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """What the index says of a shard.
+    """Entry of the index for one shard.
 
     Attributes:
-        file: Its name.
-        bytes: Its size.
-        header: CRC-32 of its header.
-        items: Numbers of its items, ascending.
+        file: Name of the file.
+        bytes: Size of the file.
+        header: CRC-32 of the file's header.
+        items: Numbers of the items in the shard, ascending.
     """
 
     file: str
@@ -86,7 +87,7 @@ class ShardEntry:
                    [item for start, stop in entry['items'] for item in range(start, stop)])
 
     def to_json(self) -> Dict[str, Any]:
-        """Return it with items as ranges ``[start, stop]``."""
+        """Return the entry as values of JSON, with the items as ranges ``[start, stop]``."""
         return dict(file=self.file, bytes=self.bytes, header=self.header,
                     items=ranges_of(self.items))
 
@@ -103,18 +104,18 @@ def ranges_of(numbers: Sequence[int]) -> List[List[int]]:
 
 
 def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
-    """Write a shard; it appears under its name when it is whole and on the disk.
+    """Write a shard. The file gets its name once it is complete and on the disk.
 
     Args:
-        folder: Where.
-        cache: Hash of the cache that it belongs to.
-        items: By number, CPU tensors of one count a sample.
+        folder: Folder of the cache.
+        cache: Hash of the cache that the shard belongs to.
+        items: Levels of each item, by the item's number; CPU tensors, equally many per item.
 
     Returns:
-        Its path, named after its first item.
+        Path of the file, which is named after its first item.
 
     Raises:
-        CacheError: If it cannot be written, with the bytes it needs and those that are free.
+        CacheError: If the file cannot be written, with the bytes that it needs and that are free.
     """
     first = min(items)
     path = folder / f'features-{first:012d}.safetensors'
@@ -125,7 +126,7 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
         checksums[item] = _checksum([tensor for _, tensor in laid_out])
         tensors.update({f'{item:012d}.{level:02d}.{layout}': tensor
                         for level, (layout, tensor) in enumerate(laid_out)})
-    # Not save_file, which lets nobody but its user read the file.
+    # Not save_file, whose files only their owner may read.
     data = save(tensors, dict(cache=cache, checksums=json.dumps(checksums)))
     try:
         with open(partial, 'wb') as file:
@@ -145,24 +146,24 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that may be written into a folder."""
+    """Return how many bytes the file system of a folder has free."""
     return shutil.disk_usage(folder).free
 
 
 class Shard:
-    """A shard, mapped into memory: nothing is read before it is looked at.
+    """A shard, mapped into memory: bytes are read from the disk when they are first used.
 
     Args:
-        path: Its file.
+        path: File of the shard.
 
     Attributes:
-        cache: Hash of the cache that it belongs to.
-        entry: What an index has to say of it.
-        memory: The file, uint8 (bytes,); do not write to it.
+        cache: Hash of the cache that the shard belongs to.
+        entry: Entry of the shard for an index.
+        memory: Content of the file, uint8 (bytes,); do not write to it.
 
     Raises:
-        DamagedShardError: If its size or its header is not a whole shard's.
-        CacheError: If it is missing or may not be read.
+        DamagedShardError: If the size or the header is not that of a complete shard.
+        CacheError: If the file is missing or may not be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,19 +182,19 @@ class Shard:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedShardError(f'{path} is damaged: {error!r}. Delete it. {_AGAIN}') from error
         self.entry = ShardEntry(path.name, size, zlib.crc32(header), sorted(self._places))
-        # Private, and by torch's own map, which leaves no file descriptor open.
+        # torch's mapping leaves no file descriptor open; a private one cannot change the file.
         self.memory = torch.from_file(str(path), shared=False, size=size,
                                       dtype=torch.uint8).numpy()
 
     def places(self, item: int) -> List[Tuple[Form, int]]:
-        """Return the form of each level of an item, and the byte of the file where it begins."""
+        """Return the form of each level of an item, and its position in the file in bytes."""
         return self._places[item]
 
     def check(self, item: int) -> None:
-        """Compare an item's bytes with the checksum of what was written.
+        """Compare the checksum of an item's bytes with that of the bytes that were written.
 
         Raises:
-            DamagedShardError: If they differ.
+            DamagedShardError: If the checksums differ.
         """
         found = 0
         for form, start in self._places[item]:
@@ -206,12 +207,12 @@ class Shard:
     def _parse(self, header: bytes, begin: int, size: int) -> None:
         """Read the header of a safetensors file whose data begins at byte ``begin``."""
         known = json.loads(header.decode())
-        told = known.pop('__metadata__')
-        self.cache: str = told['cache']
+        metadata = known.pop('__metadata__')
+        self.cache: str = metadata['cache']
         self._checksums = {int(item): int(value)
-                           for item, value in json.loads(told['checksums']).items()}
+                           for item, value in json.loads(metadata['checksums']).items()}
         self._places: Dict[int, List[Tuple[Form, int]]] = {}
-        forms: Dict[Form, Form] = {}  # one of each, however many items there are
+        forms: Dict[Form, Form] = {}  # so that equal forms of many items are one object
         end = begin
         for name in sorted(known):
             item, level, layout = name.split('.')
@@ -229,19 +230,19 @@ class Shard:
 
 
 def _as_stored(level: torch.Tensor) -> Tuple[str, torch.Tensor]:
-    """Return the layout of a level (C, h, w), and the level as one piece in that layout."""
+    """Return the memory format of a level (C, h, w), and the level, contiguous in that format."""
     if not level.is_contiguous() and level.permute(1, 2, 0).is_contiguous():
         return _CHANNELS_LAST, level.permute(1, 2, 0)
     return _CHANNELS_FIRST, level.contiguous()
 
 
 def read_items(rows: Sequence[Tuple[Shard, int]]) -> Tuple[torch.Tensor, ...]:
-    """Return copies of n items of shards: one (n, C, h, w) a level.
+    """Return copies of n items of shards, one tensor (n, C, h, w) per level.
 
-    Channels lie in memory as they lay when the items were written.
+    The tensors have the memory format of the items that were written.
 
     Raises:
-        ValueError: If the items have different shapes, with all of them.
+        ValueError: If the items have different shapes, with all of these shapes.
     """
     places = [shard.places(item) for shard, item in rows]
     forms = {tuple(form for form, _ in levels) for levels in places}
@@ -249,7 +250,7 @@ def read_items(rows: Sequence[Tuple[Shard, int]]) -> Tuple[torch.Tensor, ...]:
         raise ValueError(str(sorted([form.level_shape for form in each] for each in forms)))
     levels = []
     for at, form in enumerate(forms.pop()):
-        # By NumPy, whose copies cost a tenth of torch's in calls; integers, for bfloat16's sake.
+        # NumPy copies, since its calls cost a tenth of torch's. As integers: it has no bfloat16.
         batch = torch.empty((len(rows), *form.shape), dtype=_INTEGERS[form.item_bytes])
         bytes_of, size = batch.numpy().reshape(len(rows), -1).view('uint8'), form.bytes
         for row, (shard, _) in enumerate(rows):
@@ -263,7 +264,7 @@ def read_items(rows: Sequence[Tuple[Shard, int]]) -> Tuple[torch.Tensor, ...]:
 def _checksum(levels: Levels) -> int:
     value = 0
     for level in levels:
-        # NumPy has no bfloat16
+        # NumPy has no bfloat16.
         plain = level.view(torch.int16) if level.dtype == torch.bfloat16 else level
         value = zlib.crc32(plain.numpy().reshape(-1).view('uint8').data, value)
     return value

@@ -1,1 +1,1 @@
-"""Features that other ranks compute: the encoder that sends, and the head that receives."""
+"""Features that other ranks compute: the encoder that sends them, and the head that receives."""

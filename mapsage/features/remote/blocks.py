@@ -1,4 +1,4 @@
-"""A fixed amount of host memory in blocks, each with at most one owner."""
+"""A fixed amount of host memory, divided into blocks that have at most one owner each."""
 from __future__ import annotations
 
 import threading
@@ -12,15 +12,15 @@ from mapsage.features.wire.payload import host_bytes
 
 
 class BlockError(StreamingError):
-    """A block was used by who does not own it, or one was not given back."""
+    """A block was used by an item that does not own it, or was not given back."""
 
 
 class Owner(NamedTuple):
-    """Who owns a block.
+    """The owner of a block.
 
     Attributes:
-        item: The item's number.
-        attempt: Which of its attempts.
+        item: Number of the item.
+        attempt: Number of the item's attempt.
     """
 
     item: int
@@ -30,13 +30,13 @@ class Owner(NamedTuple):
 class BlockPool:
     """Blocks of one uint8 host tensor. Safe to use from several threads.
 
-    A block's generation grows each time it is freed, so that what was sent for an earlier owner
-    is told from what is sent for the present one. A block into which a write is under way when it
-    is freed comes back to the free ones, with the generation after, only once the write has ended.
+    A block's generation number grows each time the block is freed, so that bytes sent for an
+    earlier owner can be recognized. A block that is freed during a write becomes free, with the
+    next generation number, only when the write has ended.
 
     Args:
-        blocks: How many.
-        block_bytes: Bytes of each.
+        blocks: Number of blocks.
+        block_bytes: Bytes per block.
 
     Raises:
         ValueError: If either is not a positive integer.
@@ -56,18 +56,18 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """How many blocks nobody owns and nobody writes into."""
+        """Number of blocks without an owner and without a write."""
         return len(self._free)
 
     def alloc(self, count: int, owner: Sequence[int]) -> List[int]:
         """Return the ids of ``count`` free blocks, which ``owner`` owns from now on.
 
         Args:
-            count: At most :attr:`free`.
-            owner: An item's number and attempt.
+            count: Number of blocks, at most :attr:`free`.
+            owner: Number and attempt of an item.
 
         Raises:
-            BlockError: If fewer are free. None is taken then.
+            BlockError: If fewer blocks are free. None is taken then.
         """
         with self._lock:
             if not 0 <= count <= len(self._free):
@@ -80,10 +80,10 @@ class BlockPool:
             return blocks
 
     def generation(self, block: int, owner: Sequence[int]) -> int:
-        """Return the generation in which ``owner`` owns a block.
+        """Return the generation number of a block that ``owner`` owns.
 
         Raises:
-            BlockError: If it does not own it.
+            BlockError: If ``owner`` does not own the block.
         """
         with self._lock:
             self._check(block, owner, 'asks for the generation of')
@@ -93,7 +93,7 @@ class BlockPool:
         """Return the bytes of a block, uint8 (block_bytes,), not a copy.
 
         Raises:
-            BlockError: If ``owner`` does not own it.
+            BlockError: If ``owner`` does not own the block.
         """
         with self._lock:
             self._check(block, owner, 'reads')
@@ -103,7 +103,8 @@ class BlockPool:
         """Return the bytes of a block to write into until :meth:`end_write`.
 
         Raises:
-            BlockError: If ``owner`` does not own it, in this generation; if it is being written.
+            BlockError: If ``owner`` does not own the block, if the block has another generation
+                number, or if a write is under way.
         """
         with self._lock:
             self._check(block, owner, 'writes')
@@ -117,7 +118,7 @@ class BlockPool:
             return self._bytes(block)
 
     def end_write(self, block: int) -> None:
-        """End what :meth:`begin_write` began; the owner may have freed the block meanwhile.
+        """End the write that :meth:`begin_write` began; the block may have been freed meanwhile.
 
         Raises:
             BlockError: If no write is under way.
@@ -133,7 +134,7 @@ class BlockPool:
         """Free blocks, all or none of them.
 
         Raises:
-            BlockError: If ``owner`` does not own one of them, or one is named twice.
+            BlockError: If ``owner`` does not own one of the blocks, or one is named twice.
         """
         with self._lock:
             for block in blocks:
@@ -147,10 +148,10 @@ class BlockPool:
                     self._free.append(block)
 
     def close(self) -> None:
-        """Check that all blocks came back.
+        """Check that all blocks were given back.
 
         Raises:
-            BlockError: Naming the blocks that did not and their owners.
+            BlockError: Naming the other blocks and their owners.
         """
         with self._lock:
             if len(self._free) == self.total:

@@ -1,4 +1,4 @@
-"""What an encoder rank does: encode what heads ask for, and send what they have room for."""
+"""The encoder's side: encodes what heads ask for, and sends what they have blocks for."""
 from __future__ import annotations
 
 import threading
@@ -15,10 +15,11 @@ from mapsage.features.wire.header import Header, Kind
 from mapsage.features.wire.link import Link, LinkError, Receiver
 from mapsage.features.wire.payload import Layout, Payload, split
 
-# Encoded items of a head that may wait for its blocks. Two keep it busy, more only fill memory.
+# Number of encoded items that may wait until their head has blocks for them. Two keep the head
+# busy; more of them only fill memory.
 _WAITING = 2
 _CLOSE_SECONDS = 10.0
-_MAX_TEXT = 4000  # bytes of an error that travel
+_MAX_TEXT = 4000  # bytes of an error text that are sent
 
 _Key = Tuple[int, int]  # item, attempt
 
@@ -31,7 +32,7 @@ class _Request:
 
 @dataclass
 class _Head:
-    """What one head asked for and did not get yet."""
+    """The requests of one head, and the encoded items that it has not received in full."""
 
     requests: Dict[_Key, _Request] = field(default_factory=dict)
     waiting: Dict[_Key, Payload] = field(default_factory=dict)
@@ -39,10 +40,11 @@ class _Head:
     gone: bool = False
 
     def next_request(self) -> Optional[_Key]:
-        """Return the lowest item, if few enough are encoded that the head needs before it.
+        """Return the request with the lowest number, unless too many items wait before it.
 
-        A head gives blocks in the order of items: one that comes back from another encoder is
-        encoded however many later ones wait, or none of them would ever get a block.
+        A head gives blocks in the order of items. So only encoded items with a lower number count:
+        an item that failed on another encoder must be encoded however many later items wait, or
+        none of them would ever get a block.
         """
         if not self.requests:
             return None
@@ -52,26 +54,26 @@ class _Head:
 
 def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: int = 0,
           heartbeat: float = 1.0) -> Dict[str, float]:
-    """Encode for heads until all of them closed their links or went away.
+    """Encode for heads until all of them have closed their links or gone away.
 
-    Heads take turns. An exception in ``encode`` becomes the head's to deal with, by its text; the
-    next item is encoded as if nothing had been. Heartbeats are sent between items and while there
-    is none, by the thread that encodes: an encoder that hangs sends none, and neither does one
-    whose single item takes long.
+    Heads take turns. If ``encode`` raises an exception, its text is sent to the head, which asks
+    another encoder; the next item is encoded normally. Heartbeats are sent between items, and while
+    there is no item, by the thread that encodes. So an encoder that hangs sends none, and neither
+    does an encoder that takes long for a single item.
 
     Args:
-        links: To the heads, one each, not started.
-        encode: The frozen encoder; called without autograd with images as the head has them.
-        device: Where ``encode`` wants them.
-        digest: Of the encoder's weights, 0 to 2**63 - 1; heads compare it with their own.
+        links: Links to the heads, one per head, not started.
+        encode: Frozen encoder, called without autograd on the images that the head sent.
+        device: Device on which ``encode`` wants the images.
+        digest: Digest of the encoder's weights, 0 to 2**63 - 1, which heads compare with theirs.
         heartbeat: Seconds between heartbeats; a small part of the links' ``peer_timeout``.
 
     Returns:
-        ``items`` encoded, ``failed`` of those, ``bytes`` of features offered, ``encode_seconds``,
-        and ``lost`` links.
+        ``items`` that were encoded, items that ``failed``, ``bytes`` of features offered,
+        ``encode_seconds``, and ``lost`` links.
 
     Raises:
-        LinkError: If every head went away without a word, with the reasons.
+        LinkError: If every head went away without closing its link, with the reasons.
     """
     encoder = _Encoder(links, encode, device, digest, heartbeat)
     for link in links:
@@ -151,7 +153,7 @@ class _Encoder(Receiver):
                 link.send(Header(Kind.HEARTBEAT))
 
     def _choose(self) -> Optional[Tuple[Link, _Key, _Request]]:
-        """Return what to encode next; whose head comes last in the next round."""
+        """Return the next request to encode; the heads take turns."""
         for link in list(self._turns):
             head = self._heads[link]
             key = head.next_request()
@@ -165,7 +167,7 @@ class _Encoder(Receiver):
         start = time.monotonic()
         try:
             layout, data = self._encoded(request)
-        except Exception as error:  # becomes the head's, which has others to ask
+        except Exception as error:  # sent to the head, which may ask another encoder
             with self._changed:
                 self._refuse(link, key, f'encoding raised {type(error).__name__}: {error}')
             self._counts['failed'] += 1
@@ -176,7 +178,7 @@ class _Encoder(Receiver):
         with self._changed:
             head = self._heads[link]
             if head.requests.pop(key, None) is None:
-                return  # given up meanwhile
+                return  # the head canceled it meanwhile
             if len(data):
                 head.waiting[key] = data
             link.send(Header(Kind.OFFER, key[0], key[1], total=len(data), layout=layout,
@@ -189,11 +191,11 @@ class _Encoder(Receiver):
             return split(self._encode(images), request.header.wire)
 
     def _send_granted(self, link: Link, credit: Header, payload: torch.Tensor) -> None:
-        """Queue what a credit allows: one message a block."""
+        """Queue the bytes that a credit allows, one message per block."""
         key = credit.item, credit.attempt
         data = self._heads[link].waiting.get(key)
         if data is None:
-            return  # the head gave it up, and this credit was under way
+            return  # the head canceled the item while this credit was on its way
         blocks = np.frombuffer(payload.numpy(), np.int64).reshape(-1, 2).tolist()
         stop = credit.offset + credit.span
         if stop > len(data) or len(blocks) * credit.block_bytes < credit.span:

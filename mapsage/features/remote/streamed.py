@@ -10,9 +10,9 @@ from mapsage.features.source import Encode, Features, FeatureSource, Item, Strea
 from mapsage.features.wire.link import Link
 from mapsage.features.wire.payload import DTYPES
 
-from .arriving import Arriving
 from .blocks import BlockPool
 from .inbox import Inbox
+from .item import RemoteItem
 from .state import State
 
 _CLOSE_SECONDS = 10.0
@@ -21,27 +21,27 @@ _CLOSE_SECONDS = 10.0
 class Streamed(FeatureSource):
     """Asks encoder ranks for items and receives their features in blocks of host memory.
 
-    An item goes to the least busy encoder. Where that fails, dies, or is overdue, it goes to the
-    next, each encoder once, and at last it is encoded in place. Features have the bytes that
-    ``encode`` gives in place, unless ``wire`` rounds them; then both are rounded.
+    An item goes to the least busy encoder. If that encoder fails, dies or takes too long, the item
+    goes to the next one, once to each encoder, and in the end it is encoded locally. Features have
+    the bytes that ``encode`` computes locally; if ``wire`` rounds them, local ones are rounded too.
 
     Args:
-        links: To the encoders, as :func:`~mapsage.features.wire.link.open_links` made them. Their
-            ``peer_timeout`` must be longer than an encoder computes at one item.
-        device: Where the head wants the features.
-        encode: The frozen encoder on ``device``, for items no encoder is left for; they fail when
-            None.
-        digest: Of the encoder's weights, 0 to 2**63 - 1, as encoders give it to ``serve``.
-        pool_bytes: Host memory for features on their way. An item that needs more is an error;
-            items beyond it wait, and one that finds too little room comes in parts.
-        block_bytes: What one message carries at most. ``pool_bytes`` is cut to a multiple of it.
+        links: Links to the encoders, from :func:`~mapsage.features.wire.link.open_links`. Their
+            ``peer_timeout`` must be longer than an encoder needs for one item.
+        device: Device on which the head wants the features.
+        encode: Frozen encoder on ``device``, for items that no encoder rank is left for. Without
+            it these items fail.
+        digest: Digest of the encoder's weights, 0 to 2**63 - 1, as encoders give it to ``serve``.
+        pool_bytes: Host memory for features on their way. An item that needs more is an error. If
+            too little of it is free, an item arrives in parts, and the next items wait.
+        block_bytes: Most bytes that one message carries; ``pool_bytes`` is cut to a multiple of it.
         timeout: Seconds that one attempt may take while the head waits for it.
-        wire: Dtype in which features travel, for example ``torch.bfloat16``; as computed when None.
-            They arrive in the dtype that was computed.
-        ahead: Items worth requesting before the first is needed; two an encoder when None.
+        wire: Dtype in which features travel, for example ``torch.bfloat16``; the computed dtype
+            when None. They become the computed dtype again when they have arrived.
+        ahead: Number of items to request before the first is needed; two per encoder when None.
 
     Raises:
-        ValueError: If a size, a time or ``wire`` is not usable, or links are missing.
+        ValueError: If a size, a time or ``wire`` is out of range, or ``links`` is empty.
     """
 
     def __init__(self, links: Sequence[Link], device: torch.device,
@@ -65,25 +65,25 @@ class Streamed(FeatureSource):
         self._device = device
         self._inbox = Inbox(links, BlockPool(pool_bytes // block_bytes, block_bytes), encode,
                             device, digest, timeout, wire)
-        self._items: Dict[int, Arriving] = {}
+        self._items: Dict[int, RemoteItem] = {}
         self._waited, self._closed = 0.0, False
         self._inbox.start()
 
     def request(self, item: Item) -> None:
-        """Ask an encoder for an item. Returns once its images are in host memory.
+        """Ask an encoder for an item; return once its images are in host memory.
 
         Raises:
-            ValueError: If its number is not larger than those before.
+            ValueError: If its number is not larger than those requested before.
         """
         self._items[item.number] = self._inbox.request(item.number, item.images)
 
-    def arriving(self, number: int) -> Arriving:
-        """Return an item that was requested as it comes, for who delivers it to several ranks.
+    def arriving(self, number: int) -> RemoteItem:
+        """Return a requested item while it arrives, for the caller that delivers it to many ranks.
 
-        :meth:`release` it in the end.
+        The caller must :meth:`release` or :meth:`drop` the item in the end.
 
         Raises:
-            StreamingError: If it was not requested, or is released.
+            StreamingError: If the item was not requested, or was released.
         """
         if number not in self._items:
             raise StreamingError(f'item {number} was not requested, or its features were taken: '
@@ -91,39 +91,39 @@ class Streamed(FeatureSource):
         return self._items[number]
 
     def release(self, number: int) -> None:
-        """Give back what an item holds that is READY or FAILED.
+        """Free what a READY or FAILED item holds.
 
         Raises:
-            StreamingError: If it is neither, was not requested, or is released.
+            StreamingError: If the item is in another state, was not requested, or was released.
         """
-        arriving = self.arriving(number)
-        if arriving.state not in (State.READY, State.FAILED):
-            raise StreamingError(f'item {number} is {arriving.state.name}, expected READY or '
-                                 f'FAILED to release it.')
+        item = self.arriving(number)
+        if item.state not in (State.READY, State.FAILED):
+            raise StreamingError(f'item {number} is {item.state.name}, expected READY or FAILED '
+                                 f'to release it.')
         del self._items[number]
-        self._inbox.release(arriving)
+        self._inbox.release(item)
 
     def drop(self, number: int) -> None:
-        """Give up an item, whatever became of it; nothing happens if it was released."""
-        arriving = self._items.pop(number, None)
-        if arriving is not None:
-            self._inbox.drop(arriving)
+        """Cancel an item in any state, and free what it holds. Does nothing if it was released."""
+        item = self._items.pop(number, None)
+        if item is not None:
+            self._inbox.drop(item)
 
     def features(self, item: Item) -> Features:
-        """Return the features of an item that was requested, on the head's device, detached.
+        """Return the features of a requested item, on the head's device, detached.
 
         Raises:
-            StreamingError: If they cannot be had, with the cause at every encoder that was asked.
+            StreamingError: If there are none, with the cause at every encoder that was asked.
         """
-        arriving, begin = self.arriving(item.number), time.monotonic()
-        while arriving.state not in (State.READY, State.FAILED):
-            arriving.wait(1.0)
+        remote, begin = self.arriving(item.number), time.monotonic()
+        while remote.state not in (State.READY, State.FAILED):
+            remote.wait(1.0)
         self._waited += time.monotonic() - begin
         try:
-            if arriving.state == State.FAILED:
-                raise StreamingError(f'{arriving.error} Look at the logs of the encoders.')
-            assert arriving.layout is not None and arriving.total is not None
-            return arriving.layout.unpack(arriving.read(0, arriving.total), self._device)
+            if remote.state == State.FAILED:
+                raise StreamingError(f'{remote.error} Look at the logs of the encoders.')
+            assert remote.layout is not None and remote.total is not None
+            return remote.layout.unpack(remote.read(0, remote.total), self._device)
         finally:
             self.release(item.number)
 
@@ -131,9 +131,10 @@ class Streamed(FeatureSource):
         """Return what happened since the last report.
 
         Returns:
-            ``waited``: seconds the head stood still for features. What occurred of: ``bytes`` that
-            came, ``items from <encoder>``, ``failovers`` to another encoder, ``local`` items,
-            ``partial`` grants, ``duplicates`` that were dropped, ``lost`` links.
+            ``waited``: seconds for which the head stood still until features arrived. And each of
+            these that is not 0: ``bytes`` that arrived, ``items from <encoder>``, ``failovers`` to
+            another encoder, ``local`` items, ``partial`` grants, ``duplicates`` that were dropped,
+            ``lost`` links.
         """
         waited, self._waited = self._waited, 0.0
         return dict(self._inbox.counts(), waited=waited)
@@ -142,7 +143,7 @@ class Streamed(FeatureSource):
         """Close the links and check that all blocks came back. May be called twice.
 
         Raises:
-            BlockError: Naming what kept a block.
+            BlockError: Naming the items whose blocks were not given back.
         """
         if not self._closed:
             self._closed = True

@@ -1,1 +1,1 @@
-"""What travels between an encoder and a head: headers, payloads, and the link that carries them."""
+"""Messages between an encoder and a head: headers, payloads, and the link that carries them."""

@@ -1,4 +1,4 @@
-"""What goes ahead of every payload between an encoder and a head: a header of fixed size."""
+"""The header of fixed size that precedes every payload between an encoder and a head."""
 from __future__ import annotations
 
 import enum
@@ -12,30 +12,31 @@ from mapsage.features.source import StreamingError
 
 from .payload import DIMS, DTYPES, MAX_LEVELS, Layout
 
-# 'MSF' and the version of what follows; both sides of a job must run the same.
+# 'MSF' and the version of the format; both sides of a job must run the same version.
 _MAGIC = int.from_bytes(b'MSF\x01', 'big')
 _NUMBERS = ('item', 'attempt', 'total', 'offset', 'nbytes', 'span', 'block', 'generation',
             'blocks', 'block_bytes', 'digest', 'checksum')
 _LIMIT = 2**63 - 1
-# magic, kind, the numbers, wire dtype, dtype, original dtype, levels; shapes; checksum of it all
+# Words: magic, kind, the numbers, wire dtype, dtype, original dtype, number of levels; the shapes;
+# the checksum of all words before it.
 _SHAPES_AT = 2 + len(_NUMBERS) + 4
 WORDS = _SHAPES_AT + MAX_LEVELS * DIMS + 1
 
 
 class HeaderError(StreamingError):
-    """A header that cannot be read. What follows it is lost, so the link is."""
+    """A header cannot be read. Nothing after it can be either, so the link is lost."""
 
 
 class Kind(enum.IntEnum):
-    """What a message says, and who says it."""
+    """Kind of a message, with its sender and its meaning."""
 
     REQUEST = 1  # head: encode these images
-    OFFER = 2  # encoder: they are encoded, and this is what they are
+    OFFER = 2  # encoder: the images are encoded; here are the size and layout of their features
     CREDIT = 3  # head: send these bytes into these blocks
     DATA = 4  # encoder: bytes for one block
-    FAILED = 5  # encoder: this attempt failed; head: it is not wanted any more
-    HEARTBEAT = 6  # encoder: I compute or wait; head, in answer: I listen
-    CLOSE = 7  # nothing follows; answered with the same
+    FAILED = 5  # encoder: this attempt failed; head: this attempt is canceled
+    HEARTBEAT = 6  # encoder: I am alive; head, as the answer: so am I
+    CLOSE = 7  # either: this is my last message; the other side answers with CLOSE
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,21 @@ class Header:
     """One message without its payload. Sizes are in bytes; all numbers 0 to 2**63 - 1.
 
     Attributes:
-        kind: What the message says.
-        item: The item's number.
-        attempt: 0, 1, ...: which of the encoders asked for the item, one after the other.
-        total: Of the item's features.
-        offset: Of DATA and CREDIT: where in the item they begin.
-        nbytes: Of the payload that follows.
-        span: Of CREDIT: how much may be sent.
-        block: Of DATA: where it goes.
-        generation: Of that block.
-        blocks: Of CREDIT: how many are granted. The payload lists (block, generation), int64.
-        block_bytes: Of CREDIT: how much goes into each block but the last.
-        digest: Of the encoder's weights.
-        checksum: Of the payload: :func:`~mapsage.features.wire.payload.checksum`.
-        wire: Of REQUEST: dtype in which features shall travel; as computed when None.
-        layout: Of REQUEST: the images; of OFFER: the features.
+        kind: Kind of the message.
+        item: Number of the item.
+        attempt: 0, 1, ...: number of encoders that were asked for the item before this one.
+        total: Size of the item's features.
+        offset: Position in the item of the first byte of DATA or of a CREDIT.
+        nbytes: Size of the payload that follows.
+        span: Number of bytes that a CREDIT allows to send.
+        block: Id of the block that DATA goes into.
+        generation: Generation number of the block.
+        blocks: Number of blocks of a CREDIT. The payload lists (block, generation), int64.
+        block_bytes: Size of each block of a CREDIT; the last one may not be filled.
+        digest: Digest of the encoder's weights.
+        checksum: Checksum of the payload: :func:`~mapsage.features.wire.payload.checksum`.
+        wire: Dtype in which a REQUEST wants features to travel; the computed dtype when None.
+        layout: Layout of the images of a REQUEST, or of the features of an OFFER.
     """
 
     kind: Kind
@@ -78,10 +79,11 @@ class Header:
 
 
 def encode_header(header: Header) -> torch.Tensor:
-    """Return a header as it travels, int64 (WORDS,). Pure.
+    """Return a header as it is sent, int64 (WORDS,). Pure.
 
     Raises:
-        ValueError: If a number is out of range, a dtype unknown, or the layout not such.
+        ValueError: If a number is out of range, a dtype is unknown, or the layout has too many
+            levels or dimensions.
     """
     words = [_MAGIC, int(header.kind)]
     for name in _NUMBERS:
@@ -105,10 +107,10 @@ def encode_header(header: Header) -> torch.Tensor:
 
 
 def decode_header(words: torch.Tensor) -> Header:
-    """Return the header that int64 (WORDS,) are. Pure.
+    """Return the header that was sent as ``words``, int64 (WORDS,). Pure.
 
     Raises:
-        HeaderError: If they are none: damaged, of another version, or contradicting themselves.
+        HeaderError: If the words are damaged, of another version, or contradict each other.
     """
     values = words.tolist()
     if len(values) != WORDS or values[0] != _MAGIC:
@@ -128,9 +130,9 @@ def decode_header(words: torch.Tensor) -> Header:
     if dtype is not None and original is not None:
         layout = Layout(_shapes(values), dtype, original)
     header = Header(kind, **numbers, wire=wire, layout=layout)
-    told = {Kind.REQUEST: header.nbytes, Kind.OFFER: header.total}.get(kind)
+    size = {Kind.REQUEST: header.nbytes, Kind.OFFER: header.total}.get(kind)
     if min(numbers.values()) < 0 or (
-            told is not None and (layout is None or layout.nbytes != told)):
+            size is not None and (layout is None or layout.nbytes != size)):
         raise HeaderError(f'a header contradicts itself: {header}.')
     return header
 

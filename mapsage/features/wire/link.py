@@ -1,4 +1,4 @@
-"""Two processes that send each other messages: a header, and the payload it names."""
+"""A connection of two processes for messages of a header and the payload that it describes."""
 from __future__ import annotations
 
 import abc
@@ -18,47 +18,53 @@ from mapsage.features.source import StreamingError
 from .header import WORDS, Header, Kind, decode_header, encode_header
 from .payload import checksum, host_bytes
 
-_HEADER, _PAYLOAD = 0, 1  # tags: the next header is awaited before the payload of this one
-_NOTHING = 2  # tag of what is never sent
-# Messages handed to gloo before the first of them must have left: enough to keep it busy.
+_HEADER, _PAYLOAD = 0, 1  # tags of gloo: the next header is awaited before the payload of this one
+_NOTHING = 2  # tag that no message has
+# Number of messages that gloo gets before the first of them must have been sent: enough to keep
+# gloo busy.
 _IN_FLIGHT = 3
 
 
 class LinkError(StreamingError):
-    """The other end of a link did not come, fell silent, went away or sent what cannot be read."""
+    """The peer of a link did not come, fell silent, went away or sent something unreadable."""
 
 
 class Receiver(abc.ABC):
-    """Takes what arrives on a link; called by the link's reading thread alone."""
+    """Takes the messages that arrive on a link; called by the link's reading thread alone."""
 
     @abc.abstractmethod
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
-        """Return where a payload goes, uint8 (header.nbytes,); None for memory of its own.
+        """Return memory for a payload, uint8 (header.nbytes,); None if the link shall allocate it.
 
-        :meth:`received` follows, whatever happens.
+        A call of :meth:`received` follows, whatever happens.
         """
 
     @abc.abstractmethod
     def received(self, link: Link, header: Header, payload: torch.Tensor,
                  damage: Optional[str]) -> None:
-        """Take a message. ``damage`` says why the payload is not what was sent, else None."""
+        """Take a message. ``damage`` says why the payload differs from what was sent, else None."""
 
     @abc.abstractmethod
     def lost(self, link: Link, reason: Optional[str]) -> None:
-        """Nothing comes any more, and nothing is written any more. ``reason`` is None after CLOSE.
+        """Note that the link is closed; no more messages will arrive, and no memory is written.
+
+        Args:
+            link: Link that is closed.
+            reason: Reason why the connection broke; None after CLOSE.
         """
 
 
 class Link:
     """One end of a connection between an encoder and a head, over gloo and host memory.
 
-    It has a process group of its own: where a peer dies, only its own links break. One thread
-    reads and one writes, so that neither side ever waits for the other to take a message.
+    Each link uses a separate process group, so that a peer that dies breaks only the links to
+    itself. One thread reads and one writes, so that neither side ever waits until the other takes
+    a message.
 
     Args:
-        group: A gloo group of two ranks.
-        end: This process's rank in it.
-        peer: What the other is called in errors, for example ``'encoder 1'``.
+        group: Gloo group of two ranks.
+        end: Rank of this process in the group.
+        peer: Name of the other process in errors, for example ``'encoder 1'``.
         peer_timeout: Seconds without any message after which the peer counts as lost.
     """
 
@@ -67,18 +73,18 @@ class Link:
         self._group, self._other = group, 1 - end
         self._outbox: Deque[Tuple[Header, torch.Tensor]] = deque()
         self._changed = threading.Condition()
-        self._closing = False  # CLOSE is in the outbox; nothing goes behind it
+        self._closing = False  # CLOSE is the last message in the outbox
         self._broken: Optional[str] = None
         self._receiver: Optional[Receiver] = None
         self._threads: List[threading.Thread] = []
 
     @property
     def alive(self) -> bool:
-        """Whether what is sent now can arrive."""
+        """Whether a message that is sent now can arrive."""
         return self._broken is None and not self._closing
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read and write; what arrives goes to ``receiver``."""
+        """Begin to read and write; messages that arrive go to ``receiver``."""
         self._receiver = receiver
         for work in (self._read, self._write):
             name = f'link{work.__name__.replace("_", "-")}-{self.peer.replace(" ", "-")}'
@@ -87,11 +93,11 @@ class Link:
             thread.start()
 
     def send(self, header: Header, payload: Optional[torch.Tensor] = None) -> None:
-        """Send a message, after those before it. Returns at once; on a dead link it does nothing.
+        """Send a message after the earlier ones. Returns at once; does nothing on a broken link.
 
         Args:
-            header: ``nbytes`` and ``checksum`` are filled in.
-            payload: uint8 (n,), contiguous, in host memory; not to be written until it has left.
+            header: Header of the message; its ``nbytes`` and ``checksum`` are filled in.
+            payload: uint8 (n,), contiguous, in host memory; do not write to it until it was sent.
         """
         if payload is None:
             payload = torch.empty(0, dtype=torch.uint8)
@@ -103,10 +109,10 @@ class Link:
             self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Say goodbye, wait for the answer, end the threads; return whether they ended.
+        """Send CLOSE, wait for the answer and end the threads; return whether they ended.
 
         Args:
-            timeout: Seconds; a peer that has not answered by then is left.
+            timeout: Seconds after which the connection is broken without an answer.
         """
         self.send(Header(Kind.CLOSE))
         deadline = time.monotonic() + timeout
@@ -119,21 +125,21 @@ class Link:
         return not any(thread.is_alive() for thread in self._threads)
 
     def abandon(self, reason: str) -> None:
-        """Break the connection: both ends see it, and the threads end."""
+        """Break the connection: both ends notice it, and the threads end."""
         self._break(reason)
         try:
-            # Gloo has no way to cancel, but a time-out of anything closes the connection.
+            # Gloo cannot cancel anything, but when an operation times out it closes the connection.
             self._group.recv([torch.empty(1, dtype=torch.int64)], self._other, _NOTHING).wait(
                 timedelta(milliseconds=1))
         except RuntimeError:
-            pass  # what was asked for
+            pass  # the time-out that was provoked
 
     def _gone(self, error: RuntimeError) -> str:
         return self._break(f'it went away, or said and took nothing for {self.peer_timeout:g} s '
                            f'({_first_line(error)})')
 
     def _break(self, reason: str) -> str:
-        """Send nothing more; return why, which is what went wrong first."""
+        """Stop sending; return the first reason for it."""
         with self._changed:
             if self._broken is None:
                 self._broken = reason
@@ -146,12 +152,12 @@ class Link:
         reason: Optional[str] = None
         try:
             self._read_messages(self._receiver)
-        except StreamingError as error:  # a header that cannot be read, or a receiver's own
+        except StreamingError as error:  # an unreadable header, or an error of the receiver
             reason = str(error)
             self.abandon(reason)
-        except RuntimeError as error:  # gloo's
+        except RuntimeError as error:  # raised by gloo
             reason = self._gone(error)
-        except BaseException as error:  # a fault of this program, told to whoever waits
+        except BaseException as error:  # a fault of this program, reported to the receiver
             reason = f'reading failed: {type(error).__name__}: {error}'
             self.abandon(reason)
         self._receiver.lost(self, reason)
@@ -162,7 +168,7 @@ class Link:
             words, work = awaited
             work.wait(timedelta(seconds=self.peer_timeout))
             header = decode_header(words)
-            awaited = self._await_header()  # now, so that the peer can send it at any time
+            awaited = self._await_header()  # posted now, so that the peer can send it at any time
             if header.kind == Kind.CLOSE:
                 self.send(Header(Kind.CLOSE))
                 return
@@ -187,7 +193,7 @@ class Link:
         receiver.received(self, header, payload, _damage(header, payload))
 
     def _write(self) -> None:
-        in_flight: Deque[Tuple[Any, Any]] = deque()  # keeps the tensors until they have left
+        in_flight: Deque[Tuple[Any, Any]] = deque()  # keeps the tensors until they were sent
         try:
             while True:
                 message = self._next_message(wait=not in_flight)
@@ -199,13 +205,13 @@ class Link:
                     in_flight.popleft()
                 if message is None and (self._broken is not None or self._is_done()):
                     return
-        except RuntimeError as error:  # the reading thread sees the same, and tells
+        except RuntimeError as error:  # the reading thread gets it too, and reports it
             self._gone(error)
-        except BaseException as error:  # a fault of this program, told by the reading thread
+        except BaseException as error:  # a fault of this program; the reading thread reports it
             self.abandon(f'writing failed: {type(error).__name__}: {error}')
 
     def _next_message(self, wait: bool) -> Optional[Tuple[Header, torch.Tensor]]:
-        """Return the next message; None when there is none, after waiting if ``wait``."""
+        """Return the next message or None; if ``wait``, once there is one or the link ends."""
         with self._changed:
             while wait and not self._outbox and self._broken is None and not self._closing:
                 self._changed.wait()
@@ -216,7 +222,7 @@ class Link:
             return self._closing and not self._outbox
 
     def _post(self, header: Header, payload: torch.Tensor) -> Tuple[List[Any], Any]:
-        """Hand a message to gloo; return what to wait for, and the tensors in it."""
+        """Hand a message to gloo; return the works to wait for, and the tensors that they use."""
         header = replace(header, nbytes=len(payload), checksum=checksum(payload))
         words = encode_header(header)
         works = [self._group.send([words], self._other, _HEADER)]
@@ -227,25 +233,26 @@ class Link:
 
 def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[int],
                timeout: float, peer_timeout: float) -> Dict[int, Link]:
-    """Connect this rank with all encoders, if it is a head, or all heads, if it is an encoder.
+    """Connect a head with all encoders, or an encoder with all heads. Collective over all of them.
 
-    Collective over both. Each pair has a group of its own, made over the store; a default process
-    group is not needed. An encoder must serve, and a head listen, within ``peer_timeout`` seconds.
+    Each pair gets a separate group through the store; no default process group is needed.
+    Afterward encoders must serve, and heads listen, within ``peer_timeout`` seconds.
 
     Args:
-        store: A store of torch that all of them reach, used by this thread alone meanwhile.
-        rank: This process, in ``encoders`` or in ``heads``.
+        store: Store of torch that all these ranks reach, used by this thread alone meanwhile.
+        rank: Rank of this process, in ``encoders`` or in ``heads``.
         encoders: Ranks that encode.
-        heads: Ranks that take features: one a head replica.
-        timeout: Seconds to wait for the others to come.
-        peer_timeout: Seconds without any message after which a peer counts as lost. An encoder
-            cannot send while it encodes: more than one item takes. Equal on all of them.
+        heads: Ranks that receive features: one rank of each head replica.
+        timeout: Seconds to wait for the other ranks.
+        peer_timeout: Seconds without any message after which a peer counts as lost; equal on all
+            ranks. An encoder sends nothing while it encodes, so it must be longer than one item
+            takes.
 
     Returns:
-        The links by the rank of the peer.
+        Links by the rank of the peer.
 
     Raises:
-        ValueError: If this rank is not one or the other.
+        ValueError: If this rank is in both lists or in neither, or a time is not positive.
         LinkError: Naming the ranks that did not come.
     """
     encoders, heads = sorted(encoders), sorted(heads)
@@ -258,7 +265,7 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
     peers = heads if rank in encoders else encoders
     _await_peers(store, rank, peers, timeout)
     links = {}
-    for encoder in encoders:  # in one order on all ranks, so that none waits in a circle
+    for encoder in encoders:  # in the same order on all ranks, so that they cannot deadlock
         for head in heads:
             if rank in (encoder, head):
                 peer, name = (head, 'head') if rank == encoder else (encoder, 'encoder')

@@ -1,4 +1,4 @@
-"""Tensors as one run of bytes, what those bytes are, and their checksum."""
+"""Tensors as one sequence of bytes, the layout of those bytes, and their checksum."""
 from __future__ import annotations
 
 import zlib
@@ -12,20 +12,21 @@ from mapsage.features.source import Features
 
 MAX_LEVELS = 8
 DIMS = 4  # n, channels, height, width
-# In the order of their codes on the wire, which must not change.
+# Their positions are their codes in a header, so the order must not change.
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8)
-_WORD, _COLUMNS = 8, 1024  # bytes of a word, words of a row, of the checksum
+_WORD, _COLUMNS = 8, 1024  # the checksum's bytes per word and words per row
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the bytes of an item are.
+    """Meaning of the bytes of an item.
 
     Attributes:
-        shapes: One (n, channels, height, width) a level, at most 8; the levels lie one behind the
-            other.
-        dtype: Of the bytes, one of :data:`DTYPES`.
-        original: What the levels become again; another than ``dtype`` where fewer bytes travel.
+        shapes: Shape of each level, (n, channels, height, width); at most 8 levels, which follow
+            each other without gaps.
+        dtype: Dtype of the bytes, one of :data:`DTYPES`.
+        original: Dtype that the levels become again; it differs from ``dtype`` where features
+            travel in fewer bytes than they were computed in.
     """
 
     shapes: Tuple[Tuple[int, ...], ...]
@@ -34,15 +35,15 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all levels."""
+        """Size of all levels in bytes."""
         return sum(_count(shape) for shape in self.shapes) * item_size(self.dtype)
 
     def unpack(self, data: torch.Tensor, device: torch.device) -> Features:
-        """Return the levels that host bytes hold, on ``device``; on the host without a copy.
+        """Return the levels that bytes hold, on ``device``; without a copy if that is the host.
 
         Args:
-            data: uint8 (nbytes,), contiguous; not to be written afterward.
-            device: Where the levels shall be.
+            data: uint8 (nbytes,), contiguous, in host memory; do not write to it afterward.
+            device: Device of the levels.
 
         Raises:
             ValueError: If ``data`` has another length.
@@ -52,17 +53,17 @@ class Layout:
         levels, offset = [], 0
         for shape in self.shapes:
             stop = offset + _count(shape) * item_size(self.dtype)
-            # widened where it ends up: fewer bytes go to the device
+            # Converted on the device, so that fewer bytes are transferred to it.
             levels.append(_typed(data[offset:stop], self.dtype, shape).to(device).to(self.original))
             offset = stop
         return tuple(levels)
 
 
 class Payload:
-    """The bytes of an item in host memory, level by level, without a copy of them.
+    """The bytes of an item in host memory, level by level, not copied.
 
     Args:
-        levels: uint8 (n,) each, contiguous.
+        levels: Bytes of each level, uint8 (n,), contiguous.
     """
 
     def __init__(self, levels: Sequence[torch.Tensor]) -> None:
@@ -72,7 +73,7 @@ class Payload:
         return sum(len(level) for level in self._levels)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return bytes, uint8 (stop - start,); copied only where they are of several levels."""
+        """Return bytes, uint8 (stop - start,); copied only if they are of more than one level."""
         pieces, begin = [], 0
         for level in self._levels:
             piece = level[max(0, start - begin):max(0, stop - begin)]
@@ -85,9 +86,9 @@ class Payload:
 
 def pack_levels(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
          ) -> Tuple[Layout, torch.Tensor]:
-    """Return what the bytes of tensors are, and the bytes, uint8 (nbytes,), in host memory.
+    """Return the layout of tensors, and a copy of their bytes, uint8 (nbytes,), in host memory.
 
-    As :func:`split`, in one piece and always a copy.
+    Arguments and errors are those of :func:`split`.
     """
     layout, parts = split(levels, wire)
     data = host_bytes(layout.nbytes)
@@ -100,17 +101,17 @@ def pack_levels(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = No
 
 def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
           ) -> Tuple[Layout, Payload]:
-    """Return what the bytes of tensors are, and the bytes.
+    """Return the layout of tensors, and their bytes.
 
-    Those of contiguous host tensors that travel as they are are not copied: fresh pages cost more
+    Contiguous host tensors whose dtype stays are not copied, since filling new memory costs more
     than the transfer.
 
     Args:
-        levels: One to eight (n, channels, height, width) of one dtype, on any device.
-        wire: Floating-point dtype in which they travel; as they are when None.
+        levels: One to eight tensors (n, channels, height, width) of one dtype, on any device.
+        wire: Floating-point dtype in which the tensors travel; their own dtype when None.
 
     Raises:
-        ValueError: If they are not such tensors.
+        ValueError: If the number of tensors, a shape or a dtype is another.
     """
     levels = [level.detach() for level in levels]
     dtypes = {level.dtype for level in levels}
@@ -129,7 +130,7 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
 
 
 def pack_images(images: torch.Tensor) -> Tuple[Layout, torch.Tensor]:
-    """Return images as :func:`pack` does, as uint8 where that loses nothing.
+    """Return images as :func:`pack_levels` does, and as uint8 if that loses nothing.
 
     Args:
         images: (n, channels, height, width), on any device.
@@ -145,8 +146,8 @@ def pack_images(images: torch.Tensor) -> Tuple[Layout, torch.Tensor]:
 def host_bytes(count: int) -> torch.Tensor:
     """Return uninitialized host memory, uint8 (count,).
 
-    NumPy asks the kernel for huge pages and torch does not; filling new memory ran at 4.5 GB/s
-    against 1.4, and the transfer alone at 1.5.
+    It is NumPy's, which asks the kernel for huge pages; torch does not. Measured: new memory was
+    filled at 4.5 GB/s with huge pages and at 1.4 GB/s without, and the transfer ran at 1.5 GB/s.
     """
     return torch.from_numpy(np.empty(count, np.uint8))
 
@@ -154,10 +155,10 @@ def host_bytes(count: int) -> torch.Tensor:
 def checksum(data: torch.Tensor) -> int:
     """Return a checksum of host bytes, uint8 (n,), contiguous: an integer in 0 to 2**32 - 1.
 
-    The CRC-32 of the length, of the sums of the rows and columns of the data seen as rows of 1024
-    64-bit words, modulo 2**64, and of the bytes behind the last whole row. A changed or moved word
-    is missed once in 2**32. zlib's CRC-32 of all bytes ran at 0.8 to 1.0 GB/s where gloo's loopback
-    did, which would have halved the transfer; the sums at 4 to 15.
+    The data is seen as rows of 1024 64-bit words. The checksum is the CRC-32 of the length, of the
+    sums of all columns and rows modulo 2**64, and of the bytes after the last whole row. It misses
+    a changed or moved word once in 2**32. Measured: zlib's CRC-32 of all bytes ran at 0.8 to 1.0
+    GB/s, as fast as gloo's loopback, and would have halved the speed; the sums ran at 4 to 15 GB/s.
     """
     array = data.numpy()
     whole = len(array) // (_WORD * _COLUMNS) * (_WORD * _COLUMNS)
@@ -170,7 +171,7 @@ def checksum(data: torch.Tensor) -> int:
 
 
 def item_size(dtype: torch.dtype) -> int:
-    """Return the bytes of one number."""
+    """Return the size of one number of a dtype in bytes."""
     return torch.empty(0, dtype=dtype).element_size()
 
 
@@ -185,7 +186,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous host tensor as bytes, without a copy; torch 1.10's view cannot."""
     if not tensor.numel():
         return torch.empty(0, dtype=torch.uint8)
-    if tensor.dtype == torch.bfloat16:  # numpy has none
+    if tensor.dtype == torch.bfloat16:  # NumPy does not have it
         tensor = tensor.view(torch.int16)
     return torch.frombuffer(tensor.numpy().reshape(-1), dtype=torch.uint8)
 

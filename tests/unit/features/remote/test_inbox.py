@@ -5,15 +5,13 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Tuple
 
 import hypothesis.strategies as st
-import pytest
 import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mapsage.features.remote.blocks import BlockPool
 from mapsage.features.remote.inbox import Inbox
-from mapsage.features.remote.progress import Progress, ProgressError
-from mapsage.features.remote.state import State
+from mapsage.features.remote.state import Progress, State
 from mapsage.features.wire.header import Header, Kind
 from mapsage.features.wire.payload import pack_levels
 
@@ -240,24 +238,3 @@ class Transfers(RuleBasedStateMachine):
 
 TestTransfers = Transfers.TestCase
 TestTransfers.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-def test_what_a_state_does_not_allow_is_an_error():
-    new = Progress()
-    filled = new.offered(10).reserved(10).received(0, 10)
-    assert filled.state == State.READY
-    assert new.offered(0).state == State.READY
-    assert new.offered(9).reserved(5).received(0, 5).state == State.PARTIAL
-    assert new.offered(9).reserved(5).received(0, 5).reserved(4).received(5, 2).state == \
-        State.RESUMING
-    for step in (lambda: new.reserved(1), lambda: new.offered(3).reserved(4),
-                 lambda: new.offered(3).offered(3), lambda: new.offered(-1),
-                 lambda: new.received(0, 1), lambda: new.consumed(),
-                 lambda: new.offered(9).reserved(5).received(1, 1),
-                 lambda: new.offered(9).reserved(5).received(0, 6),
-                 lambda: new.offered(9).reserved(5).received(0, 0), lambda: filled.requeued(),
-                 lambda: filled.failed(), lambda: filled.consumed().consumed(),
-                 lambda: new.failed().failed(), lambda: new.failed().requeued(),
-                 lambda: new.offered(3).encoded(3)):
-        with pytest.raises(ProgressError, match='an item cannot be'):
-            step()
