@@ -63,7 +63,7 @@ def test_equal_features_are_recognized(kind: str, monkeypatch: pytest.MonkeyPatc
                           mode='bilinear', antialias=True)
     with torch.no_grad():
         tokens = theirs((small - mean) / std).last_hidden_state[0]
-    monkeypatch.setitem(reference.PUBLISHED, f'small {kind}', reference.Features(
+    monkeypatch.setitem(reference.PUBLISHED, f'small {kind}', reference.ReferenceFeatures(
         tokens[0, :5].tolist(), tokens[5, :5].tolist()))
 
     path = tmp_path / 'weights.pth'
