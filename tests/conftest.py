@@ -1,4 +1,5 @@
 """Fixtures and the import path of the checkout."""
+import gc
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
         warm_python()  # its address is in the environment that the workers inherit
         # Files start in the order of their names: those with ranks, which take minutes, first.
         config.option.loadscopereorder = False
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported until now out of garbage collection.
+
+    MMEngine collects garbage whenever it serializes a dataset, and walks 340,000 objects for it.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(scope='session')
