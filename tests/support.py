@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from warm_python import warm_python
+from warm_python import rank_start, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = ROOT.parent / 'shared' / 'data'
@@ -146,8 +146,8 @@ class Launch:
         ranks: NPROC_PER_NODE.
         environ: More environment variables.
         command: Another command than the script.
-        cold: Start every process anew instead of forking it with its imports done: where the
-            processes themselves are what is tested.
+        cold: Start as a user does, from nothing, instead of forking every process from the test
+            session's: where the processes themselves are what is tested.
     """
 
     def __init__(self, *arguments: Any, ranks: int = 2, environ: Optional[Dict[str, str]] = None,
@@ -157,11 +157,12 @@ class Launch:
         python = sys.executable if cold else warm_python()
         if command and command[0] == sys.executable:
             command = [python, *command[1:]]
-        # torchrun starts the ranks with PYTHON_EXEC
-        settings = {'MAPSAGE_PYTHON': python, 'PYTHON_EXEC': python, 'NPROC_PER_NODE': str(ranks),
+        settings = {'MAPSAGE_PYTHON': python, 'NPROC_PER_NODE': str(ranks),
                     'OMP_NUM_THREADS': '1', 'PJRT_DEVICE': 'CPU', name: value, **(environ or {})}
-        inherited = {k: v for k, v in os.environ.items()
-                     if k not in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}
+        dropped = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'PYTHON_EXEC']
+        if cold:
+            dropped.append(rank_start.ADDRESS)
+        inherited = {k: v for k, v in os.environ.items() if k not in dropped}
         self._start = time.monotonic()
         self.process = subprocess.Popen(
             [*(command or ['bash', str(SCRIPT)]), *map(str, arguments)],

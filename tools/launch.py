@@ -6,16 +6,25 @@ Called by scripts/start_8card_training.sh. Once all ranks have ended well it bec
 MAPSAGE_THEN, if there is one. Imports neither mapsage nor MMSegmentation, so that what can be
 refused is refused at once.
 """
+import importlib.util
 import os
 import signal
 import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+# By its path: importing mapsage takes seconds.
+RANK_START = Path(__file__).resolve().parents[1] / 'mapsage' / 'engine' / 'rank_start.py'
+
+
+def prepare_ranks() -> Any:
+    """Return the ``RankStart`` of this launch."""
+    spec = importlib.util.spec_from_file_location('rank_start', RANK_START)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.RankStart(sys.argv[1:])
 
 
 def check_port_free(port: int) -> None:
@@ -30,8 +39,8 @@ def check_port_free(port: int) -> None:
                      f'another, or leave MASTER_PORT unset on one node to get a free one.')
 
 
-def report(failed: ChildFailedError, notes: Path) -> str:
-    """Return which rank failed first, with its own words.
+def report(failed, notes: Path) -> str:
+    """Return which rank of a ``ChildFailedError`` failed first, with its own words.
 
     A rank that was killed is the cause of what the others then report, unless it was by SIGTERM,
     with which torchrun itself ends the others. Otherwise the earliest note counts: torchrun may
@@ -53,6 +62,11 @@ def report(failed: ChildFailedError, notes: Path) -> str:
 
 
 def main() -> None:
+    ranks = prepare_ranks()
+    # After it, since what ranks are forked from imports torch as well, at the same time.
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     args = torchrun.parse_args(sys.argv[1:])
     # `tools/train.py CONFIG ...`
     config = args.training_script_args[0] if args.training_script_args else ''
@@ -62,6 +76,7 @@ def main() -> None:
         check_port_free(args.master_port)
     notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
     os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
+    print(ranks.apply(args), flush=True)
     try:
         torchrun.run(args)
     except ChildFailedError as failed:
@@ -70,6 +85,8 @@ def main() -> None:
     except SignalException as stopped:
         print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
         sys.exit(128 + stopped.sigval.value)
+    finally:
+        ranks.stop()
     notes.cleanup()
     if 'MAPSAGE_THEN' in os.environ:  # of the script that called; as this process, for its signals
         sys.stdout.flush()

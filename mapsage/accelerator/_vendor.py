@@ -10,8 +10,6 @@ from .base import AcceleratorError
 
 T = TypeVar('T')
 
-VENDOR_MODULES = ('torch_gcu', 'torch_xla')
-
 
 def import_vendor(name: str) -> Optional[ModuleType]:
     """Import the module ``name``.

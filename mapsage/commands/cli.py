@@ -29,6 +29,7 @@ from mapsage.distributed import (
 )
 from mapsage.engine.data_checks import DataError
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.fork_server import freeze_imports
 from mapsage.engine.resume import ResumeError
 from mapsage.features import FeatureSourceError, RoleError, StreamingError
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
@@ -173,6 +174,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         if os.environ.get('RANK', '0') != '0':
             warnings.simplefilter('ignore')  # rank 0 gives the same ones
     faulthandler.enable()  # a crash in native code says where
+    freeze_imports()
     try:
         status = main(None)
     except KeyboardInterrupt:

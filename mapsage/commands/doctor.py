@@ -14,7 +14,7 @@ import torch
 from mmengine.config import Config
 
 from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
-from mapsage.accelerator._vendor import VENDOR_MODULES
+from mapsage.accelerator.drivers import VENDOR_MODULES
 from mapsage.accelerator.resolve import why_not
 from mapsage.distributed import (
     BackendError,

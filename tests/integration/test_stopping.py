@@ -3,17 +3,59 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
-from typing import Callable
+from typing import Callable, List, Set
 
 import pytest
-from support import Launch, write_tiny_config
+from support import Launch, on_host, write_tiny_config
 
 WAITING = '''
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='StopBeforeIteration', iteration=2)]
 train_dataloader['num_workers'] = 1
 '''
+
+
+def start(tmp_path: Path, tiny_data: Path, ranks: int) -> Launch:
+    """Launch ranks that create ``tmp_path / 'reached'`` before their iteration 2, and wait."""
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, WAITING)
+    return Launch(config, '--work-dir', tmp_path / 'work', cold=True, ranks=ranks, environ={
+        'PYTHONPATH': str(Path(__file__).parent),
+        'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
+
+
+def server(run: Launch) -> int:
+    """Return the process that this launcher's ranks are forked from."""
+    return next(pid for pid in processes(run, '--serve') if parent(pid) == run.process.pid)
+
+
+def forks(run: Launch) -> List[int]:
+    """Return the ranks themselves, where :meth:`Launch.ranks` returns who stands for them."""
+    return [pid for pid in processes(run, '--serve') if parent(pid) == server(run)]
+
+
+def processes(run: Launch, word: str) -> List[int]:
+    return [pid for pid, command in run.running().items() if word in command]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[1])
+
+
+def sockets(pid: int) -> Set[str]:
+    """Return the inodes of a process's sockets."""
+    targets = [os.readlink(str(fd)) for fd in Path(f'/proc/{pid}/fd').iterdir()]
+    return {target[len('socket:['):-1] for target in targets if target.startswith('socket:')}
+
+
+def listening() -> Set[str]:
+    """Return the inodes of all sockets of this machine that somebody may connect to."""
+    tcp = [line.split() for name in ('tcp', 'tcp6')
+           for line in Path(f'/proc/net/{name}').read_text().splitlines()[1:]]
+    unix = [line.split() for line in Path('/proc/net/unix').read_text().splitlines()[1:]]
+    accepts = '00010000'  # __SO_ACCEPTCON, include/uapi/linux/net.h
+    return {f[9] for f in tcp if f[3] == '0A'} | {f[6] for f in unix if f[3] == accepts}
 
 
 def interrupt_launcher(run: Launch) -> None:
@@ -28,27 +70,83 @@ def kill_launcher(run: Launch) -> None:
     os.kill(run.process.pid, signal.SIGKILL)
 
 
+def terminate_launcher(run: Launch) -> None:
+    os.kill(run.process.pid, signal.SIGTERM)
+
+
 def kill_rank(run: Launch) -> None:
     os.kill(run.ranks()[1], signal.SIGKILL)
 
 
-@pytest.mark.parametrize('end, words', [
-    (interrupt_launcher, ['stopped by SIGINT']),
-    (press_ctrl_c, ['stopped by SIGINT']),
-    (kill_launcher, []),
-    (kill_rank, ['failed first', 'killed by SIGKILL']),
+def kill_fork(run: Launch) -> None:
+    os.kill(forks(run)[0], signal.SIGKILL)
+
+
+def kill_server(run: Launch) -> None:
+    os.kill(server(run), signal.SIGKILL)
+
+
+@pytest.mark.parametrize('ranks, end, words', [
+    (2, interrupt_launcher, ['stopped by SIGINT']),
+    (3, press_ctrl_c, ['stopped by SIGINT']),
+    (2, terminate_launcher, ['stopped by SIGTERM']),
+    (3, kill_launcher, []),
+    (2, kill_rank, ['failed first', 'killed by SIGKILL']),
+    pytest.param(3, kill_fork, ['failed first', 'killed by SIGKILL'], marks=on_host),
+    pytest.param(2, kill_server, ['failed first', 'killed by SIGKILL'], marks=on_host),
 ])
-def test_nothing_is_left_running(end: Callable[[Launch], None], words: list, tiny_data: Path,
-                                 tmp_path: Path) -> None:
-    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, WAITING)
-    run = Launch(config, '--work-dir', tmp_path / 'work', cold=True, environ={
-        'PYTHONPATH': str(Path(__file__).parent),
-        'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
+def test_nothing_is_left_running(ranks: int, end: Callable[[Launch], None], words: list,
+                                 tiny_data: Path, tmp_path: Path) -> None:
+    run = start(tmp_path, tiny_data, ranks)
     run.wait_for(tmp_path / 'reached')
-    assert len(run.ranks()) == 2
+    assert len(run.ranks()) == ranks
     end(run)
     finished = run.finish(timeout=30)
     assert finished.status != 0
     assert finished.left_running == []
     tail = finished.output[-600:]
     assert all(word in tail for word in words), finished.output[-4000:]
+
+
+@on_host
+def test_forks_hold_no_sockets_of_others_and_no_port_stays(tiny_data: Path,
+                                                           tmp_path: Path) -> None:
+    run = start(tmp_path, tiny_data, 2)
+    run.wait_for(tmp_path / 'reached')
+    others = [run.process.pid, server(run)]
+    assert len(forks(run)) == 2
+    held = [sockets(pid) for pid in forks(run)]
+    assert all(held) and not held[0] & held[1]
+    assert not any(sockets(pid) & of_rank for pid in others for of_rank in held)
+    open_ports = set().union(*map(sockets, run.running())) & listening()
+    assert open_ports  # of torchrun, and of the fork server
+    kill_launcher(run)
+    assert run.finish(timeout=30).left_running == []
+    assert not open_ports & listening()
+
+
+def server_is_there(run: Launch) -> bool:
+    return bool(processes(run, '--serve'))
+
+
+def server_imports(run: Launch) -> bool:
+    return server_is_there(run) and 'libtorch' in Path(f'/proc/{server(run)}/maps').read_text()
+
+
+def ranks_are_asked_for(run: Launch) -> bool:
+    return bool(run.ranks())
+
+
+@on_host
+@pytest.mark.parametrize('ranks, moment', [
+    (2, server_is_there), (3, server_imports), (3, ranks_are_asked_for)])
+def test_launcher_killed_while_it_starts(ranks: int, moment: Callable[[Launch], bool],
+                                         tiny_data: Path, tmp_path: Path) -> None:
+    run = start(tmp_path, tiny_data, ranks)
+    while not moment(run):
+        assert run.process.poll() is None
+        time.sleep(0.01)
+    kill_launcher(run)
+    finished = run.finish(timeout=30)
+    assert finished.status == -signal.SIGKILL
+    assert finished.left_running == []

@@ -5,6 +5,7 @@
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -42,11 +43,14 @@ def main() -> None:
              f'{folder}/work'],
             env=environ, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         ranks = [json.loads(path.read_text()) for path in sorted(marks.iterdir())]
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
     # The step is collective, so the slowest rank in each phase is what everybody waits for.
     ends = [max(rank[phase] for rank in ranks) - start for phase in range(len(PHASES))]
     print(f'{len(ranks)} ranks, seconds after the command, until on the slowest rank ...')
     for name, end, before in zip(PHASES, ends, [0.0] + ends):
         print(f'{name:<45} {end:7.1f}  (+{end - before:.1f})')
+    print(f'processor seconds of all processes, until all have ended: '
+          f'{used.ru_utime + used.ru_stime:.1f}')
 
 
 if __name__ == '__main__':

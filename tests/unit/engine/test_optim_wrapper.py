@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, List
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch import nn
 
 from mapsage.accelerator import AcceleratorError, resolve_accelerator, set_current_accelerator
+from mapsage.distributed import init_process_group
 from mapsage.engine import AmpOptimWrapper, OptimWrapper
+from mapsage.wrappers import MMDistributedDataParallel
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +78,27 @@ def test_accumulation_steps_every_second_time_by_the_mean(kind: Any) -> None:
     train(two, optim, 1)
     for a, b in zip(one.parameters(), two.parameters()):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4)
+
+
+def synchronizing_batches() -> List[bool]:
+    """Whether ranks average their gradients in each of two batches of a step, by both wrappers."""
+    accelerator = set_current_accelerator(resolve_accelerator('cpu'))
+    init_process_group(accelerator, timeout=30)
+    found = []
+    for kind in (OptimWrapper, AmpOptimWrapper):
+        model = MMDistributedDataParallel(conv_net())
+        optim = wrapper(model, kind, accumulative_counts=2)
+        optim.initialize_count_status(model, 0, 2)
+        for _ in range(2):
+            with optim.optim_context(model):
+                found.append(model.require_backward_grad_sync)
+                loss = model.module(torch.ones(1, 3, 8, 8)).float().mean()
+            optim.update_params(loss)
+    return found
+
+
+def test_ranks_average_their_gradients_once_a_step(tmp_path: Path) -> None:
+    assert run_ranks(synchronizing_batches, 1, tmp_path) == [[False, True] * 2]
 
 
 @pytest.mark.parametrize('first, second', [

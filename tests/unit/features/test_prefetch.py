@@ -51,6 +51,21 @@ def test_it_encodes_while_the_head_computes() -> None:
     source.close()
 
 
+def test_a_lazy_device_runs_each_item_when_it_is_requested() -> None:
+    recorded: List[torch.Tensor] = []
+    recorded_when_run: List[int] = []
+
+    def encode(images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        recorded.append(images)
+        return double(images)
+
+    source = Prefetched(encode, flush=lambda: recorded_when_run.append(len(recorded)))
+    source.request(item(0))
+    source.request(item(1))
+    assert recorded_when_run == [1, 2]
+    source.close()
+
+
 def test_autograd_stays_out_of_the_thread() -> None:
     weight = torch.ones(1, requires_grad=True)
     source = Prefetched(lambda images: (images * weight,))

@@ -67,6 +67,18 @@ def test_the_error_says_what_happened_where_and_what_next(tmp_path: Path,
     assert 'clip_grad' in message and 'iter_1.pth' in message
 
 
+@pytest.mark.parametrize('value', ['inf', '-inf'])
+def test_an_infinite_loss_is_an_error(value: str, tmp_path: Path, tiny_run: ModuleType) -> None:
+    class Infinite(tiny_run.TinyModel):  # type: ignore[name-defined, misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            losses = super().forward(*args, **kwargs)
+            return dict(losses, loss_ce=losses['loss_ce'] + float(value))
+
+    runner = tiny_run.build_runner(str(tmp_path), [NonFiniteLossHook()], Infinite())
+    with pytest.raises(NonFiniteLossError, match=f'the loss is {value} at iteration 1'):
+        runner.train()
+
+
 def test_no_checkpoint_is_written_from_a_bad_step(tmp_path: Path, tiny_run: ModuleType) -> None:
     with pytest.raises(NonFiniteLossError):
         train(tiny_run, tmp_path, bad_from=2)

@@ -135,6 +135,15 @@ def test_a_pinned_parameter_is_named() -> None:
         place_module(module, resolve_accelerator('cpu'), 0)
 
 
+def test_a_model_goes_to_the_device_of_its_rank() -> None:
+    try:
+        accelerator = resolve_accelerator('sim')
+    except AcceleratorError as error:
+        pytest.skip(str(error))
+    placed = place_module(Model(norm=nn.BatchNorm1d), accelerator, 1)
+    assert {tensor.device for tensor in placed.state_dict().values()} == {accelerator.device(1)}
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

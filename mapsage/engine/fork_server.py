@@ -1,0 +1,355 @@
+"""Start Python scripts as forks of one process that has done their imports.
+
+Importing torch, MMEngine and MMSegmentation takes a rank seconds of processor time. Three kinds of
+processes share that work:
+
+- the owner: tools/launch.py, or a test session, through rank_start.py.
+- the server: ``fork_server.py --serve``. Imports everything once, then forks for each request.
+- the caller: ``fork_server.py --call``. Stands where the script's process would stand: it hands its
+  arguments, environment, folder and open files to the server, passes signals on to the fork, and
+  ends as the fork ends.
+
+The kernel kills the server when its owner dies, and a fork when the server dies. The server kills a
+fork whose caller has gone. So nothing outlives the owner, however it ends. Linux only.
+
+Run by its path, and importing the standard library alone, so that a caller starts in milliseconds.
+"""
+from __future__ import annotations
+
+import array
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+from typing import Any, Dict, List, NoReturn, Optional, Sequence
+
+# What a rank imports until its first training step, also what others import lazily.
+_IMPORTS = ('mapsage', 'mapsage.commands.cli', 'mmengine.runner', 'mmengine.visualization',
+            'mmseg.apis', 'mmseg.datasets', 'mmseg.engine', 'mmseg.evaluation', 'mmseg.models',
+            'mmseg.visualization', 'matplotlib.pyplot', 'rich.progress', 'torch.profiler')
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+              signal.SIGUSR2)
+_STARTED = b'started'
+_SECONDS_TO_READ_A_REQUEST = 30
+
+
+def freeze_imports() -> None:
+    """Take everything that exists by now out of garbage collection.
+
+    MMEngine collects garbage whenever it serialises a dataset, and walks the 338,000 objects of the
+    imported modules each time. Imported modules stay until the process ends. In a fork it also
+    keeps the collector from writing to, and so copying, the memory shared with the server.
+    """
+    gc.freeze()
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; ``parent`` is the parent's pid."""
+    import ctypes
+    PR_SET_PDEATHSIG = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had died before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- the caller
+
+def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
+    while arguments and arguments[0] == '-u':  # the server's streams are unbuffered
+        arguments = arguments[1:]
+    if not arguments or arguments[0].startswith('-'):  # no script: not for the server
+        os.execv(sys.executable, [sys.executable, *arguments])
+    _die_with_parent(parent)
+    ignored = [number for number in _PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a fork to pass it on to
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(f'\0{address}')
+        request = json.dumps(dict(arguments=arguments, folder=os.getcwd(),
+                                  environ=dict(os.environ), ignored=ignored)).encode()
+        connection.sendmsg([struct.pack('<q', len(request))],
+                           [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))])
+        connection.sendall(request)
+        answer = connection.recv(len(_STARTED))
+    except OSError:
+        answer = b''
+    if answer != _STARTED:
+        _give_up(answer + _read_all(connection))
+    for number in _PASSED_ON:
+        if number not in ignored:
+            signal.signal(number, lambda number, _: connection.sendall(bytes([number])))
+    status = _read_all(connection)
+    if not status:
+        _give_up(b'')
+    _end_as(struct.unpack('<q', status)[0])
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    data = b''
+    while True:
+        try:
+            part = connection.recv(4096)
+        except OSError:
+            part = b''
+        if not part:
+            return data
+        data += part
+
+
+def _give_up(refusal: bytes) -> NoReturn:
+    """End without the script's own status."""
+    if not refusal:  # the kernel has killed, or will not let start, what the server forked
+        sys.stderr.write('the process that this rank was forked from has died\n')
+        sys.stderr.flush()
+        _end_as(-signal.SIGKILL)
+    text = refusal.decode()
+    sys.stderr.write(f'{text}\n')
+    sys.stderr.flush()
+    notes = os.environ.get('MAPSAGE_ERROR_NOTES')
+    if notes:  # for tools/launch.py, which prints the earliest one last
+        with open(os.path.join(notes, f"0-{os.environ.get('RANK', '0')}"), 'w') as file:
+            file.write(text)
+    os._exit(1)
+
+
+def _end_as(status: int) -> NoReturn:
+    """End with an exit status; a negative one is the number of the signal to end by."""
+    if status < 0:
+        import resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has left the core file
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+        signal.pause()
+    os._exit(status)
+
+
+# --- the server
+
+class _Server:
+
+    def __init__(self, listener: socket.socket, refusal: str, imported: Dict[str, str]) -> None:
+        self._listener, self._refusal, self._imported = listener, refusal, imported
+        self._omp_threads = os.environ.get('OMP_NUM_THREADS')
+        self._forks: Dict[socket.socket, int] = {}  # the caller's connection to the fork's pid
+        self._ended, self._wake = os.pipe()  # written to when a fork has ended
+        for end in (self._ended, self._wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector = selectors.DefaultSelector()
+        for source in (listener, self._ended):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def serve(self) -> NoReturn:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj == self._ended:
+                    os.read(self._ended, 4096)
+                    self._send_statuses()
+                elif key.fileobj in self._forks:
+                    self._pass_on(key.fileobj)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        _, user, _ = struct.unpack(
+            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        fds = array.array('i')
+        request, refusal = None, self._refusal or _why_not_fork()
+        try:
+            request = _receive(connection, fds) if user == os.getuid() else None
+            if request is not None:
+                connection.sendall(refusal.encode() or _STARTED)
+        except OSError:  # the caller has gone
+            request = None
+        if request is None or refusal:
+            connection.close()
+        else:
+            server = os.getpid()
+            pid = os.fork()
+            if not pid:
+                self._become(request, list(fds), server, connection)
+            self._forks[connection] = pid
+            self._selector.register(connection, selectors.EVENT_READ)
+        for fd in fds:
+            os.close(fd)
+
+    def _pass_on(self, connection: Any) -> None:
+        try:
+            number = connection.recv(1)
+        except OSError:
+            number = b''
+        if number:
+            os.kill(self._forks[connection], number[0])
+            return
+        self._selector.unregister(connection)  # the caller has gone
+        try:
+            os.killpg(self._forks[connection], signal.SIGKILL)
+        except ProcessLookupError:  # it does not lead its group yet
+            os.kill(self._forks[connection], signal.SIGKILL)
+
+    def _send_statuses(self) -> None:
+        for connection, pid in list(self._forks.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            del self._forks[connection]
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            try:
+                self._selector.unregister(connection)
+                connection.sendall(struct.pack('<q', code))
+            except (KeyError, OSError):  # the caller has gone
+                pass
+            connection.close()
+
+    def _become(self, request: Dict[str, Any], fds: List[int], server: int,
+                connection: socket.socket) -> NoReturn:
+        """Turn this fork into the script."""
+        status = 70  # EX_SOFTWARE, of an error below
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with_parent(server)
+            os.setsid()
+            self._selector.close()
+            for end in (self._ended, self._wake):
+                os.close(end)
+            for each in (self._listener, connection, *self._forks):
+                each.close()
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+                os.close(fd)
+            for number in _PASSED_ON:
+                handler: Any = (signal.default_int_handler if number == signal.SIGINT
+                                else signal.SIG_DFL)
+                signal.signal(number, signal.SIG_IGN if number in request['ignored'] else handler)
+            self._take_over(request['environ'], request['folder'])
+            status = _run(request['arguments'])
+        finally:
+            os._exit(status)
+
+    def _take_over(self, environ: Dict[str, str], folder: str) -> None:
+        """Take the caller's environment, and what the imports had read of the server's."""
+        paths = os.environ.get('PYTHONPATH', '').split(os.pathsep)
+        os.environ.clear()
+        os.environ.update({**self._imported, **environ})
+        os.chdir(folder)
+        sys.path[:] = [path for path in environ.get('PYTHONPATH', '').split(os.pathsep) if path] + [
+            path for path in sys.path if path not in paths]
+        threads = environ.get('OMP_NUM_THREADS')
+        if threads != self._omp_threads and threads is not None and threads.isdigit():
+            # no more than there are cores, as a new Python's torch decides at its import
+            sys.modules['torch'].set_num_threads(
+                max(1, min(int(threads), len(os.sched_getaffinity(0)))))
+        sys.modules['numpy'].random.seed()  # else all forks draw the same; Python's own does it
+
+
+def _receive(connection: socket.socket, fds: array.array) -> Optional[Dict[str, Any]]:
+    """Return a request, its open files in ``fds``; None when its sender ends too early."""
+    connection.settimeout(_SECONDS_TO_READ_A_REQUEST)
+    head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * fds.itemsize))
+    if not ancillary or len(head) < 8:
+        return None
+    fds.frombytes(ancillary[0][2])
+    left, data = struct.unpack('<q', head)[0], b''
+    while len(data) < left:
+        part = connection.recv(left - len(data))
+        if not part:
+            return None
+        data += part
+    connection.settimeout(None)
+    return json.loads(data.decode())
+
+
+def _why_not_fork() -> str:
+    threads = len(os.listdir('/proc/self/task'))
+    if threads == 1:
+        return ''
+    # A lock that another thread holds is never released in a fork.
+    return (f'ranks cannot be forked from a process with {threads} threads; a package starts them '
+            f'when it is imported. Start each rank anew: PYTHON_EXEC={sys.executable}')
+
+
+def _run(arguments: List[str]) -> int:
+    """Run the script ``arguments[0]`` as ``__main__``; return the exit status."""
+    import atexit
+    import threading
+    import types
+    script = arguments[0]
+    sys.argv = list(arguments)
+    if not getattr(sys.flags, 'safe_path', False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    main: Any = types.ModuleType('__main__')
+    main.__file__ = script
+    main.__builtins__ = __builtins__
+    sys.modules['__main__'] = main
+    status: Any = 0
+    try:
+        with open(script, 'rb') as file:
+            code = compile(file.read(), script, 'exec')
+        exec(code, main.__dict__)
+    except SystemExit as end:
+        status = end.code
+    except BaseException as error:
+        trace = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if status is not None and not isinstance(status, int):
+        sys.stderr.write(f'{status}\n')
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status == -signal.SIGINT:
+        _end_as(status)
+    return (status or 0) & 0xff
+
+
+def _import_everything(more: Sequence[str]) -> None:
+    import importlib
+    here, root = os.path.dirname(__file__), os.path.dirname(os.path.dirname(
+        os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:] = [root] + [path for path in sys.path if path != here]
+    gc.disable()  # nothing of it is garbage
+    import torch
+
+    # Asked for its devices, CUDA is of no more use in a fork.
+    asks = getattr(torch._C, '_cuda_getDeviceCount', None)
+    if asks is not None:
+        torch._C._cuda_getDeviceCount = lambda: 0
+    for name in (*_IMPORTS, *more):
+        importlib.import_module(name)
+    from mmengine.config import Config
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.)  # imports torch._dynamo
+    assert Config(dict(a=1)).pretty_text  # imports yapf
+    if asks is not None:
+        torch._C._cuda_getDeviceCount = asks
+    sys.path.remove(root)
+    freeze_imports()
+    gc.enable()
+
+
+def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
+    _die_with_parent(parent)
+    before, refusal = dict(os.environ), ''
+    try:
+        _import_everything(more)
+    except BaseException as error:  # whoever asks for a fork is told
+        sys.excepthook(type(error), error, error.__traceback__)
+        refusal = f'ranks cannot be forked, an import fails: {type(error).__name__}: {error}'
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    _Server(socket.socket(fileno=listener), refusal, imported).serve()
+
+
+if __name__ == '__main__':
+    if sys.argv[1] == '--serve':
+        _serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    _call(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
