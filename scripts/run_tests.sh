@@ -3,8 +3,9 @@
 #
 #   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20] [arguments of pytest]
 #
-# The main leg also runs ruff, mypy and import-linter. With --all-legs every leg runs to its end,
-# and the exit status is 0 only when all of them passed.
+# Two workers share the test files; `-n 0` among the arguments of pytest runs them in one process.
+# The main leg also runs ruff, mypy and import-linter. With --all-legs the legs run one after the
+# other, each to its end, and the exit status is 0 only when all of them passed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,18 +20,22 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PJRT_DEVICE=${PJRT_DEVICE:-CPU}  # the xla leg's device, unless there is a real one
 
 failed=()
+times=()
 for leg in "${legs[@]}"; do
     echo "=== leg $leg"
     python=$(bash scripts/setup_env.sh "$leg" --dev) || { failed+=("$leg: environment"); continue; }
+    SECONDS=0  # bash counts it up; making an environment is not part of a leg's time
     if [ "$leg" = main ] && [ $# -eq 0 ]; then
         tools=$(dirname "$python")
         "$tools/ruff" check . || failed+=("ruff")
         "$tools/mypy" || failed+=("mypy")
         "$tools/lint-imports" || failed+=("import-linter")
     fi
-    "$python" -m pytest "$@" || failed+=("$leg: pytest")
+    "$python" -m pytest -n 2 --dist loadfile "$@" || failed+=("$leg: pytest")
+    times+=("leg $leg took $SECONDS s")
 done
 
+for line in ${times[@]+"${times[@]}"}; do echo "=== $line"; done
 if [ ${#failed[@]} -gt 0 ]; then
     echo "=== failed: ${failed[*]}" >&2
     exit 1

@@ -1,4 +1,5 @@
 """Fixtures and the import path of the checkout."""
+import gc
 import os
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ for folder in (ROOT, ROOT / 'tests'):
         sys.path.insert(0, str(folder))
 
 from support import write_tiny_config, write_tiny_data  # noqa: E402
+from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
 from mapsage.accelerator import resolve_accelerator  # noqa: E402
@@ -29,6 +31,22 @@ from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
 if SimAccelerator.why_unavailable() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare what the workers of ``-n 2`` share, before they are started."""
+    if getattr(config.option, 'numprocesses', None):
+        warm_python()  # its address is in the environment that the workers inherit
+        # Files start in the order of their names: those with ranks, which take minutes, first.
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported until now out of garbage collection.
+
+    MMEngine collects garbage whenever it serializes a dataset, and walks 340,000 objects for it.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(scope='session')

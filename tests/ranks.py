@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import pickle
 import socket
@@ -9,18 +10,57 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from warm_python import warm_python
 
 TESTS = Path(__file__).resolve().parent
 
 
+# Ports below those that Linux gives to outgoing connections and to port 0, in blocks.
+PORTS, PORTS_IN_A_BLOCK = range(15000, 32000), 100
+_claim: Optional[socket.socket] = None
+_ports: Iterator[int] = iter(())
+
+
 def free_port() -> int:
-    """Return a TCP port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nobody listens on, and that no other test is given meanwhile.
+
+    A rank binds the port seconds after this call. So that nobody takes it until then, it is none
+    that the kernel chooses for anybody, and it comes from a block of ports that belongs to this
+    process alone among all that run these tests.
+    """
+    global _claim, _ports
+    if _claim is None:
+        _claim, block = _claim_block()
+        _ports = itertools.cycle(block)
+    for port in itertools.islice(_ports, PORTS_IN_A_BLOCK):
+        with socket.socket() as probe:
+            # as torch's own store listens, so that a port in TIME_WAIT counts as free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(('', port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f'none of {PORTS_IN_A_BLOCK} ports is free')
+
+
+def _claim_block() -> Tuple[socket.socket, range]:
+    """Return a block of ports, and the socket that is bound for as long as the block is claimed.
+
+    The name of an abstract socket is, like a port, unique in a network namespace, and free again
+    when the process ends, however it ends.
+    """
+    for first in range(PORTS.start, PORTS.stop, PORTS_IN_A_BLOCK):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f'\0mapsage-tests-ports-{first}')
+        except OSError:
+            claim.close()
+            continue
+        return claim, range(first, first + PORTS_IN_A_BLOCK)
+    raise OSError('other test sessions have claimed all ports')
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any,

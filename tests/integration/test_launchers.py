@@ -1,23 +1,17 @@
 """Launchers beyond one torchrun on one machine, each with real processes on this one."""
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import Dict
 
 import pytest
 import torch
+from ranks import free_port
 from support import Launch, check_finished, on_host
 
 pytestmark = on_host
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return str(probe.getsockname()[1])
 
 
 def check_both_trained(first: Launch, second: Launch, work: Path) -> None:
@@ -29,7 +23,7 @@ def check_both_trained(first: Launch, second: Launch, work: Path) -> None:
 
 
 def test_two_nodes_by_torchrun(tiny_config: Path, tmp_path: Path) -> None:
-    node = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': free_port()}
+    node = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     options = ['--work-dir', tmp_path, '--cfg-options', 'train_cfg.max_iters=2']
     runs = [Launch(tiny_config, *options, ranks=1, cold=True,
                    environ={**node, 'NODE_RANK': str(rank)})
@@ -50,7 +44,7 @@ def open_mpi(rank: int) -> Dict[str, str]:
 @pytest.mark.parametrize('launcher, variables', [('slurm', slurm), ('mpi', open_mpi)])
 def test_variables_of_other_launchers(launcher: str, variables, tiny_config: Path,
                                       tmp_path: Path) -> None:
-    rendezvous = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': free_port()}
+    rendezvous = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     runs = [Launch(tiny_config, '--launcher', launcher, '--work-dir', tmp_path, '--cfg-options',
                    'train_cfg.max_iters=2', command=[sys.executable, 'tools/train.py'],
                    environ={**rendezvous, **variables(rank)}) for rank in range(2)]

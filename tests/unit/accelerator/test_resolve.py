@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
+from warm_python import warm_python
 
 from mapsage.accelerator import (
     ACCELERATORS,
@@ -62,7 +63,11 @@ for name in ('auto', 'gcu', 'gcu_t20', 'xla', 'cpu'):
 
 @pytest.fixture(scope='module')
 def say(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Return a function: what a fresh process with a fake vendor package says about a name."""
+    """Return a function: what a process with a fake vendor package says about a name.
+
+    The process has imported nothing before where importing mapsage beside a broken package is
+    tested, and where torch may have loaded the real package on its own.
+    """
 
     @functools.lru_cache(maxsize=None)
     def all_names(vendor: str, package: str) -> str:
@@ -70,9 +75,12 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         if vendor:
             (folder / package).mkdir()
             (folder / package / '__init__.py').write_text(vendor)
+        script = folder / 'say.py'
+        script.write_text(SAY)
+        fresh = vendor == BROKEN or package == 'torch_xla'
         return subprocess.run(
-            [sys.executable, '-c', SAY], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            cwd=str(ROOT), universal_newlines=True, timeout=60, env={
+            [sys.executable if fresh else warm_python(), str(script)], stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, cwd=str(ROOT), universal_newlines=True, timeout=60, env={
                 **os.environ, 'PYTHONPATH': f'{folder}:{ROOT}', 'CUDA_VISIBLE_DEVICES': '',
                 'PJRT_DEVICE': 'CPU'}).stdout
 

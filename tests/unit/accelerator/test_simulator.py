@@ -5,7 +5,6 @@ import copy
 import io
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Callable
 
@@ -14,10 +13,12 @@ import torch
 from support import ROOT
 from torch import nn
 from torch.nn import functional as F
+from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator, simulator
 from mapsage.accelerator.sim import SimAccelerator
 from mapsage.accelerator.simulator import SimulatorError
+from mapsage.accelerator.simulator.build import library_path
 
 reason = SimAccelerator.why_unavailable()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -28,12 +29,14 @@ def sim() -> Any:
     return resolve_accelerator('sim')
 
 
-def run_python(code: str, **environ: str) -> subprocess.CompletedProcess:
-    """Run ``code`` with a simulator of its own settings."""
+def run_python(code: str, folder: Path, **environ: str) -> subprocess.CompletedProcess:
+    """Run ``code`` with a simulator of its own settings; the script is written to ``folder``."""
     begin = ('import torch\nfrom mapsage.accelerator import resolve_accelerator\n'
              'sim = resolve_accelerator("sim")\n')
+    script = folder / 'script.py'
+    script.write_text(begin + code)
     return subprocess.run(
-        [sys.executable, '-c', begin + code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [warm_python(), str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         universal_newlines=True, timeout=300,
         env={**os.environ, 'PYTHONPATH': str(ROOT), **environ})
 
@@ -164,7 +167,7 @@ def test_copies_pickles_and_checkpoints() -> None:
         assert torch.equal(state['0.weight'].cpu(), model[0].weight.cpu())
 
 
-def test_a_full_device_is_an_out_of_memory_error() -> None:
+def test_a_full_device_is_an_out_of_memory_error(tmp_path: Path) -> None:
     done = run_python('''
 kept = torch.empty(12 * 2**20, dtype=torch.uint8, device='gcu:1')
 other = torch.empty(12 * 2**20, dtype=torch.uint8, device='gcu:2')
@@ -175,14 +178,14 @@ except torch.OutOfMemoryError as error:
 del kept
 torch.empty(8 * 2**20, dtype=torch.uint8, device='gcu:1')
 print('fits', sim.memory_total(), torch.gcu.mem_get_info(2))
-''', MAPSAGE_SIM_MEMORY='16M')
+''', tmp_path, MAPSAGE_SIM_MEMORY='16M')
     assert done.returncode == 0, done.stdout
     assert 'GCU out of memory. Tried to allocate 8.00 MiB. gcu:1 has a total capacity of 16.00' \
         in done.stdout
     assert f'fits {2**24} ({2**22}, {2**24})' in done.stdout
 
 
-def test_faults_on_request() -> None:
+def test_faults_on_request(tmp_path: Path) -> None:
     done = run_python('''
 for number in (1, 2, 3):
     try:
@@ -198,7 +201,7 @@ for use in (lambda: torch.empty(1, device='gcu:3'), lambda: torch.ones(1).to('gc
         print('used')
     except (RuntimeError, ValueError) as error:
         print(type(error).__name__, error)
-''', MAPSAGE_SIM_FAULTS='allocation=2,absent=3')
+''', tmp_path, MAPSAGE_SIM_FAULTS='allocation=2,absent=3')
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     assert lines[0] == '1 fits' and 'MAPSAGE_SIM_FAULTS' in lines[1] and lines[2] == '3 fits'
@@ -208,7 +211,7 @@ for use in (lambda: torch.empty(1, device='gcu:3'), lambda: torch.ones(1).to('gc
     assert 'gcu:9 does not exist' in done.stdout
 
 
-def test_strictness_refuses_what_the_card_cannot_do() -> None:
+def test_strictness_refuses_what_the_card_cannot_do(tmp_path: Path) -> None:
     done = run_python('''
 import torch.nn.functional as F
 def attempt(name, call):
@@ -228,7 +231,7 @@ attempt('batch norm', lambda: torch.nn.BatchNorm2d(2).to('gcu:0')(torch.ones(2, 
 attempt('labels', lambda: F.cross_entropy(torch.ones(2, 3).gcu(0), torch.tensor([0, 1]).gcu(0)))
 attempt('sync_bn', lambda: torch.batch_norm_stats(torch.ones(2, 2, 2).gcu(0), 1e-5))
 attempt('relu', lambda: F.relu(torch.ones(2).gcu(0)))
-''', MAPSAGE_SIM_STRICT='float64,int64,sync_bn,aten::relu')
+''', tmp_path, MAPSAGE_SIM_STRICT='float64,int64,sync_bn,aten::relu')
     assert done.returncode == 0, done.stdout
     found = {line.split(' refused:')[0].rsplit(' ran')[0]: 'refused' in line
              for line in done.stdout.splitlines()}
@@ -239,7 +242,7 @@ attempt('relu', lambda: F.relu(torch.ones(2).gcu(0)))
 
 
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
-    done = run_python('', CXX='no-such-compiler', XDG_CACHE_HOME=str(tmp_path))
+    done = run_python('', tmp_path, CXX='no-such-compiler', XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode != 0
     assert 'no C++ compiler' in done.stdout and 'g++' in done.stdout
 
@@ -248,18 +251,36 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     compiler = tmp_path / 'broken-c++'
     compiler.write_text('#!/bin/sh\necho "no such standard: c++20"; exit 1\n')
     compiler.chmod(0o755)
-    done = run_python('', CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
+    done = run_python('', tmp_path, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode != 0
     assert 'no such standard: c++20' in done.stdout and 'CXX' in done.stdout
     assert not list((tmp_path / 'mapsage' / 'simulator').glob('*.so'))
 
 
+# Both ranks ask at the same moment, the compiler takes a second, and what it gives is the library
+# that this process has loaded: a compilation takes half a minute, and loading it has tested one.
+TOGETHER = '''
+import os, time
+open(f'{os.environ["RANK"]}.asks', 'w').close()
+while not os.path.exists(f'{1 - int(os.environ["RANK"])}.asks'):
+    time.sleep(0.01)
+from mapsage.accelerator import resolve_accelerator
+print('devices', resolve_accelerator('sim').device_count())
+'''
+
+
 def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
-    environ = {**os.environ, 'PYTHONPATH': str(ROOT), 'XDG_CACHE_HOME': str(tmp_path)}
-    code = ('from mapsage.accelerator import resolve_accelerator as r\n'
-            'print("devices", r("sim").device_count())')
-    ranks = [subprocess.Popen([sys.executable, '-c', code], env=environ, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, universal_newlines=True) for _ in range(2)]
+    compiler, script = tmp_path / 'slow-c++', tmp_path / 'script.py'
+    compiler.write_text('#!/bin/sh\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\n'
+                        f'exec cp "{library_path()}" "$2"\n')
+    compiler.chmod(0o755)
+    script.write_text(TOGETHER)
+    environ = {**os.environ, 'PYTHONPATH': str(ROOT), 'XDG_CACHE_HOME': str(tmp_path),
+               'CXX': str(compiler)}
+    ranks = [subprocess.Popen([warm_python(), str(script)], cwd=str(tmp_path),
+                              env={**environ, 'RANK': str(rank)}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, universal_newlines=True)
+             for rank in range(2)]
     said = ''.join(process.communicate(timeout=300)[0] for process in ranks)
     assert said.count('devices 8') == 2, said
     assert said.count('compiling the backend') == 1, said

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mmengine.config import Config
+from warm_python import warm_python
 
 from mapsage.commands import cli
 from mapsage.engine import DataError
@@ -129,26 +129,28 @@ cli.run(main)
 '''
 
 
-def fail(error: str, **environ: str) -> subprocess.CompletedProcess:
+def fail(folder: Path, error: str, **environ: str) -> subprocess.CompletedProcess:
+    script = folder / 'fail.py'
+    script.write_text(FAIL.format(error=error))
     return subprocess.run(
-        [sys.executable, '-c', FAIL.format(error=error)], stderr=subprocess.PIPE, timeout=60,
+        [warm_python(), str(script)], stderr=subprocess.PIPE, timeout=60,
         universal_newlines=True, env={**os.environ, 'PYTHONPATH': str(ROOT), **environ})
 
 
-def test_a_users_mistake_is_one_line() -> None:
-    done = fail("ConfigError('it says no')", RANK='1')
+def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
+    done = fail(tmp_path, "ConfigError('it says no')", RANK='1')
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == '[rank 1] ConfigError: it says no'
     assert '\nTraceback' not in f'\n{done.stderr}'  # torch 1.10 logs one inside JSON
 
 
-def test_anything_else_has_its_traceback() -> None:
-    done = fail("KeyError('x')")
+def test_anything_else_has_its_traceback(tmp_path: Path) -> None:
+    done = fail(tmp_path, "KeyError('x')")
     assert done.returncode == 1 and 'Traceback' in done.stderr and "KeyError: 'x'" in done.stderr
 
 
-def test_interrupt_has_the_shells_status() -> None:
-    assert fail('KeyboardInterrupt').returncode == 130
+def test_interrupt_has_the_shells_status(tmp_path: Path) -> None:
+    assert fail(tmp_path, 'KeyboardInterrupt').returncode == 130
 
 
 def test_a_workers_traceback_is_taken_off() -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import cv2
 import numpy as np
 import pytest
+from warm_python import warm_python
 
 from mapsage.drawing import tiles
 from mapsage.drawing.sampling_plot import (
@@ -333,7 +333,7 @@ def test_the_tool_prints_the_path_or_what_is_wrong(tmp_path: Path) -> None:
     tool = Path(__file__).resolve().parents[3] / 'tools' / 'plot_sampling.py'
 
     def plot(*arguments: object) -> 'subprocess.CompletedProcess[str]':
-        return subprocess.run([sys.executable, str(tool), *map(str, arguments)],
+        return subprocess.run([warm_python(), str(tool), *map(str, arguments)],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               universal_newlines=True)
 

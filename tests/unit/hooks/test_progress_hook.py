@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, List, Optional, Tuple
 
 import pytest
+from warm_python import warm_python
 
 from mapsage.hooks import ProgressBarHook
 
@@ -38,7 +39,7 @@ def run_in_terminal(script: str, arguments: List[str],
     ``interrupt_at`` is a pattern: Ctrl-C comes once it has been written.
     """
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, script] + arguments, stdin=slave, stdout=slave,
+    process = subprocess.Popen([warm_python(), script] + arguments, stdin=slave, stdout=slave,
                                stderr=slave, env=environment(), start_new_session=True,
                                # a shell's background job is born deaf to Ctrl-C
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))

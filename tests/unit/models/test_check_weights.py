@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from dinov3_states import hub_state, huggingface_state
 from support import ROOT
+from warm_python import warm_python
 
 from mapsage.models import DINOv3ViT, WeightsError
 from mapsage.models.backbones import dinov3_reference as reference
@@ -26,7 +26,7 @@ def picture() -> np.ndarray:
 
 def check(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, str(ROOT / 'tools' / 'check_weights.py'), *map(str, arguments)],
+        [warm_python(), str(ROOT / 'tools' / 'check_weights.py'), *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=120)
 
 
@@ -63,7 +63,7 @@ def test_equal_features_are_recognized(kind: str, monkeypatch: pytest.MonkeyPatc
                           mode='bilinear', antialias=True)
     with torch.no_grad():
         tokens = theirs((small - mean) / std).last_hidden_state[0]
-    monkeypatch.setitem(reference.PUBLISHED, f'small {kind}', reference.Features(
+    monkeypatch.setitem(reference.PUBLISHED, f'small {kind}', reference.ReferenceFeatures(
         tokens[0, :5].tolist(), tokens[5, :5].tolist()))
 
     path = tmp_path / 'weights.pth'
