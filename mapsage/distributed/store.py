@@ -28,14 +28,14 @@ class LockedStore:
             return int(self._store.add(key, more))
 
     def set(self, key: str, text: str) -> None:
-        """Store a text."""
+        """Store a text; what UTF-8 cannot encode becomes a backslash escape."""
         with store_lock:
-            self._store.set(key, text)
+            self._store.set(key, text.encode('utf-8', 'backslashreplace').decode())
 
     def get(self, key: str) -> str:
         """Return a text that is known to be there."""
         with store_lock:
-            return bytes(self._store.get(key)).decode()
+            return bytes(self._store.get(key)).decode('utf-8', 'replace')
 
     def check(self, keys: List[str]) -> bool:
         """Return whether all keys are there."""

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
-from mapsage.distributed import local_rank, open_channel
+from mapsage.distributed import error_text, local_rank, open_channel, raise_together
 from mapsage.distributed.device_checks import (
     SELF_TEST_SECONDS,
     card_identity,
@@ -56,6 +56,7 @@ class DeviceReport:
     digest: str = ''
     batch: Dict[str, str] = field(default_factory=dict)
     problems: List[str] = field(default_factory=list)
+    raised: bool = False
 
 
 @HOOKS.register_module()
@@ -123,7 +124,8 @@ class DeviceCheckHook(Hook):
         def look(report: DeviceReport) -> None:
             report.batch = describe_batch(data_batch, getattr(preprocessor, 'size', None), uneven)
 
-        when, every = 'of the first batch', _gather(look)
+        when = 'of the first batch'
+        every = _gather(when, look)
         _raise_problems(when, [report.problems for report in every])
         _raise_problems(when, compare_batches([report.batch for report in every]))
         if len(every) > 1:
@@ -149,7 +151,8 @@ class DeviceCheckHook(Hook):
                 digests.update(weight_digests(model, buffers=False))
                 report.digest = total_digest(digests)
 
-        when, every = f'after iteration {runner.iter + 1}', _gather(look)
+        when = f'after iteration {runner.iter + 1}'
+        every = _gather(when, look)
         _raise_problems(when, [report.problems for report in every])
         _raise_problems(when, _compare_weights(every, digests))
 
@@ -182,13 +185,13 @@ class DeviceCheckHook(Hook):
             digests.update(weight_digests(model))
             report.digest = total_digest(digests)
 
-        every = _gather(look)
+        every = _gather(when, look)
         for rank, others in shared_cards([report.card for report in every]).items():
             every[rank].problems.append(
                 f'device {every[rank].device} is also the card of rank(s) {others}. Give every '
                 f'rank of a host a local rank of its own (LOCAL_RANK), one a card.')
         if not any(report.problems for report in every):
-            wrong = _gather(lambda report: report.problems.extend(
+            wrong = _gather(when, lambda report: report.problems.extend(
                 check_collectives(accelerator, local_rank(), self.timeout).values()))
             for report, found in zip(every, wrong):
                 report.problems += found.problems
@@ -212,25 +215,39 @@ def table(reports: Sequence[DeviceReport]) -> str:
                      for row in rows)
 
 
-def _gather(look: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
-    """Return every rank's report. Collective; what ``look`` raises is one of its problems."""
-    report = DeviceReport()
+def _gather(when: str, look: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
+    """Return every rank's report. Collective.
+
+    Raises:
+        DeviceCheckError: On every rank, if ``look`` raised on one of them.
+    """
+    report, error, text = DeviceReport(), None, ''
     try:
         look(report)
-    except Exception as error:  # every rank raises it, as part of a DeviceCheckError
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        report.problems.append(f'the check itself raised {type(error).__name__}: {error} '
-                               f'({where.filename}:{where.lineno}).')
-    channel, mine = open_channel(), json.dumps(asdict(report))
-    return [DeviceReport(**json.loads(text))
-            for text in ([mine] if channel is None else channel.gather_texts(mine))]
+    except Exception as raised:  # becomes a DeviceCheckError on every rank
+        error, report.raised = raised, True
+        where = traceback.extract_tb(raised.__traceback__)[-1]
+        text = (f'the check itself raised {error_text(raised)} '
+                f'({where.filename}:{where.lineno}).')
+    channel = open_channel()
+    every = [DeviceReport(**json.loads(each))
+             for each in channel.gather_texts(json.dumps(asdict(report)))]
+
+    def make_error(texts: Dict[int, str]) -> DeviceCheckError:
+        problems = {rank: each.problems + ([texts[rank]] if rank in texts else [])
+                    for rank, each in zip(channel.ranks, every)}
+        return DeviceCheckError(when, {rank: each for rank, each in problems.items() if each})
+
+    if any(each.raised for each in every):
+        raise_together(channel, error, f'the device check {when}', text=text, everywhere=make_error)
+    return every
 
 
 def _compare_weights(every: Sequence[DeviceReport], digests: Dict[str, int]) -> List[List[str]]:
     """Return each rank's problems. Collective where the totals differ, which all ranks see."""
     problems: List[List[str]] = [[] for _ in every]
     channel = open_channel()
-    if channel is not None and len({report.digest for report in every}) > 1:
+    if len({report.digest for report in every}) > 1:
         name, odd = first_difference(
             [json.loads(text) for text in channel.gather_texts(json.dumps(digests))])
         for rank in odd:

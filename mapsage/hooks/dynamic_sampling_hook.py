@@ -181,12 +181,12 @@ class DynamicSamplingHook(Hook):
         pool = [dict(found_at=group['found_at'],
                      keys=[[each.index, list(each.seed), each.score] for each in group['samples']])
                 for group in self._step.state['pool']]
-        own = json.dumps(dict(pool=pool,
-                              history=self._history.own_state() if self._history else None))
+        mine = json.dumps(dict(pool=pool,
+                               history=self._history.own_state() if self._history else None))
         self._gathered = dict(
             step=self._step.state['step'], rate=self._step.state['rate'], drawn=self._step.drawn,
             batch_size=self._batch_size,
-            ranks=[own] if self._channel is None else self._channel.gather_texts(own),
+            ranks=self._channel.gather_texts(mine),
             history=self._history.shared_state() if self._history else None)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
@@ -259,8 +259,7 @@ class DynamicSamplingHook(Hook):
                 f'empty and the loader after {runner.iter} batches.')
             return
         ranks = [json.loads(text) for text in state['ranks']]
-        world, rank = ((1, 0) if self._channel is None else
-                       (len(self._channel.ranks), self._channel.rank))
+        world, rank = len(self._channel.ranks), self._channel.rank
         drawn = state['drawn'] * state['batch_size'] * len(ranks)  # samples, on all ranks
         batches = round(drawn / (self._batch_size * world))
         stream.skip(batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Sequence
 
 from mmengine.dist import is_main_process
 
@@ -22,11 +22,11 @@ class SamplingReport:
 
     Args:
         runner: The runner.
-        channel: To the ranks that sample together; None for one process.
+        channel: Channel to the ranks that sample together.
         global_target: Samples that all ranks together shall have in a step.
     """
 
-    def __init__(self, runner: Any, channel: Optional[Channel], global_target: int) -> None:
+    def __init__(self, runner: Any, channel: Channel, global_target: int) -> None:
         self._runner, self._channel, self._global_target = runner, channel, global_target
         self._totals = Totals()
         self._since = time.perf_counter()
@@ -56,7 +56,7 @@ class SamplingReport:
         self._runner.logger.info(totals.summary())
         iteration, now = self._runner.iter + 1, time.perf_counter()
         row = dict(vars(totals), iter=iteration, interval_seconds=now - self._since,
-                   world_size=1 if self._channel is None else len(self._channel.ranks),
+                   world_size=len(self._channel.ranks),
                    global_target=self._global_target)
         self._since = now
         with open(str(self._folder() / 'steps.jsonl'), 'a') as file:

@@ -9,10 +9,9 @@ from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional,
 import torch
 import torch.distributed as dist
 
-from mapsage.distributed import Channel, open_channel
+from mapsage.distributed import Channel, open_channel, raise_together
 
 from .candidate import Candidate
-from .lockstep import raise_together
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
 from .plan import ExchangePlan, Move
 
@@ -78,15 +77,14 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         RankLostError: Naming the ranks that did not come.
     """
     channel = open_channel(group, timeout, PURPOSE)
-    if channel is None or not plan.moves:
-        rank = 0 if channel is None else channel.ranks.index(channel.rank)
+    rank = channel.ranks.index(channel.rank)
+    if not plan.moves:
         _check_count(samples, plan, rank)
         return _distinct(samples[:plan.targets[rank]])
-    rank = channel.ranks.index(channel.rank)
     parcels, letters, failure = _prepare(samples, plan, rank)
     received = _trade_letters(channel, letters)
-    raise_together(channel, [bool(letter.status) for letter in received], failure,
-                   'packing samples')
+    if any(letter.status for letter in received):
+        raise_together(channel, failure, 'packing samples')
     _check_keys(channel, [letter.keys for letter in received], samples)
     buffer = _trade_parcels(channel, parcels, received)
     if traffic is not None:
@@ -95,8 +93,8 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         traffic.header_bytes += sum(letter.header_bytes for letter in letters)
     batch, failure = _assemble(samples, plan, rank, received, buffer, place)
     # Arrivals may not fit this rank's device: then no rank goes on to the step.
-    raise_together(channel, _trade_flags(channel, failure is not None), failure,
-                   'placing samples')
+    if any(_trade_flags(channel, failure is not None)):
+        raise_together(channel, failure, 'placing samples')
     return batch
 
 

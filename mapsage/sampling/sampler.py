@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import derived_seed
-from mapsage.distributed import open_channel
+from mapsage.distributed import Consensus, Facts
 
 from .exchange import PURPOSE, exchange
-from .lockstep import ENDED, FAILED, OK, Report, check_equal_settings, tell_all
+from .lockstep import ENDED, FAILED, FIELDS, OK, check_equal_settings, compare_round
 from .pool import Group, SurplusPool
 from .refill import PassRate, refill_rounds
 from .shortfall import Decision, ShortfallError, check_policy, decide_shortfall
@@ -101,8 +101,9 @@ class DynamicSampler:
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
         self.shortfall, self.keep_fraction, self.seed = shortfall, keep_fraction, seed
         self._exchange: Dict[str, Any] = dict(group=group, place=place, timeout=timeout)
-        self._channel = open_channel(group, timeout, PURPOSE)
-        check_equal_settings(self._channel, (
+        self._consensus = Consensus(FIELDS, group, timeout, purpose=PURPOSE)
+        channel = self._consensus.channel
+        check_equal_settings(channel, (
             f'local_target={local_target}, group_size={group_size}, '
             f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
             f'max_age={max_age}, max_refill_rounds={max_refill_rounds}, '
@@ -110,9 +111,8 @@ class DynamicSampler:
         _check(local_target, group_size, max_resample_times, max_refill_rounds, keep_fraction)
         check_policy(shortfall)
         validity.check_group_size(group_size)
-        ranks = [0] if self._channel is None else self._channel.ranks
-        self._name = 0 if self._channel is None else self._channel.rank
-        self._world, self._rank = len(ranks), ranks.index(self._name)
+        self._world, self._rank = len(channel.ranks), channel.ranks.index(channel.rank)
+        self._global_rank = channel.rank
         self._observe = observe
         self._logger = logger or logging.getLogger(__name__)
         self._pool = SurplusPool(max_age)
@@ -165,16 +165,16 @@ class DynamicSampler:
 
     def _collect(self, now: _Step, initial: Optional[Sequence[Any]]) -> Decision:
         """Fetch and judge until there is enough, or the attempts are spent. Collective."""
-        reports = self._round(now, 1, initial)
-        if all(report.status == ENDED for report in reports):
+        found = self._round(now, 1, initial)
+        if found.min('status') == ENDED:
             raise EndOfData(f'step {now.stats.step}: the loaders of all {self._world} rank(s) have '
                             f'ended.')
         now.stats.initial = now.stats.valid
         self._log(now, '[DynSample] Initial batch: collected %s valid samples globally',
                   self._of_goal(now))
-        while self._wants_more(now, reports):
-            reports = self._resample(now, reports)
-        return self._decide(now, reports)
+        while self._wants_more(now, found):
+            found = self._resample(now, found)
+        return self._decide(now, found)
 
     def state_dict(self) -> Dict[str, Any]:
         """Return what a resumed run needs of this rank: step, pass rate and pool."""
@@ -186,27 +186,27 @@ class DynamicSampler:
         self._rate.load_state_dict(state['rate'])
         self._pool.load_state_dict(state['pool'])
 
-    def _wants_more(self, now: _Step, reports: Sequence[Report]) -> bool:
+    def _wants_more(self, now: _Step, found: Facts) -> bool:
         return (now.stats.missing > 0 and now.attempt < self.max_resample_times
-                and any(report.status != ENDED for report in reports))
+                and found.min('status') != ENDED)
 
-    def _resample(self, now: _Step, reports: Sequence[Report]) -> List[Report]:
+    def _resample(self, now: _Step, found: Facts) -> Facts:
         now.attempt += 1
-        in_a_round = sum(report.original for report in reports) or self.global_target
+        in_a_round = found.sum('original') or self.global_target
         rate = self._rate.value
         rounds = refill_rounds(now.stats.missing, rate + (1 - rate) * self.keep_fraction,
                                in_a_round, self.max_refill_rounds)
         self._log(now, '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
                   now.attempt, self.max_resample_times, self._of_goal(now), now.stats.missing)
         self._log(now, '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d%s',
-                  self._name, now.attempt, f' ({rounds} rounds)' if rounds > 1 else '')
-        reports = self._round(now, rounds, None)
+                  self._global_rank, now.attempt, f' ({rounds} rounds)' if rounds > 1 else '')
+        found = self._round(now, rounds, None)
         now.stats.attempts, now.stats.rounds = now.attempt, now.stats.rounds + rounds
         self._log(now, '[DynSample-SYNC] Rank %d: After resample #%d, global_pool=%s',
-                  self._name, now.attempt, self._of_goal(now))
-        return reports
+                  self._global_rank, now.attempt, self._of_goal(now))
+        return found
 
-    def _round(self, now: _Step, rounds: int, initial: Optional[Sequence[Any]]) -> List[Report]:
+    def _round(self, now: _Step, rounds: int, initial: Optional[Sequence[Any]]) -> Facts:
         """Fetch and judge on this rank, and learn what all ranks now have. Collective."""
         now.judged = now.passed = now.not_finite = 0
         failure = None
@@ -216,17 +216,18 @@ class DynamicSampler:
         except Exception as error:  # travels to all ranks and is raised again there
             failure = error
         status = FAILED if failure else ENDED if now.ended else OK
-        reports = tell_all(self._channel, Report(
-            self._step, now.attempt, status, len(now.held) * self.group_size, now.judged,
-            now.passed, now.not_finite, len(now.original)), failure)
+        found = compare_round(
+            self._consensus, failure, step=self._step, attempt=now.attempt, status=status,
+            valid=len(now.held) * self.group_size, judged=now.judged, passed=now.passed,
+            not_finite=now.not_finite, original=len(now.original))
         stats = now.stats
-        judged, passed = sum(r.judged for r in reports), sum(r.passed for r in reports)
+        judged, passed = found.sum('judged'), found.sum('passed')
         self._rate.add(judged, passed)
         stats.judged, stats.passed = stats.judged + judged, stats.passed + passed
-        stats.not_finite += sum(report.not_finite for report in reports)
-        stats.valid = sum(report.valid for report in reports)
+        stats.not_finite += found.sum('not_finite')
+        stats.valid = found.sum('valid')
         stats.missing = max(0, self.global_target - stats.valid)
-        return reports
+        return found
 
     def _fetch_and_judge(self, now: _Step, number: int,
                          initial: Optional[Sequence[Any]]) -> None:
@@ -278,14 +279,14 @@ class DynamicSampler:
             derived_seed(self.seed, self._rank, self._step, attempt, number))
         return (torch.rand(groups, generator=generator) < self.keep_fraction).tolist()
 
-    def _decide(self, now: _Step, reports: Sequence[Report]) -> Decision:
+    def _decide(self, now: _Step, found: Facts) -> Decision:
         if now.stats.missing:
             self._log(now, '[DynSample] Shortage: %d/%d samples missing', now.stats.missing,
                       self.global_target)
         try:
             decision = decide_shortfall(
-                self.shortfall, [report.valid for report in reports],
-                [report.original for report in reports], self.local_target, self.group_size)
+                self.shortfall, list(found.by_rank('valid').values()),
+                list(found.by_rank('original').values()), self.local_target, self.group_size)
         except ShortfallError:
             now.stats.outcome = self.shortfall
             self._leave(now, now.held)  # not lost, should the caller go on
@@ -301,7 +302,7 @@ class DynamicSampler:
             now.rejected_original.clear()
             batch = now.original
             self._log(now, '[DynSample] Rank %d: Using %d samples of the original batch after %d '
-                      'resample(s)', self._name, len(batch), now.attempt)
+                      'resample(s)', self._global_rank, len(batch), now.attempt)
         else:
             plan, supply = decision.plan, decision.supplies[self._rank]
             samples = [sample for group in now.held for sample in group.samples]
@@ -315,10 +316,10 @@ class DynamicSampler:
             stats.received = len(batch) - plan.kept(self._rank)
             stats.replicated = len(supply) - len(samples)
             self._log(now, '[DynSample-FINAL] Rank %d: Slicing global pool [%d:%d], got %d samples',
-                      self._name, begin, end, len(batch))
+                      self._global_rank, begin, end, len(batch))
             self._log(now, '[DynSample] Rank %d: Using %d valid samples (%d groups) from global '
-                      'pool after %d resample(s)', self._name, len(batch), len(batch) // size,
-                      now.attempt)
+                      'pool after %d resample(s)', self._global_rank, len(batch),
+                      len(batch) // size, now.attempt)
         self._leave(now, rest)
         return batch
 

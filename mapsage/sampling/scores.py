@@ -94,14 +94,14 @@ class TileHistory:
         return [self._observe(each.index, fresh[place]) if place in fresh else
                 self._known(each.index)[0] for place, each in enumerate(candidates)]
 
-    def share(self, channel: Optional[Channel]) -> None:
+    def share(self, channel: Channel) -> None:
         """Tell all ranks what this one has seen. Collective.
 
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
         mine = _as_rows(self._mine)
-        every = [mine] if channel is None else _gather_rows(channel, mine)
+        every = _gather_rows(channel, mine)
         self._mine = {}
         newest: Dict[int, Tuple[float, int]] = {}
         for rows in every:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import torch
 
@@ -129,11 +129,11 @@ class Totals:
         """Begin again."""
         self.__init__()  # type: ignore[misc]
 
-    def over_ranks(self, channel: Optional[Channel]) -> Totals:
+    def over_ranks(self, channel: Channel) -> Totals:
         """Return the sums over all ranks, with the seconds of the slowest. Collective.
 
         Args:
-            channel: To the ranks that sample together; None for one process.
+            channel: Channel to the ranks that sample together.
 
         Raises:
             RankLostError: Naming the ranks that did not come.
@@ -141,7 +141,7 @@ class Totals:
         mine = torch.tensor([self.seconds] + [getattr(self, name) for name in _LOCAL]
                             + [self.dropped.get(reason, 0) for reason in REASONS],
                             dtype=torch.float64)
-        rows = torch.stack([mine] if channel is None else channel.gather(mine))
+        rows = torch.stack(channel.gather(mine))
         sums = [int(value) for value in rows[:, 1:].sum(0).tolist()]
         values: Dict[str, Any] = dict(zip(_LOCAL, sums), seconds=float(rows[:, 0].max()))
         together = replace(self, **values)
