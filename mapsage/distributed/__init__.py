@@ -2,7 +2,6 @@
 from .agreement import RankError, all_ranks_or_none, error_text, raise_together
 from .channel import Channel, RankLostError, SerialChannel
 from .consensus import Consensus, DisagreementError, Facts
-from .gather import gather_to_device
 from .group_channel import open_channel
 from .launcher import (
                        LauncherError,
@@ -27,6 +26,6 @@ __all__ = [
     'Facts', 'LauncherError', 'RankError', 'RankLostError', 'SerialChannel', 'StagedProcessGroup',
     'Strategy', 'StrategyError', 'WeightsDifferError', 'all_ranks_or_none',
     'apply_launcher_environment', 'check_equal_weights', 'die_with_parent', 'error_text',
-    'gather_to_device', 'init_process_group', 'launcher_environment', 'local_rank', 'open_channel',
-    'raise_together', 'resolve_backend', 'resolve_strategy', 'usable_backends'
+    'init_process_group', 'launcher_environment', 'local_rank', 'open_channel', 'raise_together',
+    'resolve_backend', 'resolve_strategy', 'usable_backends'
 ]
