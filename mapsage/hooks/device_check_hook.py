@@ -1,4 +1,4 @@
-"""Devices, weights and batches are checked before a run, and at an interval during it."""
+"""Checks of devices, weights and batches before a run and at an interval during it."""
 from __future__ import annotations
 
 import json
@@ -32,10 +32,10 @@ from mapsage.distributed.weights import first_difference, total_digest, weight_d
 
 
 class DeviceCheckError(RuntimeError):
-    """Something is wrong with the devices, weights or batches of some rank.
+    """The device check found problems on at least one rank.
 
     Attributes:
-        problems: By rank, what is wrong there and what to do.
+        problems: Texts by rank that say what is wrong there and what to do.
     """
 
     def __init__(self, when: str, problems: Dict[int, List[str]]) -> None:
@@ -46,7 +46,19 @@ class DeviceCheckError(RuntimeError):
 
 @dataclass
 class DeviceReport:
-    """What one rank found about itself; it travels as JSON."""
+    """What one rank found in a check; it is sent as JSON.
+
+    Attributes:
+        host: Name of the machine.
+        device: Device or devices of the rank.
+        card: Text that only ranks on the same card share; None where sharing is allowed.
+        tensors: Number of parameters and buffers.
+        mebibytes: Their size.
+        digest: Digest of the weights.
+        batch: Descriptions of the parts of a batch, by name.
+        problems: Texts that say what is wrong and what to do.
+        raised: Whether the check itself raised an exception.
+    """
 
     host: str = ''
     device: str = ''
@@ -67,13 +79,13 @@ class DeviceCheckHook(Hook):
     there, holds the same weights as the others, shares its card with no rank of its host, and gets
     right answers from the collectives; rank 0 logs the table. The first batch is compared across
     ranks: keys, dtypes, number of samples, shapes. Every ``interval`` iterations the weights must
-    still be finite, equal and in place. Buffers are compared before the run only, since ranks
-    keep batch statistics of their own. Between checks nothing is done.
+    still be finite, equal and on their device. Buffers are compared before the run only, since each
+    rank keeps its own batch statistics. Between checks the hook does nothing.
 
-    What one rank finds or raises is gathered, and all ranks raise it.
+    Whatever one rank finds or raises, all ranks raise.
 
     Args:
-        interval: Iterations between two checks; 0 for none during the run.
+        interval: Number of iterations between two checks; 0 for no checks during the run.
         timeout: Seconds that the self-test of the collectives may take.
 
     Raises:
@@ -101,11 +113,11 @@ class DeviceCheckHook(Hook):
         self._check_run(runner, 'before training')
 
     def before_val(self, runner: Runner) -> None:
-        """Check a validation of its own. Collective."""
+        """Check before a validation without training. Collective."""
         self._check_run(runner, 'before validation')
 
     def before_test(self, runner: Runner) -> None:
-        """Check a test. Collective."""
+        """Check before a test. Collective."""
         self._check_run(runner, 'before testing')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
@@ -157,7 +169,7 @@ class DeviceCheckHook(Hook):
         _raise_problems(when, _compare_weights(every, digests))
 
     def _check_run(self, runner: Runner, when: str) -> None:
-        """Check all that needs no batch, once."""
+        """Check everything but the batch, once."""
         if self._checked:
             return
         self._checked = True
@@ -175,7 +187,7 @@ class DeviceCheckHook(Hook):
             tensors = list(model.parameters()) + list(model.buffers())
             report.tensors = len(tensors)
             report.mebibytes = sum(t.numel() * t.element_size() for t in tensors) / 2**20
-            # a mask may hold -inf by design; what is not finite now is not held against it later
+            # a mask may hold -inf by design: what is not finite now is not reported later
             self._not_finite = not_finite(model)
             broken = sorted(self._not_finite.intersection(dict(model.named_parameters())))
             if broken:
@@ -189,7 +201,7 @@ class DeviceCheckHook(Hook):
         for rank, others in shared_cards([report.card for report in every]).items():
             every[rank].problems.append(
                 f'device {every[rank].device} is also the card of rank(s) {others}. Give every '
-                f'rank of a host a local rank of its own (LOCAL_RANK), one a card.')
+                f'rank of a host a different LOCAL_RANK, one for each card.')
         if not any(report.problems for report in every):
             wrong = _gather(when, lambda report: report.problems.extend(
                 check_collectives(accelerator, local_rank(), self.timeout).values()))
@@ -203,7 +215,7 @@ class DeviceCheckHook(Hook):
 
 
 def table(reports: Sequence[DeviceReport]) -> str:
-    """Return one line a rank for the log. Pure."""
+    """Return one line for each rank, for the log. Pure."""
     rows = [('rank', 'host', 'device', 'tensors', 'MiB', 'weights', 'result')]
     for rank, report in enumerate(reports):
         count = len(report.problems)
@@ -269,6 +281,6 @@ def _unwrapped(runner: Runner) -> nn.Module:
 
 
 def _devices(runner: Runner) -> List[torch.device]:
-    """Return where tensors may be: a wrapper that spans several devices says so itself."""
+    """Return the devices where tensors may be; a wrapper of several devices lists them."""
     return list(getattr(runner.model, 'devices', None) or
                 [current_accelerator().device(local_rank())])

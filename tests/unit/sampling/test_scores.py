@@ -88,9 +88,9 @@ def test_a_history_goes_on_from_its_state() -> None:
     one(candidates(1, 2))
     one.share(SerialChannel())
     one(candidates(3))
-    other.load_state(one.shared_state(), one.own_state())
+    other.load_state(one.shared_state(), one.rank_state())
     assert other(candidates(1, 3)) == one(candidates(1, 3))
-    assert other.own_state() == one.own_state()
+    assert other.rank_state() == one.rank_state()
     assert torch.equal(other.shared_state(), one.shared_state())
 
 
