@@ -162,7 +162,7 @@ class StagedProcessGroup(_Base):
             raise CollectiveError(self._roll_call(error)) from error
 
     def _roll_call(self, error: RuntimeError) -> str:
-        """Return a text that names the missing ranks: those that do not report a failure as well."""
+        """Return a text that names the missing ranks: those that do not report a failure too."""
         key, number = f'broken/{self._collectives}', self._collectives
         missing = list(range(self.size()))
         try:
