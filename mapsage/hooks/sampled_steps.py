@@ -201,14 +201,14 @@ class Background:
 
 
 class SampledEpochs:
-    """Stands in for the loader of an epoch-based loop: an epoch has as many steps as it had.
+    """Replaces the loader of an epoch-based loop: an epoch has as many steps as the loader batches.
 
-    Everything else is asked of the loader.
+    All other attributes are those of the loader.
     """
 
     def __init__(self, loader: DataLoader, steps: SampledSteps) -> None:
         self._loader, self._steps = loader, steps
-        self.sampler = _OwnEpochs(loader.sampler)
+        self.sampler = _EpochsOfStream(loader.sampler)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -220,8 +220,8 @@ class SampledEpochs:
         return getattr(self._loader, name)
 
 
-class _OwnEpochs:
-    """A sampler whose epoch the stream counts, not DistSamplerSeedHook."""
+class _EpochsOfStream:
+    """A sampler whose epoch is set by the stream and not by DistSamplerSeedHook."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mapsage.distributed import SerialChannel, open_channel
+from mapsage.distributed import SerialChannel
 from mapsage.distributed.group_channel import GroupChannel
 
 TEXTS = ['', 'tile 17', 'Düsseldorf 影像', b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')]
@@ -71,18 +71,3 @@ def test_the_first_text_published_stays(channel: Any) -> None:
 
 def test_numbers_count_up(channel: Any) -> None:
     assert [channel.next_number() for _ in range(3)] == [0, 1, 2]
-
-
-def test_without_a_process_group_a_channel_is_serial() -> None:
-    assert isinstance(open_channel(), SerialChannel)
-    with pytest.raises(ValueError, match='timeout=0, expected a positive number'):
-        open_channel(timeout=0)
-
-
-def test_a_process_group_of_one_rank_has_a_serial_channel(tmp_path: Path) -> None:
-    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
-    try:
-        assert isinstance(open_channel(), SerialChannel)
-        assert isinstance(open_channel(dist.new_group([0])), SerialChannel)
-    finally:
-        dist.destroy_process_group()
