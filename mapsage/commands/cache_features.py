@@ -17,8 +17,7 @@ from mmengine.config import Config
 from mmengine.model import is_model_wrapper
 from torch.utils.data import DataLoader
 
-from mapsage.distributed import all_ranks_or_none
-from mapsage.distributed.channel import open_channel
+from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.engine.data_order import KeyedDataset, SampleKey
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.features.cache.index import CacheIndex, find_shards, read_index, write_index
@@ -60,8 +59,8 @@ class FeatureCaching:
         self._workers = _build_without_workers(cfg)
         self._runner = cli.build_runner(cfg)
         self._channel = open_channel(timeout=_PATIENCE_SECONDS)
-        self._rank = 0 if self._channel is None else self._channel.rank
-        self._world_size = 1 if self._channel is None else len(self._channel.ranks)
+        self._rank = self._channel.rank
+        self._world_size = len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
         self._prepare()
         with self._together('preparing the cache'), contextlib.ExitStack() as stack:
@@ -145,8 +144,7 @@ class FeatureCaching:
 
     def _share(self, plan: Dict[str, Any]) -> None:
         """Tell all ranks what rank 0 found."""
-        if self._channel is not None:
-            plan = json.loads(self._channel.gather_texts(json.dumps(plan))[0])
+        plan = json.loads(self._channel.gather_texts(json.dumps(plan))[0])
         self._cache: str = plan['cache']
         self._todo: List[List[int]] = plan['todo']
         self._seeds = ViewSeeds(plan['seed'], self._views)

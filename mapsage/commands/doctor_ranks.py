@@ -1,4 +1,4 @@
-"""The doctor's questions that take several ranks."""
+"""The checks of the doctor that need several ranks."""
 from __future__ import annotations
 
 import json
@@ -9,29 +9,30 @@ from typing import Any, Dict, List
 import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator
-from mapsage.distributed import init_process_group, local_rank
+from mapsage.distributed import error_text, init_process_group, local_rank
 from mapsage.distributed.device_checks import check_collectives, shared_cards
 from mapsage.distributed.process_group import uses_native_group
 from mapsage.engine.env_cfg import EnvCfg
 
 from .environment_checks import Finding
 
-# A rank imports PyTorch and MMSegmentation first, on a busy machine after the others; and it may
-# take twice _COLLECTIVE_SECONDS to say that collectives do not work.
+# Seconds for a report. A rank first imports PyTorch and MMSegmentation, which takes longer on a
+# busy machine, and may need twice _COLLECTIVE_SECONDS to find that collectives do not work.
 _REPORT_SECONDS = 180
 _COLLECTIVE_SECONDS = 60
-# What must be the same for ranks to understand each other.
+# Versions that must be equal on all ranks.
 _EQUAL = ('torch', 'mapsage')
 
 
 class Ranks:
-    """Lets rank 0 see what every rank found, with or without a process group that works.
+    """Gathers the findings of every rank on rank 0, even where no process group can be started.
 
-    It goes over the rendezvous store: a rank without a device cannot enter a group, and the others
-    would wait for it there. Making one is collective, and so are its methods.
+    Messages go over the rendezvous store: a rank without a device cannot enter a group, where the
+    others would wait for it. Creating one is collective, and so are its methods.
 
     Attributes:
-        all_join: After :meth:`compare`, equal on all ranks: every rank can enter a process group.
+        all_join: Whether every rank can enter a process group; after :meth:`compare`, equal on all
+            ranks.
     """
 
     def __init__(self) -> None:
@@ -42,19 +43,19 @@ class Ranks:
         self.all_join = False
 
     def compare(self, report: Dict[str, Any]) -> List[Finding]:
-        """Return on rank 0 what there is to say about all ranks, elsewhere nothing.
+        """Return the findings about all ranks on rank 0, and none elsewhere.
 
         Args:
-            report: This rank's ``host``, ``device``, ``card`` (equal where ranks share one),
-                ``problems`` (texts), whether it ``joins`` a process group, and what must be equal:
-                ``torch``, ``mapsage``.
+            report: Findings of this rank: its ``host``, ``device``, ``card`` (equal where ranks
+                share one), ``problems`` (texts), whether it ``joins`` a process group, and the
+                versions ``torch`` and ``mapsage``.
         """
         reports = self._gather('report', report)
         if self.rank == 0:
             self.all_join = all(rank in reports and reports[rank]['joins']
                                 for rank in range(self.world_size))
             self._store.set('verdict', 'join' if self.all_join else 'stay')
-            # This process may serve the store, and must not leave with it before all have read.
+            # This process may keep the store, so it must not end before all ranks have read.
             self._wait_for([f'read{rank}' for rank in range(1, self.world_size)])
             return compare_reports(reports, self.world_size)
         self._store.wait(['verdict'], self._deadline)
@@ -63,12 +64,12 @@ class Ranks:
         return []
 
     def try_collectives(self, accelerator: Accelerator, env: EnvCfg) -> List[Finding]:
-        """Start the process group as a training does and return on rank 0 what does not work."""
+        """Start the process group as a training does; return on rank 0 what does not work."""
         seconds = min(env.timeout, _COLLECTIVE_SECONDS)
         try:
             init_process_group(accelerator, env.backend, seconds)
         except (RuntimeError, ValueError) as error:
-            wrong = {'init_process_group': f'the process group does not start: {error}'}
+            wrong = {'init_process_group': f'the process group does not start: {error_text(error)}'}
         else:
             wrong = check_collectives(accelerator, local_rank(), seconds)
         every = self._gather('collectives', wrong)
@@ -89,8 +90,9 @@ class Ranks:
                         f'{dist.get_backend()}')]
 
     def wait_for_print(self) -> None:
-        """Return when rank 0, which calls this after it printed, is there: the launcher ends all
-        ranks as soon as one of them ends with an error.
+        """Wait until rank 0 has printed, which it reports by calling this.
+
+        The launcher ends all ranks as soon as one of them ends with an error.
         """
         if self.rank == 0:
             self._store.set('printed', '')
@@ -101,11 +103,11 @@ class Ranks:
         for key in keys:
             try:
                 self._store.wait([key], self._deadline)
-            except RuntimeError:  # whoever should have written it is gone, and the launcher says so
+            except RuntimeError:  # the rank that sets it has ended, and the launcher reports it
                 return
 
     def _gather(self, name: str, mine: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
-        """Return on rank 0 what the ranks brought, those that are late left out."""
+        """Return the reports by rank on rank 0, without those of late ranks."""
         self._store.set(f'{name}{self.rank}', json.dumps(mine))
         every: Dict[int, Dict[str, Any]] = {}
         end = time.monotonic() + _REPORT_SECONDS
@@ -126,11 +128,11 @@ def _late(every: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:
 
 
 def compare_reports(reports: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:
-    """Return a line a rank, what differs from rank 0, and the problems rank 0 does not have. Pure.
+    """Return a line for each rank, the differences to rank 0, and problems of other ranks. Pure.
 
     Args:
-        reports: By rank, as :meth:`Ranks.compare` takes them; rank 0's among them.
-        world_size: How many there should be.
+        reports: Reports by rank, as :meth:`Ranks.compare` takes them, with that of rank 0.
+        world_size: Number of ranks.
     """
     findings = _late(reports, world_size)
     ranks_of: Dict[str, List[int]] = {}
@@ -152,7 +154,7 @@ def compare_reports(reports: Dict[int, Dict[str, Any]], world_size: int) -> List
         if rank < min(others):
             findings.append(Finding(
                 'problem', f'ranks {[rank, *others]} are on one card',
-                'start one rank a card, and give each rank of a machine another LOCAL_RANK'))
-    # Rank 0 has printed its own, with their next steps.
+                'start one rank per card, and give each rank of a machine a different LOCAL_RANK'))
+    # Rank 0 has printed its own problems already.
     return findings + [Finding('problem', f'on rank(s) {ranks}: {text}')
                        for text, ranks in ranks_of.items() if 0 not in ranks]

@@ -20,9 +20,9 @@ from mapsage.distributed import (
     all_ranks_or_none,
     apply_launcher_environment,
     init_process_group,
+    open_channel,
     resolve_strategy,
 )
-from mapsage.distributed.channel import open_channel
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
@@ -103,8 +103,8 @@ class Prediction:
         self._folder = Path(args.out)
         self._accelerator, local_rank = start(self._cfg, args.launcher)
         self._channel = open_channel(timeout=_PATIENCE_SECONDS)
-        self._rank = 0 if self._channel is None else self._channel.rank
-        self._world_size = 1 if self._channel is None else len(self._channel.ranks)
+        self._rank = self._channel.rank
+        self._world_size = len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
         with self._together('preparing the prediction'):
             self._inputs = find_inputs(args.inputs)
@@ -203,9 +203,8 @@ class Prediction:
 
     def _share(self, jobs: List[Job]) -> List[Job]:
         """Tell all ranks rank 0's jobs, and which rank does what."""
-        if self._channel is not None:
-            told = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))[0]
-            jobs = [Job(**job) for job in json.loads(told)]
+        texts = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))
+        jobs = [Job(**job) for job in json.loads(texts[0])]
         costs = [len(self._grid(job).columns) for job in jobs for _ in job.strips]
         ranks = iter(owners(costs, self._world_size))
         return [replace(job, owners=[next(ranks) for _ in job.strips]) for job in jobs]

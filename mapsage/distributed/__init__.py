@@ -1,7 +1,8 @@
 """Process groups and launchers, without a call to any vendor."""
-from .channel import Channel, RankLostError, open_channel
-from .consensus import Consensus, DisagreementError, Facts, RankError, all_ranks_or_none
-from .gather import gather_to_device
+from .agreement import RankError, all_ranks_or_none, error_text, raise_together
+from .channel import Channel, RankLostError, SerialChannel
+from .consensus import Consensus, DisagreementError, Facts
+from .group_channel import open_channel
 from .launcher import (
                        LauncherError,
                        apply_launcher_environment,
@@ -22,9 +23,9 @@ from .weights import WeightsDifferError, check_equal_weights
 
 __all__ = [
     'BackendError', 'Channel', 'Consensus', 'DEFAULT_TIMEOUT_SECONDS', 'DisagreementError',
-    'Facts', 'LauncherError', 'RankError', 'RankLostError', 'StagedProcessGroup', 'Strategy',
-    'StrategyError', 'WeightsDifferError', 'all_ranks_or_none', 'apply_launcher_environment',
-    'check_equal_weights', 'die_with_parent', 'gather_to_device', 'init_process_group',
-    'launcher_environment', 'local_rank', 'open_channel', 'resolve_backend', 'resolve_strategy',
-    'usable_backends'
+    'Facts', 'LauncherError', 'RankError', 'RankLostError', 'SerialChannel', 'StagedProcessGroup',
+    'Strategy', 'StrategyError', 'WeightsDifferError', 'all_ranks_or_none',
+    'apply_launcher_environment', 'check_equal_weights', 'die_with_parent', 'error_text',
+    'init_process_group', 'launcher_environment', 'local_rank', 'open_channel', 'raise_together',
+    'resolve_backend', 'resolve_strategy', 'usable_backends'
 ]

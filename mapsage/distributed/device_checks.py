@@ -1,8 +1,8 @@
-"""What must be true of devices, weights and batches before and while ranks train together.
+"""Checks of devices, weights and batches before and while ranks train together.
 
-Each check answers with the problems it found on this rank, as texts that name what was found, what
-was expected and what to do; an empty list is good. ``DeviceCheckHook`` and the doctor bring them
-together.
+Each check returns the problems it found on this rank, as texts that say what was found, what was
+expected and what to do; an empty list means that all is well. ``DeviceCheckHook`` and the doctor
+gather them.
 
     check_device(accelerator, local_rank) -> problems
     check_collectives(accelerator, local_rank) -> {name of a wrong collective: what is wrong}
@@ -28,14 +28,14 @@ from .process_group import uses_native_group
 SELF_TEST_SECONDS = 60.0
 # Variables that change which card a device index means.
 _MASKS = ('CUDA_VISIBLE_DEVICES', 'TOPS_VISIBLE_DEVICES', 'ENFLAME_VISIBLE_DEVICES')
-_SHOWN = 3  # problems of one kind that are spelled out
+_SHOWN = 3  # number of problems of one kind that are listed
 
 
 def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:
-    """Allocate and compute on this rank's device; the answer is known."""
+    """Return problems with a small computation of known result on this rank's device."""
     try:
         device = accelerator.device(local_rank)
-        # whole numbers below 2**24: exact in float32 on every device, and no random state is used
+        # whole numbers below 2**24 are exact in float32 on every device and use no random state
         matrix = torch.arange(64, dtype=torch.float32).reshape(8, 8)
         found = (matrix.to(device) @ matrix.to(device)).cpu()
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
@@ -49,13 +49,13 @@ def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:
 
 
 def card_identity(accelerator: Accelerator, local_rank: int) -> Optional[str]:
-    """Return a text that only ranks on the same card share; None where sharing is fine.
+    """Return a text that only ranks on the same card share; None where sharing is allowed.
 
-    Indices are compared between ranks with equal device masks on one host; where masks differ the
-    same index may mean another card, and nothing is claimed.
+    Indices are compared between ranks with equal device masks on one host. Where the masks differ,
+    the same index may mean a different card, so nothing is reported.
     """
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
-        return None  # processes share a CPU, and under PJRT each has a client of its own
+        return None  # processes share a CPU, and under PJRT each has its own client
     boot = Path('/proc/sys/kernel/random/boot_id')
     host = f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
     masks = [os.environ.get(name) for name in _MASKS]
@@ -71,7 +71,7 @@ def shared_cards(identities: Sequence[Optional[str]]) -> Dict[int, List[int]]:
 
 
 def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[str]:
-    """Every parameter and buffer must be on one of ``devices``."""
+    """Return a problem for every parameter and buffer that is on none of ``devices``."""
     stray = [(name, kind, tensor.device) for name, kind, tensor in _tensors(module)
              if not any(_is_on(tensor.device, device) for device in devices)]
     expected = ' or '.join(map(str, devices))
@@ -84,7 +84,8 @@ def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[
 def not_finite(module: nn.Module) -> Set[str]:
     """Return the names of parameters and buffers that hold NaN or infinity.
 
-    One sum a tensor and one value read per device: a sum is finite only if all its terms are.
+    It computes one sum per tensor and reads one value per device: a sum is finite only if all its
+    terms are.
     """
     sums: Dict[torch.device, List[Tuple[str, torch.Tensor, torch.Tensor]]] = {}
     for name, _, tensor in _tensors(module):
@@ -101,7 +102,7 @@ def not_finite(module: nn.Module) -> Set[str]:
 
 
 def check_finite(module: nn.Module, besides: Iterable[str] = ()) -> List[str]:
-    """No parameter or buffer may hold NaN or infinity, those named in ``besides`` excepted."""
+    """Return a problem for every tensor with NaN or infinity that is not named in ``besides``."""
     found = not_finite(module).difference(besides)
     kinds = {name: kind for name, kind, _ in _tensors(module)}
     return _shorten([
@@ -115,17 +116,18 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
                       timeout: float = SELF_TEST_SECONDS) -> Dict[str, str]:
     """Run each collective that training needs on device tensors of known answer. Collective.
 
-    They run in a thread, so that one that never returns is an answer as well; none is tried after
-    it. Nothing is checked without a process group, or where gradients go over a vendor's library
-    beside torch.distributed.
+    They run in a thread, so that one that never returns is found as well; none is tried after it.
+    Nothing is checked without a process group, or where gradients go over a vendor's library
+    outside torch.distributed.
 
     Args:
-        accelerator: The accelerator in force.
-        local_rank: This process's rank on its node.
+        accelerator: Accelerator in use.
+        local_rank: Rank of this process on its node.
         timeout: Seconds the whole test may take.
 
     Returns:
-        What is wrong by the name of the collective; empty when all answered right on this rank.
+        Texts of what is wrong, by the name of the collective; empty when all results on this rank
+        are right.
     """
     if not dist.is_available() or not dist.is_initialized() or uses_native_group(accelerator):
         return {}
@@ -133,7 +135,7 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
     running = [next(iter(_COLLECTIVES))]
 
     def run() -> None:
-        accelerator.set_device(local_rank)  # a thread has a current device of its own
+        accelerator.set_device(local_rank)  # each thread has its own current device
         device = accelerator.device(local_rank)
         for name, collective in _COLLECTIVES.items():
             running[0] = name
@@ -143,7 +145,7 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
                 if not torch.equal(found.cpu(), expected):
                     wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} '
                                    f'answers {found.cpu().tolist()}, expected {expected.tolist()}')
-            except Exception as error:  # a thread would swallow it: the caller raises it
+            except Exception as error:  # would be lost with the thread
                 wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} fails '
                                f'({type(error).__name__}: {error})')
                 return
@@ -159,16 +161,17 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
 
 def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None,
                    uneven: bool = False) -> Dict[str, str]:
-    """Return what must be equal across ranks of a batch as MMEngine's collate makes it: texts.
+    """Return texts for the properties of a collated batch that must be equal across ranks.
 
-    Keys, dtypes, number of samples, shapes. The height and width of single samples may differ where
-    the model's preprocessor pads them: up to ``padded_size`` they count as that size, and without
-    one they are left out.
+    These are keys, dtypes, number of samples and shapes. The height and width of
+    single samples may differ where the model's preprocessor pads them: up to ``padded_size`` they
+    count as that size, and without one they are left out.
 
     Args:
-        batch: Nested dicts and lists of tensors, and of elements that have ``keys()``.
-        padded_size: (height, width) that ``data_preprocessor.size`` pads to, or None.
-        uneven: Ranks may have different numbers of samples: leave the number out.
+        batch: Batch from MMEngine's collate: nested dicts and lists of tensors, and of elements
+            that have ``keys()``.
+        padded_size: Pair (height, width) that ``data_preprocessor.size`` pads to, or None.
+        uneven: Whether ranks may have different numbers of samples; then the number is left out.
     """
     found: Dict[str, str] = {}
     _describe(batch, 'batch', padded_size, uneven, found)
@@ -176,9 +179,9 @@ def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None,
 
 
 def compare_batches(every: Sequence[Mapping[str, str]]) -> List[List[str]]:
-    """Return the problems of each rank: where its batch is not like most ranks'. Pure.
+    """Return the problems of each rank: where its batch differs from those of most. Pure.
 
-    The lowest rank's counts where no kind is the most frequent.
+    Where no value is the most frequent, that of the lowest rank is expected.
     """
     problems: List[List[str]] = [[] for _ in every]
     for name in dict.fromkeys(name for each in every for name in each):

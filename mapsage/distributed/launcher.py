@@ -18,7 +18,7 @@ _SLURM_PORT_BASE, _SLURM_PORT_SPAN = 20000, 12000
 
 
 class LauncherError(ValueError):
-    """The environment does not hold what the named launcher sets."""
+    """The environment lacks the variables of the named launcher."""
 
 
 def launcher_environment(launcher: str, environ: Mapping[str, str],
@@ -28,9 +28,11 @@ def launcher_environment(launcher: str, environ: Mapping[str, str],
     Pure: reads ``environ`` only, apart from ``first_host``.
 
     Args:
-        launcher: ``'pytorch'`` (torchrun), ``'slurm'`` (srun) or ``'mpi'`` (Open MPI).
-        environ: The process environment.
-        first_host: Turns a Slurm node list into its first host name; ``scontrol`` when None.
+        launcher: Name of the launcher: ``'pytorch'`` (torchrun), ``'slurm'`` (srun) or ``'mpi'``
+            (Open MPI).
+        environ: Environment of the process.
+        first_host: Function that returns the first host name of a Slurm node list; ``scontrol``
+            when None.
 
     Raises:
         LauncherError: If the launcher is unknown or one of its variables is missing.
@@ -54,7 +56,7 @@ def apply_launcher_environment(launcher: str,
 def local_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return this process's rank on its node; 0 without a launcher.
 
-    The Runner has cleared what an earlier launcher left behind (``resolve_strategy``).
+    The Runner has removed variables of earlier launchers (``resolve_strategy``).
     """
     return int(environ.get('LOCAL_RANK', '0'))
 
@@ -112,7 +114,7 @@ def _slurm(environ: Mapping[str, str], first_host: Callable[[str], str]) -> Dict
         'MASTER_PORT': (environ.get('MASTER_PORT')
                         or str(_SLURM_PORT_BASE + int(job) % _SLURM_PORT_SPAN)),
     }
-    # the second reads '8(x2)' where all nodes run alike
+    # the second variable is like '8(x2)' where all nodes run the same number
     per_node = re.match(r'(\d+)(\(x\d+\))?$', environ.get('SLURM_NTASKS_PER_NODE')
                         or environ.get('SLURM_TASKS_PER_NODE') or '')
     if per_node:

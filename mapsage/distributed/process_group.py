@@ -26,7 +26,7 @@ _MAX_TIMEOUT_SECONDS = 10**8  # three years; datetime.timedelta and gloo take th
 
 
 class BackendError(ValueError):
-    """A communication setting that cannot be used: backend or timeout."""
+    """A backend or timeout that cannot be used."""
 
 
 def usable_backends(accelerator: Accelerator) -> List[str]:
@@ -40,9 +40,10 @@ def resolve_backend(accelerator: Accelerator, backend: str = 'auto') -> str:
     """Return the backend string to hand to ``torch.distributed.init_process_group``. Pure.
 
     Args:
-        accelerator: The accelerator in force.
-        backend: One of :func:`usable_backends`, or the string this function would return.
-            ``'gloo'`` on an accelerator means ``'staged'``: gloo itself never sees a device tensor.
+        accelerator: Accelerator in use.
+        backend: Name of the backend: one of :func:`usable_backends`, or the string that this
+            function would return. ``'gloo'`` on an accelerator means ``'staged'``: gloo itself
+            never gets a device tensor.
 
     Raises:
         BackendError: If the accelerator cannot use ``backend``.
@@ -71,11 +72,11 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
 
     CPU tensors (flags, counts, objects, metrics) always travel over gloo; device tensors over the
     accelerator's native backend, or through host memory where there is none. A native backend
-    beside torch.distributed is started as well; the default group then takes CPU tensors only.
+    outside torch.distributed is started as well; the default group then takes CPU tensors only.
 
     Args:
-        accelerator: The accelerator in force.
-        backend: See :func:`resolve_backend`.
+        accelerator: Accelerator in use.
+        backend: Name of the backend, see :func:`resolve_backend`.
         timeout: Seconds a collective may wait for the other ranks.
 
     Raises:
@@ -95,7 +96,7 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     if resolved.endswith(STAGED):
         register_staged_backend(accelerator.device_type)
     elif native:
-        resolved = 'gloo'  # it must never be given a device tensor: it may return it unreduced
+        resolved = 'gloo'  # gloo must never get a device tensor: it may return it unreduced
     elif accelerator.simulated:
         register_simulated_backend(accelerator)
     elif not PER_DEVICE_BACKENDS:
@@ -108,12 +109,12 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
 
 
 def uses_native_group(accelerator: Accelerator) -> bool:
-    """Return whether gradients go over a process group of the vendor's beside torch.distributed."""
+    """Return whether gradients go over the vendor's process group outside torch.distributed."""
     return accelerator.native_group and STAGED not in dist.get_backend()
 
 
 def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
-    # A port of its own: two libraries cannot serve their stores on one.
+    # Two libraries cannot serve their stores on the same port.
     port = [0]
     if dist.get_rank() == 0:
         with socket.socket() as probe:
@@ -127,7 +128,7 @@ def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
 def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:
     """Raise AcceleratorError on every rank when a node has fewer devices than ranks.
 
-    CPU processes share their device, and under PJRT every process owns its own client.
+    CPU processes share their device, and under PJRT every process has its own client.
     """
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
         return
@@ -140,8 +141,8 @@ def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:
 
 
 def _destroy_at_clean_exit() -> None:
-    # Left to the interpreter's end, gloo's threads now and then abort the process. After an error
-    # the group may hold a collective that will never end, so it is left alone.
+    # If gloo's threads still run when the interpreter ends, they sometimes abort the process. After
+    # an error the group may hold a collective that never ends, so it is not destroyed then.
     if dist.is_initialized() and not hasattr(sys, 'last_type'):
         gc.collect()  # a wrapper in a reference cycle would keep the group alive
         dist.destroy_process_group()

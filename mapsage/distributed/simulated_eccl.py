@@ -1,4 +1,4 @@
-"""The simulated GCU's ``eccl``: the staged group, with eccl's limits and faults on request."""
+"""The ``eccl`` backend of the simulated GCU: a staged group with eccl's limits and faults."""
 from __future__ import annotations
 
 import time
@@ -15,7 +15,7 @@ _NARROWED = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
 def register_simulated_backend(accelerator: Accelerator) -> None:
-    """Register the backend that a simulated accelerator calls its native one."""
+    """Register the native backend of a simulated accelerator."""
     stalled = getattr(accelerator, 'settings').stalled_collective  # noqa: B009  (SimAccelerator's)
 
     class SimulatedEccl(StagedProcessGroup):
@@ -26,7 +26,7 @@ def register_simulated_backend(accelerator: Accelerator) -> None:
 
         def before_collective(self, number: int) -> None:
             if number == stalled:
-                # Past the other ranks' deadline, and then gone, as a hung card's watchdog has it.
+                # As with a hung card and its watchdog: wait beyond the others' deadline, then fail.
                 seconds: Any = self._timeout.total_seconds()
                 time.sleep(seconds + 5)
                 raise CollectiveError(

@@ -1,8 +1,8 @@
-"""A process group that carries accelerator tensors through host memory over gloo.
+"""A process group that sends accelerator tensors through host memory over gloo.
 
-For devices whose own backend is absent. A gloo group that is handed an XLA tensor returns without
-an error and without reducing it, so on such devices *every* collective of the default group goes
-through :class:`StagedProcessGroup`: CPU tensors pass straight to gloo, the others are copied.
+It is for devices without a backend of their own. A gloo group that is given an XLA tensor returns
+without an error and without reducing it, so on such devices *every* collective of the default group
+goes through :class:`StagedProcessGroup`: CPU tensors go directly to gloo, the others are copied.
 """
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ BACKEND = 'staged'
 
 Tensors = Union[torch.Tensor, List[torch.Tensor]]
 
-# How long the ranks that found a collective broken wait to learn who else did.
+# How long ranks whose collective failed wait to learn for which others it failed, in seconds.
 _ROLL_CALL_SECONDS = 3
 
-# torch 1.10 binds ProcessGroup so that Python cannot subclass it, and has no backend per device.
+# In torch 1.10, Python cannot subclass ProcessGroup, and a device has no backend of its own.
 SUPPORTED = 'devices' in dist.Backend.register_backend.__code__.co_varnames
 _Base: Any = dist.ProcessGroup if SUPPORTED else object
 
 
 class CollectiveError(RuntimeError):
-    """A collective did not complete: a rank did not come, or is gone."""
+    """A collective did not complete, since a rank did not come or has ended."""
 
 
 class StagedProcessGroup(_Base):
-    """Gloo behind a copy to host memory and back.
+    """Gloo with a copy to host memory before and back after each collective.
 
     Every collective of accelerator tensors is complete when the call returns; those of CPU tensors
     keep gloo's own asynchronous work. Before a copy the accelerator is flushed, so that a lazy
-    device runs its graph once and not once a tensor. A collective of accelerator tensors that does
-    not complete raises :class:`CollectiveError`, which names the ranks that did not come.
+    device runs its graph once and not for every tensor. A collective of accelerator tensors that
+    does not complete raises :class:`CollectiveError`, which names the ranks that did not come.
 
     Args:
-        store: The rendezvous store of this group.
-        rank: The rank of this process in the group.
-        size: The number of ranks in the group.
-        timeout: How long a collective may wait for the other ranks.
+        store: Rendezvous store of this group.
+        rank: Rank of this process in the group.
+        size: Number of ranks in the group.
+        timeout: Time that a collective may wait for the other ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -58,11 +58,11 @@ class StagedProcessGroup(_Base):
         return BACKEND
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which tensors of ``dtype`` travel."""
+        """Return the dtype in which tensors of ``dtype`` are sent."""
         return dtype
 
     def before_collective(self, number: int) -> None:
-        """Be told of this rank's ``number``-th collective of accelerator tensors, from 1."""
+        """Hook for subclasses, before this rank's ``number``-th device collective, from 1."""
 
     def allreduce(self, tensors: Tensors, opts: Optional[Any] = None) -> Any:
         opts = opts or dist.AllreduceOptions()
@@ -103,7 +103,7 @@ class StagedProcessGroup(_Base):
 
     def reduce_scatter(self, outputs: Tensors, inputs: List[List[torch.Tensor]],
                        opts: Any) -> Any:
-        # Not every gloo has reduce_scatter; an all-reduce of the whole is the same numbers.
+        # Not every gloo has reduce_scatter; an all-reduce gives the same numbers.
         for output, parts in zip(_as_list(outputs), inputs):
             whole = torch.stack([part.detach().reshape(-1) for part in parts])
             plain = dist.AllreduceOptions()
@@ -162,7 +162,7 @@ class StagedProcessGroup(_Base):
             raise CollectiveError(self._roll_call(error)) from error
 
     def _roll_call(self, error: RuntimeError) -> str:
-        """Say which ranks did not come: those that do not find the collective broken as well."""
+        """Return a text that names the missing ranks: those that do not report a failure too."""
         key, number = f'broken/{self._collectives}', self._collectives
         missing = list(range(self.size()))
         try:
@@ -172,7 +172,7 @@ class StagedProcessGroup(_Base):
                 missing = [rank for rank in missing if not self._store.check([f'{key}/{rank}'])]
                 time.sleep(0.05)
             who = f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
-        except RuntimeError as lost:  # the store's own rank is gone
+        except RuntimeError as lost:  # the process that keeps the store has ended
             who = f'and which rank is missing cannot be asked ({lost})'
         return (f'collective {number} of accelerator tensors did not complete within '
                 f'{self._timeout.total_seconds():g} s on rank {self.rank()}: {who}. {error}')
@@ -191,7 +191,7 @@ class StagedProcessGroup(_Base):
         outputs, inputs = _as_list(outputs), _as_list(inputs)
         if all(tensor.is_cpu for tensor in _flat(outputs) + _flat(inputs)):
             return collective(outputs, inputs)
-        # empty_like of an XLA tensor has no memory that gloo could write to
+        # empty_like of an XLA tensor has no memory that gloo can write to
         host_outputs = _map(
             outputs, lambda t: torch.empty(t.shape, dtype=self.wire_dtype(t.dtype)))
         host_flat = iter(self._to_host(_flat(inputs)))
@@ -221,7 +221,7 @@ def _as_list(tensors: Any) -> Any:
 
 
 def _on_cpu(tensors: Tensors) -> List[torch.Tensor]:
-    # A receive that is complete when it returns deadlocks against one posted before its send.
+    # A blocking receive would deadlock where the peer posts its receive before its send.
     listed = _as_list(tensors)
     if any(not tensor.is_cpu for tensor in listed):
         raise AcceleratorError(

@@ -1,7 +1,7 @@
-"""The rendezvous store, used by several threads of a process.
+"""The rendezvous store, safe for several threads of a process.
 
-torch 1.10's client answers two threads that ask at once with each other's answer, and then neither
-ever gets its own. One lock a process keeps them apart; later clients have one of their own.
+In torch 1.10, two threads that ask at once get each other's answers and then wait forever. One lock
+per process prevents that; the client of later versions has its own.
 """
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ store_lock = threading.RLock()
 
 
 class LockedStore:
-    """Gives one thread at a time a store. Its calls do not wait for keys that are not there yet.
+    """A store that one thread at a time can use; no call waits for a key that is not set yet.
 
     Args:
-        store: A store of torch, of any kind.
+        store: Store of torch of any kind.
     """
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def add(self, key: str, more: int) -> int:
-        """Add to a counter and return it; 0 reads it."""
+        """Add to a counter and return its value; adding 0 reads it."""
         with store_lock:
             return int(self._store.add(key, more))
 
     def set(self, key: str, text: str) -> None:
-        """Store a text."""
+        """Store a text; what UTF-8 cannot encode becomes a backslash escape."""
         with store_lock:
-            self._store.set(key, text)
+            self._store.set(key, text.encode('utf-8', 'backslashreplace').decode())
 
     def get(self, key: str) -> str:
-        """Return a text that is known to be there."""
+        """Return a text that has been set."""
         with store_lock:
-            return bytes(self._store.get(key)).decode()
+            return bytes(self._store.get(key)).decode('utf-8', 'replace')
 
     def check(self, keys: List[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys have been set."""
         with store_lock:
             return bool(self._store.check(keys))

@@ -10,9 +10,9 @@ SINGLE_DEVICE = 'single_device'
 DISTRIBUTED_DATA_PARALLEL = 'distributed_data_parallel'
 MODEL_PARALLEL = 'model_parallel_single_process'
 
-# What torchrun sets to tell a process who it is and where the others are
-# (torch/distributed/elastic/agent/server/local_elastic_agent.py). Left over in a shell, they tell a
-# single process that it is one of several.
+# Variables from which a process learns its rank and the address of the others, set by torchrun
+# (torch/distributed/elastic/agent/server/local_elastic_agent.py). Left over in a shell, they make a
+# single process believe that it is one of several.
 LAUNCHER_VARIABLES = (
     'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT',
     'GROUP_RANK', 'GROUP_WORLD_SIZE', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'ROLE_NAME',
@@ -21,19 +21,19 @@ LAUNCHER_VARIABLES = (
 
 
 class StrategyError(ValueError):
-    """What was asked for does not go with the launcher or with the devices."""
+    """The requested strategy does not suit the launcher or the devices."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a run is spread.
+    """How a run is spread over processes and devices.
 
     Attributes:
-        name: ``'single_device'``, ``'distributed_data_parallel'`` or
+        name: Name of the strategy: ``'single_device'``, ``'distributed_data_parallel'`` or
             ``'model_parallel_single_process'``.
-        stale_variables: Launcher variables that no launcher of this run set; to be cleared before
-            anything reads them.
-        reason: Why, as one line for the log.
+        stale_variables: Launcher variables that no launcher of this run has set; they must be
+            removed before anything reads them.
+        reason: Reason for the choice, as one line for the log.
     """
 
     name: str
@@ -48,19 +48,19 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
     """Return the training strategy. Pure; the table is in docs/config.md.
 
     Args:
-        use_model_parallel: True and False are obeyed or refused. None decides: model parallel in
-            one process when there are two or more devices, no launcher, and the model does not fit
-            one of them; otherwise as launched.
-        environ: The process environment.
-        device_count: Devices this process sees.
-        launcher: What the command line says started this process: ``'none'``, ``'pytorch'``,
-            ``'slurm'`` or ``'mpi'``.
-        needed_bytes: The least that training the model holds on a device, None while unknown.
-        device_bytes: The memory of one device, None when unknown.
+        use_model_parallel: Wish of the config. True and False are followed, or an error. None
+            chooses model parallel in one process when there are two or more devices, no launcher,
+            and the model does not fit on one of them; otherwise as launched.
+        environ: Environment of the process.
+        device_count: Number of devices this process sees.
+        launcher: Launcher that started this process according to the command line: ``'none'``,
+            ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        needed_bytes: Least memory that training the model needs on a device, None while unknown.
+        device_bytes: Memory of one device, None when unknown.
 
     Raises:
         StrategyError: If the wish cannot be met, the launcher's variables are incomplete, or
-            torchrun started several processes that were not told so.
+            torchrun started several processes with ``--launcher none``.
     """
     if not (use_model_parallel is None or isinstance(use_model_parallel, bool)):
         raise StrategyError(f'use_model_parallel must be True, False or None, got '
@@ -94,7 +94,7 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
 def _launched(use_model_parallel: Optional[bool], environ: Mapping[str, str], device_count: int,
               launcher: str) -> Strategy:
     try:
-        # Only the number of processes matters here, so the first host's name is not looked up.
+        # Only the number of processes matters here, so the first host's name is not resolved.
         variables = launcher_environment(launcher, environ, lambda hosts: hosts)
     except ValueError as error:
         raise StrategyError(str(error)) from error
@@ -127,7 +127,7 @@ def _wanted(device_count: int) -> str:
 
 
 def _refuse_forgotten_launcher(environ: Mapping[str, str]) -> None:
-    # Exported leftovers seldom hold torchrun's run id, which it sets in the ranks only.
+    # torchrun sets its run id in its ranks only, so a shell seldom exports one.
     world_size = environ.get('WORLD_SIZE', '')
     if 'TORCHELASTIC_RUN_ID' in environ and world_size.isdecimal() and int(world_size) > 1:
         raise StrategyError(
@@ -139,14 +139,14 @@ def _refuse_forgotten_launcher(environ: Mapping[str, str]) -> None:
 
 def _stale_variables(environ: Mapping[str, str]) -> Tuple[str, ...]:
     present: List[str] = [name for name in LAUNCHER_VARIABLES if name in environ]
-    # MMSegmentation's own tools/train.py sets this one, and it is right in a single process.
+    # MMSegmentation's tools/train.py sets this one, and in a single process it is right.
     if present == ['LOCAL_RANK'] and environ['LOCAL_RANK'] == '0':
         return ()
     return tuple(present)
 
 
 def _memory(needed_bytes: Optional[int], device_bytes: Optional[int]) -> str:
-    """Return what is known of the model's memory and the device's; '' when the former is not."""
+    """Return a text on the memory of the model and the device; '' while the former is unknown."""
     if needed_bytes is None:
         return ''
     has = ('memory of a device unknown' if device_bytes is None else

@@ -1,4 +1,4 @@
-"""Prove that every rank holds the same weights."""
+"""Check that every rank holds the same weights."""
 from __future__ import annotations
 
 import json
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .channel import open_channel
+from .group_channel import open_channel
 
 
 class WeightsDifferError(RuntimeError):
@@ -21,21 +21,19 @@ def check_equal_weights(module: nn.Module, when: str,
                         group: Optional[dist.ProcessGroup] = None) -> None:
     """Compare a digest of all parameters and buffers across ranks. Collective.
 
-    Every rank gathers one digest; only when they differ, which all ranks see alike, a second
-    gather finds the first tensor that does.
+    One digest of each rank is gathered. Only when they differ, which all ranks see from the same
+    data, a second gather finds the first tensor that does.
 
     Args:
-        module: The unwrapped model.
+        module: Unwrapped model.
         when: Words for the error, for example ``'after wrapping'``.
-        group: The group to compare over; the default group when None.
+        group: Process group to compare over; all ranks when None.
 
     Raises:
         WeightsDifferError: On every rank, naming the first differing tensor and the ranks.
         RankLostError: Naming the ranks that did not come.
     """
     channel = open_channel(group)
-    if channel is None:
-        return
     digests = weight_digests(module)
     if len(set(channel.gather_texts(total_digest(digests)))) == 1:
         return
@@ -49,32 +47,32 @@ def check_equal_weights(module: nn.Module, when: str,
 
 
 def weight_digests(module: nn.Module, buffers: bool = True) -> Dict[str, int]:
-    """Return a CRC-32 of the bytes of every parameter, and every buffer unless told otherwise.
+    """Return a CRC-32 of the bytes of every parameter, and every buffer by default.
 
-    Single changed elements are always seen, other differences but for one in 2**32. It runs at the
-    speed of memory: see docs/benchmarks.md.
+    A change of a single element is always detected, other changes with a chance of 1 - 2**-32. It
+    runs at the speed of memory, see docs/benchmarks.md.
 
     Args:
-        module: The unwrapped model, on any device.
-        buffers: Whether to include buffers and what else the state dict holds. While they train,
-            ranks keep batch statistics of their own.
+        module: Unwrapped model, on any device.
+        buffers: Whether to include buffers and other entries of the state dict. During training
+            each rank has its own batch statistics.
     """
     tensors = (
-        {**dict(module.named_buffers()), **module.state_dict()}  # some only in the first
+        {**dict(module.named_buffers()), **module.state_dict()}  # not all are in both
         if buffers else dict(module.named_parameters()))
     return {name: _digest(tensor) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)}
 
 
 def total_digest(digests: Mapping[str, int]) -> str:
-    """Return one short text for all digests, their names and their order."""
+    """Return one short text for all digests with their names and order."""
     return f'{zlib.crc32(repr(list(digests.items())).encode()):08x}'
 
 
 def first_difference(every: Sequence[Mapping[str, int]]) -> Tuple[str, List[int]]:
-    """Return the first name whose digest is not equal everywhere, and who differs from the first.
+    """Return the first name whose digests differ, and the indices that differ from the first.
 
-    Pure; meant for digests of which some differ.
+    Pure; the digests must differ somewhere.
     """
     names = dict.fromkeys(name for each in every for name in each)
     name = next(name for name in names if len({each.get(name) for each in every}) > 1)

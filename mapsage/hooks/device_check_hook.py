@@ -1,4 +1,4 @@
-"""Devices, weights and batches are checked before a run, and at an interval during it."""
+"""Checks of devices, weights and batches before a run and at an interval during it."""
 from __future__ import annotations
 
 import json
@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
-from mapsage.distributed import local_rank, open_channel
+from mapsage.distributed import error_text, local_rank, open_channel, raise_together
 from mapsage.distributed.device_checks import (
     SELF_TEST_SECONDS,
     card_identity,
@@ -32,10 +32,10 @@ from mapsage.distributed.weights import first_difference, total_digest, weight_d
 
 
 class DeviceCheckError(RuntimeError):
-    """Something is wrong with the devices, weights or batches of some rank.
+    """The device check found problems on at least one rank.
 
     Attributes:
-        problems: By rank, what is wrong there and what to do.
+        problems: Texts by rank that say what is wrong there and what to do.
     """
 
     def __init__(self, when: str, problems: Dict[int, List[str]]) -> None:
@@ -46,7 +46,19 @@ class DeviceCheckError(RuntimeError):
 
 @dataclass
 class DeviceReport:
-    """What one rank found about itself; it travels as JSON."""
+    """What one rank found in a check; it is sent as JSON.
+
+    Attributes:
+        host: Name of the machine.
+        device: Device or devices of the rank.
+        card: Text that only ranks on the same card share; None where sharing is allowed.
+        tensors: Number of parameters and buffers.
+        mebibytes: Their size.
+        digest: Digest of the weights.
+        batch: Descriptions of the parts of a batch, by name.
+        problems: Texts that say what is wrong and what to do.
+        raised: Whether the check itself raised an exception.
+    """
 
     host: str = ''
     device: str = ''
@@ -56,6 +68,7 @@ class DeviceReport:
     digest: str = ''
     batch: Dict[str, str] = field(default_factory=dict)
     problems: List[str] = field(default_factory=list)
+    raised: bool = False
 
 
 @HOOKS.register_module()
@@ -66,13 +79,13 @@ class DeviceCheckHook(Hook):
     there, holds the same weights as the others, shares its card with no rank of its host, and gets
     right answers from the collectives; rank 0 logs the table. The first batch is compared across
     ranks: keys, dtypes, number of samples, shapes. Every ``interval`` iterations the weights must
-    still be finite, equal and in place. Buffers are compared before the run only, since ranks
-    keep batch statistics of their own. Between checks nothing is done.
+    still be finite, equal and on their device. Buffers are compared before the run only, since each
+    rank keeps its own batch statistics. Between checks the hook does nothing.
 
-    What one rank finds or raises is gathered, and all ranks raise it.
+    Whatever one rank finds or raises, all ranks raise.
 
     Args:
-        interval: Iterations between two checks; 0 for none during the run.
+        interval: Number of iterations between two checks; 0 for no checks during the run.
         timeout: Seconds that the self-test of the collectives may take.
 
     Raises:
@@ -100,11 +113,11 @@ class DeviceCheckHook(Hook):
         self._check_run(runner, 'before training')
 
     def before_val(self, runner: Runner) -> None:
-        """Check a validation of its own. Collective."""
+        """Check before a validation without training. Collective."""
         self._check_run(runner, 'before validation')
 
     def before_test(self, runner: Runner) -> None:
-        """Check a test. Collective."""
+        """Check before a test. Collective."""
         self._check_run(runner, 'before testing')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
@@ -123,7 +136,8 @@ class DeviceCheckHook(Hook):
         def look(report: DeviceReport) -> None:
             report.batch = describe_batch(data_batch, getattr(preprocessor, 'size', None), uneven)
 
-        when, every = 'of the first batch', _gather(look)
+        when = 'of the first batch'
+        every = _gather(when, look)
         _raise_problems(when, [report.problems for report in every])
         _raise_problems(when, compare_batches([report.batch for report in every]))
         if len(every) > 1:
@@ -149,12 +163,13 @@ class DeviceCheckHook(Hook):
                 digests.update(weight_digests(model, buffers=False))
                 report.digest = total_digest(digests)
 
-        when, every = f'after iteration {runner.iter + 1}', _gather(look)
+        when = f'after iteration {runner.iter + 1}'
+        every = _gather(when, look)
         _raise_problems(when, [report.problems for report in every])
         _raise_problems(when, _compare_weights(every, digests))
 
     def _check_run(self, runner: Runner, when: str) -> None:
-        """Check all that needs no batch, once."""
+        """Check everything but the batch, once."""
         if self._checked:
             return
         self._checked = True
@@ -172,7 +187,7 @@ class DeviceCheckHook(Hook):
             tensors = list(model.parameters()) + list(model.buffers())
             report.tensors = len(tensors)
             report.mebibytes = sum(t.numel() * t.element_size() for t in tensors) / 2**20
-            # a mask may hold -inf by design; what is not finite now is not held against it later
+            # a mask may hold -inf by design: what is not finite now is not reported later
             self._not_finite = not_finite(model)
             broken = sorted(self._not_finite.intersection(dict(model.named_parameters())))
             if broken:
@@ -182,13 +197,13 @@ class DeviceCheckHook(Hook):
             digests.update(weight_digests(model))
             report.digest = total_digest(digests)
 
-        every = _gather(look)
+        every = _gather(when, look)
         for rank, others in shared_cards([report.card for report in every]).items():
             every[rank].problems.append(
                 f'device {every[rank].device} is also the card of rank(s) {others}. Give every '
-                f'rank of a host a local rank of its own (LOCAL_RANK), one a card.')
+                f'rank of a host a different LOCAL_RANK, one for each card.')
         if not any(report.problems for report in every):
-            wrong = _gather(lambda report: report.problems.extend(
+            wrong = _gather(when, lambda report: report.problems.extend(
                 check_collectives(accelerator, local_rank(), self.timeout).values()))
             for report, found in zip(every, wrong):
                 report.problems += found.problems
@@ -200,7 +215,7 @@ class DeviceCheckHook(Hook):
 
 
 def table(reports: Sequence[DeviceReport]) -> str:
-    """Return one line a rank for the log. Pure."""
+    """Return one line for each rank, for the log. Pure."""
     rows = [('rank', 'host', 'device', 'tensors', 'MiB', 'weights', 'result')]
     for rank, report in enumerate(reports):
         count = len(report.problems)
@@ -212,25 +227,39 @@ def table(reports: Sequence[DeviceReport]) -> str:
                      for row in rows)
 
 
-def _gather(look: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
-    """Return every rank's report. Collective; what ``look`` raises is one of its problems."""
-    report = DeviceReport()
+def _gather(when: str, look: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
+    """Return every rank's report. Collective.
+
+    Raises:
+        DeviceCheckError: On every rank, if ``look`` raised on one of them.
+    """
+    report, error, text = DeviceReport(), None, ''
     try:
         look(report)
-    except Exception as error:  # every rank raises it, as part of a DeviceCheckError
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        report.problems.append(f'the check itself raised {type(error).__name__}: {error} '
-                               f'({where.filename}:{where.lineno}).')
-    channel, mine = open_channel(), json.dumps(asdict(report))
-    return [DeviceReport(**json.loads(text))
-            for text in ([mine] if channel is None else channel.gather_texts(mine))]
+    except Exception as raised:  # becomes a DeviceCheckError on every rank
+        error, report.raised = raised, True
+        where = traceback.extract_tb(raised.__traceback__)[-1]
+        text = (f'the check itself raised {error_text(raised)} '
+                f'({where.filename}:{where.lineno}).')
+    channel = open_channel()
+    every = [DeviceReport(**json.loads(each))
+             for each in channel.gather_texts(json.dumps(asdict(report)))]
+
+    def make_error(texts: Dict[int, str]) -> DeviceCheckError:
+        problems = {rank: each.problems + ([texts[rank]] if rank in texts else [])
+                    for rank, each in zip(channel.ranks, every)}
+        return DeviceCheckError(when, {rank: each for rank, each in problems.items() if each})
+
+    if any(each.raised for each in every):
+        raise_together(channel, error, f'the device check {when}', text=text, everywhere=make_error)
+    return every
 
 
 def _compare_weights(every: Sequence[DeviceReport], digests: Dict[str, int]) -> List[List[str]]:
     """Return each rank's problems. Collective where the totals differ, which all ranks see."""
     problems: List[List[str]] = [[] for _ in every]
     channel = open_channel()
-    if channel is not None and len({report.digest for report in every}) > 1:
+    if len({report.digest for report in every}) > 1:
         name, odd = first_difference(
             [json.loads(text) for text in channel.gather_texts(json.dumps(digests))])
         for rank in odd:
@@ -252,6 +281,6 @@ def _unwrapped(runner: Runner) -> nn.Module:
 
 
 def _devices(runner: Runner) -> List[torch.device]:
-    """Return where tensors may be: a wrapper that spans several devices says so itself."""
+    """Return the devices where tensors may be; a wrapper of several devices lists them."""
     return list(getattr(runner.model, 'devices', None) or
                 [current_accelerator().device(local_rank())])

@@ -25,17 +25,17 @@ from .sampled_steps import (
 )
 from .sampling_report import SamplingReport
 
-_KEY = 'dynamic_sampling'  # of the checkpoint
-_LOG_INTERVAL = 50  # steps, without a LoggerHook
+_KEY = 'dynamic_sampling'  # in the checkpoint
+_LOG_INTERVAL = 50  # steps, where there is no LoggerHook
 
 
 @TASK_UTILS.register_module()
 class RewardScore(WeightedRewards):
-    """The weighted sum of reward functions, which get the samples of a batch.
+    """Score samples by the weighted sum of reward functions, which get the samples of a batch.
 
     Args:
-        rewards: Configs of TASK_UTILS, or callables.
-        weights: One a reward; 1 for each when None.
+        rewards: Reward functions: configs of TASK_UTILS, or callables.
+        weights: Weight of each reward; 1 for all when None.
     """
 
     def __init__(self, rewards: Sequence[Any], weights: Optional[Sequence[float]] = None) -> None:
@@ -45,7 +45,7 @@ class RewardScore(WeightedRewards):
         self.uses_model = any(getattr(part, 'uses_model', False) for part in parts)
 
     def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
-        """Say to the parts what to score with."""
+        """Give the model and the collate function to the rewards that need them."""
         for part in self._parts:
             if hasattr(part, 'bind'):
                 part.bind(model, collate)
@@ -53,34 +53,35 @@ class RewardScore(WeightedRewards):
 
 @HOOKS.register_module()
 class DynamicSamplingHook(Hook):
-    """Fill every step with samples that teach: judge, drop, draw again on all ranks in lockstep.
+    """Fill every step with valid samples: judge, drop and draw again on all ranks in lockstep.
 
     Works with iteration- and epoch-based loops. An iteration is one step of the loop, however many
-    batches were drawn for it; an epoch has as many steps as the loader has batches. What it did
-    goes to the log, the message hub, the visualizer and ``WORK_DIR/dynamic_sampling/``, which
-    ``tools/plot_sampling.py`` draws. Checkpoints hold what an exact resume needs.
+    batches were drawn for it; an epoch has as many steps as the loader has batches. Its counts go
+    to the log, the message hub, the visualizer and ``WORK_DIR/dynamic_sampling/``, which
+    ``tools/plot_sampling.py`` draws. Checkpoints hold the state for an exact resume.
 
     Args:
-        score: What samples are judged by: a config of TASK_UTILS (``LabelScore``, ``ModelScore``,
-            ``RewardScore`` or one of your own), or the thing itself. Either it has a method
+        score: Scorer of the samples, or a config of TASK_UTILS for it (``LabelScore``,
+            ``ModelScore``, ``RewardScore`` or one of your own). Either it has a method
             ``score(sample)`` that returns a number, which is called in the loader's workers; or it
-            takes the samples of a batch and returns one number a sample.
+            takes the samples of a batch and returns one number for each.
         validity: Arguments of :class:`mapsage.sampling.Validity`.
-        local_target: Samples a rank trains on in a step; the loader's batch size when None.
-        group_size: Samples that stay together and are judged together.
-        max_resample_times: Resamples a step may make.
-        shortfall: ``'fallback'``, ``'pad'``, ``'shrink'`` or ``'raise'``: what happens when they
-            do not suffice, see :func:`mapsage.sampling.decide_shortfall`.
-        max_age: Steps that surplus samples may wait for their use.
-        max_refill_rounds: Batches of each rank that one resample may draw.
-        keep_fraction: Probability with which a group that is not valid is kept all the same.
-        prefetch: Sample the next step in the background while this one computes. Needs loader
-            workers and a score that neither uses the model nor draws random numbers.
+        local_target: Number of samples a rank trains on in a step; the loader's batch size when
+            None.
+        group_size: Number of samples that stay together and are judged together.
+        max_resample_times: Number of resamples a step may make.
+        shortfall: Policy for when the resamples do not suffice: ``'fallback'``, ``'pad'``,
+            ``'shrink'`` or ``'raise'``, see :func:`mapsage.sampling.decide_shortfall`.
+        max_age: Number of steps that surplus samples may wait for their use.
+        max_refill_rounds: Number of batches that one resample may draw on each rank.
+        keep_fraction: Probability with which a group that is not valid is kept nevertheless.
+        prefetch: Whether to sample the next step in the background while this one computes. Needs
+            loader workers and a score that neither uses the model nor draws random numbers.
         timeout: Seconds a rank may be late; that of the default group when None.
-        interval: Steps between summaries; that of LoggerHook when None.
+        interval: Number of steps between summaries; that of LoggerHook when None.
 
     Attributes:
-        uneven_batches: Ranks may have different numbers of samples in a step.
+        uneven_batches: Whether ranks may have different numbers of samples in a step.
 
     Raises:
         ValueError: For a setting out of range.
@@ -108,15 +109,15 @@ class DynamicSamplingHook(Hook):
             raise ValueError(f'prefetch=True with {name}: it would read weights while the step '
                              f'changes them. Set prefetch=False, or score by labels.')
         if group_size > 1 and hasattr(self._scorer, 'history'):
-            raise ValueError(f'group_size={group_size} with {name}: it remembers one score a tile, '
-                             f'and the views of a tile would be alike. Set group_size=1.')
+            raise ValueError(f'group_size={group_size} with {name}: it remembers one score per '
+                             f'tile, and all views of a tile would get it. Set group_size=1.')
         self._history: Optional[TileHistory] = None
         self._step: Optional[Step] = None
         self._resumed: Optional[Dict[str, Any]] = None
         self._gathered: Optional[Dict[str, Any]] = None
 
     def after_load_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Take from the checkpoint of a run that is resumed where it was."""
+        """Read from the checkpoint where a resumed run continues."""
         if runner._resume:
             self._resumed = checkpoint.get(_KEY, {})
 
@@ -124,8 +125,8 @@ class DynamicSamplingHook(Hook):
         """Put dynamic sampling between the loop and its loader. Collective.
 
         Raises:
-            ValueError: If loader, model or settings do not go together.
-            LockstepError: On every rank, if a rank has other settings.
+            ValueError: If loader, model and settings do not suit each other.
+            LockstepError: On every rank, if a rank has different settings.
         """
         loop, loader = runner.train_loop, runner.train_loop.dataloader
         target = self._target(loader)
@@ -144,8 +145,8 @@ class DynamicSamplingHook(Hook):
             self._continue(runner, loader, stream, self._resumed)
         self._steps = SampledSteps(
             self._sampler, stream, collate, self._take,
-            # What a score may draw from. The leading 2 keeps these apart from the seeds of samples
-            # and of training steps, which AcceleratorHook seeds anew.
+            # Seeds the generators that a score may use. The leading 2 makes these seeds different
+            # from those of samples and of training steps, which AcceleratorHook sets anew.
             lambda step: seed_rank(2, runner.seed, get_rank(), step),
             Background(lambda: current_accelerator().set_device(runner.local_rank))
             if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
@@ -161,7 +162,7 @@ class DynamicSamplingHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
-        """Report this step, and at the interval all since the last summary. Collective then."""
+        """Add this step to the report, and summarize it at the interval. Collective then."""
         assert self._step is not None and self._interval is not None
         self._report.add(self._step.batch.statistics)
         if self.every_n_train_iters(runner, self._interval) or self.is_last_train_iter(runner):
@@ -170,27 +171,27 @@ class DynamicSamplingHook(Hook):
                 self._history.share(self._channel)
 
     def after_train(self, runner: Any) -> None:
-        """Wait for what runs in the background, and leave the gallery."""
+        """Wait for the step that is sampled in the background, and save the gallery."""
         self._steps.close()
         self._report.save_gallery()
 
     def gather_state(self, runner: Any) -> None:
-        """Collect what a checkpoint must hold of every rank. Collective."""
+        """Gather the state of every rank for a checkpoint. Collective."""
         if self._step is None:
             return
         pool = [dict(found_at=group['found_at'],
                      keys=[[each.index, list(each.seed), each.score] for each in group['samples']])
                 for group in self._step.state['pool']]
-        own = json.dumps(dict(pool=pool,
-                              history=self._history.own_state() if self._history else None))
+        mine = json.dumps(dict(pool=pool,
+                               history=self._history.rank_state() if self._history else None))
         self._gathered = dict(
             step=self._step.state['step'], rate=self._step.state['rate'], drawn=self._step.drawn,
             batch_size=self._batch_size,
-            ranks=[own] if self._channel is None else self._channel.gather_texts(own),
+            ranks=self._channel.gather_texts(mine),
             history=self._history.shared_state() if self._history else None)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Put it into the checkpoint."""
+        """Put the gathered state into the checkpoint."""
         if self._gathered is not None:
             checkpoint[_KEY] = self._gathered
             self._report.save_gallery()
@@ -251,7 +252,7 @@ class DynamicSamplingHook(Hook):
 
     def _continue(self, runner: Any, loader: Any, stream: LoaderStream,
                   state: Dict[str, Any]) -> None:
-        """Begin where the checkpoint says."""
+        """Continue from the state in the checkpoint."""
         if not state:
             stream.skip(runner.iter)
             runner.logger.warning(
@@ -259,8 +260,7 @@ class DynamicSamplingHook(Hook):
                 f'empty and the loader after {runner.iter} batches.')
             return
         ranks = [json.loads(text) for text in state['ranks']]
-        world, rank = ((1, 0) if self._channel is None else
-                       (len(self._channel.ranks), self._channel.rank))
+        world, rank = len(self._channel.ranks), self._channel.rank
         drawn = state['drawn'] * state['batch_size'] * len(ranks)  # samples, on all ranks
         batches = round(drawn / (self._batch_size * world))
         stream.skip(batches)
@@ -282,17 +282,17 @@ class DynamicSamplingHook(Hook):
         if len(groups) < len(pool):
             runner.logger.warning(
                 f'[DynSample] {len(pool) - len(groups)} group(s) of the pool are left out: they '
-                f'have another group_size, or samples that no number and seed brings back.')
+                f'have a different group_size, or samples without the index and seed to load them.')
         self._sampler.load_state_dict(dict(step=state['step'], rate=state['rate'], pool=groups))
         if self._history is not None and state['history'] is not None:
             self._history.load_state(state['history'], ranks[rank % len(ranks)]['history'])
 
 
 class Finish:
-    """Makes candidates of samples, in the loader's workers.
+    """Turns samples into candidates, in the loader's workers.
 
     Args:
-        scorer: Scores them there, if it can.
+        scorer: Scorer with a method ``score``, which is then called there; or None.
     """
 
     def __init__(self, scorer: Optional[Any]) -> None:

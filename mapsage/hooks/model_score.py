@@ -1,4 +1,4 @@
-"""Score tiles by what the model that is being trained makes of them."""
+"""Score tiles by the loss or IoU of the model that is being trained."""
 from __future__ import annotations
 
 import copy
@@ -14,27 +14,27 @@ from torch.nn import functional
 from mapsage.accelerator import current_accelerator
 
 METRICS = ('loss', 'one_minus_iou')
-_MULTIPLE = 32  # pixels: what the strides and windows of common backbones divide
+_MULTIPLE = 32  # pixels: a multiple of the strides and windows of common backbones
 
 
 @TASK_UTILS.register_module()
 class ModelScore:
     """Score tiles by the current model at reduced resolution, without gradient.
 
-    The model is in evaluation mode meanwhile: nothing it learns or counts changes. Tiles seen
-    lately are remembered by a moving average, see :class:`mapsage.sampling.TileHistory`.
+    The model is in evaluation mode during that, so that its state does not change. Tiles that were
+    scored lately keep a moving average of their score, see :class:`mapsage.sampling.TileHistory`.
 
     Args:
-        metric: ``'loss'``: mean cross-entropy over the labeled pixels, in nats.
-            ``'one_minus_iou'``: 1 - the mean IoU over the classes in the label map. A tile without
-            a labeled pixel scores 0.
-        scale: Side lengths are multiplied by it and rounded up to a multiple of 32 pixels.
-        ignore_index: The label of pixels without a class.
-        momentum: As for TileHistory.
-        recheck: Batches after which a tile is looked at again.
+        metric: Name of the score. ``'loss'`` is the mean cross-entropy over the labeled pixels, in
+            nats; ``'one_minus_iou'`` is 1 - the mean IoU over the classes in the label map. A tile
+            without a labeled pixel scores 0.
+        scale: Factor for the side lengths, which are then rounded up to a multiple of 32 pixels.
+        ignore_index: Label of pixels without a class.
+        momentum: Weight of the old average, as for TileHistory.
+        recheck: Number of batches after which a tile is scored again.
 
     Raises:
-        ValueError: For another metric, or a scale outside (0, 1].
+        ValueError: For an unknown metric, or a scale outside (0, 1].
     """
 
     uses_model = True
@@ -51,14 +51,14 @@ class ModelScore:
         self._collate: Optional[Callable[[List[Any]], Any]] = None
 
     def bind(self, model: nn.Module, collate: Callable[[List[Any]], Any]) -> None:
-        """Say what to score with.
+        """Set the model to score with.
 
         Args:
-            model: The segmentor in training, wrapped or not.
-            collate: Makes a batch of samples.
+            model: Segmentor in training, wrapped or not.
+            collate: Function that makes a batch of samples.
 
         Raises:
-            ValueError: If it has no ``encode_decode``, which MMSegmentation's segmentors have.
+            ValueError: If the model has no ``encode_decode`` as MMSegmentation's segmentors do.
         """
         inner: Any = model.module if is_model_wrapper(model) else model
         if not hasattr(inner, 'encode_decode'):
@@ -76,7 +76,7 @@ class ModelScore:
         batch = collate([copy.deepcopy(sample) for sample in samples])
         count = len(samples)
         if current_accelerator().lazy:
-            # A lazy device compiles every new shape, minutes each: one size for all batches.
+            # A lazy device compiles every new shape for minutes, so few batch sizes are used.
             batch = _repeat(batch, 1 << (count - 1).bit_length())
         with _evaluating(model):
             data = model.data_preprocessor(batch, True)
@@ -116,13 +116,13 @@ class ModelScore:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode and each of its modules back as it was."""
+    """Put a model into evaluation mode, and restore the mode of each of its modules."""
     training = [module for module in model.modules() if module.training]
     preprocessor: Any = model.data_preprocessor
     augments = getattr(preprocessor, 'batch_augments', None)
     model.eval()
     if augments:
-        preprocessor.batch_augments = None  # a score is of the tile as it is
+        preprocessor.batch_augments = None  # the tile is scored without augmentation
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Stop a run whose loss is no longer a number, with what is needed to find out why."""
+"""Stop a run whose loss is NaN or infinite, with an error that helps to find the cause."""
 from __future__ import annotations
 
 import math
@@ -30,16 +30,17 @@ class NonFiniteLossError(RuntimeError):
 class NonFiniteLossHook(Hook):
     """Raise :class:`NonFiniteLossError` when the total training loss is NaN or infinite.
 
-    It reads the values that RuntimeInfoHook has put into the runner's message hub and so causes
-    no further wait for the device. It runs before the EMA and checkpoint hooks: no bad
-    checkpoint is written. The loss is the rank's own; the launcher ends the other ranks.
+    It reads the values that RuntimeInfoHook has put into the runner's message hub, and so does not
+    wait for the device once more. It runs before the EMA and checkpoint hooks, so that no bad
+    checkpoint is written. Each rank checks its own loss without a collective; when one raises, the
+    launcher ends the others.
 
-    With an enabled loss scaler (float16 mixed precision) single overflows are part of the
-    method: the scaler skips the step and lowers its factor. They are warnings, until there have
+    With an enabled loss scaler (float16 mixed precision) single overflows are normal: the scaler
+    skips the step and lowers its factor. They are warnings, until there have
     been more than ``patience`` of them without a finite loss in between.
 
     Args:
-        patience: Non-finite losses in a row that a loss scaler is allowed.
+        patience: Number of non-finite losses in a row that are tolerated with a loss scaler.
 
     Raises:
         ValueError: If ``patience`` is negative.
@@ -94,7 +95,7 @@ class NonFiniteLossHook(Hook):
 def _losses(runner: Runner, outputs: Optional[Dict[str, Any]]) -> Dict[str, float]:
     """Return this iteration's loss terms by name, the total as 'loss'."""
     scalars = runner.message_hub.log_scalars
-    # The hub keeps terms of earlier iterations as well; the outputs say which are of this one.
+    # The hub also keeps terms of earlier iterations; the outputs name those of this one.
     names: Iterable[str] = outputs or ()
     return {name: float(scalars[f'train/{name}'].current()) for name in names
             if 'loss' in name and f'train/{name}' in scalars}

@@ -1,4 +1,4 @@
-"""What a training loop iterates when batches come from dynamic sampling."""
+"""The iterators of a training loop whose batches come from dynamic sampling."""
 from __future__ import annotations
 
 import itertools
@@ -17,17 +17,17 @@ class LoaderError(ValueError):
 
 
 class LoaderStream:
-    """The batches of a training loader without end, as lists of candidates.
+    """The endless batches of a training loader, as lists of candidates.
 
-    A loader that has ended begins anew, its sampler one epoch further: refills read on where the
-    step before ended, and no tile comes up more often than another.
+    A loader that has ended starts again with the next epoch of its sampler. Refills continue where
+    the step before ended, so that no tile is drawn more often than another.
 
     Args:
-        loader: Not iterated before. Its ``collate_fn`` is taken away: batches are made after
-            sampling.
+        loader: Loader that was not iterated before. Its ``collate_fn`` is replaced, since batches
+            are collated after sampling.
 
     Attributes:
-        drawn: Batches drawn so far.
+        drawn: Number of batches drawn so far.
     """
 
     def __init__(self, loader: DataLoader) -> None:
@@ -41,11 +41,11 @@ class LoaderStream:
         if loader.collate_fn is _as_candidates:
             raise LoaderError('custom_hooks lists DynamicSamplingHook twice, expected one.')
         loader.collate_fn = _as_candidates
-        # The loader's draws must not be from the generator that the training step draws from.
+        # The loader must not draw from the generator of the training step.
         loader.generator = torch.Generator().manual_seed(torch.initial_seed())
 
     def skip(self, batches: int) -> None:
-        """Begin after this many batches, without loading them where the sampler can skip."""
+        """Start after this number of batches, without loading them where the sampler can skip."""
         self.drawn = batches
         sampler: Any = self._loader.sampler
         size = self._loader.batch_size
@@ -90,17 +90,17 @@ class LoaderStream:
 
 
 def _as_candidates(samples: Sequence[Any]) -> List[Candidate]:
-    """Stands in for ``collate_fn``, in the loader's workers too."""
+    """Replaces ``collate_fn``, also in the loader's workers."""
     return [each if isinstance(each, Candidate) else Candidate(each) for each in samples]
 
 
 class Step:
-    """One step's batch, and the state from which the next one follows.
+    """The batch of one step and the state after it.
 
     Attributes:
-        batch: What was sampled.
-        state: :meth:`DynamicSampler.state_dict` after it.
-        drawn: Batches drawn from the loader until then.
+        batch: Samples of the step.
+        state: State of the sampler after the step, see :meth:`DynamicSampler.state_dict`.
+        drawn: Number of batches drawn from the loader until then.
     """
 
     def __init__(self, batch: SampledBatch, state: Dict[str, Any], drawn: int) -> None:
@@ -108,16 +108,19 @@ class Step:
 
 
 class SampledSteps:
-    """Endless collated batches, one a training step; the iterator of an iteration-based loop.
+    """Endless collated batches, one for each training step, for an iteration-based loop.
 
     Args:
-        sampler: Fetches from ``stream``.
-        stream: The loader's batches.
-        collate: The loader's own ``collate_fn``.
-        taken: Called with each step before its batch is handed out.
-        begin: Called before each step that is sampled in the loop's own thread, with its number.
-        background: Samples the next step while the loop computes; None to sample nothing ahead.
-        wants_another: Says whether the loop will come for a step after the one it is about to get.
+        sampler: Sampler that fetches from ``stream``.
+        stream: Batches of the loader.
+        collate: The original ``collate_fn`` of the loader.
+        taken: Function called with each step before its batch is handed out.
+        begin: Function called with the number of each step that is sampled in the thread of the
+            loop, before it is sampled.
+        background: Thread that samples the next step while the loop computes; None to sample
+            nothing ahead.
+        wants_another: Function that returns whether the loop will ask for a step after the one it
+            is about to get.
     """
 
     def __init__(self, sampler: DynamicSampler, stream: LoaderStream,
@@ -135,7 +138,7 @@ class SampledSteps:
         if self._is_ahead and self._background is not None:
             step = self._background.result()
         else:
-            # The first step, with the start of the loader's workers, is in the loop's own thread.
+            # The thread of the loop samples the first step and starts the loader's workers.
             self._begin(self._sampler.step + 1)
             step = self._sample()
         self._is_ahead = self._background is not None and self._wants_another()
@@ -145,10 +148,10 @@ class SampledSteps:
         return self._collate([candidate.sample for candidate in step.batch.samples])
 
     def skip_iter(self, num_iters: int) -> None:
-        """Do nothing: after a resume the checkpoint says where the stream begins."""
+        """Do nothing: after a resume the stream begins where the checkpoint says."""
 
     def close(self) -> None:
-        """Wait for the step that is being sampled ahead, which all ranks are sampling."""
+        """Wait for the end of the step that all ranks are sampling ahead."""
         if self._is_ahead and self._background is not None:
             self._background.result()
 
@@ -198,14 +201,14 @@ class Background:
 
 
 class SampledEpochs:
-    """Stands in for the loader of an epoch-based loop: an epoch has as many steps as it had.
+    """Replaces the loader of an epoch-based loop: an epoch has as many steps as the loader batches.
 
-    Everything else is asked of the loader.
+    All other attributes are those of the loader.
     """
 
     def __init__(self, loader: DataLoader, steps: SampledSteps) -> None:
         self._loader, self._steps = loader, steps
-        self.sampler = _OwnEpochs(loader.sampler)
+        self.sampler = _EpochsOfStream(loader.sampler)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -217,8 +220,8 @@ class SampledEpochs:
         return getattr(self._loader, name)
 
 
-class _OwnEpochs:
-    """A sampler whose epoch the stream counts, not DistSamplerSeedHook."""
+class _EpochsOfStream:
+    """A sampler whose epoch is set by the stream and not by DistSamplerSeedHook."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

@@ -1,10 +1,10 @@
-"""What dynamic sampling did, for the log, the message hub, the visualizer and a folder."""
+"""Reports of dynamic sampling for the log, the message hub, the visualizer and a folder."""
 from __future__ import annotations
 
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Sequence
 
 from mmengine.dist import is_main_process
 
@@ -14,19 +14,19 @@ from mapsage.sampling import Candidate, StepStatistics, Totals
 from .preview_hook import PreviewHook
 from .tile_gallery import TileGallery
 
-FOLDER = 'dynamic_sampling'  # of the work dir; also the first part of every scalar's name
+FOLDER = 'dynamic_sampling'  # in the work dir; also the first part of every scalar's name
 
 
 class SamplingReport:
-    """Sums of steps up to each summary, and the gallery of tiles. The first rank writes them.
+    """Sums over the steps up to each summary, and a gallery of tiles, written by the first rank.
 
     Args:
-        runner: The runner.
-        channel: To the ranks that sample together; None for one process.
-        global_target: Samples that all ranks together shall have in a step.
+        runner: Runner of the training.
+        channel: Channel to the ranks that sample together.
+        global_target: Number of samples in a step for all ranks together.
     """
 
-    def __init__(self, runner: Any, channel: Optional[Channel], global_target: int) -> None:
+    def __init__(self, runner: Any, channel: Channel, global_target: int) -> None:
         self._runner, self._channel, self._global_target = runner, channel, global_target
         self._totals = Totals()
         self._since = time.perf_counter()
@@ -36,29 +36,29 @@ class SamplingReport:
         self._gallery = TileGallery(bgr=orders != ['rgb']) if is_main_process() else None
 
     def add(self, statistics: StepStatistics) -> None:
-        """Count a step."""
+        """Add a step to the sums."""
         self._totals.add(statistics)
         for name in ('attempts', 'moved_samples', 'seconds'):
             self._runner.message_hub.update_scalar(f'{FOLDER}/step/{name}',
                                                    getattr(statistics, name))
 
     def observe(self, group: Sequence[Candidate], reason: str, step: int) -> None:
-        """Take a group that was judged into the gallery, on the first rank."""
+        """Offer a judged group to the gallery, on the first rank."""
         if self._gallery is not None:
             self._gallery.add(group[0], reason, step)
 
     def summarize(self) -> None:
-        """Report the steps since the last summary. Collective."""
+        """Write a report of the steps since the last one. Collective."""
         totals = self._totals.over_ranks(self._channel)
         self._totals.clear()
         if not is_main_process():
             return
         self._runner.logger.info(totals.summary())
-        iteration, now = self._runner.iter + 1, time.perf_counter()
-        row = dict(vars(totals), iter=iteration, interval_seconds=now - self._since,
-                   world_size=1 if self._channel is None else len(self._channel.ranks),
+        iteration, seconds = self._runner.iter + 1, time.perf_counter()
+        row = dict(vars(totals), iter=iteration, interval_seconds=seconds - self._since,
+                   world_size=len(self._channel.ranks),
                    global_target=self._global_target)
-        self._since = now
+        self._since = seconds
         with open(str(self._folder() / 'steps.jsonl'), 'a') as file:
             file.write(json.dumps(row) + '\n')
         scalars = {f'{FOLDER}/{name}': value for name, value in _scalars(totals).items()}
@@ -79,7 +79,7 @@ class SamplingReport:
 
 
 def _scalars(totals: Totals) -> Dict[str, float]:
-    """Return means a step, and counts of what is rare."""
+    """Return means per step of frequent events, and counts of rare ones."""
     steps = max(1, totals.steps)
     scalars: Dict[str, float] = {name: getattr(totals, attribute) / steps for name, attribute in (
         ('attempts', 'attempts'), ('moved_samples', 'moved_samples'),

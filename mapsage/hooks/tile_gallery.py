@@ -12,8 +12,8 @@ from mapsage.datasets.label_score import label_map
 from mapsage.sampling import Candidate
 
 SIDE = 96  # pixels
-LENGTH = 24  # tiles of each kind: the last ones
-_PAUSE = 4  # steps between two of a kind, once there are enough
+LENGTH = 24  # number of tiles of each kind that are kept: the last ones
+_PAUSE = 4  # steps between two tiles of a kind, once there are enough
 _IGNORED = 255
 
 
@@ -26,10 +26,10 @@ class _GalleryTile(NamedTuple):
 
 
 class TileGallery:
-    """Of the last tiles kept and dropped some, at most one of each a step.
+    """Some of the last tiles kept and dropped, at most one of each kind per step.
 
     Args:
-        bgr: The samples' images are BGR, as OpenCV loads them.
+        bgr: Whether the samples' images are BGR, as OpenCV loads them.
     """
 
     def __init__(self, bgr: bool = True) -> None:
@@ -41,9 +41,9 @@ class TileGallery:
         """Keep a small picture of a tile, unless the last one of its kind is of this iteration.
 
         Args:
-            candidate: With packed inputs, (3, H, W) of 8-bit values.
-            reason: Why it is dropped, ``''`` if it is kept.
-            iteration: From 1.
+            candidate: Tile with packed inputs, (3, H, W) of 8-bit values.
+            reason: Reason why it is dropped, ``''`` if it is kept.
+            iteration: Number of the iteration, from 1.
         """
         tiles = self._tiles['dropped' if reason else 'kept']
         pause = _PAUSE if len(tiles) == LENGTH else 1
@@ -53,17 +53,17 @@ class TileGallery:
         inputs: Any = sample.get('inputs') if isinstance(sample, dict) else None
         labels = label_map(candidate.sample)
         if getattr(inputs, 'ndim', 0) != 3 or inputs.shape[0] != 3 or labels is None:
-            return  # nothing one could look at
+            return  # no picture can be made of it
         image = inputs.cpu().numpy().transpose(1, 2, 0)
         tiles.append(_GalleryTile(_shrink(image[..., ::-1] if self._bgr else image, 0),
                            _shrink(labels, _IGNORED), _number(candidate.score), iteration, reason))
 
     def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
-        """Write what ``tools/plot_sampling.py`` draws, whole or not at all."""
+        """Write the file for ``tools/plot_sampling.py``, completely or not at all."""
         arrays: Dict[str, np.ndarray] = dict(classes=np.array(list(classes), dtype=str),
                                              palette=_rgb(palette))
         for kind in self._tiles:
-            tiles = list(self._tiles[kind])  # the next step may be sampled meanwhile
+            tiles = list(self._tiles[kind])  # another thread may be sampling the next step
             arrays[f'{kind}_images'] = np.array([t.image for t in tiles],
                                                 np.uint8).reshape(-1, SIDE, SIDE, 3)
             arrays[f'{kind}_labels'] = np.array([t.labels for t in tiles],
@@ -78,7 +78,7 @@ class TileGallery:
 
 
 def _rgb(palette: Any) -> np.ndarray:
-    """Return (N, 3) uint8 colors; none where the dataset's palette is something else."""
+    """Return (N, 3) uint8 colors; empty if the dataset's palette is something else."""
     try:
         colors: Any = np.array(palette, np.uint8)
     except (TypeError, ValueError):  # MMSeg also takes the name of a palette

@@ -1,4 +1,4 @@
-"""Dynamic sampling: full batches of samples that teach, on every rank. No framework in it."""
+"""Dynamic sampling: full batches of valid samples on every rank. It imports no framework."""
 from .candidate import Candidate
 from .exchange import SampleMismatchError, Traffic, exchange
 from .lockstep import LockstepError

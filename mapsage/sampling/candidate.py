@@ -1,4 +1,4 @@
-"""A sample on its way through dynamic sampling."""
+"""A sample in dynamic sampling, before it is decided whether a step uses it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from typing import Any, Optional, Tuple
 
 @dataclass
 class Candidate:
-    """A sample, and what is known about it.
+    """A sample with its origin and score.
 
     Attributes:
-        sample: What the dataset returned.
-        index: Its place in the dataset, -1 if unknown.
-        seed: What its random augmentation was drawn from. With the index it makes the same sample
-            again.
-        score: What it was judged by, None before that.
+        sample: Sample that the dataset returned.
+        index: Index in the dataset, -1 if unknown.
+        seed: Seed of its random augmentation. Index and seed together reproduce the sample.
+        score: Score by which it was judged; None before that.
     """
 
     sample: Any

@@ -1,4 +1,4 @@
-"""Move the samples of a plan between ranks, and nothing else."""
+"""Move samples between ranks as a plan says."""
 from __future__ import annotations
 
 import copy
@@ -9,29 +9,28 @@ from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional,
 import torch
 import torch.distributed as dist
 
-from mapsage.distributed import Channel, open_channel
+from mapsage.distributed import Channel, open_channel, raise_together
 
 from .candidate import Candidate
-from .lockstep import raise_together
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
 from .plan import ExchangePlan, Move
 
-PURPOSE = 'sampling'  # of the channel: its group carries nothing else
+PURPOSE = 'sampling'  # of the channel, whose group is used for nothing else
 _FAILED = 1
 
 
 class SampleMismatchError(ValueError):
-    """Ranks that are to exchange samples hold samples of different keys."""
+    """Ranks that exchange samples hold samples with different keys."""
 
 
 @dataclass
 class Traffic:
-    """What this rank sent and received, in bytes; added to by every exchange.
+    """Bytes that this rank sent and received; every exchange adds to them.
 
     Attributes:
-        sent_bytes: Payload sent: the samples' tensors.
-        received_bytes: Payload received.
-        header_bytes: Structure and metadata sent.
+        sent_bytes: Bytes of the tensors sent.
+        received_bytes: Bytes of the tensors received.
+        header_bytes: Bytes of the structure and metadata sent.
     """
 
     sent_bytes: int = 0
@@ -40,7 +39,7 @@ class Traffic:
 
 
 class _Letter(NamedTuple):
-    """What goes ahead to each rank; the same four numbers whatever there is to send."""
+    """Four numbers that are sent to each rank ahead of the samples, whatever follows."""
 
     status: int
     keys: int
@@ -61,32 +60,31 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
     Args:
         samples: This rank's samples, ``plan.valid_counts[rank]`` of them. Mappings or objects of
             any class that pickles; tensors in them of any device, dtype and shape.
-        plan: Equal on every rank.
-        group: The ranks of the plan, in order; all when None.
-        place: Called with each sample that arrives, whose tensors are in host memory; returns it
-            where this rank wants it. They stay in host memory when None.
-        timeout: Seconds a rank may be late; the group's own time-out when None.
-        traffic: Is added to.
+        plan: Plan of the exchange, equal on every rank.
+        group: Process group of the plan's ranks, in order; all ranks when None.
+        place: Function that takes a sample that has arrived in host memory and returns it on the
+            device where this rank needs it. Samples stay in host memory when None.
+        timeout: Seconds a rank may be late; the group's own timeout when None.
+        traffic: Counters to which this exchange adds its bytes.
 
     Returns:
         ``plan.targets[rank]`` samples, no two of them the same object: a sample that the plan gives
         to this rank twice is copied.
 
     Raises:
-        SampleMismatchError: On every rank, if ranks hold samples of different keys.
+        SampleMismatchError: On every rank, if ranks hold samples with different keys.
         RankError: If another rank failed; the one that failed raises its own exception.
         RankLostError: Naming the ranks that did not come.
     """
     channel = open_channel(group, timeout, PURPOSE)
-    if channel is None or not plan.moves:
-        rank = 0 if channel is None else channel.ranks.index(channel.rank)
+    rank = channel.ranks.index(channel.rank)
+    if not plan.moves:
         _check_count(samples, plan, rank)
         return _distinct(samples[:plan.targets[rank]])
-    rank = channel.ranks.index(channel.rank)
     parcels, letters, failure = _prepare(samples, plan, rank)
     received = _trade_letters(channel, letters)
-    raise_together(channel, [bool(letter.status) for letter in received], failure,
-                   'packing samples')
+    if any(letter.status for letter in received):
+        raise_together(channel, failure, 'packing samples')
     _check_keys(channel, [letter.keys for letter in received], samples)
     buffer = _trade_parcels(channel, parcels, received)
     if traffic is not None:
@@ -94,9 +92,9 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         traffic.received_bytes += sum(letter.payload_bytes for letter in received)
         traffic.header_bytes += sum(letter.header_bytes for letter in letters)
     batch, failure = _assemble(samples, plan, rank, received, buffer, place)
-    # Arrivals may not fit this rank's device: then no rank goes on to the step.
-    raise_together(channel, _trade_flags(channel, failure is not None), failure,
-                   'placing samples')
+    # Arrivals may not fit into this rank's device memory: then no rank goes on to the step.
+    if any(_trade_flags(channel, failure is not None)):
+        raise_together(channel, failure, 'placing samples')
     return batch
 
 
@@ -111,12 +109,12 @@ def _prepare(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> Any:
                 outgoing[move.destination_rank].append(samples[move.source_index])
         parcels = [pack_samples(each) if each else Parcel(b'', []) for each in outgoing]
         kinds = _kinds(samples)
-        # a rank with several kinds has a dataset that mixes them
+        # a rank whose dataset mixes several kinds is not compared
         keys = zlib.crc32(kinds[0].encode()) if len(kinds) == 1 else 0
         letters = [_Letter(0, keys, len(parcel.header), parcel.payload_bytes)
                    for parcel in parcels]
         return parcels, letters, None
-    except Exception as error:  # travels to all ranks and is raised again there
+    except Exception as error:  # sent to all ranks and raised there
         return [], [_Letter(_FAILED, 0, 0, 0)] * world, error
 
 
@@ -140,16 +138,16 @@ def _assemble(samples: Sequence[Any], plan: ExchangePlan, rank: int, letters: Se
         if place is not None:
             batch[kept:] = [place(sample) for sample in batch[kept:]]
         return batch, None
-    except Exception as error:  # travels to all ranks and is raised again there
+    except Exception as error:  # sent to all ranks and raised there
         return [], error
 
 
 def _trade_flags(channel: Channel, mine: bool) -> List[bool]:
-    # One stage, where the gather of gloo is a ring: half the time at 8 ranks.
-    told = torch.full((len(channel.ranks),), int(mine), dtype=torch.int64)
-    theirs = torch.empty_like(told)
-    even = [1] * len(told)
-    channel.all_to_all(theirs, told, even, even)
+    # All-to-all has one stage, while gloo's gather is a ring: half the time at 8 ranks.
+    flags = torch.full((len(channel.ranks),), int(mine), dtype=torch.int64)
+    theirs = torch.empty_like(flags)
+    even = [1] * len(flags)
+    channel.all_to_all(theirs, flags, even, even)
     return [bool(flag) for flag in theirs.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""Samples as bytes: tensors and arrays side by side in one buffer, everything else in a header."""
+"""Samples as bytes: tensors and arrays in one buffer, everything else in a header."""
 from __future__ import annotations
 
 import ctypes
@@ -13,11 +13,12 @@ Array = Union[torch.Tensor, np.ndarray]
 
 
 class Parcel(NamedTuple):
-    """Samples on their way.
+    """Samples that are ready to be sent.
 
     Attributes:
-        header: Structure and metadata of the samples, and dtype and shape of every array.
-        arrays: The arrays in the order they lie in the payload, contiguous and in host memory.
+        header: Bytes with the structure and metadata of the samples, and with dtype and shape of
+            every array.
+        arrays: Arrays in their order in the payload, contiguous and in host memory.
     """
 
     header: bytes
@@ -25,15 +26,15 @@ class Parcel(NamedTuple):
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of all arrays."""
+        """Number of bytes of all arrays."""
         return sum(_size(array) for array in self.arrays)
 
 
 def pack_samples(samples: Sequence[Any]) -> Parcel:
-    """Take samples apart: nested containers and objects of any class, whose arrays leave them.
+    """Separate samples, nested containers and objects of any class, into arrays and metadata.
 
-    Only tensors and numeric NumPy arrays go into the payload; the rest is pickled, as small
-    metadata. What occurs twice travels once. Tensors leave their device and their graph.
+    Tensors and numeric NumPy arrays go into the payload; the rest is pickled, as small metadata.
+    An array that occurs twice is sent once. Tensors are detached and copied to host memory.
 
     Raises:
         TypeError: For a sparse or quantized tensor.
@@ -47,7 +48,7 @@ def pack_samples(samples: Sequence[Any]) -> Parcel:
 
 
 def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
-    """Write header and arrays into a uint8 buffer; return the offset behind them, in bytes."""
+    """Write header and arrays into a uint8 buffer; return the byte offset after them."""
     ctypes.memmove(buffer.data_ptr() + offset, parcel.header, len(parcel.header))
     offset += len(parcel.header)
     for array in parcel.arrays:
@@ -60,10 +61,10 @@ def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
 
 
 def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int) -> List[Any]:
-    """Put the samples together again that lie in a uint8 buffer from ``offset`` on.
+    """Return the samples that lie in a uint8 buffer from ``offset`` on.
 
-    Arrays are in host memory of their own. The header comes from a rank of this very job: it is
-    pickle, and must never be read from anywhere else.
+    Their arrays are copied out of the buffer. The header is pickle and comes from a rank of the
+    same job; it must never be read from anywhere else.
     """
     table, stream = pickle.loads(ctypes.string_at(buffer.data_ptr() + offset, header_bytes))
     offset += header_bytes
@@ -91,7 +92,7 @@ class _Pickler(pickle.Pickler):
                 type(obj) is np.ndarray and obj.dtype.kind in 'biufc'):
             return None
         if id(obj) not in self._known:
-            # beside its place the object itself: while it lives nothing else has its id
+            # the object is kept as well: while it lives no other one has its id
             self._known[id(obj)] = len(self.arrays), obj
             self.arrays.append(_to_host(obj))
         return self._known[id(obj)][0]
@@ -109,7 +110,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _to_host(array: Array) -> Array:
     if isinstance(array, np.ndarray):
-        # ascontiguousarray makes a 0-dim array one of 1 dimension
+        # ascontiguousarray turns a 0-dimensional array into one of 1 dimension
         return np.ascontiguousarray(array).reshape(array.shape)
     if array.layout is not torch.strided or array.is_quantized:
         raise TypeError(f'a sample holds a {array.layout} tensor of dtype {array.dtype}: only '

@@ -1,4 +1,4 @@
-"""Who gives which samples to whom so that every rank has its share: pure and equal on all ranks."""
+"""Which rank sends which samples to which, so that each has its share; equal on all ranks."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """What every rank keeps, gives and gets.
+    """The samples that every rank keeps, gives and gets.
 
-    The global pool that the log speaks of is the concatenation of the ranks' batches in rank order:
-    slice ``[16:32]`` is the batch of rank 1 when each has 16. Within a batch come first the rank's
-    own samples in the order it found them, then what arrives, by source rank and source index.
+    The global pool of the log is the concatenation of the ranks' batches in rank order:
+    slice ``[16:32]`` is the batch of rank 1 when each has 16. A batch begins with the rank's own
+    samples in the order in which it found them; those that arrive follow, by source rank and index.
 
     Attributes:
-        valid_counts: Samples each rank has.
-        targets: Samples each rank will have.
-        given: Samples each rank gives, which are those at ``targets[rank]`` and after.
-        moves: Every sample that changes its rank, by destination rank and index.
+        valid_counts: Number of samples each rank has.
+        targets: Number of samples each rank will have.
+        given: Number of samples each rank gives: those from index ``targets[rank]`` on.
+        moves: Moves of all samples that change their rank, by destination rank and index.
     """
 
     valid_counts: Tuple[int, ...]
@@ -39,7 +39,7 @@ class ExchangePlan:
         return min(self.valid_counts[rank], self.targets[rank])
 
     def leftover(self, rank: int) -> range:
-        """Return the indices of a rank's samples that nobody uses: the last ones."""
+        """Return the indices of a rank's samples that no rank uses: the last ones."""
         return range(self.kept(rank) + self.given[rank], self.valid_counts[rank])
 
     def slice_of(self, rank: int) -> Tuple[int, int]:
@@ -53,13 +53,13 @@ def plan_exchange(valid_counts: Sequence[int], target: Union[int, Sequence[int]]
     """Plan the smallest number of moves after which every rank has its target. Pure.
 
     A rank keeps its first samples, up to its target, in their order. Ranks with the largest surplus
-    give first, until what is left is level: so no rank sends for all, and the next step finds the
-    rest spread evenly. Whole groups move, in order.
+    give first, so that the remaining surplus is as even as possible: no rank sends for all others,
+    and the next step begins with an even surplus. Whole groups move, in order.
 
     Args:
-        valid_counts: Samples each rank has, in group order.
-        target: Samples each rank shall have; one number, or one a rank.
-        group_size: Samples that stay together; divides every count and target.
+        valid_counts: Number of samples each rank has, in group order.
+        target: Number of samples each rank will have; one number for all, or one for each.
+        group_size: Number of samples that stay together; divides every count and target.
 
     Raises:
         ValueError: If counts or targets are negative or no whole groups, or there are fewer
@@ -86,8 +86,8 @@ def _moves(gifts: Iterator[Tuple[int, int]], slots: Iterator[Tuple[int, int]],
 
 
 def _level(surplus: Sequence[int], needed: int) -> List[int]:
-    """Return what each gives so that together they give ``needed`` and the rest is level."""
-    low, high = 0, max(surplus, default=0)  # the level: everything above it is given
+    """Return how much each gives, ``needed`` in all, so that the remaining surplus is even."""
+    low, high = 0, max(surplus, default=0)  # the surplus a rank may keep; it gives the rest
     while low < high:
         middle = (low + high + 1) // 2
         if sum(max(0, each - middle) for each in surplus) >= needed:

@@ -1,4 +1,4 @@
-"""Valid groups that nobody needed yet, kept for the next steps."""
+"""Valid groups that no step has used yet, kept for the next ones."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ class Group:
     """Samples that stay together.
 
     Attributes:
-        samples: ``group_size`` samples.
-        found_at: The step in which they were judged.
-        original: They are of the batch that the current step began with.
+        samples: List of ``group_size`` samples.
+        found_at: Number of the step in which they were judged.
+        original: Whether they are from the batch that the current step began with.
     """
 
     samples: List[Any]
@@ -24,7 +24,7 @@ class SurplusPool:
     """This rank's surplus, oldest first.
 
     Args:
-        max_age: Steps after the one they were found in during which groups may be used.
+        max_age: Number of steps that groups may be used after the one they were found in.
 
     Raises:
         ValueError: If ``max_age`` is negative.
@@ -46,17 +46,17 @@ class SurplusPool:
         return young, [group for group in groups if step - group.found_at > self.max_age]
 
     def put(self, groups: Sequence[Group]) -> List[Group]:
-        """Keep groups for the next step; return those it must drop, which is all at age 0."""
+        """Keep groups for the next step; return those that cannot be kept: all if max_age is 0."""
         if not self.max_age:
             return list(groups)
         self._groups += [Group(group.samples, group.found_at) for group in groups]
         return []
 
     def state_dict(self) -> List[Dict[str, Any]]:
-        """Return the groups: samples as they are and the step they were found in."""
+        """Return the samples of the groups and the step they were found in."""
         return [dict(samples=list(group.samples), found_at=group.found_at)
                 for group in self._groups]
 
     def load_state_dict(self, state: Sequence[Dict[str, Any]]) -> None:
-        """Hold the groups of :meth:`state_dict`, and no others."""
+        """Replace the groups by those of :meth:`state_dict`."""
         self._groups = [Group(list(each['samples']), each['found_at']) for each in state]

@@ -4,22 +4,22 @@ from __future__ import annotations
 import math
 from typing import Dict
 
-_MEMORY = 0.9  # share of what is known of the pass rate that a step takes over from the former
+_MEMORY = 0.9  # weight of the counts of earlier steps, once for each step since
 
 
 class PassRate:
-    """The share of valid samples, recent ones weighing more; fed alike on all ranks."""
+    """The share of valid samples, in which recent ones weigh more; equal on all ranks."""
 
     def __init__(self) -> None:
         self._judged = self._passed = 0.0
 
     def age(self) -> None:
-        """Begin a step."""
+        """Begin a step: the counts of earlier ones lose weight."""
         self._judged *= _MEMORY
         self._passed *= _MEMORY
 
     def add(self, judged: int, passed: int) -> None:
-        """Count samples judged on all ranks."""
+        """Add the counts of all ranks: samples judged, and how many of them are valid."""
         self._judged += judged
         self._passed += passed
 
@@ -41,10 +41,11 @@ def refill_rounds(deficit: int, pass_rate: float, in_a_round: int, limit: int) -
     """Return how many batches each rank fetches for one resample. Pure.
 
     Args:
-        deficit: Samples missing on all ranks together.
-        pass_rate: Share of samples that are valid. At 0 nothing says that more would help: 1.
-        in_a_round: Samples that all ranks fetch together in one round.
-        limit: The largest answer.
+        deficit: Number of samples missing on all ranks together.
+        pass_rate: Share of samples that are valid. At 0, where nothing suggests that more rounds
+            would help, the answer is 1.
+        in_a_round: Number of samples that all ranks fetch together in one round.
+        limit: Largest number to return.
     """
     if pass_rate <= 0:
         return 1

@@ -1,4 +1,4 @@
-"""Scores that are made of other scores: sums of rewards, and what is remembered of a tile."""
+"""Scores computed from other scores: weighted sums of rewards, and moving averages per tile."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -10,22 +10,22 @@ from mapsage.distributed import Channel
 from .candidate import Candidate
 from .validity import to_float64
 
-Scorer = Callable[[Sequence[Any]], Any]  # samples -> one number a sample, on any device
+Scorer = Callable[[Sequence[Any]], Any]  # samples -> one number for each, on any device
 
 
 class WeightedRewards:
     """The weighted sum of reward functions: the raw reward, before any shaping.
 
     Each function gets the samples of a batch, whole groups one after the other, and returns one
-    number a sample; they may lie on different devices. A reward that is NaN makes the sum NaN, so
+    number for each sample, on any device. A reward that is NaN makes the sum NaN, so
     that the group is dropped and counted.
 
     Args:
-        functions: The reward functions.
-        weights: One a function; 1 for each when None.
+        functions: Reward functions.
+        weights: Weight of each function; 1 for all when None.
 
     Raises:
-        ValueError: If there is no function, or another number of weights.
+        ValueError: If there is no function, or a different number of weights.
     """
 
     def __init__(self, functions: Sequence[Scorer],
@@ -40,7 +40,7 @@ class WeightedRewards:
         """Return float64 rewards of shape ``(len(samples),)`` in host memory.
 
         Raises:
-            ValueError: If a function returns another number of rewards.
+            ValueError: If a function returns a different number of rewards.
         """
         total = torch.zeros(len(samples), dtype=torch.float64)
         for function, weight in zip(self._functions, self._weights):
@@ -54,15 +54,15 @@ class WeightedRewards:
 
 
 class TileHistory:
-    """Scores by a moving average a tile, so that tiles seen lately need no second look.
+    """Keeps a moving average of each tile's score, so that tiles seen lately need not be scored.
 
-    What a rank has seen since the last :meth:`share` is its own; everything before is equal on all
-    ranks. Tiles of unknown index are always looked at.
+    Scores since the last :meth:`share` are known to this rank alone; all earlier ones are equal on
+    all ranks. Tiles of unknown index are always scored.
 
     Args:
-        scorer: Scores what must be looked at.
-        momentum: Share of the old average that a new score leaves, 0 to 1 (1 excluded).
-        recheck: Calls after which a tile is looked at again.
+        scorer: Function that scores the tiles without a recent score.
+        momentum: Weight of the old average when a new score comes, from 0 to less than 1.
+        recheck: Number of calls after which a tile is scored again.
 
     Raises:
         ValueError: For a setting out of range.
@@ -74,13 +74,13 @@ class TileHistory:
         if recheck < 1:
             raise ValueError(f'recheck={recheck}, expected 1 call or more.')
         self._scorer, self._momentum, self._recheck = scorer, momentum, recheck
-        self._shared: Dict[int, Tuple[float, int]] = {}  # index -> average, when it was seen
-        self._mine: Dict[int, Tuple[float, int]] = {}  # likewise, since the last share
+        self._shared: Dict[int, Tuple[float, int]] = {}  # index -> average, number of the call
+        self._mine: Dict[int, Tuple[float, int]] = {}  # the same, since the last share
         self._calls = 0
         self.looks = 0  # samples given to the scorer
 
     def __call__(self, candidates: Sequence[Candidate]) -> List[float]:
-        """Return one score a candidate."""
+        """Return one score for each candidate."""
         self._calls += 1
         unknown = [place for place, each in enumerate(candidates) if not self._is_fresh(each.index)]
         fresh: Dict[int, float] = {}
@@ -94,14 +94,17 @@ class TileHistory:
         return [self._observe(each.index, fresh[place]) if place in fresh else
                 self._known(each.index)[0] for place, each in enumerate(candidates)]
 
-    def share(self, channel: Optional[Channel]) -> None:
-        """Tell all ranks what this one has seen. Collective.
+    def share(self, channel: Channel) -> None:
+        """Make the scores of every rank known to all ranks. Collective.
+
+        Args:
+            channel: Channel to the ranks that sample together.
 
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
         mine = _as_rows(self._mine)
-        every = [mine] if channel is None else _gather_rows(channel, mine)
+        every = _gather_rows(channel, mine)
         self._mine = {}
         newest: Dict[int, Tuple[float, int]] = {}
         for rows in every:
@@ -111,18 +114,18 @@ class TileHistory:
         self._shared.update(newest)
 
     def shared_state(self) -> torch.Tensor:
-        """Return what all ranks have alike: float64 rows of index, average, call."""
+        """Return the part that is equal on all ranks: float64 rows of index, average, call."""
         return _as_rows(self._shared)
 
-    def own_state(self) -> Dict[str, Any]:
-        """Return what only this rank has, as plain numbers."""
+    def rank_state(self) -> Dict[str, Any]:
+        """Return the part that only this rank has, as plain numbers."""
         return dict(calls=self._calls, rows=_as_rows(self._mine).tolist())
 
-    def load_state(self, shared: torch.Tensor, own: Dict[str, Any]) -> None:
-        """Continue from :meth:`shared_state` and :meth:`own_state`."""
-        self._calls = own['calls']
+    def load_state(self, shared: torch.Tensor, mine: Dict[str, Any]) -> None:
+        """Continue from :meth:`shared_state` and :meth:`rank_state`."""
+        self._calls = mine['calls']
         self._shared = _from_rows(shared.tolist())
-        self._mine = _from_rows(own['rows'])
+        self._mine = _from_rows(mine['rows'])
 
     def _known(self, index: int) -> Tuple[float, int]:
         known = self._mine.get(index)
@@ -142,7 +145,7 @@ class TileHistory:
         return average
 
     def _mix(self, known: Optional[Tuple[float, int]], score: float) -> float:
-        if known is None or known[0] != known[0]:  # a NaN would stay for ever
+        if known is None or known[0] != known[0]:  # an average that is NaN would stay NaN
             return score
         return self._momentum * known[0] + (1 - self._momentum) * score
 

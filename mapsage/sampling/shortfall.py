@@ -1,4 +1,4 @@
-"""What happens when the attempts are spent and valid samples are still missing. Pure."""
+"""Decide what happens when valid samples are missing after the last attempt. Pure."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ POLICIES = ('fallback', 'pad', 'shrink', 'raise')
 
 
 class ShortfallError(RuntimeError):
-    """Too few valid samples, and no policy that could go on."""
+    """There are too few valid samples, and the policy cannot or must not make up for them."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """How the batches of this step are made; equal on every rank.
+    """How the batches of a step are made; equal on every rank.
 
     Attributes:
         outcome: ``'valid'``, ``'fallback'``, ``'pad'`` or ``'shrink'``.
-        plan: Over what the ranks supply; None when all use their original batch.
-        supplies: What each rank supplies: indices of its valid samples, repeated where they are
+        plan: Plan of the exchange between the ranks; None when all use their original batch.
+        supplies: Indices of the valid samples that each rank supplies, repeated where they are
             replicated.
-        loss_weights: What each rank multiplies its mean loss by, so that gradients averaged over
-            ranks are those of the mean over all samples.
+        loss_weights: Factor by which each rank multiplies its mean loss, so that the gradients
+            averaged over the ranks are those of the mean over all samples.
     """
 
     outcome: str
@@ -46,15 +46,15 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
     takes the original batches.
 
     Args:
-        policy: ``'fallback'``: every rank takes its original batch. ``'pad'``: valid groups are
-            replicated, each as often as any other to within one. ``'shrink'``: ranks have an equal
-            number of groups to within one, and weights that make up for it; with fewer groups than
-            ranks the others compute on a copy of weight 0, so that no rank is missing from a
-            collective. ``'raise'``: an error.
-        valid_counts: Valid samples each rank has.
-        original_counts: Samples in the batch each rank began with.
-        target: Samples a rank shall have.
-        group_size: Samples that stay together.
+        policy: Name of the policy. With ``'fallback'``, every rank takes its original batch. With
+            ``'pad'``, valid groups are replicated, whose numbers of copies differ by at most one.
+            With ``'shrink'``, ranks have numbers of groups that differ by at most one, and weights
+            that compensate for it; with fewer groups than ranks the remaining ranks compute on a
+            copy of weight 0, so that no rank is missing from a collective. ``'raise'`` is an error.
+        valid_counts: Number of valid samples each rank has.
+        original_counts: Number of samples in the batch each rank began with.
+        target: Number of samples for each rank.
+        group_size: Number of samples that stay together.
 
     Raises:
         ShortfallError: As the policy says, or if a rank has no original batch to take.
@@ -85,11 +85,11 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
 def _shrink(groups: List[int], group_size: int) -> Decision:
     world, total = len(groups), sum(groups)
     if total < world:
-        copies = _pad(groups, 1)  # each rank one group; a copy counts for nothing
+        copies = _pad(groups, 1)  # one group for each rank; copies get weight 0
     else:
         copies = [list(range(count)) for count in groups]
     each, more = divmod(max(total, world), world)
-    # the larger share to those who have it already: they move nothing
+    # the larger share goes to the ranks that have most: they need no moves
     larger = set(sorted(range(world), key=lambda rank: (-len(copies[rank]), rank))[:more])
     targets = [(each + (rank in larger)) * group_size for rank in range(world)]
     plan = plan_exchange([len(c) * group_size for c in copies], targets, group_size)
@@ -102,14 +102,14 @@ def _shrink(groups: List[int], group_size: int) -> Decision:
 
 
 def _pad(groups: Sequence[int], target: int) -> List[List[int]]:
-    """Return the group indices each rank supplies, whole rounds of its own groups first.
+    """Return the indices of the groups that each rank supplies, beginning with all of them.
 
-    A rank that lacks groups replicates its own before another sends it any.
+    A rank that lacks groups replicates those it has before another rank sends it any.
     """
     total, world = sum(groups), len(groups)
     times, more = divmod(world * target, total)
     extra = [0] * world
-    for rank, count in enumerate(groups):  # first where the copies stay
+    for rank, count in enumerate(groups):  # ranks that can use the copies themselves come first
         extra[rank] = min(more, count, max(0, target - count * times))
         more -= extra[rank]
     for rank, count in enumerate(groups):

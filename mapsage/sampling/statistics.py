@@ -1,9 +1,9 @@
-"""What dynamic sampling did, step by step and in all."""
+"""Counts and times of dynamic sampling, of one step and summed over several."""
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import torch
 
@@ -12,7 +12,7 @@ from mapsage.distributed import Channel
 from .exchange import Traffic
 from .validity import NO_SPREAD, NOT_FINITE, TOO_HIGH, TOO_LOW
 
-EXPIRED, SURPLUS = 'expired', 'surplus'  # reasons beside those of the validity
+EXPIRED, SURPLUS = 'expired', 'surplus'  # reasons besides those of the validity
 REASONS = (NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH, EXPIRED, SURPLUS)
 
 # Figures of Totals that differ between ranks.
@@ -24,28 +24,28 @@ class StepStatistics:
     """One step. Global figures are equal on all ranks; the others are of this rank.
 
     Attributes:
-        step: Which step, from 1.
-        goal: Samples the ranks shall have together. Global.
+        step: Number of the step, from 1.
+        goal: Number of samples that the ranks need together. Global.
         initial: Valid samples after the initial batch, surplus of former steps included. Global.
-        attempts: Resamples made. Global.
-        rounds: Batches fetched by each rank for them. Global.
-        judged: Samples judged. Global.
-        passed: Of these, valid ones. Global.
-        not_finite: Of these, ones whose group has a score that is not finite. Global.
+        attempts: Number of resamples. Global.
+        rounds: Number of batches that each rank fetched for them. Global.
+        judged: Number of samples judged. Global.
+        passed: How many of these are valid. Global.
+        not_finite: How many of these are in a group with a score that is not finite. Global.
         valid: Valid samples in the end, surplus of former steps included. Global.
-        missing: Samples by which that falls short of the goal. Global.
-        outcome: ``'valid'``, or the shortfall policy that was taken. Global.
-        moved_samples: Samples that changed their rank. Global.
-        fetched: Samples fetched.
-        received: Samples that came from other ranks.
-        sent: Samples that went to other ranks.
-        used: Samples in the batch.
-        replicated: Of these, copies of others in the step.
-        unfiltered: Samples kept by ``keep_fraction`` although they are not valid.
-        surplus: Samples that stay in the pool for the next step.
-        dropped: Samples dropped, by reason.
+        missing: Number of samples by which ``valid`` falls short of the goal. Global.
+        outcome: ``'valid'``, or the shortfall policy that was applied. Global.
+        moved_samples: Number of samples that changed their rank. Global.
+        fetched: Number of samples fetched.
+        received: Number of samples that came from other ranks.
+        sent: Number of samples that went to other ranks.
+        used: Number of samples in the batch.
+        replicated: How many of these are copies of others in the step.
+        unfiltered: Number of samples kept by ``keep_fraction`` although they are not valid.
+        surplus: Number of samples that stay in the pool for the next step.
+        dropped: Number of samples dropped, by reason.
         traffic: Bytes sent and received.
-        seconds: Time spent, fetching and scoring included.
+        seconds: Time spent, including fetching and scoring.
     """
 
     step: int = 0
@@ -87,9 +87,9 @@ class Totals:
     """Sums over steps since :meth:`clear`, as in :class:`StepStatistics`.
 
     Attributes:
-        steps: Steps counted.
-        shortfalls: Steps that fell short, by the policy that was taken.
-        surplus: Of the last step.
+        steps: Number of steps.
+        shortfalls: Number of steps that fell short, by the policy that was applied.
+        surplus: Surplus samples after the last step.
     """
 
     steps: int = 0
@@ -112,7 +112,7 @@ class Totals:
     dropped: Dict[str, int] = field(default_factory=dict)
 
     def add(self, step: StepStatistics) -> None:
-        """Count one step."""
+        """Add the figures of one step."""
         self.steps += 1
         for name in ('attempts', 'rounds', 'judged', 'passed', 'not_finite', 'missing', 'fetched',
                      'moved_samples', 'used', 'replicated', 'unfiltered', 'seconds'):
@@ -126,14 +126,14 @@ class Totals:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def clear(self) -> None:
-        """Begin again."""
+        """Set all sums to zero."""
         self.__init__()  # type: ignore[misc]
 
-    def over_ranks(self, channel: Optional[Channel]) -> Totals:
+    def over_ranks(self, channel: Channel) -> Totals:
         """Return the sums over all ranks, with the seconds of the slowest. Collective.
 
         Args:
-            channel: To the ranks that sample together; None for one process.
+            channel: Channel to the ranks that sample together.
 
         Raises:
             RankLostError: Naming the ranks that did not come.
@@ -141,7 +141,7 @@ class Totals:
         mine = torch.tensor([self.seconds] + [getattr(self, name) for name in _LOCAL]
                             + [self.dropped.get(reason, 0) for reason in REASONS],
                             dtype=torch.float64)
-        rows = torch.stack([mine] if channel is None else channel.gather(mine))
+        rows = torch.stack(channel.gather(mine))
         sums = [int(value) for value in rows[:, 1:].sum(0).tolist()]
         values: Dict[str, Any] = dict(zip(_LOCAL, sums), seconds=float(rows[:, 0].max()))
         together = replace(self, **values)

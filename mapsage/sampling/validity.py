@@ -1,4 +1,4 @@
-"""Which groups of samples carry a signal: pure arithmetic on scores."""
+"""Decide by their scores which groups of samples are valid. Pure."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH = 'not_finite', 'no_spread', 'too_low',
 
 
 class Verdict(NamedTuple):
-    """What was decided about some groups.
+    """The decision about a number of groups.
 
     Attributes:
-        valid: bool of shape ``(groups,)``.
-        reasons: One word a group: why it is dropped, or ``''`` where it is valid.
+        valid: Tensor of bool and shape ``(groups,)``.
+        reasons: One word for each group: why it is dropped, or ``''`` where it is valid.
     """
 
     valid: torch.Tensor
@@ -23,14 +23,14 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Validity:
-    """A group is valid when it meets every criterion given; scores that are not finite never do.
+    """The criteria of valid groups: a group must meet all that are given, with finite scores.
 
     Attributes:
-        eps: Spread: ``max - min > eps`` over the scores of the group. The range and not the
-            standard deviation, which float32 rounding makes positive for 187 of 505 constant
-            groups tried. None for no such criterion.
-        low: Band: the mean score of the group is larger than this.
-        high: Band: the mean score of the group is smaller than this.
+        eps: Smallest spread: ``max - min > eps`` over the scores of the group. The range is used
+            and not the standard deviation, which float32 rounding makes positive for 187 of 505
+            constant groups tried. None for no such criterion.
+        low: Lower bound of the group's mean score, excluded; None for no bound.
+        high: Upper bound of the group's mean score, excluded; None for no bound.
 
     Raises:
         ValueError: If no criterion is given, ``eps`` is negative or the band is empty.
@@ -61,9 +61,9 @@ class Validity:
         """Decide about every group. Pure.
 
         Args:
-            scores: One number a sample, the groups one after the other: a tensor of any device,
-                dtype and shape, or a sequence of numbers.
-            group_size: Scores a group.
+            scores: One number for each sample, the groups one after the other: a tensor of any
+                device, dtype and shape, or a sequence of numbers.
+            group_size: Number of scores in a group.
 
         Raises:
             ValueError: If the scores do not fill whole groups.
@@ -75,7 +75,7 @@ class Validity:
         finite = torch.isfinite(groups).all(1)
         groups = torch.where(finite[:, None], groups, torch.zeros_like(groups))
         highest, lowest = (groups.max(1)[0], groups.min(1)[0]) if len(groups) else (flat, flat)
-        # A mean is between its extremes; rounded, that of equal scores may not be.
+        # A mean lies between its extremes; the rounded mean of equal scores may not.
         mean = torch.min(torch.max(groups.mean(1), lowest), highest)
         reasons = [''] * len(groups)
         for reason, meets in (

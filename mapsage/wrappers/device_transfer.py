@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import nn
 
-from mapsage.distributed.gather import move, tensors_in
+from mapsage.distributed.nested_tensors import move, tensors_in
 
 
 class TransferredFeatures(tuple):

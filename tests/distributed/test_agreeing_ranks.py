@@ -22,10 +22,13 @@ from mapsage.distributed import (
     RankLostError,
     all_ranks_or_none,
     open_channel,
+    raise_together,
 )
+from mapsage.distributed.group_channel import GroupChannel
 
 pytestmark = on_host
 WORLDS = [2, 4, 8]
+GBK_NAME = b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')  # as os.listdir gives it
 ROUNDS = 400  # of two threads at once: by then an unlocked store of torch 1.10 is stuck
 PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails
 
@@ -63,7 +66,8 @@ def error_of(action: Callable[[], Any]) -> Dict[str, Any]:
     """Return the error that ``action`` must raise, as plain values."""
     try:
         action()
-    except (RankLostError, RankError, DisagreementError, ValueError, KeyError) as error:
+    except (RankLostError, RankError, DisagreementError, ValueError, KeyError,
+            FileNotFoundError) as error:
         return dict(vars(error), type=type(error).__name__, message=str(error))
     raise AssertionError('no error was raised')
 
@@ -90,7 +94,7 @@ def agree_and_differ() -> Dict[str, Any]:
                   facts.agree('step'), facts.complete('step'), facts.all('left')],
         one_silent=[partial.max('step'), partial.agree('step'), partial.complete('step'),
                     partial.all('left'), partial.max('seed')],
-        by_rank=consensus.by_rank('step', silent.get('step')),
+        by_rank=partial.by_rank('step'),
         error=error_of(lambda: consensus.tick(seed=7 + (rank == world - 1))))
     # the error has left nothing behind: the next tick works
     answers['after'] = consensus.tick(step=rank).max('step')
@@ -106,7 +110,7 @@ def test_late_silent_and_differing_ranks(world: int, answers: Answers) -> None:
     assert every[0]['all_came'] == [last - 1, -1, True, world == 2 and all([-1, 0]), False, True,
                                     False]
     assert every[0]['one_silent'] == [5, True, False, True, None]
-    assert every[0]['by_rank'] == {**dict.fromkeys(range(last), 5), last: None}
+    assert every[0]['by_rank'] == dict.fromkeys(range(last), 5)
     assert every[0]['error']['type'] == 'DisagreementError'
     assert (every[0]['error']['field'], every[0]['error']['values']) == ('seed', values)
     assert f'8 on rank(s) [{last}]' in every[0]['error']['message']
@@ -155,8 +159,8 @@ def die_inside() -> Any:
     rank = start()
     consensus = Consensus(['step'], timeout=PATIENT)
     if rank == 1:
-        channel = consensus._channel
-        assert channel is not None
+        channel = consensus.channel
+        assert isinstance(channel, GroupChannel)
         channel._enter()
         os._exit(1)
     return error_of(lambda: consensus.tick(step=2))
@@ -244,6 +248,49 @@ def test_an_exception_reaches_every_rank(world: int, answers: Answers) -> None:
                                "'no such scene on rank 1 ü'")
 
 
+def scenes_that_fail(failing: List[int]) -> List[Any]:
+    rank = start()
+    error = FileNotFoundError(f'cannot open {GBK_NAME} of rank {rank}')
+
+    def in_a_block() -> None:
+        with all_ranks_or_none('opening the scenes'):
+            if rank in failing:
+                raise error
+
+    def after_a_tick() -> None:
+        if consensus.tick(failed=rank in failing).any('failed'):
+            raise_together(consensus.channel, error if rank in failing else None,
+                           'opening the scenes')
+
+    def one_error_for_all() -> None:
+        raise_together(
+            consensus.channel, error if rank in failing else None, 'opening the scenes',
+            everywhere=lambda texts: ValueError('; '.join(
+                f'rank {rank}: {text}' for rank, text in texts.items())))
+
+    consensus = Consensus(['failed'], timeout=PATIENT)
+    answers = [error_of(action) for action in (in_a_block, after_a_tick, one_error_for_all)]
+    # nothing is left behind: the next tick works
+    return [*answers, consensus.tick(failed=rank).max('failed')]
+
+
+@pytest.mark.parametrize('failing', [[1], [2], [1, 2]])
+def test_an_error_whose_text_is_no_utf8_reaches_every_rank(failing: List[int],
+                                                           answers: Answers) -> None:
+    text = r'FileNotFoundError: cannot open \udcb5\udcd8.tif of rank '
+    for rank, (*own, everywhere, after) in enumerate(answers.of(f'scenes {failing}', 3)):
+        for error in own:
+            if rank in failing:
+                assert error['type'] == 'FileNotFoundError' and GBK_NAME in error['message']
+            else:
+                assert (error['type'], error['rank']) == ('RankError', failing[0])
+                assert error['message'] == (f'rank {failing[0]} failed in opening the scenes: '
+                                            f'{text}{failing[0]}')
+        assert everywhere['type'] == 'ValueError'
+        assert everywhere['message'] == '; '.join(f'rank {each}: {text}{each}' for each in failing)
+        assert after == 2
+
+
 def raise_past_a_collective(kind: str) -> Any:
     rank = start()
     consensus = Consensus(['step'])
@@ -317,4 +364,6 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
         ('groups', 4): (of_two_groups, Path), ('never opens', 2): (never_open, Path),
         ('all_reduce', 2): (raise_past_a_collective, 'all_reduce'),
         ('tick', 2): (raise_past_a_collective, 'tick')})
+    for failing in ([1], [2], [1, 2]):
+        table[f'scenes {failing}', 3] = (scenes_that_fail, failing)
     return table

@@ -18,7 +18,7 @@ from sampling_ranks import PATIENT, Answers, answers_of, batches, sampler_of, st
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
-from mapsage.distributed.gather import move
+from mapsage.distributed.nested_tensors import move
 from mapsage.sampling import DynamicSampler, Traffic, Validity, exchange, plan_exchange
 
 

@@ -61,7 +61,8 @@ def ways() -> Dict[str, Callable[[], Any]]:
     """Return what is measured, by name, ready to be repeated in step on all ranks."""
     rank = dist.get_rank()
     small, item = Consensus(['step']), Consensus(FIELDS)
-    bytes_of_item = torch.zeros(4 * len(FIELDS), dtype=torch.int64)
+    bytes_of_item = torch.zeros(len(FIELDS), dtype=torch.int64)
+    answers = [torch.empty_like(bytes_of_item) for _ in range(dist.get_world_size())]
     replica = ReplicaFeatures(None, BlockPool(4, BLOCK_BYTES), torch.device('cpu'), 60)
     data = pack_levels([torch.randn(1, 1, 1, ITEM_BYTES // 4)])
     items: List[Optional[Ready]] = [Ready(0, data) if rank == 0 else None]
@@ -71,8 +72,7 @@ def ways() -> Dict[str, Callable[[], Any]]:
         items[0] = None if current is None else Ready(current.number + 1, data)
         replica.deliver(current, items[0])  # type: ignore[arg-type]
 
-    return {'all_reduce of its bytes': lambda: dist.all_reduce(
-                bytes_of_item, op=dist.ReduceOp.MAX),
+    return {'all_gather of its bytes': lambda: dist.all_gather(answers, bytes_of_item),
             'tick of one field': lambda: small.tick(step=1),
             f'tick of {len(FIELDS)} fields': lambda: item.tick(item=1, total=7, arrived=7),
             'step with one tick': deliver}
@@ -115,8 +115,8 @@ def main() -> None:
     print(f'\n{"median ms":<26}' + ''.join(f'{world:>5} ranks' for world in RANKS))
     for name in next(iter(every.values())):
         print(f'{name:<26}' + ''.join(f'{every[world][name]:11.2f}' for world in RANKS))
-    part, whole = f'tick of {len(FIELDS)} fields', 'all_reduce of its bytes'
-    print(f'{"tick / its all_reduce":<26}' + ''.join(
+    part, whole = f'tick of {len(FIELDS)} fields', 'all_gather of its bytes'
+    print(f'{"tick / its all_gather":<26}' + ''.join(
         f'{every[world][part] / every[world][whole]:11.2f}' for world in RANKS))
 
 

@@ -12,6 +12,7 @@ repetitions. Needs 14 GiB for 8 ranks.
 """
 from __future__ import annotations
 
+import functools
 import os
 import random
 import socket
@@ -31,10 +32,10 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from _common import describe_machine  # noqa: E402
 
-from mapsage.distributed import open_channel  # noqa: E402
+from mapsage.distributed import Consensus, open_channel  # noqa: E402
 from mapsage.sampling import DynamicSampler, Traffic, Validity, exchange, plan_exchange  # noqa: E402
 from mapsage.sampling.exchange import PURPOSE  # noqa: E402
-from mapsage.sampling.lockstep import OK, Report, tell_all  # noqa: E402
+from mapsage.sampling.lockstep import FIELDS, OK, compare_round  # noqa: E402
 
 REPETITIONS = {2: 5, 4: 5, 8: 3}  # by ranks: the object gather at 8 takes a while
 TARGET, ROUNDS, SEED = 8, 2, 0
@@ -83,17 +84,19 @@ def gather_objects(rounds: List[List[dict]], clock: Clock) -> Tuple[List[dict], 
     return pool[begin:begin + TARGET], None
 
 
-def plan_and_move(rounds: List[List[dict]], clock: Clock) -> Tuple[List[dict], Any]:
+def plan_and_move(consensus: Consensus, rounds: List[List[dict]],
+                  clock: Clock) -> Tuple[List[dict], Any]:
     """Tell counts round by round, then move what is missing; return this rank's batch."""
-    channel, valid, traffic = open_channel(None, None, PURPOSE), [], Traffic()
-    reports: List[Report] = []
+    valid, counts, traffic = [], {}, Traffic()
     for number, samples in enumerate(rounds):
         good = [sample for sample in samples if sample['valid']]
         valid += good
-        reports = tell_all(channel, Report(0, number, OK, len(valid), len(samples), len(good), 0,
-                                           TARGET))
+        found = compare_round(consensus, None, step=0, attempt=number, status=OK,
+                              valid=len(valid), judged=len(samples), passed=len(good),
+                              not_finite=0, original=TARGET)
+        counts = found.by_rank('valid')
         clock.lap('counts')
-    plan = plan_exchange([report.valid for report in reports], TARGET)
+    plan = plan_exchange(list(counts.values()), TARGET)
     clock.lap('plan')
     batch = exchange(valid, plan, traffic=traffic)
     clock.lap('exchange')
@@ -116,12 +119,12 @@ def measured(way: Callable[..., Any], rounds: List[List[dict]]) -> Tuple[Dict[st
 def compare_ways() -> List[Dict[str, Any]]:
     """Let both ways take turns on this rank's tiles; return a row of figures for each kind."""
     world, rank, rounds = dist.get_world_size(), dist.get_rank(), tiles()
-    open_channel(None, None, PURPOSE)  # collective, once in a run
+    move = functools.partial(plan_and_move, Consensus(FIELDS, purpose=PURPOSE))
     turns: Dict[str, List[Any]] = {'gather': [], 'even': [], 'uneven': []}
     for _ in range(REPETITIONS[world]):
         for name, each in turns.items():
             mark(rounds, rank, 'even' if name == 'gather' else name)
-            each.append(measured(gather_objects if name == 'gather' else plan_and_move, rounds))
+            each.append(measured(gather_objects if name == 'gather' else move, rounds))
     tile = sum(array.numel() * array.element_size()
                for array in (rounds[0][0]['image'], rounds[0][0]['mask']))
     rows = []
@@ -158,7 +161,6 @@ def valid_steps() -> DynamicSampler:
 def time_valid_steps() -> Dict[str, float]:
     """Time steps in which all samples are valid, and the talk in them by itself."""
     sampler, channel = valid_steps(), open_channel(None, None, PURPOSE)
-    assert channel is not None
     report = torch.zeros(8, dtype=torch.int64)
     answers = [torch.zeros_like(report) for _ in channel.ranks]
     store = dist.distributed_c10d._get_default_store()

@@ -12,7 +12,7 @@ from typing import Dict, List, NoReturn, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from mapsage.distributed import Consensus, Facts, open_channel
+from mapsage.distributed import Consensus, Facts, error_text, open_channel, raise_together
 from mapsage.features.remote.blocks import BlockPool
 from mapsage.features.remote.state import State
 from mapsage.features.source import Features, StreamingError
@@ -23,7 +23,6 @@ from .replica_facts import FIELDS, Agreed, ArrivingItem, facts_of, fault_of, rea
 # While nothing changes the rank with the data ticks this often, in seconds, so that the others know
 # that it lives; seldom, because a tick costs all of them.
 _LOOK_SECONDS = 1.0
-_MAX_TEXT = 4000  # characters of an error that travel
 _BROKEN = -1  # no checksum is negative
 
 
@@ -52,15 +51,16 @@ class ReplicaFeatures:
                  timeout: float) -> None:
         self._pool, self._device, self._timeout = pool, device, timeout
         self._channel = open_channel(group, timeout)
-        self._ranks = self._channel.ranks if self._channel is not None else [0]
-        self._me = self._ranks.index(self._channel.rank) if self._channel is not None else 0
-        sizes = Consensus(('block_bytes',), group, timeout)
-        if not sizes.tick(block_bytes=pool.block_bytes).agree('block_bytes'):
-            values = sizes.by_rank('block_bytes', pool.block_bytes)
+        self._ranks = self._channel.ranks
+        self._me = self._ranks.index(self._channel.rank)
+        sizes = Consensus(('block_bytes',), group, timeout).tick(block_bytes=pool.block_bytes)
+        if not sizes.agree('block_bytes'):
+            values = sizes.by_rank('block_bytes')
             raise ValueError(f'block_bytes={pool.block_bytes} on this rank, expected the same on '
                              f'every rank of a head replica, got {values} by rank. Give all ranks '
                              f'the same feature_source.')
         self._consensus = Consensus(FIELDS, group, timeout)
+        self._facts: Optional[Facts] = None  # of the last tick
         self._announced: Optional[Agreed] = None
         self._error: Optional[Exception] = None
         self._counts: Dict[str, float] = {}
@@ -140,9 +140,9 @@ class ReplicaFeatures:
         if mine is not None:
             facts['checksum'] = mine
         start = time.perf_counter()
-        told = self._consensus.tick(**facts)
+        self._facts = self._consensus.tick(**facts)
         self._count(ticks=1, tick_seconds=time.perf_counter() - start)
-        return told
+        return self._facts
 
     def _check_announced(self, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
         """Remember an error if what is delivered is not what was announced."""
@@ -158,12 +158,12 @@ class ReplicaFeatures:
                          arriving: Optional[ArrivingItem]) -> None:
         """Raise the same error on all ranks if any of them failed. Collective only then."""
         if agreed.several:
-            holders = self._consensus.by_rank('owner', None if arriving is None else self._me)
-            ranks = [rank for rank, holds in holders.items() if holds is not None]
+            assert self._facts is not None  # agreed was read from it
+            ranks = list(self._facts.by_rank('owner'))
             raise StreamingError(f'ranks {ranks} of one head replica all hold an item, expected '
                                  f'one rank: the others bring None.')
         if agreed.state == State.FAILED:
-            self._raise_together(agreed, self._reason(arriving))
+            self._fail_together(agreed, self._reason(arriving))
         fault = fault_of(agreed, before)
         if fault is not None:
             who = '' if agreed.owner is None else f' of rank {self._ranks[agreed.owner]}'
@@ -184,12 +184,13 @@ class ReplicaFeatures:
             return _text(error)
         return ''
 
-    def _raise_together(self, agreed: Agreed, mine: str) -> NoReturn:
+    def _fail_together(self, agreed: Agreed, mine: str) -> NoReturn:
         """Raise the reasons of all ranks on all ranks. Collective."""
-        mine = mine[:_MAX_TEXT]
-        texts = [mine] if self._channel is None else self._channel.gather_texts(mine)
-        reasons = [f'rank {rank}: {text}' for rank, text in zip(self._ranks, texts) if text]
-        raise StreamingError(f'item {agreed.item} failed on ' + '; '.join(reasons)) from self._error
+        what = f'item {agreed.item}'
+        raise_together(
+            self._channel, self._error, what, text=mine,
+            everywhere=lambda texts: StreamingError(f'{what} failed on ' + '; '.join(
+                f'rank {rank}: {text}' for rank, text in texts.items())))
 
     def _receive(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
         """Bring all ranks to the bytes that the owner told. Collective, in agreed pieces."""
@@ -199,8 +200,7 @@ class ReplicaFeatures:
         for begin in range(parts.held, agreed.arrived, size):
             stop = min(begin + size, agreed.arrived)
             piece = self._piece(parts, agreed, arriving, begin, stop)
-            if self._channel is not None:
-                self._channel.broadcast(piece, self._ranks[agreed.owner or 0])
+            self._channel.broadcast(piece, self._ranks[agreed.owner or 0])
         parts.held = agreed.arrived
         self._count(broadcast_seconds=time.perf_counter() - start)
 
@@ -255,9 +255,9 @@ class ReplicaFeatures:
         """Check that all ranks hold the same bytes; return what is agreed of the next item."""
         facts = self._ask(following, False, mine)
         if facts.min('checksum') == _BROKEN:
-            self._raise_together(agreed, self._reason(arriving))
+            self._fail_together(agreed, self._reason(arriving))
         if not facts.agree('checksum'):
-            sums = self._consensus.by_rank('checksum', mine)
+            sums = facts.by_rank('checksum')
             raise StreamingError(f'item {agreed.item} arrived differently on the ranks: checksums '
                                  f'by rank {sums}. Memory or network of one of them is at fault.')
         self._count(items=1)
@@ -335,4 +335,4 @@ class _Parts:
 
 
 def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, StreamingError) else f'{type(error).__name__}: {error}'
+    return str(error) if isinstance(error, StreamingError) else error_text(error)

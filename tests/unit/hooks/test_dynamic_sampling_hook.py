@@ -284,7 +284,7 @@ def test_raise_says_what_to_do(train: Any) -> None:
     (dict(score=dict(type='ModelScore'), validity=dict(low=0), prefetch=True), {}, ValueError,
      'would read weights while the step changes them'),
     (dict(score=dict(type='ModelScore'), validity=dict(eps=0), group_size=2), {}, ValueError,
-     'one score a tile'),
+     'one score per tile'),
     (dict(score=3, validity=dict(low=0)), {}, ValueError, 'score=3, expected a config'),
     (LABELS, dict(custom_hooks=[LABELS]), LoaderError, 'lists DynamicSamplingHook twice'),
     (dict(LABELS, validity={}), {}, ValueError, 'no criterion'),

@@ -7,6 +7,7 @@ from typing import Any, List, Sequence
 import pytest
 import torch
 
+from mapsage.distributed import SerialChannel
 from mapsage.sampling import Candidate, TileHistory, Totals, Validity, WeightedRewards
 from mapsage.sampling.statistics import StepStatistics
 
@@ -85,11 +86,11 @@ def test_an_average_recovers_from_nan() -> None:
 def test_a_history_goes_on_from_its_state() -> None:
     one, other = TileHistory(Counting(), recheck=2), TileHistory(Counting(), recheck=2)
     one(candidates(1, 2))
-    one.share(None)
+    one.share(SerialChannel())
     one(candidates(3))
-    other.load_state(one.shared_state(), one.own_state())
+    other.load_state(one.shared_state(), one.rank_state())
     assert other(candidates(1, 3)) == one(candidates(1, 3))
-    assert other.own_state() == one.own_state()
+    assert other.rank_state() == one.rank_state()
     assert torch.equal(other.shared_state(), one.shared_state())
 
 
@@ -106,7 +107,7 @@ def test_totals_of_one_process_are_its_own() -> None:
                           outcome='pad', surplus=2)
     step.drop('too_low', 2)
     totals.add(step)
-    together = totals.over_ranks(None)
+    together = totals.over_ranks(SerialChannel())
     assert vars(together) == vars(totals)
     assert together.summary() == (
         '[DynSample] 1 step(s): pass rate 75.0% of 8 samples, 0 resample(s) of 0 round(s), '

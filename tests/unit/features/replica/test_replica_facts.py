@@ -12,7 +12,7 @@ from support import main_leg
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.distributed import Facts
-from mapsage.distributed.consensus import encode
+from mapsage.distributed.consensus import fact_slots
 from mapsage.features import StreamingError
 from mapsage.features.remote.blocks import BlockPool
 from mapsage.features.remote.state import State
@@ -54,8 +54,7 @@ def ready(levels: List[torch.Tensor], **other: Any) -> Item:
 
 def tick(every: List[Dict[str, int]]) -> Facts:
     """Return what all ranks read when each tells its facts."""
-    columns = zip(*(encode(FIELDS, facts) for facts in every))
-    return Facts(FIELDS, [max(column) for column in columns])
+    return Facts(FIELDS, {rank: fact_slots(FIELDS, facts) for rank, facts in enumerate(every)})
 
 
 @given(layout=layouts, ranks=st.integers(1, 4), owner=st.integers(0, 3),

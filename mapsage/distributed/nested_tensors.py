@@ -1,42 +1,19 @@
-"""Bring together on one device what lies on several, of one rank or of all."""
+"""Find and move the tensors in nested containers."""
 from __future__ import annotations
 
 import copy
 from collections.abc import MutableMapping
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator
 
 import torch
-import torch.distributed as dist
-
-
-def gather_to_device(item: Any, device: torch.device,
-                     group: Optional[dist.ProcessGroup] = None) -> List[Any]:
-    """Return every rank's ``item``, in rank order, with its tensors on ``device``. Collective.
-
-    A tensor that travels as an object lands on the device it came from, so that what rank 0 then
-    stacks lies on ``gcu:2`` and ``gcu:3``. Here tensors travel through host memory and arrive on
-    one device. It pickles: for results and small samples, not for batches.
-
-    Args:
-        item: Tensors, alone or in dicts, lists, tuples and objects with ``.to(device)`` (MMEngine's
-            data elements); anything else that pickles passes as it is. May differ in kind and
-            shape between ranks.
-        device: Where this rank wants the tensors.
-        group: The ranks to gather from; the default group when None. Without one, only the caller.
-    """
-    if not dist.is_initialized():
-        return [move(item, device)]
-    gathered: List[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, move(item, torch.device('cpu')), group=group)
-    return [move(each, device) for each in gathered]
 
 
 def move(value: Any, device: torch.device) -> Any:
     """Return ``value`` with its tensors on ``device``; differentiable.
 
     Tensors are found in lists, tuples, dicts and data elements (objects with ``keys``, ``values``
-    and ``to``, as MMEngine's). What holds nothing that lies elsewhere is returned itself, not a
-    copy; so is what says ``moves_itself``.
+    and ``to``, such as MMEngine's). A container whose tensors are all on ``device`` already is
+    returned itself and not copied, and so is an object whose attribute ``moves_itself`` is true.
     """
     if isinstance(value, torch.Tensor):
         return value if value.device == device else value.to(device)

@@ -1,4 +1,4 @@
-"""What lies on several devices meets on one; tests/distributed/ has the ranks."""
+"""Tensors in nested containers move to one device, and their containers keep their kind."""
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
@@ -9,8 +9,7 @@ from mmengine.structures import BaseDataElement, PixelData
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.sim import SimAccelerator
-from mapsage.distributed import gather_to_device
-from mapsage.distributed.gather import move
+from mapsage.distributed.nested_tensors import move
 
 CPU = torch.device('cpu')
 Pair = namedtuple('Pair', 'left right')
@@ -31,7 +30,7 @@ def test_everything_arrives_and_keeps_its_kind() -> None:
     element = BaseDataElement(labels=PixelData(data=torch.arange(4).reshape(1, 2, 2)),
                               metainfo=dict(img_path='a.png'))
     value = OrderedDict(pair=Pair(torch.ones(2, device='gcu:2'), stays), rest=[element, 'name', 7])
-    moved = gather_to_device(value, device)[0]  # no process group: only this rank's
+    moved = move(value, device)
     assert type(moved) is OrderedDict and type(moved['pair']) is Pair
     assert moved['pair'].left.device == device and moved['pair'].right is stays
     there, name, number = moved['rest']
