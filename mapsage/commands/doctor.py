@@ -19,7 +19,6 @@ from mapsage.accelerator.resolve import why_not
 from mapsage.distributed import (
     BackendError,
     StrategyError,
-    apply_launcher_environment,
     local_rank,
     resolve_backend,
     resolve_strategy,
@@ -28,6 +27,7 @@ from mapsage.distributed.device_checks import card_identity, check_device
 from mapsage.distributed.process_group import check_ranks_fit
 from mapsage.distributed.strategy import format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
+from mapsage.engine.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
 from mapsage.version import __version__
 
@@ -99,18 +99,15 @@ class Doctor:
     def _identify(self) -> bool:
         """Clear or read the launcher's variables as the Runner does; return whether that works."""
         try:
-            stale = resolve_strategy(None, os.environ, 1,
-                                     launcher=self.args.launcher).stale_variables
-            if self.args.launcher != 'none':
-                apply_launcher_environment(self.args.launcher)
+            cleared = identify_process(self.args.launcher)
         except ValueError as error:
             self.sections['strategy'].append(Finding('problem', str(error)))
             return False
-        if stale:
-            left = ', '.join(f'{name}={os.environ.pop(name)}' for name in stale)
+        if cleared:
+            left = ', '.join(f'{name}={value}' for name, value in cleared.items())
             self.sections['environment'].append(Finding(
                 'note', f'left over from another launcher, cleared by a run: {left}',
-                f"unset {' '.join(stale)}"))
+                f"unset {' '.join(cleared)}"))
         return True
 
     def _examine_config(self) -> Optional[int]:

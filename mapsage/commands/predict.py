@@ -10,19 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import mmengine.device.utils
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
-from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
-from mapsage.distributed import (
-    all_ranks_or_none,
-    apply_launcher_environment,
-    init_process_group,
-    resolve_strategy,
-)
+from mapsage.accelerator import Accelerator
+from mapsage.distributed import all_ranks_or_none, local_rank
 from mapsage.distributed.channel import open_channel
+from mapsage.engine import startup
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
@@ -101,7 +96,7 @@ class Prediction:
         self._args = args
         self._cfg = read_config(args)
         self._folder = Path(args.out)
-        self._accelerator, local_rank = start(self._cfg, args.launcher)
+        self._accelerator = self._start()
         self._channel = open_channel(timeout=_PATIENCE_SECONDS)
         self._rank = 0 if self._channel is None else self._channel.rank
         self._world_size = 1 if self._channel is None else len(self._channel.ranks)
@@ -112,8 +107,8 @@ class Prediction:
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._window, self._overlap = choose_window(self._cfg, args.window, args.overlap)
             self._predictor = WindowPredictor(
-                place_module(revert_sync_batchnorm(model), self._accelerator, local_rank),
-                self._accelerator.device(local_rank), self._window, self._overlap,
+                place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
+                self._accelerator.device(local_rank()), self._window, self._overlap,
                 args.batch_size, args.tta)
             self._describe()
             jobs = self._plan() if self._rank == 0 else []
@@ -133,6 +128,15 @@ class Prediction:
                 if job.is_shared and job.assembler == self._rank:
                     self._assemble(job)
         return self._summarize() if self._rank == 0 else 0
+
+    def _start(self) -> Accelerator:
+        env = parse_env_cfg(self._cfg.get('env_cfg') or {}, self._cfg.get('model_wrapper_cfg'))
+        launcher = self._args.launcher
+        startup.identify_process(launcher)
+        accelerator = startup.choose_accelerator(env.accelerator)
+        # Ranks exchange texts only, so that a vendor's communication need not start.
+        startup.join_ranks(launcher, accelerator, 'gloo', env.timeout)
+        return accelerator
 
     def _together(self, what: str) -> Any:
         return all_ranks_or_none(what, timeout=_PATIENCE_SECONDS)
@@ -275,26 +279,6 @@ def predict(args: argparse.Namespace,
         0, or 3 when parts of an input could not be read.
     """
     return Prediction(args, say).run()
-
-
-def start(cfg: Config, launcher: str) -> Tuple[Accelerator, int]:
-    """Choose the accelerator and, under a launcher, meet the other ranks.
-
-    Returns:
-        The accelerator in force and this process's rank on its node.
-    """
-    env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
-    for name in resolve_strategy(None, os.environ, 1, launcher=launcher).stale_variables:
-        del os.environ[name]
-    local_rank = 0 if launcher == 'none' else apply_launcher_environment(launcher)
-    accelerator = set_current_accelerator(resolve_accelerator(env.accelerator))
-    mmengine.device.utils.DEVICE = accelerator.device_type
-    if launcher == 'none':
-        accelerator.set_device(0)
-    else:
-        # Ranks exchange texts only, so that a vendor's communication need not start.
-        init_process_group(accelerator, 'gloo', env.timeout)
-    return accelerator, local_rank
 
 
 def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]:

@@ -4,20 +4,15 @@ from __future__ import annotations
 import os
 from typing import List, Optional
 
-import mmengine.device.utils
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS, DefaultScope
 
-from mapsage.accelerator import (
-    AcceleratorError,
-    resolve_accelerator,
-    set_current_accelerator,
-)
-from mapsage.distributed import apply_launcher_environment, local_rank
-from mapsage.distributed.process_group import check_ranks_fit
+from mapsage.accelerator import AcceleratorError, resolve_accelerator
+from mapsage.distributed import local_rank
+from mapsage.distributed.process_group import select_device
 from mapsage.features import Features, open_links, serve
 from mapsage.features.build import PEER_TIMEOUT
 from mapsage.features.encoder_gate import as_levels, check_frozen
@@ -31,6 +26,7 @@ from mapsage.features.remote.roles import (
 )
 from mapsage.wrappers import place_module
 
+from . import startup
 from .env_cfg import parse_env_cfg
 from .optim_wrapper import parse_dtype
 
@@ -53,7 +49,7 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     if launcher == 'none':
         return None  # may be a test of the model; a training says what is missing
     if not _roles:  # a process may build several Runners
-        apply_launcher_environment(launcher)
+        startup.identify_process(launcher)
         encoders = cfg.feature_source.get('encoders', 1)
         role = split_ranks(encoders, os.environ, own_devices=False)
         if role.name == ENCODER and not _is_of_one_kind(cfg):
@@ -101,11 +97,8 @@ class EncoderRank:
         """
         cfg, role, source = self._cfg, self._role, self._cfg.feature_source
         env = parse_env_cfg(cfg.get('env_cfg') or {})
-        accelerator = set_current_accelerator(
-            resolve_accelerator(source.get('accelerator') or env.accelerator))
-        mmengine.device.utils.DEVICE = accelerator.device_type
-        check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
-        accelerator.set_device(local_rank())
+        accelerator = startup.choose_accelerator(source.get('accelerator') or env.accelerator)
+        select_device(accelerator)
         device = accelerator.device(local_rank())
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             encoder = MODELS.build(cfg.model.backbone)
