@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -10,6 +9,7 @@ from typing import Any, Dict, List, Optional
 import affine
 import numpy as np
 
+from mapsage.atomic_write import atomic_write
 from mapsage.drawing.map_preview import save_map_preview, shrink_labels
 from mapsage.geo import ClassMapWriter, MapInfo, Raster, confidence_path, write_cog
 from mapsage.geo.polygons import write_polygons
@@ -179,13 +179,8 @@ def _retire(outputs: Outputs) -> None:
 
 
 def _write_report(path: Path, report: Dict[str, Any]) -> None:
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     try:
-        temporary.write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
-        os.replace(temporary, path)
+        atomic_write(path, (json.dumps(report, indent=1) + '\n').encode())
     except OSError as error:
         raise PredictError(f'cannot write {path}: {error}. Free space there, or write elsewhere '
                            f'with --out.') from error
-    finally:
-        if temporary.exists():
-            temporary.unlink()

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
+
+from mapsage.atomic_write import atomic_write
 
 from .errors import PredictError
 from .strips import Strip
@@ -51,16 +52,9 @@ class Parts:
         head = json.dumps(strip.damage).encode() + b'\n'
         data = zlib.compress(head + b''.join(plane.tobytes() for plane in planes), _LEVEL)
         path = self._path(strip.number)
-        # Two ranks never write the same strip, but a run that still dies and the next one may.
-        temporary = path.with_name(f'{path.name}.{os.getpid()}')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(data)
-                os.replace(temporary, path)
-            finally:
-                if temporary.exists():
-                    temporary.unlink()
+            atomic_write(path, data)
         except OSError as error:
             raise PredictError(
                 f'cannot write {path}: {error}. Free space there, or write elsewhere with --out. '
