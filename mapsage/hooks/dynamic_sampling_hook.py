@@ -11,12 +11,12 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS, TASK_UTILS
 
 from mapsage.accelerator import current_accelerator
+from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import open_channel
 from mapsage.sampling import Candidate, DynamicSampler, TileHistory, Validity, WeightedRewards
 
 from .accelerator_hook import seed_rank
 from .sampled_steps import (
-    Background,
     LoaderError,
     LoaderStream,
     SampledEpochs,
@@ -147,7 +147,8 @@ class DynamicSamplingHook(Hook):
             # What a score may draw from. The leading 2 keeps these apart from the seeds of samples
             # and of training steps, which AcceleratorHook seeds anew.
             lambda step: seed_rank(2, runner.seed, get_rank(), step),
-            Background(lambda: current_accelerator().set_device(runner.local_rank))
+            BackgroundWorker('dynamic-sampling',
+                             lambda: current_accelerator().set_device(runner.local_rank))
             if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
         if hasattr(loop, 'dataloader_iterator'):
             # mmengine 0.10.7 discards items on resume, see mapsage/compat/loop_resume.py
