@@ -1,4 +1,4 @@
-"""The doctor's questions that take several ranks."""
+"""The doctor's checks that need several ranks."""
 from __future__ import annotations
 
 import json
@@ -16,22 +16,23 @@ from mapsage.engine.env_cfg import EnvCfg
 
 from .environment_checks import Finding
 
-# A rank imports PyTorch and MMSegmentation first, on a busy machine after the others; and it may
-# take twice _COLLECTIVE_SECONDS to say that collectives do not work.
+# A rank first imports PyTorch and MMSegmentation, on a busy machine later than the others; and it
+# may take twice _COLLECTIVE_SECONDS to report that collectives do not work.
 _REPORT_SECONDS = 180
 _COLLECTIVE_SECONDS = 60
-# What must be the same for ranks to understand each other.
+# Versions that must be equal, or the ranks would not understand each other.
 _EQUAL = ('torch', 'mapsage')
 
 
 class Ranks:
-    """Lets rank 0 see what every rank found, with or without a process group that works.
+    """Gathers what every rank found on rank 0, whether or not a process group works.
 
-    It goes over the rendezvous store: a rank without a device cannot enter a group, and the others
-    would wait for it there. Making one is collective, and so are its methods.
+    The findings travel over the rendezvous store: a rank without a device cannot enter a process
+    group, and the others would wait for it there. The constructor and the methods are collective.
 
     Attributes:
-        all_join: After :meth:`compare`, equal on all ranks: every rank can enter a process group.
+        all_join: Whether every rank can enter a process group; equal on all ranks, and False until
+            :meth:`compare` has run.
     """
 
     def __init__(self) -> None:
@@ -42,12 +43,12 @@ class Ranks:
         self.all_join = False
 
     def compare(self, report: Dict[str, Any]) -> List[Finding]:
-        """Return on rank 0 what there is to say about all ranks, elsewhere nothing.
+        """Return findings about all ranks on rank 0, and an empty list elsewhere.
 
         Args:
-            report: This rank's ``host``, ``device``, ``card`` (equal where ranks share one),
-                ``problems`` (texts), whether it ``joins`` a process group, and what must be equal:
-                ``torch``, ``mapsage``.
+            report: Facts about this rank: ``host``, ``device``, ``card`` (equal where ranks share
+                one), ``problems`` (texts), whether it ``joins`` a process group, and the versions
+                that must be equal, ``torch`` and ``mapsage``.
         """
         reports = self._gather('report', report)
         if self.rank == 0:
@@ -89,8 +90,10 @@ class Ranks:
                         f'{dist.get_backend()}')]
 
     def wait_for_print(self) -> None:
-        """Return when rank 0, which calls this after it printed, is there: the launcher ends all
-        ranks as soon as one of them ends with an error.
+        """Wait until rank 0 calls this too, which it does after printing its report.
+
+        Without it the report would be lost: as soon as one rank ends with an error, the launcher
+        ends all ranks.
         """
         if self.rank == 0:
             self._store.set('printed', '')
@@ -101,11 +104,11 @@ class Ranks:
         for key in keys:
             try:
                 self._store.wait([key], self._deadline)
-            except RuntimeError:  # whoever should have written it is gone, and the launcher says so
+            except RuntimeError:  # the rank that writes it has died, and the launcher reports that
                 return
 
     def _gather(self, name: str, mine: Dict[str, Any]) -> Dict[int, Dict[str, Any]]:
-        """Return on rank 0 what the ranks brought, those that are late left out."""
+        """Return the ranks' facts on rank 0, without the ranks that are late; {} elsewhere."""
         self._store.set(f'{name}{self.rank}', json.dumps(mine))
         every: Dict[int, Dict[str, Any]] = {}
         end = time.monotonic() + _REPORT_SECONDS
@@ -126,11 +129,11 @@ def _late(every: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:
 
 
 def compare_reports(reports: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:
-    """Return a line a rank, what differs from rank 0, and the problems rank 0 does not have. Pure.
+    """Return a line for each rank, its differences from rank 0, and other ranks' problems. Pure.
 
     Args:
-        reports: By rank, as :meth:`Ranks.compare` takes them; rank 0's among them.
-        world_size: How many there should be.
+        reports: Reports by rank, as :meth:`Ranks.compare` takes them; that of rank 0 is among them.
+        world_size: Number of ranks that were started.
     """
     findings = _late(reports, world_size)
     ranks_of: Dict[str, List[int]] = {}
@@ -153,6 +156,6 @@ def compare_reports(reports: Dict[int, Dict[str, Any]], world_size: int) -> List
             findings.append(Finding(
                 'problem', f'ranks {[rank, *others]} are on one card',
                 'start one rank a card, and give each rank of a machine another LOCAL_RANK'))
-    # Rank 0 has printed its own, with their next steps.
+    # Rank 0 has already printed its own problems, with their next steps.
     return findings + [Finding('problem', f'on rank(s) {ranks}: {text}')
                        for text, ranks in ranks_of.items() if 0 not in ranks]

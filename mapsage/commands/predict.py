@@ -45,8 +45,8 @@ from . import cli
 from .config_checks import build_model, read_config
 
 PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
-# Ranks talk when each has done its part, and some may have had a longer one.
-_PATIENCE_SECONDS = 7 * 24 * 3600
+# Ranks wait for each other after they have predicted their parts, which may take unequally long.
+_TIMEOUT_SECONDS = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Job:
     """An input and what is left to do for it; equal on all ranks.
 
     Attributes:
-        name, path: Of its outputs, and its file.
-        height, width: Pixels.
-        settings: What decides its map.
-        strips: The strips that are not finished.
-        owners: Which rank does each of them.
+        name, path: Name of its outputs, and path of its file.
+        height, width: Size in pixels.
+        settings: Everything that the map depends on.
+        strips: Numbers of the strips that are not finished.
+        owners: Rank that predicts each of these strips.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one rank works at it."""
+        """Whether more than one rank predicts strips of it."""
         return len(set(self.owners)) > 1
 
     @property
@@ -80,16 +80,16 @@ class Job:
         return self.owners[0] if self.owners else 0
 
     def strips_of(self, rank: int) -> List[int]:
-        """Return the strips that a rank does."""
+        """Return the strips that a rank predicts."""
         return [strip for strip, owner in zip(self.strips, self.owners) if owner == rank]
 
 
 class Prediction:
-    """A prediction of the command line's, on this rank.
+    """This rank's part in the prediction that the command line asks for.
 
     Args:
-        args: Of tools/predict.py.
-        say: Prints a line; called on rank 0 only.
+        args: Options of tools/predict.py.
+        say: Function that prints a line; called on rank 0 only.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ class Prediction:
         self._cfg = read_config(args)
         self._folder = Path(args.out)
         self._accelerator = self._start()
-        self._channel = open_channel(timeout=_PATIENCE_SECONDS)
+        self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
         self._rank = 0 if self._channel is None else self._channel.rank
         self._world_size = 1 if self._channel is None else len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
@@ -139,7 +139,7 @@ class Prediction:
         return accelerator
 
     def _together(self, what: str) -> Any:
-        return all_ranks_or_none(what, timeout=_PATIENCE_SECONDS)
+        return all_ranks_or_none(what, timeout=_TIMEOUT_SECONDS)
 
     def _describe(self) -> None:
         height, width = self._window
@@ -206,10 +206,10 @@ class Prediction:
                 files[where] = f'an output of {path}'
 
     def _share(self, jobs: List[Job]) -> List[Job]:
-        """Tell all ranks rank 0's jobs, and which rank does what."""
+        """Send rank 0's jobs to all ranks, and divide the strips among them."""
         if self._channel is not None:
-            told = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))[0]
-            jobs = [Job(**job) for job in json.loads(told)]
+            reply = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))[0]
+            jobs = [Job(**job) for job in json.loads(reply)]
         costs = [len(self._grid(job).columns) for job in jobs for _ in job.strips]
         ranks = iter(owners(costs, self._world_size))
         return [replace(job, owners=[next(ranks) for _ in job.strips]) for job in jobs]
@@ -272,8 +272,8 @@ def predict(args: argparse.Namespace,
     """Predict what the command line asks for and return the exit status.
 
     Args:
-        args: Of tools/predict.py.
-        say: Prints a line; called on rank 0 only.
+        args: Options of tools/predict.py.
+        say: Function that prints a line; called on rank 0 only.
 
     Returns:
         0, or 3 when parts of an input could not be read.
@@ -304,7 +304,7 @@ def choose_window(cfg: Config, window: Optional[int],
 
 
 def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:
-    """Return the lines that tell a user about a map."""
+    """Return the lines that describe a finished map to the user."""
     total = sum(report['pixels'].values())
     shares = ', '.join(f'{name} {100 * count / total:.1f} %' for name, count
                        in sorted(report['pixels'].items(), key=lambda item: -item[1]) if count)

@@ -30,7 +30,7 @@ from . import startup
 from .env_cfg import parse_env_cfg
 from .optim_wrapper import parse_dtype
 
-_roles: List[Role] = []  # this process's, once it is known
+_roles: List[Role] = []  # the role of this process, once it is known
 
 
 def take_role(cfg: Config) -> Optional[EncoderRank]:
@@ -39,15 +39,15 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     A head's launcher variables are set so that it sees the heads alone.
 
     Args:
-        cfg: With ``feature_source`` of type ``'Streamed'``; ``launcher`` is set to ``'pytorch'``,
-            whose variables hold the truth from now on.
+        cfg: Config with ``feature_source`` of type ``'Streamed'``. Its ``launcher`` is set to
+            ``'pytorch'``, since that launcher's variables are the ones that are right from now on.
 
     Raises:
         RoleError: If the launcher started too few ranks.
     """
     launcher = cfg.get('launcher', 'none')
     if launcher == 'none':
-        return None  # may be a test of the model; a training says what is missing
+        return None  # a test runs alone; a training is refused when its feature source is built
     if not _roles:  # a process may build several Runners
         startup.identify_process(launcher)
         encoders = cfg.feature_source.get('encoders', 1)
@@ -64,23 +64,23 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
 def _is_of_one_kind(cfg: Config) -> bool:
     """Return whether encoders and heads use one kind of device, of which each has its own."""
     heads = parse_env_cfg(cfg.get('env_cfg') or {}).accelerator
-    own = cfg.feature_source.get('accelerator') or heads
-    if own == heads:
+    encoders = cfg.feature_source.get('accelerator') or heads
+    if encoders == heads:
         return True
     try:
-        return resolve_accelerator(own).name == resolve_accelerator(heads).name
-    except AcceleratorError:  # this machine has not got the heads' kind, or its own, which is told
+        return resolve_accelerator(encoders).name == resolve_accelerator(heads).name
+    except AcceleratorError:  # if it is the encoders' own kind, train() says so
         return False
 
 
 class EncoderRank:
-    """Stands where a Runner would on a rank that encodes; it is in no process group.
+    """Takes the place of a Runner on a rank that encodes; the rank is in no process group.
 
     The encoder is built from ``model.backbone``, and gets its weights from the first head.
 
     Args:
         cfg: The config of the run.
-        role: What this process is.
+        role: Role of this process.
     """
 
     def __init__(self, cfg: Config, role: Role) -> None:
@@ -93,7 +93,7 @@ class EncoderRank:
         Raises:
             FeatureSourceError: If something in the encoder trains.
             WeightsDifferError: If the heads built another encoder.
-            LinkError: If heads do not come, or all go away without a word.
+            LinkError: If heads do not connect in time, or all disconnect before they have finished.
         """
         cfg, role, source = self._cfg, self._role, self._cfg.feature_source
         env = parse_env_cfg(cfg.get('env_cfg') or {})
@@ -124,11 +124,11 @@ class EncoderRank:
         self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
                          f'{role.heads} head rank(s), weights {digest}')
         counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16))
-        told = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
-        self.logger.info(f'encoder {role.index} has finished: {told}')
+        facts = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
+        self.logger.info(f'encoder {role.index} has finished: {facts}')
 
     def val(self) -> None:
-        """Do nothing: heads encode in place when they evaluate."""
+        """Do nothing: heads encode locally when they evaluate."""
 
     test = val
 

@@ -26,7 +26,7 @@ from .env_cfg import names_model_parallel, parse_env_cfg
 from .resume import Choice, ResumeError, choose_checkpoint
 from .training_memory import estimate_training_bytes
 
-# Registered in this order unless the config lists a hook of the same type itself.
+# Hooks that are registered in this order, unless the config lists one of the same type.
 _HOOKS = ('AcceleratorHook', 'DeviceCheckHook', 'NonFiniteLossHook', 'PreviewHook',
           'ProgressBarHook')
 
@@ -99,7 +99,7 @@ class MapSageRunner(Runner):
         if self.strategy.name == MODEL_PARALLEL:
             wrapper = copy.deepcopy(dict(model_wrapper_cfg or {}))
             if not names_model_parallel(wrapper.get('type')):
-                wrapper = dict(type='MMModelParallel')  # the other is for several processes
+                wrapper = dict(type='MMModelParallel')  # the config's is for several processes
             return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
         if not self.distributed:
             return place_module(revert_sync_batchnorm(model), self.accelerator, 0)
@@ -182,15 +182,15 @@ class MapSageRunner(Runner):
             os.replace(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
 
     def _choose_checkpoint(self) -> None:
-        # Rank 0 looks and tells, so that no two ranks resume from different files.
-        told: list = [None]
+        # Rank 0 chooses for all, so that no two ranks resume from different files.
+        shared: list = [None]
         if is_main_process():
             try:
-                told = [choose_checkpoint(self.work_dir, self._load_from)]
+                shared = [choose_checkpoint(self.work_dir, self._load_from)]
             except ResumeError as error:
-                told = [str(error)]
-        broadcast_object_list(told, src=0)
-        choice = told[0]
+                shared = [str(error)]
+        broadcast_object_list(shared, src=0)
+        choice = shared[0]
         if not isinstance(choice, Choice):
             raise ResumeError(choice)
         for line in choice.skipped:

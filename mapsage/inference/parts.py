@@ -20,30 +20,30 @@ _LEVEL = 1  # of zlib: the fastest, and class maps are easy
 
 
 def key_of(settings: Dict[str, Any]) -> str:
-    """Return a name for everything that decides a map; other settings have another one."""
+    """Return a key for everything that a map depends on; different settings give different keys."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Parts:
     """The finished strips of a map in a hidden folder beside it.
 
-    A part appears whole or not at all, and its checksum is looked at when it is read.
+    Each is written atomically, and its checksum is verified when it is read.
 
     Args:
-        folder: Where they are; it is made with the first one.
-        grid: The windows of the scene.
-        confidence: Whether strips have one.
+        folder: Folder of the strips; it is made when the first one is written.
+        grid: Windows of the scene.
+        confidence: Whether strips have a confidence.
     """
 
     def __init__(self, folder: Path, grid: Grid, confidence: bool) -> None:
         self.folder, self._grid, self._planes = folder, grid, 2 if confidence else 1
 
     def finished(self) -> List[int]:
-        """Return the strips that are there; damaged parts do not count."""
+        """Return the numbers of the finished strips; damaged ones do not count."""
         return [number for number in range(len(self._grid.rows)) if self._is_whole(number)]
 
     def write(self, strip: Strip) -> None:
-        """Keep a strip.
+        """Write a strip.
 
         Raises:
             PredictError: If the disk is full or the folder cannot be written.
