@@ -1,4 +1,4 @@
-"""What keeps features from being computed once: an encoder that trains, or random samples."""
+"""Checks that features can be computed once: the encoder is frozen and samples are repeatable."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -10,9 +10,9 @@ from mapsage.engine.env_cfg import ConfigError
 from mapsage.features.cache.keys import ViewSeeds
 from mapsage.features.encoder_gate import check_frozen
 
-# How much is looked at to see whether the pipeline is random: a flip of probability 0.05 stays
-# unseen 4 times in 100. What is then cached is still what training loads.
-_SAMPLES, _LOOKS = 8, 8
+# Samples, and loads of each, that are compared to find out whether the pipeline is random. A flip
+# of probability 0.05 goes unnoticed in 4 of 100 cases; training then still loads what was cached.
+_SAMPLES, _LOADS = 8, 8
 
 
 def check_model(model: Any) -> None:
@@ -28,15 +28,15 @@ def check_model(model: Any) -> None:
 
 
 def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, asked: Optional[int]) -> None:
-    """Check by loading samples that their seed decides them, and without views that nothing does.
+    """Load samples to check that each depends on its seed only, and without views not even on that.
 
     Args:
         dataset: The training dataset.
-        seeds: The seeds of its views.
-        asked: Views that were asked for; None when nobody said that views are wanted.
+        seeds: Seeds of its views.
+        asked: Number of views that was asked for; None if nobody asked for views.
 
     Raises:
-        ConfigError: If a sample is random.
+        ConfigError: If a sample differs between two loads that must be equal.
     """
     samples = sorted({len(dataset) * part // _SAMPLES for part in range(_SAMPLES)})
     for index in samples:
@@ -49,8 +49,8 @@ def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, asked: Optional[in
                 f"would not fit the masks. Draw from Python's, NumPy's or torch's global one.")
         if asked is not None:
             continue
-        for look in range(1, _LOOKS):
-            what = _difference(first, dataset.load(index, seeds.of(index, look)))
+        for view in range(1, _LOADS):
+            what = _difference(first, dataset.load(index, seeds.of(index, view)))
             if what is not None:
                 raise ConfigError(
                     f'the training pipeline is random (the {what} of sample {index} differs '
@@ -61,7 +61,7 @@ def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, asked: Optional[in
 
 
 def check_features(features: Any, images: int) -> None:
-    """Raise ConfigError unless an encoder answered ``images`` images with levels of theirs."""
+    """Raise ConfigError unless ``features`` are levels of an encoder for ``images`` images."""
     good = isinstance(features, (tuple, list)) and features and all(
         isinstance(level, torch.Tensor) and level.dim() == 4 and len(level) == images
         and level.is_floating_point() for level in features)

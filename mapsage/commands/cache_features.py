@@ -36,18 +36,18 @@ from . import cli
 from .cache_checks import check_features, check_model, check_repeatable
 from .config_checks import read_config
 
-# Ranks talk when each has done its part, and some may have had a longer one.
-_PATIENCE_SECONDS = 7 * 24 * 3600
-_LINE_SECONDS = 5.0
+# Ranks wait for each other after they have computed their parts, which may take unequally long.
+_TIMEOUT_SECONDS = 7 * 24 * 3600
+_PROGRESS_SECONDS = 5.0  # between two lines of progress
 
 
 class FeatureCaching:
-    """A cache of the command line's, on this rank.
+    """This rank's part in making the cache that the command line asks for.
 
     Args:
-        args: Of tools/cache_features.py.
-        say: Prints a line; called on rank 0 only.
-        shard_bytes: Of features, at which a shard is written.
+        args: Options of tools/cache_features.py.
+        say: Function that prints a line; called on rank 0 only.
+        shard_bytes: Bytes of features after which a shard is written.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None],
@@ -58,7 +58,7 @@ class FeatureCaching:
         self._batch_size, self._shard_bytes = args.batch_size, shard_bytes
         self._workers = _build_without_workers(cfg)
         self._runner = cli.build_runner(cfg)
-        self._channel = open_channel(timeout=_PATIENCE_SECONDS)
+        self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
         self._rank = self._channel.rank
         self._world_size = len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
@@ -83,10 +83,10 @@ class FeatureCaching:
         return 0
 
     def _together(self, what: str) -> Any:
-        return all_ranks_or_none(what, timeout=_PATIENCE_SECONDS)
+        return all_ranks_or_none(what, timeout=_TIMEOUT_SECONDS)
 
     def _prepare(self) -> None:
-        """Make loader, precision and weights those of a training, in the order of a training."""
+        """Build loader, precision and weights as a training does, and in the same order."""
         runner = self._runner
         if runner.train_loop is None:
             raise ConfigError('the config has no train_dataloader, train_cfg and optim_wrapper: '
@@ -106,7 +106,7 @@ class FeatureCaching:
         check_model(self._model)
 
     def _plan(self, stack: contextlib.ExitStack) -> Dict[str, Any]:
-        """Find out what is to be done, and begin the cache. On rank 0."""
+        """Find out which items are missing, and begin the cache; on rank 0 only."""
         try:
             keys = keys_of_run(self._runner.cfg, self._dataset, self._model.backbone, self._dtype)
         except ValueError as error:
@@ -123,7 +123,7 @@ class FeatureCaching:
         before = read_index(self._folder)
         if before is not None:
             before.check(self._folder, keys, self._views)
-            index = before  # its seed, too: it has to go on as it began
+            index = before  # with its seed: the remaining views are drawn as the first were
         index, damaged = find_shards(self._folder, index)
         finished = set(index.finished())
         todo = [item for item in range(index.items) if item not in finished]
@@ -170,7 +170,7 @@ class FeatureCaching:
                 write_shard(self._folder, self._cache, waiting)
                 waiting, size = {}, 0
             now = time.monotonic()
-            if now - last >= _LINE_SECONDS:
+            if now - last >= _PROGRESS_SECONDS:
                 last, rate = now, done / (now - start_time)
                 self._say(f'rank {self._rank} of {self._world_size}: {done}/{len(items)} items, '
                           f'{rate:.1f} items/s, {(len(items) - done) / rate:.0f} s to go')
@@ -224,16 +224,16 @@ def cache_features(args: argparse.Namespace,
     """Make or continue the cache that the command line asks for, and return the exit status.
 
     Args:
-        args: Of tools/cache_features.py.
-        say: Prints a line; called on rank 0 only.
+        args: Options of tools/cache_features.py.
+        say: Function that prints a line; called on rank 0 only.
     """
     return FeatureCaching(args, say).run()
 
 
 def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[int]]:
-    """Return the cache's folder and the views that are asked for; remove the source from ``cfg``.
+    """Return the cache's folder and the requested views, and make ``cfg`` encode locally.
 
-    The command line comes first, then ``feature_source`` of the config if it is a cache.
+    The command line takes precedence over ``feature_source`` of the config, if that is a cache.
     """
     source = cfg.pop('feature_source', None) or {}
     cached = source if source.get('type') == 'Cached' else {}
@@ -245,7 +245,7 @@ def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other runs from writing into a folder; the lock goes with the process.
+    """Keep other runs from writing into a folder; the lock ends with the process at the latest.
 
     Raises:
         CacheError: If another run writes there.
@@ -257,7 +257,7 @@ def alone_in(folder: Path) -> Iterator[None]:
             raise CacheError(f'another run of tools/cache_features.py writes into {folder}. Wait '
                              f'for it, or choose another --folder.') from error
         except OSError:
-            pass  # a file system without locks; shards appear whole there, too
+            pass  # a file system without locks; shards are written atomically, so nothing breaks
         yield
 
 

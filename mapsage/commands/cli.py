@@ -44,7 +44,7 @@ from mapsage.models import BackboneInputError, WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
-# Mistakes of a user's, whose message says all; anything else is shown with its traceback.
+# Errors whose message is enough for the user; any other error is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
                 DataError, DeviceCheckError, DeviceMapError, FeatureSourceError, GeoError,
                 LauncherError, LoaderError, LockstepError, NonFiniteLossError, PredictError,
@@ -146,7 +146,7 @@ def use_tta(cfg: Config) -> None:
 
 
 def stream_features(cfg: Config, encoders: int) -> None:
-    """Let so many ranks encode: ``feature_source`` of type ``'Streamed'``, none for 0."""
+    """Set ``feature_source`` to ``'Streamed'`` with so many encoder ranks; 0 removes it."""
     source = dict(cfg.get('feature_source') or {})
     if encoders == 0:
         if source.get('type') == 'Streamed':
@@ -162,17 +162,17 @@ def build_runner(cfg: Config) -> Runner:
 
 
 def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
-    """Run an entry point; on an error say it once, clearly, and exit with status 1.
+    """Run an entry point; print an error once, clearly, and exit with status 1.
 
-    What ``main`` returns is the exit status, None means 0.
+    The return value of ``main`` is the exit status; None means 0.
 
-    Under torchrun the error also goes to the launcher, which prints that of the first failing rank
-    last, and this process dies with the launcher.
+    Under torchrun the error also goes to the launcher, which ends its output with the error of the
+    rank that failed first. This process dies with the launcher.
     """
     if 'TORCHELASTIC_RUN_ID' in os.environ:
         die_with_parent()
         if os.environ.get('RANK', '0') != '0':
-            warnings.simplefilter('ignore')  # rank 0 gives the same ones
+            warnings.simplefilter('ignore')  # rank 0 shows the same ones
     faulthandler.enable()  # a crash in native code says where
     freeze_imports()
     try:
@@ -193,7 +193,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
 
 
 def note_for_launcher(text: str) -> None:
-    """Leave what made this rank fail for tools/launch.py, which prints the earliest note last."""
+    """Write down why this rank failed; tools/launch.py prints the earliest such note at its end."""
     folder = os.environ.get('MAPSAGE_ERROR_NOTES')
     if folder:
         name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}"
@@ -201,11 +201,11 @@ def note_for_launcher(text: str) -> None:
 
 
 def _leave(status: int) -> None:
-    """Exit; a rank does it past the interpreter's end.
+    """Exit; a rank of several exits without the interpreter's shutdown.
 
-    Threads of gloo's that ask for the interpreter while it ends abort the process now and then
-    (``terminate called without an active exception``). And after an error the other ranks may sit
-    in a collective that this rank's group would wait for.
+    During that shutdown gloo's threads sometimes abort the process (``terminate called without an
+    active exception``). And after an error the process group would wait for other ranks, which may
+    still be in a collective.
     """
     if not dist.is_initialized() and ENCODERS_VARIABLE not in os.environ:
         sys.exit(status)

@@ -1,4 +1,4 @@
-"""What of a config can be checked without a run: that it reads, its data's folders, its model."""
+"""Checks of a config without a run: that it can be read, its folders of data, its model."""
 from __future__ import annotations
 
 import argparse
@@ -21,14 +21,14 @@ def read_config(args: argparse.Namespace) -> Config:
     """Return the config of :func:`mapsage.commands.cli.load_config`.
 
     Raises:
-        ConfigError: Whatever is wrong with it; a config is a program, which can raise anything.
+        ConfigError: If it cannot be read. A config is a program, so any exception becomes one.
     """
     try:
         return cli.load_config(args)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f'{args.config} cannot be read: {_said(error)}') from error
+        raise ConfigError(f'{args.config} cannot be read: {_describe(error)}') from error
 
 
 def build_model(cfg: Config) -> nn.Module:
@@ -45,10 +45,10 @@ def build_model(cfg: Config) -> nn.Module:
     try:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')), \
                 warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # the run gives them
+            warnings.simplefilter('ignore')  # the run shows them
             return MODELS.build(config)
     except Exception as error:
-        raise ConfigError(f"the config's model cannot be built: {_said(error)}") from error
+        raise ConfigError(f"the config's model cannot be built: {_describe(error)}") from error
 
 
 def check_data(cfg: Config) -> List[Finding]:
@@ -98,5 +98,5 @@ def _missing(dataset: Dict[str, Any]) -> Iterator[str]:
                 yield whole
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f'{type(error).__name__}: {error}'

@@ -19,7 +19,6 @@ from mapsage.accelerator.resolve import why_not
 from mapsage.distributed import (
     BackendError,
     StrategyError,
-    apply_launcher_environment,
     local_rank,
     resolve_backend,
     resolve_strategy,
@@ -28,6 +27,7 @@ from mapsage.distributed.device_checks import card_identity, check_device
 from mapsage.distributed.process_group import check_ranks_fit
 from mapsage.distributed.strategy import format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
+from mapsage.engine.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
 from mapsage.version import __version__
 
@@ -36,7 +36,7 @@ from .config_checks import build_model, check_data, read_config
 from .doctor_ranks import Ranks
 from .environment_checks import Finding, check_environment
 
-# Distributions that bring the same module: of two installed at once, one has overwritten the other.
+# Distributions that install the same module: of two at once, one has overwritten the other.
 _DISTRIBUTIONS = {
     'torch': ('torch',),
     'mmengine': ('onedl-mmengine', 'mmengine', 'mmengine-lite'),
@@ -47,17 +47,17 @@ _DISTRIBUTIONS = {
 
 
 class Doctor:
-    """Examines what this process sees. Printing and the other ranks are :func:`diagnose`'s.
+    """Examines what this process sees. :func:`diagnose` prints it and compares the ranks.
 
     Args:
-        args: Of :func:`mapsage.commands.cli.build_parser`; ``config`` may be None.
+        args: Options of :func:`mapsage.commands.cli.build_parser`; ``config`` may be None.
 
     Attributes:
-        launched: A launcher started this process, and its variables are whole.
-        printing: This is the rank that prints, or the only one.
+        launched: Whether a launcher started this process and its variables are complete.
+        printing: Whether this rank prints; True in a single process.
         sections: Findings by the title of their section, in the order they are printed.
-        accelerator: The one a training would use; None when it cannot be.
-        device, card: This rank's, as texts; ranks on the same card have the same ``card``.
+        accelerator: Accelerator that a training would use; None if there is none.
+        device, card: Texts for this rank's device; ranks on the same card have the same ``card``.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -68,7 +68,7 @@ class Doctor:
         self.accelerator: Optional[Accelerator] = None
         self.device = 'no device'
         self.card: Optional[str] = None
-        self.environ = dict(os.environ)  # before a run's clearing
+        self.environ = dict(os.environ)  # as it was before stale variables are cleared
         self.printing = args.launcher == 'none' or self.environ.get('RANK', '0') == '0'
         self._identified = self._identify()
         self.launched = self._identified and args.launcher != 'none'
@@ -99,18 +99,15 @@ class Doctor:
     def _identify(self) -> bool:
         """Clear or read the launcher's variables as the Runner does; return whether that works."""
         try:
-            stale = resolve_strategy(None, os.environ, 1,
-                                     launcher=self.args.launcher).stale_variables
-            if self.args.launcher != 'none':
-                apply_launcher_environment(self.args.launcher)
+            cleared = identify_process(self.args.launcher)
         except ValueError as error:
             self.sections['strategy'].append(Finding('problem', str(error)))
             return False
-        if stale:
-            left = ', '.join(f'{name}={os.environ.pop(name)}' for name in stale)
+        if cleared:
+            left = ', '.join(f'{name}={value}' for name, value in cleared.items())
             self.sections['environment'].append(Finding(
                 'note', f'left over from another launcher, cleared by a run: {left}',
-                f"unset {' '.join(stale)}"))
+                f"unset {' '.join(cleared)}"))
         return True
 
     def _examine_config(self) -> Optional[int]:
@@ -126,7 +123,7 @@ class Doctor:
         if self.env.note:
             findings.append(Finding('note', self.env.note))
         findings += check_data(cfg)
-        # Under a launcher the strategy does not depend on it, and one rank is enough to tell.
+        # Under a launcher the strategy does not depend on the model, so one rank examines it.
         return self._examine_model(cfg, findings) if self.printing else None
 
     def _examine_model(self, cfg: Config, findings: List[Finding]) -> Optional[int]:
@@ -189,8 +186,8 @@ def diagnose(args: argparse.Namespace,
     Under a launcher every rank examines itself, rank 0 prints, and all test their collectives.
 
     Args:
-        args: Of :func:`mapsage.commands.cli.build_parser`; ``config`` may be None.
-        say: Prints a part of the report.
+        args: Options of :func:`mapsage.commands.cli.build_parser`; ``config`` may be None.
+        say: Function that prints a part of the report.
     """
     doctor = Doctor(args)
     if doctor.printing:
@@ -227,16 +224,16 @@ def diagnose(args: argparse.Namespace,
 
 
 def check_installed() -> Iterator[Finding]:
-    """Yield what is installed, and what is missing or there twice."""
+    """Yield findings about packages: installed, missing, or installed twice."""
     yield Finding('ok', f'python {platform.python_version()} on {platform.platform()}')
     for module, distributions in _DISTRIBUTIONS.items():
         versions = _versions(distributions)
-        said = ', '.join(f'{name} {version}' for name, version in versions.items())
+        found = ', '.join(f'{name} {version}' for name, version in versions.items())
         if len(versions) > 1:
-            yield Finding('problem', f'{said}: each brings the module {module}',
+            yield Finding('problem', f'{found}: each brings the module {module}',
                           'pip uninstall all of them, then install one (requirements.txt)')
         elif versions or importlib.util.find_spec(module):
-            yield Finding('ok', said or f'{module}, not from a package')
+            yield Finding('ok', found or f'{module}, not from a package')
         else:
             yield Finding('problem', f'{module} is not installed', 'bash scripts/setup_env.sh, or '
                           f'pip install {distributions[0]}')

@@ -10,19 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import mmengine.device.utils
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
-from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
-from mapsage.distributed import (
-    all_ranks_or_none,
-    apply_launcher_environment,
-    init_process_group,
-    open_channel,
-    resolve_strategy,
-)
+from mapsage.accelerator import Accelerator
+from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
+from mapsage.engine import startup
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
@@ -50,8 +44,8 @@ from . import cli
 from .config_checks import build_model, read_config
 
 PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
-# Ranks talk when each has done its part, and some may have had a longer one.
-_PATIENCE_SECONDS = 7 * 24 * 3600
+# Ranks wait for each other after they have predicted their parts, which may take unequally long.
+_TIMEOUT_SECONDS = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -59,11 +53,11 @@ class Job:
     """An input and what is left to do for it; equal on all ranks.
 
     Attributes:
-        name, path: Of its outputs, and its file.
-        height, width: Pixels.
-        settings: What decides its map.
-        strips: The strips that are not finished.
-        owners: Which rank does each of them.
+        name, path: Name of its outputs, and path of its file.
+        height, width: Size in pixels.
+        settings: Everything that the map depends on.
+        strips: Numbers of the strips that are not finished.
+        owners: Rank that predicts each of these strips.
     """
 
     name: str
@@ -76,7 +70,7 @@ class Job:
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one rank works at it."""
+        """Whether more than one rank predicts strips of it."""
         return len(set(self.owners)) > 1
 
     @property
@@ -85,24 +79,24 @@ class Job:
         return self.owners[0] if self.owners else 0
 
     def strips_of(self, rank: int) -> List[int]:
-        """Return the strips that a rank does."""
+        """Return the strips that a rank predicts."""
         return [strip for strip, owner in zip(self.strips, self.owners) if owner == rank]
 
 
 class Prediction:
-    """A prediction of the command line's, on this rank.
+    """This rank's part in the prediction that the command line asks for.
 
     Args:
-        args: Of tools/predict.py.
-        say: Prints a line; called on rank 0 only.
+        args: Options of tools/predict.py.
+        say: Function that prints a line; called on rank 0 only.
     """
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args = args
         self._cfg = read_config(args)
         self._folder = Path(args.out)
-        self._accelerator, local_rank = start(self._cfg, args.launcher)
-        self._channel = open_channel(timeout=_PATIENCE_SECONDS)
+        self._accelerator = self._start()
+        self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
         self._rank = self._channel.rank
         self._world_size = len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
@@ -112,8 +106,8 @@ class Prediction:
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._window, self._overlap = choose_window(self._cfg, args.window, args.overlap)
             self._predictor = WindowPredictor(
-                place_module(revert_sync_batchnorm(model), self._accelerator, local_rank),
-                self._accelerator.device(local_rank), self._window, self._overlap,
+                place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
+                self._accelerator.device(local_rank()), self._window, self._overlap,
                 args.batch_size, args.tta)
             self._describe()
             jobs = self._plan() if self._rank == 0 else []
@@ -134,8 +128,17 @@ class Prediction:
                     self._assemble(job)
         return self._summarize() if self._rank == 0 else 0
 
+    def _start(self) -> Accelerator:
+        env = parse_env_cfg(self._cfg.get('env_cfg') or {}, self._cfg.get('model_wrapper_cfg'))
+        launcher = self._args.launcher
+        startup.identify_process(launcher)
+        accelerator = startup.choose_accelerator(env.accelerator)
+        # Ranks exchange texts only, so that a vendor's communication need not start.
+        startup.join_ranks(launcher, accelerator, 'gloo', env.timeout)
+        return accelerator
+
     def _together(self, what: str) -> Any:
-        return all_ranks_or_none(what, timeout=_PATIENCE_SECONDS)
+        return all_ranks_or_none(what, timeout=_TIMEOUT_SECONDS)
 
     def _describe(self) -> None:
         height, width = self._window
@@ -267,33 +270,13 @@ def predict(args: argparse.Namespace,
     """Predict what the command line asks for and return the exit status.
 
     Args:
-        args: Of tools/predict.py.
-        say: Prints a line; called on rank 0 only.
+        args: Options of tools/predict.py.
+        say: Function that prints a line; called on rank 0 only.
 
     Returns:
         0, or 3 when parts of an input could not be read.
     """
     return Prediction(args, say).run()
-
-
-def start(cfg: Config, launcher: str) -> Tuple[Accelerator, int]:
-    """Choose the accelerator and, under a launcher, meet the other ranks.
-
-    Returns:
-        The accelerator in force and this process's rank on its node.
-    """
-    env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
-    for name in resolve_strategy(None, os.environ, 1, launcher=launcher).stale_variables:
-        del os.environ[name]
-    local_rank = 0 if launcher == 'none' else apply_launcher_environment(launcher)
-    accelerator = set_current_accelerator(resolve_accelerator(env.accelerator))
-    mmengine.device.utils.DEVICE = accelerator.device_type
-    if launcher == 'none':
-        accelerator.set_device(0)
-    else:
-        # Ranks exchange texts only, so that a vendor's communication need not start.
-        init_process_group(accelerator, 'gloo', env.timeout)
-    return accelerator, local_rank
 
 
 def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]:
@@ -319,7 +302,7 @@ def choose_window(cfg: Config, window: Optional[int],
 
 
 def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:
-    """Return the lines that tell a user about a map."""
+    """Return the lines that describe a finished map to the user."""
     total = sum(report['pixels'].values())
     shares = ', '.join(f'{name} {100 * count / total:.1f} %' for name, count
                        in sorted(report['pixels'].items(), key=lambda item: -item[1]) if count)

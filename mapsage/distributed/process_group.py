@@ -90,8 +90,7 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         raise BackendError(f'dist_cfg.timeout must be a positive number of seconds, at most '
                            f'{_MAX_TIMEOUT_SECONDS}, got {timeout!r}.')
     resolved = resolve_backend(accelerator, backend)
-    check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
-    accelerator.set_device(local_rank())
+    select_device(accelerator)
     native = accelerator.native_group and not resolved.endswith(STAGED)
     if resolved.endswith(STAGED):
         register_staged_backend(accelerator.device_type)
@@ -123,6 +122,16 @@ def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
     dist.broadcast_object_list(port, src=0)
     accelerator.init_native_group(f"tcp://{os.environ['MASTER_ADDR']}:{port[0]}", dist.get_rank(),
                                   dist.get_world_size(), timeout)
+
+
+def select_device(accelerator: Accelerator) -> None:
+    """Make this rank's device the current one, as the launcher's variables number it.
+
+    Raises:
+        AcceleratorError: If more ranks were started on this node than it has devices.
+    """
+    check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
+    accelerator.set_device(local_rank())
 
 
 def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:

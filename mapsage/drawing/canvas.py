@@ -5,11 +5,12 @@ that plots with pyplot keeps its own figures.
 """
 from __future__ import annotations
 
-import os
-import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 import numpy as np
+
+from mapsage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,15 +70,5 @@ def save_png(path: str, pixels: np.ndarray) -> None:
     encoded, data = cv2.imencode('.png', pixels[:, :, ::-1])
     if not encoded:
         raise OSError(f'OpenCV could not encode a picture of shape {pixels.shape} as PNG')
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix='.picture-', suffix='.png')
-    try:
-        with os.fdopen(handle, 'wb') as file:
-            file.write(data.tobytes())
-        # mkstemp makes the file private; colleagues look at pictures on a shared disk.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, data.tobytes())

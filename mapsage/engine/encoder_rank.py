@@ -4,20 +4,15 @@ from __future__ import annotations
 import os
 from typing import List, Optional
 
-import mmengine.device.utils
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS, DefaultScope
 
-from mapsage.accelerator import (
-    AcceleratorError,
-    resolve_accelerator,
-    set_current_accelerator,
-)
-from mapsage.distributed import apply_launcher_environment, local_rank
-from mapsage.distributed.process_group import check_ranks_fit
+from mapsage.accelerator import AcceleratorError, resolve_accelerator
+from mapsage.distributed import local_rank
+from mapsage.distributed.process_group import select_device
 from mapsage.features import Features, open_links, serve
 from mapsage.features.build import PEER_TIMEOUT
 from mapsage.features.encoder_gate import as_levels, check_frozen
@@ -31,10 +26,11 @@ from mapsage.features.remote.roles import (
 )
 from mapsage.wrappers import place_module
 
+from . import startup
 from .env_cfg import parse_env_cfg
 from .optim_wrapper import parse_dtype
 
-_roles: List[Role] = []  # this process's, once it is known
+_roles: List[Role] = []  # the role of this process, once it is known
 
 
 def take_role(cfg: Config) -> Optional[EncoderRank]:
@@ -43,17 +39,17 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     A head's launcher variables are set so that it sees the heads alone.
 
     Args:
-        cfg: With ``feature_source`` of type ``'Streamed'``; ``launcher`` is set to ``'pytorch'``,
-            whose variables hold the truth from now on.
+        cfg: Config with ``feature_source`` of type ``'Streamed'``. Its ``launcher`` is set to
+            ``'pytorch'``, since that launcher's variables are the ones that are right from now on.
 
     Raises:
         RoleError: If the launcher started too few ranks.
     """
     launcher = cfg.get('launcher', 'none')
     if launcher == 'none':
-        return None  # may be a test of the model; a training says what is missing
+        return None  # a test runs alone; a training is refused when its feature source is built
     if not _roles:  # a process may build several Runners
-        apply_launcher_environment(launcher)
+        startup.identify_process(launcher)
         encoders = cfg.feature_source.get('encoders', 1)
         role = split_ranks(encoders, os.environ, own_devices=False)
         if role.name == ENCODER and not _is_of_one_kind(cfg):
@@ -68,23 +64,23 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
 def _is_of_one_kind(cfg: Config) -> bool:
     """Return whether encoders and heads use one kind of device, of which each has its own."""
     heads = parse_env_cfg(cfg.get('env_cfg') or {}).accelerator
-    own = cfg.feature_source.get('accelerator') or heads
-    if own == heads:
+    encoders = cfg.feature_source.get('accelerator') or heads
+    if encoders == heads:
         return True
     try:
-        return resolve_accelerator(own).name == resolve_accelerator(heads).name
-    except AcceleratorError:  # this machine has not got the heads' kind, or its own, which is told
+        return resolve_accelerator(encoders).name == resolve_accelerator(heads).name
+    except AcceleratorError:  # if it is the encoders' own kind, train() says so
         return False
 
 
 class EncoderRank:
-    """Stands where a Runner would on a rank that encodes; it is in no process group.
+    """Takes the place of a Runner on a rank that encodes; the rank is in no process group.
 
     The encoder is built from ``model.backbone``, and gets its weights from the first head.
 
     Args:
         cfg: The config of the run.
-        role: What this process is.
+        role: Role of this process.
     """
 
     def __init__(self, cfg: Config, role: Role) -> None:
@@ -97,15 +93,12 @@ class EncoderRank:
         Raises:
             FeatureSourceError: If something in the encoder trains.
             WeightsDifferError: If the heads built another encoder.
-            LinkError: If heads do not come, or all go away without a word.
+            LinkError: If heads do not connect in time, or all disconnect before they have finished.
         """
         cfg, role, source = self._cfg, self._role, self._cfg.feature_source
         env = parse_env_cfg(cfg.get('env_cfg') or {})
-        accelerator = set_current_accelerator(
-            resolve_accelerator(source.get('accelerator') or env.accelerator))
-        mmengine.device.utils.DEVICE = accelerator.device_type
-        check_ranks_fit(accelerator, int(os.environ.get('LOCAL_WORLD_SIZE', '1')))
-        accelerator.set_device(local_rank())
+        accelerator = startup.choose_accelerator(source.get('accelerator') or env.accelerator)
+        select_device(accelerator)
         device = accelerator.device(local_rank())
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             encoder = MODELS.build(cfg.model.backbone)
@@ -131,8 +124,8 @@ class EncoderRank:
         self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
                          f'{role.heads} head rank(s), weights {digest}')
         counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16))
-        told = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
-        self.logger.info(f'encoder {role.index} has finished: {told}')
+        facts = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
+        self.logger.info(f'encoder {role.index} has finished: {facts}')
 
     def val(self) -> None:
         """Do nothing: heads encode locally when they evaluate."""

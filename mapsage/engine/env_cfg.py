@@ -1,4 +1,4 @@
-"""Read ``env_cfg``: MMEngine's keys and ours, with a clear word for any other."""
+"""Read ``env_cfg``: MMEngine's keys and MapSage's; any other key is an error that names it."""
 from __future__ import annotations
 
 import difflib
@@ -25,7 +25,7 @@ class EnvCfg:
         backend: ``'auto'`` or a communication backend.
         timeout: Seconds a collective may wait.
         use_model_parallel: True or False: obey or fail; None: decide.
-        note: What was read other than written, for the log; empty when nothing was.
+        note: Line for the log about a value that was not taken literally; empty without one.
     """
 
     accelerator: str = 'auto'

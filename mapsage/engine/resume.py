@@ -68,7 +68,7 @@ def candidates_in(work_dir: str) -> List[str]:
     paths = [path for _, path in sorted(numbered, reverse=True)]
     last = find_latest_checkpoint(work_dir) if os.path.isfile(f'{work_dir}/last_checkpoint') else ''
     if last and os.path.isfile(last):
-        # The same file may be written with another prefix; compare what it is.
+        # The same file may be listed under another path, so files are compared, not names.
         paths = [path for path in paths if not os.path.samefile(path, last)]
         paths.insert(0, last)
     return paths

@@ -5,7 +5,6 @@ import copy
 import os
 from typing import Any, Dict, Optional, Union
 
-import mmengine.device.utils
 import torch.distributed as dist
 from mmengine.dist import broadcast_object_list, get_dist_info, is_main_process
 from mmengine.model import convert_sync_batchnorm, is_model_wrapper, revert_sync_batchnorm
@@ -14,18 +13,12 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from mapsage.accelerator import Accelerator, explain, resolve_accelerator, set_current_accelerator
-from mapsage.distributed import (
-    Strategy,
-    apply_launcher_environment,
-    check_equal_weights,
-    init_process_group,
-    resolve_strategy,
-)
+from mapsage.accelerator import Accelerator, explain
+from mapsage.distributed import Strategy, check_equal_weights, local_rank, resolve_strategy
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.wrappers import place_module
 
-from . import data_checks
+from . import data_checks, startup
 from .config_report import config_report
 from .data_order import KeyedDataset, ResumableSampler
 from .encoder_rank import take_role
@@ -33,7 +26,7 @@ from .env_cfg import names_model_parallel, parse_env_cfg
 from .resume import Choice, ResumeError, choose_checkpoint
 from .training_memory import estimate_training_bytes
 
-# Registered in this order unless the config lists a hook of the same type itself.
+# Hooks that are registered in this order, unless the config lists one of the same type.
 _HOOKS = ('AcceleratorHook', 'DeviceCheckHook', 'NonFiniteLossHook', 'PreviewHook',
           'ProgressBarHook')
 
@@ -82,19 +75,11 @@ class MapSageRunner(Runner):
                 do not fit the launcher.
         """
         self._env = parse_env_cfg(env_cfg, self.cfg.get('model_wrapper_cfg'))
-        # First of all, who this process is: a vendor's software reads the same variables. Which of
-        # them are stale depends on the launcher alone.
-        stale = resolve_strategy(None, os.environ, 1, launcher=self.launcher).stale_variables
-        self._cleared = {name: os.environ.pop(name) for name in stale}
-        self.local_rank = apply_launcher_environment(self.launcher) if self.distributed else 0
-        self.accelerator = set_current_accelerator(resolve_accelerator(self._env.accelerator))
-        # get_device() returns this global wherever it was imported to.
-        mmengine.device.utils.DEVICE = self.accelerator.device_type
+        self._cleared = startup.identify_process(self.launcher)
+        self.local_rank = local_rank()
+        self.accelerator = startup.choose_accelerator(self._env.accelerator)
         self.strategy = self._resolve_strategy()
-        if not self.distributed:
-            self.accelerator.set_device(0)
-        elif not dist.is_initialized():
-            init_process_group(self.accelerator, self._env.backend, self._env.timeout)
+        startup.join_ranks(self.launcher, self.accelerator, self._env.backend, self._env.timeout)
         super().setup_env(env_cfg)
 
     def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
@@ -114,7 +99,7 @@ class MapSageRunner(Runner):
         if self.strategy.name == MODEL_PARALLEL:
             wrapper = copy.deepcopy(dict(model_wrapper_cfg or {}))
             if not names_model_parallel(wrapper.get('type')):
-                wrapper = dict(type='MMModelParallel')  # the other is for several processes
+                wrapper = dict(type='MMModelParallel')  # the config's is for several processes
             return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
         if not self.distributed:
             return place_module(revert_sync_batchnorm(model), self.accelerator, 0)
@@ -197,15 +182,15 @@ class MapSageRunner(Runner):
             os.replace(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
 
     def _choose_checkpoint(self) -> None:
-        # Rank 0 looks and tells, so that no two ranks resume from different files.
-        told: list = [None]
+        # Rank 0 chooses for all, so that no two ranks resume from different files.
+        shared: list = [None]
         if is_main_process():
             try:
-                told = [choose_checkpoint(self.work_dir, self._load_from)]
+                shared = [choose_checkpoint(self.work_dir, self._load_from)]
             except ResumeError as error:
-                told = [str(error)]
-        broadcast_object_list(told, src=0)
-        choice = told[0]
+                shared = [str(error)]
+        broadcast_object_list(shared, src=0)
+        choice = shared[0]
         if not isinstance(choice, Choice):
             raise ResumeError(choice)
         for line in choice.skipped:

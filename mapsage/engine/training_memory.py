@@ -1,4 +1,4 @@
-"""How much memory the least of a training takes."""
+"""The least memory that a training needs."""
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator
@@ -12,7 +12,7 @@ _STATES = {'SGD': 0, 'ASGD': 1, 'Adagrad': 1, 'RMSprop': 1, 'Rprop': 2, 'Adadelt
            'AdamW': 2, 'Adamax': 2, 'NAdam': 2, 'RAdam': 2, 'SparseAdam': 2, 'Adafactor': 0,
            'Lion': 1}
 _UNKNOWN = 2  # most others are kinds of Adam
-# Options that cost one more.
+# Options with which the optimizer keeps one more tensor a parameter.
 _OPTIONS = {'momentum': ('SGD', 'RMSprop'), 'centered': ('RMSprop',), 'amsgrad': ('Adam', 'AdamW')}
 
 
@@ -23,7 +23,7 @@ def estimate_training_bytes(model: nn.Module, optim_wrapper_cfg: Any = None) -> 
     weights come on top. Shared parameters count once; frozen ones have neither gradient nor state.
 
     Args:
-        model: The model, anywhere.
+        model: The model, on any device.
         optim_wrapper_cfg: ``optim_wrapper`` of a config, a built wrapper or optimizer, or several
             in a dict (the most state of any counts for every parameter); None for a model that is
             only tested.

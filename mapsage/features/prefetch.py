@@ -1,13 +1,14 @@
 """The source that encodes ahead of the head, on the head's device."""
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, Tuple
+from concurrent.futures import Future, wait
+from typing import Callable, Deque, Dict, Optional, Tuple
 
 import torch
+
+from mapsage.background_worker import BackgroundWorker
 
 from .source import Encode, Features, FeatureSource, Item, StreamingError
 
@@ -40,31 +41,34 @@ class Prefetched(FeatureSource):
             raise ValueError(f'timeout={timeout!r}, expected a positive number of seconds.')
         self.ahead = depth
         self._encode, self._timeout = encode, timeout
-        self._prepare, self._flush = prepare, flush
-        self._encoded: Deque[Tuple[int, Features]] = deque()
-        self._orders: queue.Queue = queue.Queue()
-        self._answers: queue.Queue = queue.Queue()
-        self._thread: Optional[threading.Thread] = None
+        self._flush = flush
+        self._worker = BackgroundWorker('feature-prefetch', prepare)
+        self._encoded: Deque[Tuple[int, Future]] = deque()
         self._waited = 0.0
 
     def request(self, item: Item) -> None:  # noqa: D102
-        if self._flush is not None:
-            self._encoded.append((item.number, self._run(item)))
+        if self._flush is None:
+            future = self._worker.submit(self._run, item)
+        else:
+            future = Future()
+            future.set_result(self._run(item))
             self._flush()
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name='feature-prefetch', daemon=True)
-            self._thread.start()
-        self._orders.put(item)
+        self._encoded.append((item.number, future))
 
     def features(self, item: Item) -> Features:  # noqa: D102
-        begin = time.monotonic()
-        number, features = self._next(item)
-        self._waited += time.monotonic() - begin
+        number, future = self._encoded.popleft()
         if number != item.number:
             raise StreamingError(f'item {item.number} was asked for and item {number} is next: '
                                  f'items are fetched in the order they are requested in.')
-        return features
+        begin = time.monotonic()
+        wait([future], self._timeout)
+        self._waited += time.monotonic() - begin
+        if not future.done():
+            raise StreamingError(
+                f'the features of item {item.number} were not ready within {self._timeout:g} s. '
+                f'The encoder hangs or is slow: raise feature_source.timeout, or lower the batch '
+                f'size.')
+        return future.result()
 
     def report(self) -> Dict[str, float]:
         """Return ``waited``: seconds the head waited for features since the last report."""
@@ -72,48 +76,10 @@ class Prefetched(FeatureSource):
         return dict(waited=waited)
 
     def close(self) -> None:
-        """End the thread; items that were requested and not fetched are dropped."""
-        if self._thread is not None:
-            while not self._orders.empty():  # the item that is being encoded ends by itself
-                try:
-                    self._orders.get_nowait()
-                except queue.Empty:
-                    break
-            self._orders.put(None)
-            self._thread.join(self._timeout)
-            self._thread = None
+        """End the thread; what was requested and not fetched is dropped."""
+        self._worker.close(self._timeout)
         self._encoded.clear()
-
-    def _next(self, item: Item) -> Tuple[int, Features]:
-        if self._flush is not None:
-            return self._encoded.popleft()
-        try:
-            number, answer = self._answers.get(timeout=self._timeout)
-        except queue.Empty:
-            raise StreamingError(
-                f'the features of item {item.number} were not ready within {self._timeout:g} s. '
-                f'The encoder hangs or is slow: raise feature_source.timeout, or lower the batch '
-                f'size.') from None
-        if isinstance(answer, BaseException):
-            raise answer
-        return number, answer
 
     def _run(self, item: Item) -> Features:
         with torch.no_grad():
             return tuple(self._encode(item.images))
-
-    def _work(self) -> None:
-        ready = False
-        while True:
-            item = self._orders.get()
-            if item is None:
-                return
-            answer: Any
-            try:
-                if not ready:
-                    self._prepare()
-                    ready = True
-                answer = self._run(item)
-            except BaseException as error:  # raised again where the features are asked for
-                answer = error
-            self._answers.put((item.number, answer))

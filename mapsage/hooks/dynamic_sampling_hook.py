@@ -11,12 +11,12 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS, TASK_UTILS
 
 from mapsage.accelerator import current_accelerator
+from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import open_channel
 from mapsage.sampling import Candidate, DynamicSampler, TileHistory, Validity, WeightedRewards
 
 from .accelerator_hook import seed_rank
 from .sampled_steps import (
-    Background,
     LoaderError,
     LoaderStream,
     SampledEpochs,
@@ -148,7 +148,8 @@ class DynamicSamplingHook(Hook):
             # Seeds the generators that a score may use. The leading 2 makes these seeds different
             # from those of samples and of training steps, which AcceleratorHook sets anew.
             lambda step: seed_rank(2, runner.seed, get_rank(), step),
-            Background(lambda: current_accelerator().set_device(runner.local_rank))
+            BackgroundWorker('dynamic-sampling',
+                             lambda: current_accelerator().set_device(runner.local_rank))
             if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
         if hasattr(loop, 'dataloader_iterator'):
             # mmengine 0.10.7 discards items on resume, see mapsage/compat/loop_resume.py

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
+from concurrent.futures import Future
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 from torch.utils.data import DataLoader
 
+from mapsage.background_worker import BackgroundWorker
 from mapsage.sampling import Candidate, DynamicSampler, SampledBatch
 
 
@@ -117,33 +117,35 @@ class SampledSteps:
         taken: Function called with each step before its batch is handed out.
         begin: Function called with the number of each step that is sampled in the thread of the
             loop, before it is sampled.
-        background: Thread that samples the next step while the loop computes; None to sample
-            nothing ahead.
+        background: Worker that samples the next step while the loop computes; None to sample
+            nothing ahead. It is never closed, since loader workers that were started in its thread
+            die with the thread.
         wants_another: Function that returns whether the loop will ask for a step after the one it
             is about to get.
     """
 
     def __init__(self, sampler: DynamicSampler, stream: LoaderStream,
                  collate: Callable[[List[Any]], Any], taken: Callable[[Step], None],
-                 begin: Callable[[int], None], background: Optional[Background] = None,
+                 begin: Callable[[int], None], background: Optional[BackgroundWorker] = None,
                  wants_another: Callable[[], bool] = lambda: True) -> None:
         self._sampler, self._stream, self._collate = sampler, stream, collate
         self._taken, self._begin, self._wants_another = taken, begin, wants_another
-        self._background, self._is_ahead = background, False
+        self._background = background
+        self._ahead: Optional[Future] = None
 
     def __iter__(self) -> SampledSteps:
         return self
 
     def __next__(self) -> Any:
-        if self._is_ahead and self._background is not None:
-            step = self._background.result()
+        if self._ahead is not None:
+            step = self._ahead.result()
         else:
             # The thread of the loop samples the first step and starts the loader's workers.
             self._begin(self._sampler.step + 1)
             step = self._sample()
-        self._is_ahead = self._background is not None and self._wants_another()
-        if self._is_ahead and self._background is not None:
-            self._background.start(self._sample)
+        self._ahead = None
+        if self._background is not None and self._wants_another():
+            self._ahead = self._background.submit(self._sample)
         self._taken(step)
         return self._collate([candidate.sample for candidate in step.batch.samples])
 
@@ -152,52 +154,12 @@ class SampledSteps:
 
     def close(self) -> None:
         """Wait for the end of the step that all ranks are sampling ahead."""
-        if self._is_ahead and self._background is not None:
-            self._background.result()
+        if self._ahead is not None:
+            self._ahead.result()
 
     def _sample(self) -> Step:
         batch = self._sampler.sample()
         return Step(batch, self._sampler.state_dict(), self._stream.drawn)
-
-
-class Background:
-    """A thread that makes one step at a time, for as long as the process lives.
-
-    Loader workers that it starts die with it: a thread of one step would take them along.
-
-    Args:
-        prepare: Called first, in the thread: the current device is a thread's own.
-    """
-
-    def __init__(self, prepare: Callable[[], None]) -> None:
-        self._orders: queue.Queue = queue.Queue()
-        self._answers: queue.Queue = queue.Queue()
-        self._prepare = prepare
-        threading.Thread(target=self._run, name='dynamic-sampling', daemon=True).start()
-
-    def start(self, function: Callable[[], Step]) -> None:
-        """Call ``function`` in the background."""
-        self._orders.put(function)
-
-    def result(self) -> Step:
-        """Wait for what was started; raise what it raised."""
-        step, error = self._answers.get()
-        if error is not None:
-            raise error
-        return step
-
-    def _run(self) -> None:
-        prepare: Optional[Callable[[], None]] = self._prepare
-        while True:
-            function = self._orders.get()
-            try:
-                if prepare is not None:
-                    prepare()
-                    prepare = None
-                answer: Any = (function(), None)
-            except BaseException as error:  # raised again where the step is asked for
-                answer = (None, error)
-            self._answers.put(answer)
 
 
 class SampledEpochs:

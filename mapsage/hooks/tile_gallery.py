@@ -1,13 +1,14 @@
 """Small pictures of tiles that dynamic sampling kept and dropped."""
 from __future__ import annotations
 
-import os
+import io
 from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from mapsage.atomic_write import atomic_write
 from mapsage.datasets.label_score import label_map
 from mapsage.sampling import Candidate
 
@@ -71,10 +72,9 @@ class TileGallery:
             arrays[f'{kind}_scores'] = np.array([t.score for t in tiles], np.float64)
             arrays[f'{kind}_iters'] = np.array([t.iteration for t in tiles], np.int64)
             arrays[f'{kind}_reasons'] = np.array([t.reason for t in tiles], dtype=str)
-        partial = path.with_name(f'partial-{path.name}')
-        with open(str(partial), 'wb') as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(str(partial), str(path))
+        data = io.BytesIO()
+        np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
+        atomic_write(path, data.getvalue())
 
 
 def _rgb(palette: Any) -> np.ndarray:

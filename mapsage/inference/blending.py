@@ -31,10 +31,11 @@ class RowBlender:
     Windows come in rows, from the top; memory does not depend on the height of the scene.
 
     Args:
-        scores: Scores of a pixel: one a class, at most 255, or 1 of a binary model.
-        rows: Rows held at a time.
-        width: Columns.
-        threshold: For a single score: above it a pixel is of class 1.
+        scores: Number of scores of a pixel: one for each class, at most 255, or 1 for a binary
+            model.
+        rows: Number of rows that are held at a time.
+        width: Number of columns.
+        threshold: Score of a binary model above which a pixel is of class 1.
         confidence: Whether finished rows come with their confidence.
     """
 
@@ -50,7 +51,7 @@ class RowBlender:
         """Add a window whose first row is the first one held.
 
         Args:
-            column: Its first column.
+            column: First column of the window.
             scores: ``(scores, window height, window width)`` float32, times their weights.
             weights: ``(window height, window width)`` float32.
             valid: ``(h, w)`` bool, not larger: the part of the window in the scene, and which of

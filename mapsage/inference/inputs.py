@@ -1,4 +1,4 @@
-"""What is predicted: image files and scenes, seen as the model's test pipeline would see them."""
+"""The inputs of a prediction: images and scenes, read as the model's test pipeline reads them."""
 from __future__ import annotations
 
 import os
@@ -26,7 +26,7 @@ def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
     """Return the files that ``paths`` mean, by the name of their output, in a fixed order.
 
     Args:
-        paths: Files, and folders, whose images are taken without those in folders below.
+        paths: Files and folders; of a folder the images that lie directly in it.
 
     Raises:
         PredictError: If one does not exist, a folder holds no image, or two files would have
@@ -60,8 +60,8 @@ class Scene:
     window by window.
 
     Args:
-        path: A file that GDAL reads.
-        bands: How the model sees images, and which bands are taken.
+        path: File that GDAL can read.
+        bands: Bands that are read, and how the model sees them.
 
     Attributes:
         path: The file.
@@ -92,8 +92,8 @@ class Scene:
         """Read a window; beyond the scene its pixels are mirrored, damaged blocks are 0.
 
         Args:
-            column, row: Its first pixel, in the scene.
-            window: Its height and width in pixels.
+            column, row: Position of the window's first pixel in the scene.
+            window: Height and width of the window in pixels.
 
         Returns:
             ``(bands, height, width)`` uint8, of other types float32; the part in the scene
@@ -163,7 +163,7 @@ class Scene:
         return self._picture[part], valid
 
     def _decode(self) -> Union[np.ndarray, RasterBlockError]:
-        """Return the picture, ``(3, height, width)`` uint8, blue first, or why there is none."""
+        """Return the picture, ``(3, height, width)`` uint8, blue first, or the decoding error."""
         whole = 0, 0, self.raster.width, self.raster.height
         image = mmcv.imfrombytes(Path(self.path).read_bytes(), flag=self._bands.color_type,
                                  backend=self._bands.backend)

@@ -1,4 +1,4 @@
-"""What a config and a checkpoint say about a model: weights, classes, and how it sees images."""
+"""A model's weights, classes and bands, from its config and its checkpoint."""
 from __future__ import annotations
 
 import hashlib
@@ -25,7 +25,7 @@ DEFAULT_WINDOW = 512
 
 @dataclass(frozen=True)
 class Classes:
-    """What the values of a map mean.
+    """Names and colors of the values of a map.
 
     Attributes:
         names: Class names in index order.
@@ -41,7 +41,7 @@ class Bands:
     """Which bands of an image the model sees, as the loader of the test pipeline gives them.
 
     Attributes:
-        count: How many.
+        count: Number of bands.
         like_opencv: The loader is LoadImageFromFile: three bands of 8 bits in the order blue,
             green, red, of a gray image three times the same, and without alpha.
         chosen: 1-based bands of a file, in the order in which they were trained on; None for all

@@ -1,8 +1,7 @@
-"""Turn finished strips into the files a user gets, each under its name only once it is whole."""
+"""Turn finished strips into the files that a user gets; each appears once it is complete."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -10,6 +9,7 @@ from typing import Any, Dict, List, Optional
 import affine
 import numpy as np
 
+from mapsage.atomic_write import atomic_write
 from mapsage.drawing.map_preview import save_map_preview, shrink_labels
 from mapsage.geo import ClassMapWriter, MapInfo, Raster, confidence_path, write_cog
 from mapsage.geo.polygons import write_polygons
@@ -33,7 +33,7 @@ class Outputs:
         polygons: ``NAME.gpkg``, or None.
         preview: ``NAME_preview.png``, or ``preview.png`` where there is one input, unless that is
             another map's.
-        report: ``NAME.json``: what the map was made from, and what is in it. It is written last.
+        report: ``NAME.json``: what the map was made from and what it shows. It is written last.
     """
 
     map: Path
@@ -56,7 +56,7 @@ class Outputs:
         return outputs
 
     def files(self) -> List[Path]:
-        """Return those that are wanted, the report apart."""
+        """Return the files that are wanted, without the report."""
         return [path for path in (self.map, self.confidence, self.polygons, self.preview)
                 if path is not None]
 
@@ -70,7 +70,7 @@ class Outputs:
         return [] if report is None else report['files']
 
     def read_report(self) -> Optional[Dict[str, Any]]:
-        """Return the report, or None where there is none that can be read."""
+        """Return the report, or None if there is none or it cannot be read."""
         try:
             report = json.loads(self.report.read_text(encoding='utf-8'))
         except (OSError, ValueError):
@@ -79,7 +79,7 @@ class Outputs:
 
 
 def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
-    """Return whether the map is there, made with these settings.
+    """Return whether the map exists and was made with these settings.
 
     Raises:
         PredictError: If another file is there under the name of one of its files.
@@ -107,12 +107,12 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     """Write the outputs of a scene whose strips are finished, and remove the strips.
 
     Args:
-        outputs: What to write.
-        settings: What the map was made from, for the report.
+        outputs: Files to write.
+        settings: Settings that the map was made with, for the report.
         raster: The scene.
-        grid: Its windows.
-        parts: The strips.
-        classes: What the values mean.
+        grid: Windows of the scene.
+        parts: The finished strips.
+        classes: Names and colors of the values.
 
     Raises:
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
@@ -168,7 +168,7 @@ def add_polygons(outputs: Outputs, classes: Classes) -> None:
 
 
 def _retire(outputs: Outputs) -> None:
-    """Remove the report of an earlier map, and those of its files that have no successor."""
+    """Remove the report of an earlier map, and its files that the new map will not replace."""
     report = outputs.read_report()
     if report is not None:
         outputs.report.unlink()
@@ -179,13 +179,8 @@ def _retire(outputs: Outputs) -> None:
 
 
 def _write_report(path: Path, report: Dict[str, Any]) -> None:
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     try:
-        temporary.write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
-        os.replace(temporary, path)
+        atomic_write(path, (json.dumps(report, indent=1) + '\n').encode())
     except OSError as error:
         raise PredictError(f'cannot write {path}: {error}. Free space there, or write elsewhere '
                            f'with --out.') from error
-    finally:
-        if temporary.exists():
-            temporary.unlink()

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
+
+from mapsage.atomic_write import atomic_write
 
 from .errors import PredictError
 from .strips import Strip
@@ -19,30 +20,30 @@ _LEVEL = 1  # of zlib: the fastest, and class maps are easy
 
 
 def key_of(settings: Dict[str, Any]) -> str:
-    """Return a name for everything that decides a map; other settings have another one."""
+    """Return a key for everything that a map depends on; different settings give different keys."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Parts:
     """The finished strips of a map in a hidden folder beside it.
 
-    A part appears whole or not at all, and its checksum is looked at when it is read.
+    Each is written atomically, and its checksum is verified when it is read.
 
     Args:
-        folder: Where they are; it is made with the first one.
-        grid: The windows of the scene.
-        confidence: Whether strips have one.
+        folder: Folder of the strips; it is made when the first one is written.
+        grid: Windows of the scene.
+        confidence: Whether strips have a confidence.
     """
 
     def __init__(self, folder: Path, grid: Grid, confidence: bool) -> None:
         self.folder, self._grid, self._planes = folder, grid, 2 if confidence else 1
 
     def finished(self) -> List[int]:
-        """Return the strips that are there; damaged parts do not count."""
+        """Return the numbers of the finished strips; damaged ones do not count."""
         return [number for number in range(len(self._grid.rows)) if self._is_whole(number)]
 
     def write(self, strip: Strip) -> None:
-        """Keep a strip.
+        """Write a strip.
 
         Raises:
             PredictError: If the disk is full or the folder cannot be written.
@@ -51,16 +52,9 @@ class Parts:
         head = json.dumps(strip.damage).encode() + b'\n'
         data = zlib.compress(head + b''.join(plane.tobytes() for plane in planes), _LEVEL)
         path = self._path(strip.number)
-        # Two ranks never write the same strip, but a run that still dies and the next one may.
-        temporary = path.with_name(f'{path.name}.{os.getpid()}')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(data)
-                os.replace(temporary, path)
-            finally:
-                if temporary.exists():
-                    temporary.unlink()
+            atomic_write(path, data)
         except OSError as error:
             raise PredictError(
                 f'cannot write {path}: {error}. Free space there, or write elsewhere with --out. '

@@ -22,20 +22,20 @@ class WindowPredictor:
     A score is a class probability: softmax over the logits, or the sigmoid of a binary model's only
     one. This is also how MMSegmentation's ``SegTTAModel`` makes predictions comparable.
 
-    On a lazy device every batch is filled up to ``batch_size``, so that one program serves all.
+    On a lazy device every batch is padded to ``batch_size``, so that one program serves all.
 
     Args:
-        model: A segmentor of MMSegmentation on its device; it is set to evaluation.
-        device: Its device.
+        model: Segmentor of MMSegmentation on its device; it is put into evaluation mode.
+        device: Device of the model.
         window: Height and width of a window in pixels.
         overlap: Pixels over which the weights rise from the edges of a window.
-        batch_size: Windows of a batch at most.
-        tta: Average over the window and its three mirror images.
+        batch_size: Largest number of windows in a batch.
+        tta: Whether to average over the window and its three mirror images.
 
     Attributes:
-        scores: Scores of a pixel.
-        threshold: From which score on a binary model with a single output means class 1.
-        weights: ``(height, width)`` float32, what the scores are multiplied with.
+        scores: Number of scores of a pixel.
+        threshold: Score from which on a binary model with a single output means class 1.
+        weights: ``(height, width)`` float32 factors of the scores.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, window: Tuple[int, int],

@@ -1,4 +1,4 @@
-"""How far a prediction is: a bar at a terminal, a line now and then elsewhere."""
+"""The progress of a prediction: a bar on a terminal, a line every few seconds elsewhere."""
 from __future__ import annotations
 
 import datetime
@@ -7,18 +7,18 @@ import time
 from types import TracebackType
 from typing import Any, Callable, Optional, Type
 
-_LINE_SECONDS = 5.0
-_DRAW_SECONDS = 0.2
+_LINE_SECONDS = 5.0  # between two lines
+_DRAW_SECONDS = 0.2  # between two updates of the bar
 
 
 class ProgressLine:
     """Shows how many of ``total`` windows are done, their rate, and the time that is left.
 
     Args:
-        total: Windows.
-        label: What is done, in a few words.
-        say: Prints a line.
-        shown: False shows nothing, for ranks that do not print.
+        total: Number of windows.
+        label: Name of the work, in a few words.
+        say: Function that prints a line.
+        shown: Whether to show anything; False on ranks that do not print.
     """
 
     def __init__(self, total: int, label: str, say: Callable[[str], None],
@@ -33,7 +33,7 @@ class ProgressLine:
         self._start = self._last = time.monotonic()
         if self._shown and self._total and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            # Drawn from this thread only, when windows are done.
+            # No refresh thread: the bar is drawn when windows are done.
             self._bar = Progress(TextColumn(self._label), BarColumn(bar_width=30),
                                  MofNCompleteColumn(), TextColumn('{task.fields[facts]}'),
                                  auto_refresh=False)

@@ -1,4 +1,4 @@
-"""Predict strips of a scene: windows read ahead, scores blended and strips handed on behind."""
+"""Predict strips of a scene; one thread reads windows ahead, another blends scores."""
 from __future__ import annotations
 
 from contextlib import closing
@@ -22,10 +22,10 @@ class Strip:
     """Finished rows of a map.
 
     Attributes:
-        number: Which strip of the grid.
+        number: Number of the strip in the grid.
         classes: ``(rows, width)`` uint8, 255 where there is no data.
         confidence: ``(rows, width)`` uint8 in per cent, 255 where there is no data, or None.
-        damage: A line for each of its windows that could not be read whole.
+        damage: Line for each of its windows that could not be read completely.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Strip:
 
 @dataclass
 class _Batch:
-    """Windows of one row of windows; the last of a row says so, and may be empty."""
+    """Windows of one row of windows; the last batch of a row is marked and may be empty."""
 
     row: int
     windows: List[np.ndarray] = field(default_factory=list)
@@ -52,19 +52,20 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: W
                    advance: Callable[[int], None]) -> None:
     """Predict some strips of a scene.
 
-    The same pixels come out whatever strips are asked for together: a batch holds windows of one
-    row, and each pixel's scores are added in the order of rows and columns. Rows of windows that
-    only reach into the first strip of a run are computed for it, and handed out to nobody.
+    A strip's pixels do not depend on which other strips are predicted with it: a batch holds
+    windows of one row, and each pixel's scores are added in the order of rows and columns. Rows of
+    windows above the first strip of a run that reach into it are computed too; their own strips are
+    not kept.
 
     Args:
         scene: The scene.
-        grid: Its windows.
-        strips: Which of the grid's.
+        grid: Windows of the scene.
+        strips: Numbers of the strips to predict.
         predictor: The model, for windows of the grid's size.
-        batch_size: Windows of a batch at most.
-        confidence: Whether the strips have one.
-        keep: Takes each strip, in another thread.
-        advance: Is told how many windows are done, counting those without data.
+        batch_size: Largest number of windows in a batch.
+        confidence: Whether to compute the confidence, too.
+        keep: Function that receives each strip, in another thread.
+        advance: Function that receives how many more windows are done, those without data included.
     """
     for first, last in runs(strips):
         _predict_run(scene, grid, first, last, predictor, batch_size, confidence, keep, advance)

@@ -10,13 +10,13 @@ import numpy as np
 def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
     """Return where the windows along an axis begin, in pixels.
 
-    As few as possible, spread evenly: neighbors share ``overlap`` pixels or more, and the last one
-    ends with the axis. One window at 0 where the axis is not longer than a window.
+    There are as few as possible, spread evenly: neighbors share ``overlap`` pixels or more, and the
+    last one ends with the axis. Where the axis is not longer than a window, there is one at 0.
 
     Args:
-        length: Pixels of the axis.
-        window: Pixels of a window.
-        overlap: Pixels that neighbors share at least.
+        length: Length of the axis in pixels.
+        window: Length of a window in pixels.
+        overlap: Least number of pixels that neighbors share.
 
     Raises:
         ValueError: If a length is not positive or the overlap not in 0 .. window - 1.
@@ -41,8 +41,8 @@ def blend_weights(window: int, overlap: int) -> np.ndarray:
     as at the border of a scene, takes that window's answer whole once it is divided by their sum.
 
     Args:
-        window: Pixels of a window.
-        overlap: Pixels over which the weight rises.
+        window: Length of a window in pixels.
+        overlap: Number of pixels over which the weight rises.
 
     Returns:
         ``(window,)`` float32 in (0, 1].
@@ -63,10 +63,10 @@ class Grid:
     row to that of the next row of windows, the last to the end of the scene.
 
     Attributes:
-        height, width: Pixels of the scene.
+        height, width: Size of the scene in pixels.
         window: Height and width of a window in pixels.
-        overlap: Pixels that neighbors share at least.
-        rows, columns: Where the windows begin, in pixels.
+        overlap: Least number of pixels that neighbors share.
+        rows, columns: First pixels of the windows.
     """
 
     height: int
@@ -107,18 +107,18 @@ def runs(strips: Iterable[int]) -> List[Tuple[int, int]]:
 
 
 def owners(costs: Sequence[int], world_size: int) -> List[int]:
-    """Return which rank does each of the things in a row, so that all have about the same to do.
+    """Return the rank that does each task of a list, so that ranks have about equal work.
 
-    Every rank's things follow each other.
+    The tasks of a rank follow each other in the list.
 
     Args:
-        costs: What each thing costs, in any unit.
-        world_size: Ranks.
+        costs: Cost of each task, in any unit.
+        world_size: Number of ranks.
     """
     total, before = sum(costs), 0
     found = []
     for cost in costs:
-        # where the middle of the thing lies among all
+        # the share of the total cost that lies before the middle of the task chooses its rank
         found.append(min((2 * before + cost) * world_size // (2 * total), world_size - 1))
         before += cost
     return found

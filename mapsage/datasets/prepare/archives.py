@@ -18,9 +18,11 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import cv2
 import numpy as np
 
+from mapsage.atomic_write import atomic_write
+
 from .layouts import LAYOUTS, ArchiveLayout, SourceImage
 from .source_files import EXTRACTED, PrepareError, SourceFile, list_files
-from .tiling import ColorClasses, encode_png, image_size, read_strips, starts, write_whole
+from .tiling import ColorClasses, encode_png, image_size, read_strips, starts
 
 LEDGER = 'prepared.jsonl'
 
@@ -128,11 +130,11 @@ def _open_ledger(out: Path, asked: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
         if any(out.iterdir()):
             raise PrepareError(f'{out} is in use and has no {LEDGER}; choose another folder or '
                                'empty this one')
-        write_whole(path, (json.dumps(asked) + '\n').encode())
+        atomic_write(path, (json.dumps(asked) + '\n').encode())
         return {}
     lines = path.read_text().split('\n')
     if lines[-1]:  # the line that was being written when a run was killed
-        write_whole(path, '\n'.join([*lines[:-1], '']).encode())
+        atomic_write(path, '\n'.join([*lines[:-1], '']).encode())
     found = json.loads(lines[0])
     if found != asked:
         raise PrepareError(f'{out} was written with {found}, asked for now is {asked}; choose '
@@ -188,7 +190,7 @@ def _copy(source: SourceFile, target: Path) -> None:
     if not data.startswith(b'\x89PNG') or data[-8:-4] != b'IEND':
         raise PrepareError(f'{source} ({len(data)} bytes) is no complete PNG; the file is damaged, '
                            'download it again')
-    write_whole(target, data)
+    atomic_write(target, data)
 
 
 def _copy_mask(source: SourceFile, target: Path) -> None:
@@ -200,7 +202,7 @@ def _copy_mask(source: SourceFile, target: Path) -> None:
             f'has the shape {mask.shape}, type {mask.dtype} and values up to {mask.max()}')
         raise PrepareError(f'{source} {found}; expected one band of uint8 with 0 (no data) and 1 '
                            f'to {_LOVEDA_VALUES - 1}. Take the masks of the delivery')
-    write_whole(target, data)
+    atomic_write(target, data)
 
 
 def _cut(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, stride: int,
@@ -237,7 +239,7 @@ def _cut(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, st
                         (images / f'{stem}.png', pixels, 0),
                         (masks / f'{stem}{layout.label_suffix}', mask, layout.ignored)):
                     if not path.exists():
-                        write_whole(path, encode_png(plane[:, columns], clip_size, padding))
+                        atomic_write(path, encode_png(plane[:, columns], clip_size, padding))
                         written += 1
                     files.append(path)
     return files, written, other_colors

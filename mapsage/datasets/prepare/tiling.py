@@ -1,8 +1,6 @@
 """Cut large images and their colored labels into tiles, a strip of rows at a time."""
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -112,19 +110,6 @@ class ColorClasses:
                 'with --ignore-other-colors')
         mask[unknown] = self._other
         return mask, unknown
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that appears complete or not at all."""
-    handle, temporary = tempfile.mkstemp(prefix='.', suffix='.part', dir=str(path.parent))
-    try:
-        with os.fdopen(handle, 'wb') as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)  # mkstemp keeps others out
-        os.replace(temporary, str(path))
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def encode_png(pixels: np.ndarray, side: int, padding: int) -> bytes:

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
+
+from mapsage.atomic_write import atomic_write
 
 from .keys import CacheKeys, hash_of
 from .shards import (
@@ -101,13 +101,8 @@ def write_index(folder: Path, index: CacheIndex) -> None:
     content = dict(version=VERSION, keys=vars(index.keys), views=index.views, seed=index.seed,
                    made_with=index.made_with, shards=[entry.to_json() for entry in index.shards])
     path = folder / INDEX
-    partial = folder / f'{INDEX}.partial-{uuid.uuid4().hex}'
     try:
-        with open(partial, 'w') as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        atomic_write(path, json.dumps(content, indent=1).encode(), durable=True)
     except OSError as error:
         raise CacheError(f'cannot write {path}: {error}. Free space there, or write elsewhere with '
                          f'--folder. The shards stay: the same command continues.') from error

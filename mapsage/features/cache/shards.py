@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import uuid
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import torch
 from safetensors.torch import save
 
+from mapsage.atomic_write import atomic_write
 from mapsage.features.source import StreamingError
 
 # A killed run loses at most one unfinished shard of each rank, and a shard is kept in memory until
@@ -119,7 +118,6 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
     """
     first = min(items)
     path = folder / f'features-{first:012d}.safetensors'
-    partial = folder / f'{path.name}.partial-{uuid.uuid4().hex}'
     tensors, checksums = {}, {}
     for item, levels in items.items():
         laid_out = [_as_stored(tensor) for tensor in levels]
@@ -129,19 +127,12 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
     # Not save_file, whose files only their owner may read.
     data = save(tensors, dict(cache=cache, checksums=json.dumps(checksums)))
     try:
-        with open(partial, 'wb') as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        atomic_write(path, data, durable=True)
     except OSError as error:
         raise CacheError(
             f'cannot write {path}: {error}. It needs {len(data):,} bytes, {free_bytes(folder):,} '
             f'are free there. Free space, or write elsewhere with --folder. What is finished '
             f'stays: the same command continues.') from error
-    finally:
-        if partial.exists():
-            partial.unlink()
     return path
 
 

@@ -2,12 +2,9 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import re
-import resource
 import shutil
-import signal
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -21,7 +18,7 @@ from support import ROOT
 
 from mapsage.datasets.prepare.archives import LEDGER, PrepareOptions, prepare_dataset
 from mapsage.datasets.prepare.source_files import PrepareError
-from mapsage.datasets.prepare.tiling import read_strips, starts, write_whole
+from mapsage.datasets.prepare.tiling import read_strips, starts
 
 CLASS = dict(loveda='LoveDADataset', potsdam='PotsdamDataset', vaihingen='ISPRSDataset',
              isaid='iSAIDDataset')
@@ -291,7 +288,7 @@ def test_deliveries_that_are_refused(name: str, change: Callable[[Path], None], 
     change(tmp_path / 'source')
     with pytest.raises(PrepareError, match=re.compile(message, re.DOTALL)):
         prepare_dataset(name, tmp_path / 'source', tmp_path / 'out', CLIP[name], workers=2)
-    assert not list(tmp_path.rglob('*.part'))
+    assert not list(tmp_path.rglob('*.partial-*'))
 
 
 def test_other_colors_are_ignored_when_asked_for(tmp_path: Path, write: Write) -> None:
@@ -316,26 +313,6 @@ def test_options_that_are_refused(name: str, options: PrepareOptions, message: s
                                   tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=message):
         prepare_dataset(name, tmp_path, tmp_path / 'out', options)
-
-
-def _write_with_little_room(folder: Path) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is then an OSError
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    try:
-        write_whole(folder / 'tile.png', bytes(5000))
-    except OSError:
-        os._exit(7)
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / 'tile.png').write_bytes(b'earlier')
-    process = multiprocessing.get_context('fork').Process(
-        target=_write_with_little_room, args=(tmp_path, ))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 7
-    assert listing(tmp_path).keys() == {'tile.png'}
-    assert (tmp_path / 'tile.png').read_bytes() == b'earlier'
 
 
 def test_an_occupied_folder_is_left_alone(tmp_path: Path, write: Write) -> None:

@@ -1,0 +1,82 @@
+"""The start of a process, step by step: its rank, its accelerator, its device, the other ranks.
+
+Training, prediction, the feature cache and encoder ranks all start with these steps, in this order:
+vendors' software reads the launcher's variables when it is first touched, and a process group needs
+to know the accelerator.
+"""
+from __future__ import annotations
+
+import os
+from typing import Dict, Union
+
+import mmengine.device.utils
+import torch.distributed as dist
+
+from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
+from mapsage.distributed import (
+    apply_launcher_environment,
+    init_process_group,
+    resolve_strategy,
+)
+from mapsage.distributed.process_group import select_device
+
+
+def identify_process(launcher: str) -> Dict[str, str]:
+    """Make the launcher's variables say who this process is.
+
+    Afterwards ``local_rank()`` and everything else that reads the environment is right: variables
+    that another launcher left behind are gone, and those of Slurm and MPI are translated.
+
+    Args:
+        launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+
+    Returns:
+        The variables that were cleared, with their values; empty under a launcher.
+
+    Raises:
+        StrategyError: If the launcher's variables are missing, or there are some of a launcher that
+            started several processes and was not named.
+    """
+    # Which variables are stale depends on the launcher alone, so the device count does not matter.
+    stale = resolve_strategy(None, os.environ, 1, launcher=launcher).stale_variables
+    cleared = {name: os.environ.pop(name) for name in stale}
+    if launcher != 'none':
+        apply_launcher_environment(launcher)
+    return cleared
+
+
+def choose_accelerator(name: str) -> Accelerator:
+    """Put an accelerator in force, for MapSage and for MMEngine's ``get_device()``.
+
+    Args:
+        name: ``'auto'`` or an accelerator's name.
+
+    Raises:
+        AcceleratorError: If it cannot be used here.
+    """
+    accelerator = set_current_accelerator(resolve_accelerator(name))
+    # get_device() reads this global of its module, wherever the function was imported to.
+    mmengine.device.utils.DEVICE = accelerator.device_type
+    return accelerator
+
+
+def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
+               timeout: Union[int, float]) -> None:
+    """Select this rank's device and, under a launcher, start the process group.
+
+    A process group that is already there is kept: a process may build several Runners.
+
+    Args:
+        launcher: As for :func:`identify_process`.
+        accelerator: The accelerator in force.
+        backend: Communication backend; see :func:`mapsage.distributed.resolve_backend`.
+        timeout: Seconds a collective may wait for the other ranks.
+
+    Raises:
+        AcceleratorError: If more ranks were started on this node than it has devices.
+        BackendError: If the accelerator cannot use the backend, or the timeout is no time.
+    """
+    if launcher == 'none':
+        select_device(accelerator)
+    elif not dist.is_initialized():
+        init_process_group(accelerator, backend, timeout)
