@@ -18,7 +18,6 @@ from geo_scenes import (
     write_raster,
 )
 from geotiff_data import build_dataset, load_window, write_scene
-from mmengine.registry import MODELS, DefaultScope
 from support import ROOT, check_finished, launch, main_leg, write_tiny_config
 
 from mapsage.engine.data_checks import DataError, build_checked, check_labels, explain_error
@@ -147,19 +146,6 @@ def test_workers_read_what_the_process_reads(tmp_path: Path, method: str) -> Non
             assert torch.equal(one['inputs'], other['inputs'])
             assert torch.equal(one['data_samples'].gt_sem_seg.data,
                                other['data_samples'].gt_sem_seg.data)
-
-
-def test_preprocessor_for_any_number_of_bands() -> None:
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        prepare = MODELS.build(dict(type='BandDataPreProcessor', mean=[1., 2, 3, 4, 5],
-                                    std=[1., 2, 4, 8, 16], size=(4, 4)))
-    image = torch.arange(80.).view(5, 4, 4)
-    out = prepare(dict(inputs=[image], data_samples=None))['inputs'][0]
-    for band in range(5):
-        assert torch.equal(out[band], (image[band] - (band + 1)) / 2 ** band)
-    for wrong in (dict(mean=[1.], std=[1., 2.]), dict(mean=[1.]), dict(mean=[1.], std=[0.])):
-        with pytest.raises(ValueError, match='expected'):
-            MODELS.build(dict(type='mmseg.BandDataPreProcessor', **wrong))
 
 
 def test_statistics_command(tmp_path: Path) -> None:
