@@ -1,15 +1,18 @@
 """Small scenes with known shapes, written as GeoTIFF."""
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
+import pyogrio.raw
 import rasterio
 import shapely
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
+from mapsage.geo import write_polygons
 from mapsage.geo.raster import open_file
 
 # Pixels of 0.5 m at 37 degrees north, and of an arc second at 60 degrees.
@@ -67,3 +70,33 @@ def rectangle(place: dict, left: int, top: int, right: int, bottom: int) -> shap
                                           (left, bottom)]
     a, b, c, d, e, f = place['transform'][:6]
     return shapely.Polygon([(a * x + b * y + c, d * x + e * y + f) for x, y in corners])
+
+
+def count_open_files(path: Path) -> int:
+    """Return how often this process has ``path`` open."""
+    return len(open_file_positions(path))
+
+
+def open_file_positions(path: Path) -> List[str]:
+    """Return where each of this process's open files of ``path`` stands."""
+    return [(Path('/proc/self/fdinfo') / link.name).read_text().split('\n', 1)[0]
+            for link in Path('/proc/self/fd').iterdir()
+            if os.path.realpath(str(link)) == str(path)]
+
+
+def read_polygons(path: Path) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
+    """Return the facts of a map's polygons, the polygons, and their fields."""
+    meta, _, geometry, fields = pyogrio.raw.read(str(path), layer='map')
+    return meta, shapely.from_wkb(geometry), dict(zip(meta['fields'], fields))
+
+
+def map_polygons(folder: Path, classes: np.ndarray, place: dict = UTM, nodata: Any = 255,
+                 **options: Any) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
+    """Write a class map and its polygons into ``folder``; return them as ``read_polygons``."""
+    path = write_raster(folder / 'map.tif', classes, place, nodata=nodata)
+    names = options.pop('names', CLASSES)
+    count = write_polygons(path, folder / 'map.gpkg', names, **options)
+    meta, polygons, fields = read_polygons(folder / 'map.gpkg')
+    assert count == len(polygons)
+    assert sorted(p.name for p in folder.iterdir()) == ['map.gpkg', 'map.tif']
+    return meta, polygons, fields

@@ -55,7 +55,7 @@ def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
           f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalized as '
           f'{best.normalization}')
     if not good:
-        print(f'    published   {reference.PUBLISHED[name]}\n    here        {best.own}')
+        print(f'    published   {reference.PUBLISHED[name]}\n    here        {best.computed}')
     return 0 if good else 1
 
 

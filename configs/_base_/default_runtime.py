@@ -1,7 +1,7 @@
-"""What every run shares: the MapSage runner, device selection, logging, hooks, test-time setup.
+"""Settings that all runs share: the MapSage runner, device, logging, hooks, test-time setup.
 
-Counted in optimizer steps. A config that trains for another length overrides ``train_cfg``,
-``param_scheduler`` and the intervals.
+Lengths are counted in optimizer steps. A config that trains for another length overrides
+``train_cfg``, ``param_scheduler`` and the intervals.
 """
 default_scope = 'mmseg'
 custom_imports = dict(imports=['mapsage'])
@@ -9,8 +9,8 @@ runner_type = 'MapSageRunner'
 
 env_cfg = dict(
     accelerator='auto',  # auto, cuda, gcu, gcu_t20, xla, cpu, sim
-    use_model_parallel=None,  # None: decide; True or False: obey or fail
-    dist_cfg=dict(backend='auto', timeout=1800),  # seconds
+    use_model_parallel=None,  # None: automatic; True or False: required
+    dist_cfg=dict(backend='auto', timeout=1800),  # in seconds
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
 
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]

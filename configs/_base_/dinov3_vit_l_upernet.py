@@ -7,7 +7,7 @@ safetensors file or timm's weights do as well: set ``model.backbone.init_cfg.che
 The backbone takes RGB in 0..255 and normalizes it as its weights were trained, so that the data
 preprocessor has no mean and std.
 """
-norm_cfg = dict(type='SyncBN', requires_grad=True)  # BN where the accelerator has no SyncBN
+norm_cfg = dict(type='SyncBN', requires_grad=True)  # becomes BN where the accelerator has no SyncBN
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=dict(
@@ -20,7 +20,7 @@ model = dict(
     backbone=dict(
         type='DINOv3ViT',
         arch='large',
-        out_indices=(4, 11, 17, 23),  # of the paper
+        out_indices=(4, 11, 17, 23),  # as in the paper
         frozen=True,
         init_cfg=dict(
             type='Pretrained',

@@ -7,7 +7,7 @@ statistics, so a rank with two samples is as good as one with sixteen, and SyncB
 """
 data_preprocessor = dict(
     type='SegDataPreProcessor',
-    mean=[127., 127., 127.],  # what EfficientNet-Lite was trained with, 0..255
+    mean=[127., 127., 127.],  # as in the training of EfficientNet-Lite, 0..255
     std=[128., 128., 128.],
     bgr_to_rgb=True,
     pad_val=0,
@@ -19,7 +19,7 @@ model = dict(
     backbone=dict(
         type='EfficientNetLite',
         norm_eval=True,
-        frozen_stages=2,  # edges and textures carry over, and backward ends there
+        frozen_stages=2,  # edges and textures transfer, and the backward pass ends earlier
         init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0')),
     neck=dict(type='FPN', in_channels=[24, 40, 112, 320], out_channels=64, num_outs=4),
     decode_head=dict(

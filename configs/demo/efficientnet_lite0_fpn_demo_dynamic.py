@@ -11,5 +11,5 @@ custom_hooks = [
     dict(
         type='DynamicSamplingHook',
         score=dict(type='LabelScore', metric='class_entropy'),
-        validity=dict(low=0.2))  # nats: a second class on 5 % of the tile
+        validity=dict(low=0.2))  # in nats; a second class on 5 % of the tile gives 0.2
 ]

@@ -1,11 +1,11 @@
-"""A linear head on a frozen tiny DINOv3 with random weights: shows where features can come from.
+"""A linear head on a frozen tiny DINOv3 with random weights, to show where features can come from.
 
 Command:  NPROC_PER_NODE=4 ENCODERS=1 bash scripts/start_8card_training.sh \
               configs/demo/vit_tiny_frozen_demo.py
 Hardware: 3 head ranks and 1 encoder rank on a 2-core AMD EPYC with other work, 200 steps in 23 s
           (torch 2.13.0, 2026-11-22)
 Score:    mIoU 27.6; always predicting the most frequent class gives 4.1, and the demo's own config
-          82.5. Random features tell colors and edges, not more
+          82.5. Random features distinguish only colors and edges
 """
 _base_ = ['../_base_/default_runtime.py', '../_base_/datasets/demo.py']
 

@@ -1,4 +1,4 @@
-"""DINOv3 ViT-L + UPerNet on LoveDA, all of it trained: lower rates for lower blocks, bfloat16.
+"""DINOv3 ViT-L + UPerNet on LoveDA, fine-tuned as a whole: lower rates for lower blocks, bfloat16.
 
 Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.sh \
               configs/dinov3/vit_l_web_finetune_upernet_loveda.py

@@ -1,4 +1,4 @@
-"""Frozen DINOv3 ViT-L + a linear layer on LoveDA: what the features are worth as they are.
+"""Frozen DINOv3 ViT-L + a linear layer on LoveDA, to measure the features as they are.
 
 Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.sh \
               configs/dinov3/vit_l_web_frozen_linear_loveda.py

@@ -1,9 +1,9 @@
-"""A tiny DINOv3 ViT without pretrained weights on NWPU VHR-10 polygons: shows that all of it runs.
+"""A tiny DINOv3 ViT without pretrained weights on NWPU VHR-10 polygons, to show that it runs.
 
 Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/dinov3/vit_tiny_nwpu.py
 Hardware: one CPU process, one thread of a 2-core AMD EPYC with other work, 10 min with start and
           validation (torch 2.13.0, 2026-11-21)
-Score:    mIoU 14.1 on 40 images; calling everything background gives 8.7. Random weights and 900
+Score:    mIoU 14.1 on 40 images; predicting background everywhere gives 8.7. Random weights and 900
           steps find large shapes only (ground track field 34); a pretrained EfficientNet-Lite0
           reaches 53.6 in a third of the time (efficientnet_lite0_fpn_nwpu.py)
 """
@@ -46,7 +46,7 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
     constructor='DINOv3LayerDecayConstructor',
-    paramwise_cfg=dict(decay_rate=1.0))  # 1: no decay by depth, only groups without weight decay
+    paramwise_cfg=dict(decay_rate=1.0))  # 1: equal rates, but groups without weight decay
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
     dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)

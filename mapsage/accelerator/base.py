@@ -1,4 +1,4 @@
-"""What MapSage asks of a device stack. One subclass a file; nothing else imports a vendor."""
+"""The interface of a device stack. Each file has one subclass; no other code imports a vendor."""
 from __future__ import annotations
 
 import abc
@@ -12,19 +12,19 @@ from torch import nn
 
 
 class AcceleratorError(ValueError):
-    """An accelerator was asked for that cannot be used, or its software is broken."""
+    """The requested accelerator cannot be used, or its software is broken."""
 
 
 @dataclass(frozen=True)
 class Supports:
-    """What a device stack can do.
+    """Capabilities of a device stack.
 
     Attributes:
-        sync_bn: ``torch.nn.SyncBatchNorm`` computes on the device.
-        float64: 64-bit floats keep their precision on the device.
-        int64: 64-bit integers keep their range on the device.
-        compile: ``torch.compile`` has a backend for the device.
-        fused_optimizer: ``torch.optim`` accepts ``fused=True`` on the device.
+        sync_bn: Whether ``torch.nn.SyncBatchNorm`` computes on the device.
+        float64: Whether 64-bit floats keep their precision on the device.
+        int64: Whether 64-bit integers keep their range on the device.
+        compile: Whether ``torch.compile`` has a backend for the device.
+        fused_optimizer: Whether ``torch.optim`` accepts ``fused=True`` on the device.
     """
 
     sync_bn: bool = False
@@ -35,19 +35,20 @@ class Supports:
 
 
 class Accelerator(abc.ABC):
-    """One device stack, seen from one process.
+    """A device stack, as seen from one process.
 
     Attributes:
-        name: The name used in ``env_cfg.accelerator``.
-        device_type: The type part of the PyTorch device string, for example ``'cuda'``.
-        communication: The native ``torch.distributed`` backend of the device, or ``'staged'``
-            when its tensors must go through host memory.
-        lazy: Operations are recorded and run at :meth:`flush`.
-        supports: What the stack can do.
-        amp_dtype: The autocast dtype used when a config does not name one.
-        simulated: The devices are a stand-in; nothing measured on them is the vendor's.
-        native_group: :attr:`communication` is a library of the vendor's beside torch.distributed,
-            with a process group and a DDP of its own, and no backend of torch.distributed.
+        name: Name used in ``env_cfg.accelerator``.
+        device_type: Type in the PyTorch device string, for example ``'cuda'``.
+        communication: Name of the native ``torch.distributed`` backend of the device, or
+            ``'staged'`` if its tensors must go through host memory.
+        lazy: Whether operations are recorded first, and run at :meth:`flush`.
+        supports: Capabilities of the stack.
+        amp_dtype: Data type of autocast if a config does not name one.
+        simulated: Whether the devices are simulated, so that no measurement on them says anything
+            about the vendor's.
+        native_group: Whether :attr:`communication` is a separate library of the vendor, with its
+            own process group and DDP, instead of a backend of torch.distributed.
     """
 
     name: ClassVar[str]
@@ -62,20 +63,20 @@ class Accelerator(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def why_unavailable(cls) -> Optional[str]:
-        """Return why the stack cannot be used here, or None when it can.
+        """Return why the stack cannot be used here, or None if it can.
 
         Raises:
-            AcceleratorError: If the vendor's software is installed but broken; the message holds
-                the vendor's own.
+            AcceleratorError: If the vendor's software is installed but broken; the message
+                includes that of the vendor.
         """
 
     @abc.abstractmethod
     def device_count(self) -> int:
-        """Return how many devices this process can see."""
+        """Return the number of devices that this process can see."""
 
     @abc.abstractmethod
     def device(self, local_rank: int = 0) -> torch.device:
-        """Return the device of the process with this rank on its node.
+        """Return the device of the process with the given local rank.
 
         Raises:
             AcceleratorError: If there is no such device.
@@ -83,50 +84,51 @@ class Accelerator(abc.ABC):
 
     @abc.abstractmethod
     def set_device(self, local_rank: int) -> None:
-        """Make :meth:`device` of ``local_rank`` the current device of this process."""
+        """Make the :meth:`device` of ``local_rank`` the current device of this process."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Wait until everything queued on the current device has run."""
+        """Wait until all work queued on the current device has finished."""
 
     @abc.abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed the CPU generator and the current device's from ``seed`` (0 <= seed < 2**32)."""
+        """Seed the generators of the CPU and the current device; 0 <= ``seed`` < 2**32."""
 
     def flush(self) -> None:
-        """Run what a lazy device has recorded. Nothing to do elsewhere."""
+        """Run the operations that a lazy device has recorded; do nothing on other devices."""
         return
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> None:
-        """Run ``optimizer.step(**kwargs)``, in the vendor's way where it has one."""
+        """Run ``optimizer.step(**kwargs)``, or the function the vendor provides for it."""
         optimizer.step(**kwargs)
 
     def init_native_group(self, init_method: str, rank: int, world_size: int,
                           timeout: timedelta) -> None:
-        """Start the vendor's own process group. Collective; only where :attr:`native_group`.
+        """Start the vendor's process group. Collective; only if :attr:`native_group` is set.
 
         Args:
-            init_method: Where the ranks meet, ``'tcp://host:port'``; rank 0 serves there.
-            rank: The rank of this process.
-            world_size: The number of ranks.
-            timeout: How long to wait for the other ranks.
+            init_method: Address ``'tcp://host:port'`` at which the ranks meet; rank 0 listens.
+            rank: Rank of this process.
+            world_size: Number of ranks.
+            timeout: Longest time to wait for the other ranks.
 
         Raises:
-            AcceleratorError: If the group cannot be started, with the vendor's own message.
+            AcceleratorError: If the group cannot be started; the message includes that of the
+                vendor.
         """
         raise NotImplementedError(f'{self.name} has no process group of its own')
 
     def data_parallel(self, module: nn.Module, local_rank: int, **options: Any) -> nn.Module:
-        """Wrap ``module`` in the vendor's own DDP; only where :attr:`native_group`.
+        """Wrap ``module`` in the vendor's DDP; only if :attr:`native_group` is set.
 
         Args:
-            module: The model, on this rank's device.
-            local_rank: The rank of this process on its node.
+            module: Model, on this rank's device.
+            local_rank: Rank of this process on its node.
             **options: Options of torch's DDP.
 
         Returns:
-            A wrapper with ``.module`` and ``.no_sync()`` that averages gradients over the ranks in
-            the backward pass. Its ranks may hold other weights than rank 0's.
+            Wrapper with ``.module`` and ``.no_sync()`` that averages gradients over the ranks in
+            the backward pass. The weights may still differ between the ranks.
 
         Raises:
             AcceleratorError: If the vendor's DDP lacks one of ``options``.
@@ -137,18 +139,18 @@ class Accelerator(abc.ABC):
         """Return a context in which eligible operations run in ``dtype``.
 
         Args:
-            dtype: ``torch.bfloat16`` or ``torch.float16``; :attr:`amp_dtype` when None.
+            dtype: Data type ``torch.bfloat16`` or ``torch.float16``; None for :attr:`amp_dtype`.
         """
         return torch.autocast(self.device_type, dtype=dtype or self.amp_dtype)
 
     def grad_scaler(self, dtype: Optional[torch.dtype] = None, **kwargs: Any) -> Any:
         """Return a gradient scaler for training in ``dtype``.
 
-        It is disabled, so that its methods pass through, unless ``dtype`` is float16: bfloat16
-        has the exponent range of float32 and needs no scaling.
+        Unless ``dtype`` is float16 the scaler is disabled and does not change anything, because
+        bfloat16 has the exponent range of float32 and needs no scaling.
 
         Args:
-            dtype: The autocast dtype; :attr:`amp_dtype` when None.
+            dtype: Data type of autocast; None for :attr:`amp_dtype`.
             **kwargs: Arguments of ``torch.amp.GradScaler``.
         """
         enabled = (dtype or self.amp_dtype) == torch.float16
@@ -157,7 +159,7 @@ class Accelerator(abc.ABC):
         return torch.cuda.amp.GradScaler(enabled=enabled, **kwargs)
 
     def memory_allocated(self) -> Optional[int]:
-        """Return the bytes held on the current device, or None when the stack cannot tell."""
+        """Return the bytes allocated on the current device, or None if unknown."""
         return None
 
     def max_memory_allocated(self) -> Optional[int]:
@@ -165,7 +167,7 @@ class Accelerator(abc.ABC):
         return None
 
     def memory_total(self) -> Optional[int]:
-        """Return the bytes the current device can hold, or None when the stack cannot tell."""
+        """Return the memory of the current device in bytes, or None if unknown."""
         return None
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Plain CPU processes: always present, and the reference for every other stack."""
+"""Plain CPU processes, which are always available and the reference for every other stack."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from .base import Accelerator, AcceleratorError, Supports
 
 
 class CpuAccelerator(Accelerator):
-    """CPU processes that talk over gloo. Any number of ranks may share the machine."""
+    """CPU processes that communicate over gloo; any number of ranks may share the machine."""
 
     name = 'cpu'
     device_type = 'cpu'

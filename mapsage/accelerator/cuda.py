@@ -7,7 +7,7 @@ import torch
 
 from .base import Accelerator, AcceleratorError, Supports
 
-# What PyTorch says when there is simply no GPU; anything else is a broken installation.
+# Messages of PyTorch if there is no GPU; any other message means a broken installation.
 _ABSENT = ('Found no NVIDIA driver', 'No CUDA GPUs are available', 'No HIP GPUs are available',
            'no CUDA-capable device is detected')
 
@@ -36,7 +36,7 @@ class CudaAccelerator(Accelerator):
                 return message.strip().splitlines()[0]
             raise AcceleratorError(
                 f'torch {torch.__version__} has CUDA support but cannot use it: {message}. '
-                f'Mend the driver, or choose accelerator=cpu.') from error
+                f'Repair the driver, or choose accelerator=cpu.') from error
         return 'torch.cuda.is_available() is False'
 
     def device_count(self) -> int:

@@ -1,6 +1,7 @@
 """Enflame GCU, S60 line (TopsRider 3.x): eager devices ``gcu:N``, PrivateUse1 renamed.
 
-Written against the source of torch_gcu 2.10; run on simulated devices (sim.py), not on a real GCU.
+It is written against the source of torch_gcu 2.10. It has been run on simulated devices (sim.py),
+not on a real GCU.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .base import Accelerator, Supports
 class GcuAccelerator(Accelerator):
     """S60 devices; gradients over eccl, control traffic over gloo.
 
-    64-bit numbers are emulated with 32 bits on the device, SyncBN has no kernels and fused
+    64-bit numbers are emulated with 32 bits on the device, SyncBN has no kernels, and fused
     optimizers fall back to the CPU (torch_gcu 2.10 ``gcu_op_fallback.yaml``).
     """
 
@@ -28,7 +29,7 @@ class GcuAccelerator(Accelerator):
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
         vendor = import_vendor('torch_gcu')
-        if vendor is None:  # torch.gcu alone is the simulator's
+        if vendor is None:  # torch.gcu alone belongs to the simulator
             return 'torch_gcu is not installed'
         if not hasattr(torch, 'gcu'):
             return 'torch_gcu is the T20 line: use accelerator=gcu_t20'

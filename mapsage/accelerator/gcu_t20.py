@@ -1,7 +1,7 @@
 """Enflame GCU, T20 line (TopsRider 2.x, torch 1.10): lazy devices ``xla:N``.
 
-Written against the source of torch_gcu 1.10.0; not run on a real GCU. The vendor's DDP and eccl
-group live in ``torch_gcu``, beside ``torch.distributed``, which carries control traffic only.
+It is written against the source of torch_gcu 1.10.0 and has not been run on a real GCU. DDP and the
+eccl group are part of ``torch_gcu``; ``torch.distributed`` carries control traffic only.
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DDP_OPTIONS = ('broadcast_buffers', 'find_unused_parameters', 'bucket_cap_mb')
 class GcuT20Accelerator(Accelerator):
     """T20 devices.
 
-    ``torch_gcu.device`` is a context manager there; the device object is
-    ``torch_gcu.gcu_device(i)``, an ``xla:i``.
+    ``torch_gcu.device`` is a context manager in this line; the device object is
+    ``torch_gcu.gcu_device(i)``, which is an ``xla:i``.
     """
 
     name = 'gcu_t20'
@@ -73,12 +73,12 @@ class GcuT20Accelerator(Accelerator):
 
     def init_native_group(self, init_method: str, rank: int, world_size: int,
                           timeout: timedelta) -> None:
-        # Under torchrun's agent store every rank of the vendor's would be a client of this address.
+        # With torchrun's agent store every rank would connect to this address, and none listen.
         agent_store = os.environ.pop(_AGENT_STORE, None)
         try:
             import_vendor('torch_gcu.distributed').init_process_group(  # type: ignore[union-attr]
                 'eccl', init_method=init_method, timeout=timeout, world_size=world_size, rank=rank)
-        except Exception as error:  # a vendor's library can raise anything; all of it is re-raised
+        except Exception as error:  # any error is possible here; it is raised again
             raise AcceleratorError(
                 f'rank {rank} of {world_size} cannot start the eccl group at {init_method}: '
                 f'{type(error).__name__}: {error}. Every rank must reach that address, and see a '
@@ -95,7 +95,7 @@ class GcuT20Accelerator(Accelerator):
                 f"DDP on gcu_t20 has no {', '.join(unknown)}: expected only "
                 f"{', '.join(_DDP_OPTIONS)}. Remove the rest from model_wrapper_cfg.")
         parallel: Any = import_vendor('torch_gcu.nn.parallel')
-        # device_ids=None would mean every visible card
+        # device_ids=None would use every visible card
         return parallel.DistributedDataParallel(module, device_ids=[local_rank], **given)
 
     def seed(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Choose the accelerator, and say why the others were not chosen."""
+"""The choice of the accelerator, and the reasons why the others were not chosen."""
 from __future__ import annotations
 
 from typing import List, Optional, Tuple, Type
@@ -11,7 +11,7 @@ from .gcu_t20 import GcuT20Accelerator
 from .sim import SimAccelerator
 from .xla import XlaAccelerator
 
-# The order in which `auto` looks. The CPU is always there, so it never gets to the simulator.
+# The order in which `auto` searches. The CPU is always available, so the simulator is not reached.
 ACCELERATORS: Tuple[Type[Accelerator], ...] = (
     CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, CpuAccelerator,
     SimAccelerator)
@@ -20,16 +20,16 @@ _current: Optional[Accelerator] = None
 
 
 def resolve_accelerator(name: str = 'auto') -> Accelerator:
-    """Return the accelerator called ``name``, or the best present one.
+    """Return the accelerator called ``name``, or the best available one.
 
     Args:
-        name: ``'auto'`` or one of ``cuda``, ``gcu``, ``gcu_t20``, ``xla``, ``cpu``, ``sim``.
-            ``auto`` looks in that order, takes ``xla`` only when its platform is not the CPU, and
-            never ``sim``.
+        name: Name ``'auto'`` or one of ``cuda``, ``gcu``, ``gcu_t20``, ``xla``, ``cpu``, ``sim``.
+            ``auto`` searches in this order, chooses ``xla`` only if its platform is not the CPU,
+            and never chooses ``sim``.
 
     Raises:
-        AcceleratorError: If the name is unknown, the accelerator is absent, or a vendor's module
-            that had to be looked at is installed but broken.
+        AcceleratorError: If the name is unknown, the accelerator is not available, or a vendor's
+            module that was examined is installed but broken.
     """
     if name == 'auto':
         return next(kind for kind in ACCELERATORS if why_not(kind) is None)()
@@ -48,7 +48,7 @@ def resolve_accelerator(name: str = 'auto') -> Accelerator:
 
 
 def why_not(kind: Type[Accelerator]) -> Optional[str]:
-    """Return why ``auto`` passes over ``kind``, or None when it would take it."""
+    """Return why ``auto`` does not choose ``kind``, or None if it can be chosen."""
     reason = kind.why_unavailable()
     if reason is None and kind is XlaAccelerator and XlaAccelerator.is_cpu_stand_in():
         return 'its PJRT platform is CPU; ask for it by name'
@@ -56,11 +56,12 @@ def why_not(kind: Type[Accelerator]) -> Optional[str]:
 
 
 def explain(chosen: Accelerator, asked: str = 'auto') -> str:
-    """Return one line: what was chosen and, after ``auto``, why what comes before it was not.
+    """Return a line with the choice and, for ``auto``, why those before it were not chosen.
 
     Args:
-        chosen: What :func:`resolve_accelerator` returned.
-        asked: What it was asked for. After a name no other vendor's software is touched.
+        chosen: Result of :func:`resolve_accelerator`.
+        asked: Name it was called with. Unless that is ``auto``, no other vendor's software is
+            examined.
     """
     if asked != 'auto':
         return f'accelerator {chosen.describe()} [chosen by name]'
@@ -73,14 +74,14 @@ def explain(chosen: Accelerator, asked: str = 'auto') -> str:
 
 
 def set_current_accelerator(accelerator: Accelerator) -> Accelerator:
-    """Put ``accelerator`` in force for this process and return it."""
+    """Make ``accelerator`` the current one of this process, and return it."""
     global _current
     _current = accelerator
     return accelerator
 
 
 def current_accelerator() -> Accelerator:
-    """Return the accelerator in force; the first call resolves ``auto``."""
+    """Return the current accelerator; without one, the first call resolves ``auto``."""
     return _current or set_current_accelerator(resolve_accelerator())
 
 

@@ -1,4 +1,4 @@
-"""Simulated GCUs of the S60 line: the ``gcu`` accelerator's own code over the simulator."""
+"""Simulated GCUs of the S60 line: the code of the ``gcu`` accelerator on simulated devices."""
 from __future__ import annotations
 
 from typing import Optional
@@ -8,10 +8,10 @@ from .gcu import GcuAccelerator
 
 
 class SimAccelerator(GcuAccelerator):
-    """Devices ``gcu:N`` in host memory; ``eccl`` over gloo. For rehearsals, by name only.
+    """Devices ``gcu:N`` in host memory, with ``eccl`` over gloo; ``auto`` never chooses them.
 
     Raises:
-        SimulatorError: If the simulator cannot be built or a setting of its cannot be read.
+        SimulatorError: If the simulator cannot be built or one of its settings cannot be read.
     """
 
     name = 'sim'

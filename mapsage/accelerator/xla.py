@@ -1,4 +1,4 @@
-"""torch_xla devices through PJRT: TPU, Neuron, or a CPU that behaves like one."""
+"""torch_xla devices through PJRT: TPU, Neuron, or a CPU used in the same way."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -10,10 +10,10 @@ from .base import Accelerator, Supports
 
 
 class XlaAccelerator(Accelerator):
-    """The lazy device of this process.
+    """The lazy XLA device of this process.
 
-    Under torchrun every process owns one PJRT client, so ``device()`` is the same string on every
-    rank. Gradients are staged through host memory: a gloo group that is handed an XLA tensor
+    Under torchrun every process has one PJRT client, so ``device()`` is the same string on every
+    rank. Gradients are staged through host memory, because a gloo group that gets an XLA tensor
     returns without reducing it.
     """
 
@@ -31,7 +31,7 @@ class XlaAccelerator(Accelerator):
 
     @classmethod
     def is_cpu_stand_in(cls) -> bool:
-        """Whether PJRT would compute on the CPU: fine by name, never by ``auto``."""
+        """Return whether PJRT computes on the CPU, which ``auto`` never chooses."""
         return ask_vendor('torch_xla', lambda: _runtime().device_type()) == 'CPU'
 
     @property
@@ -60,7 +60,7 @@ class XlaAccelerator(Accelerator):
 
     def memory_allocated(self) -> Optional[int]:
         if self.is_cpu_stand_in():
-            return None  # PJRT's CPU client keeps no account
+            return None  # PJRT's CPU client does not record it
         return int(_xla_model().get_memory_info(self.device())['bytes_used'])
 
     def max_memory_allocated(self) -> Optional[int]:

@@ -1,7 +1,7 @@
-"""Gaps in the host packages, one file each, closed before anything else is imported."""
+"""Patches for gaps in the host packages, one file each, applied before other imports."""
 from . import mmcv_ops
 
-mmcv_ops.apply()  # before mmengine's runner, which asks whether mmcv has its ops
+mmcv_ops.apply()  # before mmengine's runner, which checks for mmcv's ops
 
 from . import checkpoint_loading, config_text, loop_resume, quiet_import  # noqa: E402
 

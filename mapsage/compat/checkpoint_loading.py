@@ -1,9 +1,9 @@
-"""Load checkpoints without executing what is in them.
+"""Load checkpoints without executing code in them.
 
-Gap: mmengine 0.10.7 calls ``torch.load`` bare, which on torch >= 2.6 refuses its own checkpoints
-(HistoryBuffer) and on older torch unpickles anything; onedl-mmengine falls back to unpickling
-anything. Here an allow-list decides, on every torch.
-Remove when: the host's local loader has an allow-list and no fallback.
+Gap: mmengine 0.10.7 calls ``torch.load`` without options. From torch 2.6 on, this refuses its
+own checkpoints (HistoryBuffer); with older torch it unpickles anything, as onedl-mmengine does when
+other ways fail. Here an allow-list decides, with every torch.
+Remove when: the host's loader of local files has an allow-list and no fallback.
 """
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 
-# torch.load(weights_only=True) with an allow-list that takes (object, name) pairs: torch 2.6
+# Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
 
 
-# How torch's weights_only unpickler says that it will not touch something (2.6 to 2.13).
+# Messages with which torch's weights_only unpickler refuses an object (2.6 to 2.13).
 _REFUSED = re.compile(r'Unsupported global|unrecognized function|[Uu]nsupported class|'
                       r'Can only (build|create|SETITEM|SETITEMS)|Trying to (load|instantiate)|'
                       r'asks for attribute')
 
 
 class UnsafeCheckpointError(pickle.UnpicklingError):
-    """A checkpoint names something that is not on the allow-list."""
+    """A checkpoint contains an object that is not on the allow-list."""
 
 
 def load_from_local(filename: str, map_location: Any = None) -> Any:
     """Load a local checkpoint file.
 
     Args:
-        filename: The file's path.
-        map_location: As for ``torch.load``.
+        filename: Path of the file.
+        map_location: Device mapping, as for ``torch.load``.
 
     Raises:
         FileNotFoundError: If there is no such file.
         UnsafeCheckpointError: If it holds anything but tensors, plain containers, NumPy arrays and
             MMEngine's log history.
-        RuntimeError: If the file is truncated or no checkpoint.
+        RuntimeError: If the file is truncated or is not a checkpoint.
     """
     filename = os.path.expanduser(filename)
     if not os.path.exists(filename):
@@ -58,7 +58,7 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
             with torch.serialization.safe_globals(pairs):
                 return torch.load(file, map_location=map_location, weights_only=True)
         return torch.load(file, map_location=map_location, pickle_module=_RestrictedPickle)
-    except Exception as error:  # what reading damaged bytes raises has no common class
+    except Exception as error:  # errors of damaged files have no common class
         reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
         if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
             raise UnsafeCheckpointError(
@@ -77,19 +77,19 @@ def apply() -> bool:
     CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
     CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=load_from_http,
                                      force=True)
-    # by this name the loaders of torchvision:// and open-mmlab:// reach it
+    # The loaders of torchvision:// and open-mmlab:// call it by this name.
     checkpoint.load_from_http = load_from_http
     return True
 
 
 def load_from_http(filename: str, map_location: Any = None,
                    model_dir: Optional[str] = None) -> Any:
-    """Download a checkpoint once a node and load it like a local one. Collective.
+    """Download a checkpoint once for each node, and load it like a local one. Collective.
 
     Args:
-        filename: The URL.
-        map_location: As for ``torch.load``.
-        model_dir: Where to keep the file; torch.hub's folder when None.
+        filename: URL of the checkpoint.
+        map_location: Device mapping, as for ``torch.load``.
+        model_dir: Folder to keep the file in; None for that of torch.hub.
     """
     folder = model_dir or os.path.join(torch.hub.get_dir(), 'checkpoints')
     path = os.path.join(folder, os.path.basename(urlparse(filename).path))
@@ -101,7 +101,7 @@ def load_from_http(filename: str, map_location: Any = None,
 
 
 def _history_buffer_method(owner: Any, name: str) -> Any:
-    """Stands in for ``getattr``, by which a HistoryBuffer pickles its four statistics methods."""
+    """Replacement of ``getattr``, with which a HistoryBuffer pickles four of its methods."""
     if owner is not HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
         raise UnsafeCheckpointError(f'it asks for attribute {name!r} of {owner!r}.')
     return getattr(HistoryBuffer, name)
@@ -116,7 +116,7 @@ def _allowed() -> Dict[str, Callable[..., Any]]:
         'numpy.ndarray': np.ndarray,
         'numpy.dtype': np.dtype,
     }
-    for package in ('numpy.core', 'numpy._core'):  # numpy 1 and 2 read each other's files
+    for package in ('numpy.core', 'numpy._core'):  # NumPy 1 and 2 read each other's files
         for name in ('_reconstruct', 'scalar'):
             allowed[f'{package}.multiarray.{name}'] = getattr(core.multiarray, name)
     for code in '?bhilqBHILQefd':
@@ -126,9 +126,9 @@ def _allowed() -> Dict[str, Callable[..., Any]]:
 
 
 class _RestrictedPickle:
-    """What ``torch.load(pickle_module=...)`` asks of a pickle module, for torch < 2.6."""
+    """The parts of a pickle module that ``torch.load(pickle_module=)`` needs, for torch < 2.6."""
 
-    # What torch itself writes into a state dict, and containers (torch/_utils.py, 1.10 to 2.5).
+    # Functions that torch writes into a state dict, and containers (torch/_utils.py, 1.10 to 2.5).
     _TORCH_NAMES = ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter')
     _PLAIN = {
         'collections.OrderedDict', 'collections.defaultdict', 'builtins.set', 'builtins.dict',

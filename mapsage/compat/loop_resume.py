@@ -1,7 +1,7 @@
-"""Resume an iteration-based run without reading the data it has already seen.
+"""Resume an iteration-based run without reading the data that it has already used.
 
-Gap: mmengine 0.10.7's ``IterBasedTrainLoop`` starts its loader's workers when it is built, and on
-resume loads and discards every batch up to the resumed iteration (mmengine issue 1520).
+Gap: ``IterBasedTrainLoop`` of mmengine 0.10.7 starts the workers of its loader when it is built. On
+resume it loads and discards every batch up to the resumed iteration (mmengine issue 1520).
 onedl-mmengine 0.10.12 does neither.
 Remove when: mmengine 0.10.7 is no longer supported.
 """
@@ -14,7 +14,7 @@ from mmengine.runner import loops
 
 
 class _LazyInfiniteIterator:
-    """MMEngine's endless loader iterator, made at the first batch and able to skip."""
+    """MMEngine's endless loader iterator, but created at the first batch and able to skip."""
 
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader
@@ -47,14 +47,14 @@ def _run_after_skip(loop: loops.IterBasedTrainLoop) -> Any:
     iterator = loop.dataloader_iterator
     if loop._iter > 0:
         iterator.skip_iter(loop._iter)
-        # the loop discards this many items before it trains, whatever iterator it has by then
+        # The loop discards this many items of its iterator before it trains.
         loop.num_discarded = loop._iter
         loop.dataloader_iterator = itertools.chain(itertools.repeat(None, loop._iter), iterator)
     return _run(loop)
 
 
 def apply() -> bool:
-    """Patch mmengine's loop where it needs it; return whether it did."""
+    """Patch mmengine's loop if it is necessary, and return whether it was."""
     if hasattr(_Eager, 'skip_iter') or loops._InfiniteDataloaderIterator is not _Eager:
         return False
     loops._InfiniteDataloaderIterator = _LazyInfiniteIterator

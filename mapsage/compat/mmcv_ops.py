@@ -1,4 +1,4 @@
-"""Let mmseg import where mmcv has no compiled ops.
+"""Make mmseg importable where mmcv has no compiled ops.
 
 Gap: ``mmseg.models`` 1.2.2 imports ``mmcv.ops`` unguarded (losses/focal_loss.py, san_head.py,
 utils/point_sample.py, utils/mask_classification.py), and ``mmcv.ops`` loads ``mmcv._ext``, which
@@ -17,11 +17,11 @@ EXTENSION = 'mmcv._ext'
 
 
 class MissingOpError(RuntimeError):
-    """A compiled mmcv op was called and this mmcv has none."""
+    """A compiled mmcv op was called, but the installed mmcv has none."""
 
 
 class _MissingOps(types.ModuleType):
-    """Stands in for ``mmcv._ext``: any op can be imported, and says what to install when called."""
+    """Stand-in for ``mmcv._ext``: any op can be imported; calling it says what to install."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith('__'):
@@ -38,14 +38,14 @@ class _MissingOps(types.ModuleType):
 
 
 def apply() -> bool:
-    """Install the stand-in where it is needed; return whether it was."""
+    """Install the stand-in if it is needed, and return whether it was."""
     if EXTENSION in sys.modules or importlib.util.find_spec('mmcv') is None:
         return False
     if importlib.util.find_spec(EXTENSION) is not None:
         return False
     module = _MissingOps(EXTENSION)
     module.__file__ = __file__
-    # mmengine asks pkgutil.find_loader for it, which wants a spec
+    # mmengine calls pkgutil.find_loader, which needs a spec.
     module.__spec__ = importlib.machinery.ModuleSpec(EXTENSION, None)
     sys.modules[EXTENSION] = module
     return True

@@ -1,8 +1,8 @@
-"""Import mmseg's datasets without its word about an optional package.
+"""Import mmseg's datasets without its message about an optional package.
 
-Gap: onedl-mmsegmentation 1.4.2 prints "Could not import OneDL" twice per process at import: it logs
-at DEBUG level to no logger, which MMEngine prints. Eight ranks make sixteen lines of it.
-Remove when: onedl-mmsegmentation imports silently.
+Gap: onedl-mmsegmentation 1.4.2 prints "Could not import OneDL" twice per process at import, sixteen
+lines for eight ranks. It logs the message at DEBUG level to no logger, and MMEngine prints that.
+Remove when: onedl-mmsegmentation can be imported silently.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import io
 
 
 def apply() -> bool:
-    """Import ``mmseg.datasets``, with standard output held back."""
+    """Import ``mmseg.datasets`` with standard output suppressed."""
     with contextlib.redirect_stdout(io.StringIO()):
         import mmseg.datasets  # noqa: F401
     return True

@@ -1,4 +1,4 @@
-"""Datasets, their transforms, and the generator of demo scenes."""
+"""Datasets, their transforms, the generator of demo scenes, and the preparation of archives."""
 from .band_preprocessor import BandDataPreProcessor
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
 from .demo.demo_dataset import DemoParams, write_demo_data

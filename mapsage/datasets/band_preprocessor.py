@@ -10,15 +10,16 @@ from mmseg.registry import MODELS
 
 @MODELS.register_module()
 class BandDataPreProcessor(SegDataPreProcessor):
-    """MMSeg's ``SegDataPreProcessor`` for any number of bands; its own allows one or three.
+    """MMSeg's ``SegDataPreProcessor`` for any number of bands; the base class allows one or three.
 
     Args:
-        mean: Of each band, in the order of the image; ``tools/geotiff_statistics.py`` prints it.
-        std: Of each band.
+        mean: Mean of each band, in the order of the image's bands and in the units of the image;
+            ``tools/geotiff_statistics.py`` prints mean and deviation of a dataset.
+        std: Standard deviation of each band.
         **kwargs: As in ``SegDataPreProcessor``.
 
     Raises:
-        ValueError: If ``mean`` and ``std`` differ in length, or a deviation is not positive.
+        ValueError: If ``mean`` and ``std`` differ in length, or a value of ``std`` is not positive.
     """
 
     def __init__(self, mean: Optional[Sequence[float]] = None,

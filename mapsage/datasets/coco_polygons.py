@@ -1,4 +1,4 @@
-"""Semantic segmentation from COCO polygons, rasterized while loading."""
+"""Semantic segmentation from COCO polygons, which are rasterized while loading."""
 from __future__ import annotations
 
 import json
@@ -17,29 +17,31 @@ from mmseg.registry import DATASETS, TRANSFORMS
 
 @DATASETS.register_module()
 class CocoPolygonDataset(BaseSegDataset):
-    """Images with instance polygons in COCO JSON, seen as semantic segmentation.
+    """Images with instance polygons in COCO JSON, used for semantic segmentation.
 
     * Format: ``images`` (id, file_name, width, height), ``categories`` (id, name), ``annotations``
       (image_id, category_id, ``segmentation`` as lists ``[x0, y0, x1, y1, ...]`` in pixels,
       optional ``iscrowd``). Run-length masks are refused; convert them to polygons first.
-    * Classes: ``classes[0]`` is where no polygon lies; the others are matched with the JSON's
-      categories **by name**, so ids and their order do not matter. A category that is not among
-      the classes is an error.
-    * Mask: uint8, value = class index; where ``iscrowd`` is 1, the ignore index (255).
-    * Overlap: larger instances are drawn first, so small ones stay visible; among equal areas the
-      one listed later is on top. Crowds lie below everything.
-    * Images without annotations are kept: they are background.
+    * Classes: ``classes[0]`` is the class of pixels without a polygon; the others are matched with
+      the JSON's categories **by name**, so ids and their order do not matter. A category that is
+      not among the classes is an error.
+    * Mask: uint8, value = class index, or the ignore index (255) where ``iscrowd`` is 1.
+    * Overlap: larger instances are drawn first, so that small ones stay visible. Of instances with
+      equal areas the one listed later is on top. Crowds are drawn before everything else.
+    * Images without annotations are kept as background.
 
     The pipeline needs ``LoadPolygonAnnotations`` in place of ``LoadAnnotations``.
 
     Args:
-        ann_file: The JSON file, relative to ``data_root`` unless absolute.
-        metainfo: ``dict(classes=..., palette=...)``; needed unless a subclass has ``METAINFO``.
-        **kwargs: As in ``BaseSegDataset``; ``data_prefix=dict(img_path=...)`` is the image folder.
+        ann_file: Path of the JSON file, relative to ``data_root`` unless absolute.
+        metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
+            subclass has ``METAINFO``.
+        **kwargs: Arguments of ``BaseSegDataset``; ``data_prefix=dict(img_path=...)`` is the folder
+            of the images.
 
     Raises:
-        ValueError: For a file that is missing or breaks this format, with the file, the id, the
-            value found and what to do.
+        ValueError: If a file is missing or breaks this format; the message gives the file, the id,
+            the value found and what to do.
     """
 
     def __init__(self,
@@ -49,7 +51,7 @@ class CocoPolygonDataset(BaseSegDataset):
         super().__init__(ann_file=ann_file, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> List[Dict[str, Any]]:
-        """One entry per image, in the order of the file, with its polygons by drawing order."""
+        """Return one entry per image, in the order of the file, with polygons in drawing order."""
         source = self._read()
         class_of = self._match_categories(source['categories'])
         polygons: Dict[Any, List[Dict[str, Any]]] = {}
@@ -100,7 +102,7 @@ class CocoPolygonDataset(BaseSegDataset):
         return source
 
     def _match_categories(self, categories: Sequence[Dict[str, Any]]) -> Dict[Any, int]:
-        """Category id to class index."""
+        """Return the class index of each category id."""
         classes = list(self.METAINFO.get('classes') or self._metainfo.get('classes') or ())
         if not classes:
             names = tuple(c['name'] for c in categories)
@@ -142,7 +144,7 @@ class NWPUPolygonDataset(CocoPolygonDataset):
       (0.08 m, infrared), JPEG, 500 to 1,100 pixels a side; instance masks added by Su et al. 2019.
     * Classes (mask value): background 0, then 1..10 as in ``METAINFO``; no ignored value.
     * Objects cover a few percent of the pixels.
-    * Terms: research use.
+    * Terms: for research only.
     """
 
     METAINFO: Dict[str, Any] = dict(
@@ -156,17 +158,17 @@ class NWPUPolygonDataset(CocoPolygonDataset):
 
 @TRANSFORMS.register_module()
 class LoadPolygonAnnotations(BaseTransform):
-    """Draw the polygons of ``CocoPolygonDataset`` into ``gt_seg_map``, uint8 (H, W).
+    """Transform that draws polygons of ``CocoPolygonDataset`` into ``gt_seg_map``, uint8 (H, W).
 
-    The outline belongs to an instance; vertices are rounded to the nearest pixel. Put it before
-    resizing in training, after it in testing, like MMSeg's ``LoadAnnotations``.
+    The outline is part of an instance; vertices are rounded to the nearest pixel. Like MMSeg's
+    ``LoadAnnotations`` it belongs before resizing in training and after resizing in testing.
 
     Required keys: ``polygons``, ``mask_shape``, ``label_map``, ``seg_fields``. Added:
     ``gt_seg_map``.
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the mask.
+        """Add the mask to ``results``, and return them.
 
         Raises:
             ValueError: If the image does not have the size that the JSON gives.
@@ -179,7 +181,7 @@ class LoadPolygonAnnotations(BaseTransform):
                              f'{shape[1]}; polygons would not fit, correct one of them')
         mask = np.zeros(shape, np.uint8)
         for label, parts in results['polygons']:
-            for part in parts:  # one by one: together, overlapping parts would cancel out
+            for part in parts:  # drawn together, overlapping parts would cancel out
                 cv2.fillPoly(mask, [np.round(part).astype(np.int32)], int(label))
         if results['label_map'] is not None:
             lookup = np.arange(256, dtype=np.uint8)
@@ -192,9 +194,9 @@ class LoadPolygonAnnotations(BaseTransform):
 
 
 def _check_polygons(segmentation: Any, shape: Tuple[int, int], where: str) -> List[np.ndarray]:
-    """The parts of one instance as float64 (N, 2) xy arrays.
+    """Return the parts of one instance, xy arrays, float64 (N, 2).
 
-    ``shape`` is the image's (height, width); ``where`` starts the error message.
+    ``shape`` is (height, width) of the image; an error message begins with ``where``.
     """
     if isinstance(segmentation, dict):
         raise ValueError(f'{where} is a run-length mask, expected polygons [[x0, y0, x1, y1, '
@@ -220,6 +222,6 @@ def _check_polygons(segmentation: Any, shape: Tuple[int, int], where: str) -> Li
 
 
 def _signed_area(points: np.ndarray) -> float:
-    """Shoelace formula, in square pixels; the sign gives the sense of rotation."""
+    """Return the area in square pixels (shoelace formula), with the sign of the rotation."""
     x, y = points.T
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2

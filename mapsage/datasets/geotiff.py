@@ -1,4 +1,4 @@
-"""Training windows straight from GeoTIFF scenes of any size and band count."""
+"""Training windows read directly from GeoTIFF scenes of any size and number of bands."""
 from __future__ import annotations
 
 import glob
@@ -12,7 +12,7 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 
 from mapsage.geo import (
-    UNLABELLED,
+    UNLABELED,
     VECTOR_SUFFIXES,
     GeoError,
     Raster,
@@ -24,7 +24,7 @@ from mapsage.geo import (
 
 _SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
 
-# Places looked at in each direction of a window before it is called empty and read whole.
+# Number of pixels examined in each direction of a window; if none is valid, the whole is read.
 _LOOKS = 32
 
 
@@ -32,33 +32,36 @@ _LOOKS = 32
 class GeoTiffDataset(BaseSegDataset):
     """Windows of raster scenes, with labels from rasters or polygons.
 
-    * Scenes: any raster GDAL reads, of any size; uint8 stays, other numbers become float32.
-    * Image: (window, window, bands), bands in the order of ``bands``; 3 bands of most files are
-      red, green, blue, while a stock config expects blue first: see docs/datasets.md.
-    * Windows: a grid of ``stride``; the last of a row or column is moved inside the scene. A scene
-      smaller than the window is filled up with 0. Windows without a valid pixel are left out.
-    * Label rasters: one band of class indices on the grid of the scene, same name in the folder
-      ``labels``. Vector labels: polygons with a class name or index in ``class_field``, in any
-      CRS; one file for all scenes, or one a scene by name.
-    * Mask: uint8, value = class index; 255 for no-data of the scene or of the labels, and beyond
-      the scene.
+    * Scenes: any raster that GDAL reads, of any size. uint8 is kept, other types become float32.
+    * Image: (window, window, bands), with the bands in the order of ``bands``. The three bands of
+      most files are red, green, blue, while a stock config expects blue first; see
+      docs/datasets.md.
+    * Windows: a grid with step ``stride``; the last window of a row or column is moved inside the
+      scene. A scene smaller than the window is padded with 0. Windows without a valid pixel are
+      left out.
+    * Label rasters: one band of class indices on the grid of the scene, under the same name in the
+      folder ``labels``. Vector labels: polygons with a class name or index in ``class_field``, in
+      any CRS; either one file for all scenes or one for each, found by name.
+    * Mask: uint8, value = class index; 255 beyond the scene and where the scene or the labels have
+      no data.
 
     The pipeline begins with ``LoadGeoTiffWindow`` and ``LoadGeoTiffLabels``.
 
     Args:
-        scenes: A file, a folder, a glob pattern, or a list of them, relative to ``data_root``.
-        labels: A folder, or one file; None for scenes without labels.
+        scenes: Path of a file or folder, glob pattern, or list of these, relative to ``data_root``.
+        labels: Path of a folder or of one file; None for scenes without labels.
         window: Side of a window in pixels.
-        stride: From window to window in pixels; default: ``window``.
-        bands: 1-based; default: all but an alpha band.
-        class_field: The attribute of vector labels with the class.
-        outside: Class index where no polygon lies; 255 to ignore those pixels.
-        metainfo: ``dict(classes=..., palette=...)``; needed unless a subclass has ``METAINFO``.
-        **kwargs: As in ``BaseSegDataset``.
+        stride: Distance between windows in pixels; default: ``window``.
+        bands: Band numbers, counted from 1; default: all but an alpha band.
+        class_field: Name of the attribute of vector labels that holds the class.
+        outside: Class index of pixels that no polygon covers; 255 to ignore them.
+        metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
+            subclass has ``METAINFO``.
+        **kwargs: Arguments of ``BaseSegDataset``.
 
     Raises:
-        GeoError: For files that are missing, cannot be read or do not fit together, with the
-            file, what was found and what to do.
+        GeoError: If files are missing, cannot be read or do not fit together; the message gives
+            the file, what was found and what to do.
     """
 
     def __init__(self,
@@ -81,7 +84,7 @@ class GeoTiffDataset(BaseSegDataset):
         super().__init__(**kwargs)
 
     def load_data_list(self) -> List[Dict[str, Any]]:
-        """One entry per window that holds data: number of its scene, column and row."""
+        """Return one entry per window that holds data: number of its scene, column and row."""
         self._scenes = []
         entries: List[Dict[str, Any]] = []
         counts: Dict[int, str] = {}
@@ -102,7 +105,7 @@ class GeoTiffDataset(BaseSegDataset):
         return entries
 
     def get_data_info(self, idx: int) -> Dict[str, Any]:
-        """Return what the pipeline needs to load window ``idx``."""
+        """Return the facts that the pipeline needs to load window ``idx``."""
         info = super().get_data_info(idx)
         column, row = info.pop('place')
         return dict(info, **self._scenes[info['scene']], window=(column, row, self.window),
@@ -111,7 +114,7 @@ class GeoTiffDataset(BaseSegDataset):
                     seg_fields=[])
 
     def _file_classes(self) -> List[str]:
-        """The classes by which labels count: those of the subclass, if it has any."""
+        """Return the classes that label values refer to: the subclass's, if it has any."""
         return list(self.METAINFO.get('classes') or self._metainfo.get('classes') or ())
 
     def _find_scenes(self) -> List[str]:
@@ -149,7 +152,7 @@ class GeoTiffDataset(BaseSegDataset):
         return self._vectors[path].for_scene(scene, self.outside)
 
     def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
-        """Yield (column, row) of the windows with a valid pixel."""
+        """Yield (column, row) of each window with a valid pixel."""
         factor = max(1, self.window // _LOOKS)
         seen = scene.read_reduced(factor)[1] if scene.may_have_gaps else None
         for row in _grid(scene.height, self.window, self.stride):
@@ -166,18 +169,18 @@ class GeoTiffDataset(BaseSegDataset):
 
 @TRANSFORMS.register_module()
 class LoadGeoTiffWindow(BaseTransform):
-    """Read the window of a ``GeoTiffDataset``.
+    """Transform that reads the image of a window of ``GeoTiffDataset``.
 
     Required keys: ``scene``, ``bands``, ``window``. Added: ``img`` (window, window, bands), uint8
     or float32, 0 where there is no data; ``valid``, bool (window, window); ``img_shape``,
-    ``ori_shape``; ``img_path``: a name for the window, ``SCENE_COLUMN_ROW.tif``.
+    ``ori_shape``; ``img_path``, a name for the window: ``SCENE_COLUMN_ROW.tif``.
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the image.
+        """Add the image to ``results``, and return them.
 
         Raises:
-            RasterBlockError: If the file is damaged there.
+            RasterBlockError: If the file is damaged in this window.
         """
         column, row, side = results['window']
         values, valid = open_raster(results['scene'], results['bands']).read(
@@ -193,17 +196,17 @@ class LoadGeoTiffWindow(BaseTransform):
 
 @TRANSFORMS.register_module()
 class LoadGeoTiffLabels(BaseTransform):
-    """Read or burn the labels of a window, after ``LoadGeoTiffWindow``.
+    """Transform that reads or burns the labels of a window, after ``LoadGeoTiffWindow``.
 
     Required keys: ``labels``, ``window``, ``valid``, ``num_classes``, ``ignore_index``. Added:
     ``gt_seg_map``, uint8 (window, window).
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the mask.
+        """Add the mask to ``results``, and return them.
 
         Raises:
-            GeoError: If the dataset has no labels, or a label is no class.
+            GeoError: If the dataset has no labels, or a label is not a class.
         """
         if results['labels'] is None:
             raise GeoError(f'{results["scene"]} was given without labels; set labels= of the '
@@ -211,7 +214,7 @@ class LoadGeoTiffLabels(BaseTransform):
         column, row, side = results['window']
         ignore = results['ignore_index']
         labels = results['labels'].read(column, row, side, side)
-        ignored = (labels == UNLABELLED) | (labels == ignore) | ~results['valid']
+        ignored = (labels == UNLABELED) | (labels == ignore) | ~results['valid']
         shift = int(results['reduce_zero_label'])
         if shift:
             ignored |= labels == 0
@@ -241,11 +244,11 @@ class LoadGeoTiffLabels(BaseTransform):
 
 
 def _grid(size: int, window: int, stride: int) -> List[int]:
-    """Return where windows begin along a side; the last one ends with the scene."""
+    """Return the start of each window along a side; the last window ends with the scene."""
     starts = list(range(0, max(size - window, 0) + 1, stride))
     return starts if starts[-1] + window >= size else starts + [size - window]
 
 
 def _cells(start: int, window: int, size: int, cells: int) -> slice:
-    """Return which cells of a reduced side, ``cells`` for ``size`` pixels, lie in a window."""
+    """Return which cells of a reduced side (``cells`` for ``size`` pixels) lie in a window."""
     return slice(-(-start * cells // size), (start + window) * cells // size)

@@ -1,4 +1,4 @@
-"""Draw several augmented views of each tile, one after the other."""
+"""A sampler that draws a number of augmented views of each tile, one after the other."""
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, Optional
@@ -9,16 +9,16 @@ from torch.utils.data import Sampler
 
 @DATA_SAMPLERS.register_module()
 class GroupedViewsSampler(Sampler):
-    """Repeats every index of another sampler, so that a group holds views of one tile.
+    """Sampler that repeats every index of another sampler, so that a group holds one tile's views.
 
-    Every view is augmented on its own. Goes with ``group_size=views`` of
-    :class:`DynamicSamplingHook` and a batch size that ``views`` divides.
+    Every view is augmented independently. Use it with ``group_size=views`` of
+    :class:`DynamicSamplingHook` and a batch size that is a multiple of ``views``.
 
     Args:
-        dataset: The dataset.
-        views: Views a tile, 1 or more.
-        sampler: Config of the sampler of tiles.
-        seed: Its seed.
+        dataset: Dataset to draw from.
+        views: Number of views of each tile, at least 1.
+        sampler: Config of the sampler that draws the tiles.
+        seed: Seed of that sampler.
 
     Raises:
         ValueError: If ``views`` is less than 1.
@@ -41,6 +41,6 @@ class GroupedViewsSampler(Sampler):
         return len(self.sampler) * self.views
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the order of another pass over the tiles."""
+        """Select the order of the given pass over the tiles."""
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)

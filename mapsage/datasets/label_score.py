@@ -1,4 +1,4 @@
-"""Score a tile by its labels alone, where it is loaded."""
+"""A score of a tile that depends on its labels alone and is computed where the tile is loaded."""
 from __future__ import annotations
 
 import math
@@ -14,22 +14,22 @@ METRICS = ('class_entropy', 'rare_classes', 'valid_pixels')
 @TASK_UTILS.register_module()
 @TRANSFORMS.register_module()
 class LabelScore(BaseTransform):
-    """Score a tile by its label map; costs no forward pass and no second look.
+    """Score of a tile, computed from its label map without a forward pass of the model.
 
     As ``score`` of :class:`DynamicSamplingHook` it runs at the end of the pipeline, in the loader's
     workers. As the last transform of a pipeline it writes its score into the data sample's
     metainfo, as ``label_score``.
 
     Args:
-        metric: ``'class_entropy'``: entropy of the classes' shares in nats, 0 for one class, 0.69
-            for two of equal size, ``ln C`` for C of equal size. ``'rare_classes'``: share of the
-            labeled pixels that is of ``classes``. ``'valid_pixels'``: share of all pixels that is
-            labeled.
-        classes: Class indices, for ``'rare_classes'``.
-        ignore_index: The label of pixels without a class.
+        metric: Name of the score. ``'class_entropy'`` is the entropy of the classes' shares in
+            nats: 0 for one class, 0.69 for two of equal size, ``ln C`` for C of equal size.
+            ``'rare_classes'`` is the share of the labeled pixels that belong to ``classes``.
+            ``'valid_pixels'`` is the share of all pixels that are labeled.
+        classes: Class indices, required for ``'rare_classes'`` only.
+        ignore_index: Label of pixels without a class.
 
     Raises:
-        ValueError: For another metric, or classes that do not go with it.
+        ValueError: If ``metric`` is none of these, or ``classes`` does not suit it.
     """
 
     def __init__(self, metric: str = 'class_entropy', classes: Optional[Sequence[int]] = None,
@@ -42,7 +42,7 @@ class LabelScore(BaseTransform):
         self.metric, self.classes, self.ignore_index = metric, list(classes or ()), ignore_index
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the score to the data sample of a packed sample."""
+        """Add the score to the metainfo of a packed sample, and return the sample."""
         results['data_samples'].set_metainfo(dict(label_score=self.score(results)))
         return results
 
@@ -65,7 +65,7 @@ class LabelScore(BaseTransform):
         if self.metric == 'rare_classes':
             return float(sum(counts[c] for c in self.classes if c < len(counts))) / known.size
         shares = counts[counts > 0] / known.size
-        # + 0.0: the entropy of one class is 0, not -0
+        # Adding 0.0 turns the -0.0 of a single class into 0.0.
         return min(math.log(len(counts)), float(-(shares * np.log(shares)).sum())) + 0.0
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class LabelScore(BaseTransform):
 
 
 def label_map(sample: Any) -> Optional[np.ndarray]:
-    """Return the integer ``(height, width)`` label map of a packed sample, None without one."""
+    """Return the label map of a packed sample, integers (height, width), or None without one."""
     truth = getattr(sample.get('data_samples') if isinstance(sample, dict) else None,
                     'gt_sem_seg', None)
     if truth is None:

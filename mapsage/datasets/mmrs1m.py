@@ -1,4 +1,4 @@
-"""MMRS-1M: images with a class or with boxes; for segmentation only by explicit request."""
+"""MMRS-1M: images with a class or with boxes; used for segmentation only on explicit request."""
 from __future__ import annotations
 
 import logging
@@ -33,34 +33,37 @@ _REFUSAL = (
 
 @DATASETS.register_module()
 class MMRS1MDataset(BaseSegDataset):
-    """MMRS-1M, the instruction set of EarthGPT, as far as it supports other tasks than language.
+    """The parts of MMRS-1M, EarthGPT's instruction set, that suit tasks other than language.
 
     * Source: about one million image-text pairs made from 34 public sets, optical, SAR and
       infrared; captions, questions, classification, detection, visual grounding.
-    * Format: a JSON list of ``{"image": path, "conversations": [...]}``, image paths as written
-      (``data/detection/...``) below ``data_prefix['img_path']``.
-    * Boxes: 0..1 of the image padded centrally to a square; this class undoes that.
+    * Format: a JSON list of ``{"image": path, "conversations": [...]}``. The paths, as written
+      (``data/detection/...``), are relative to ``data_prefix['img_path']``.
+    * Boxes: coordinates in 0..1 of the image padded centrally to a square; this class undoes the
+      padding.
     * Masks: none. ``task='segmentation'`` is refused unless ``box_supervised=True``: then every
       box is filled with its class, a ring along its edge is ignored (255), the rest is background
-      (0), and every log and ``metainfo['supervision']`` say ``box-supervised``. Larger boxes lie
-      below smaller ones.
+      (0), and every log and ``metainfo['supervision']`` say ``box-supervised``. Smaller boxes are
+      drawn over larger ones.
     * Terms: those of the 34 sources.
 
-    Nothing is ever made up: a missing image, a record of another form, a name that is no class is
-    an error with the file and the number of the record, counted from 0.
+    No label is ever invented. A missing image, a record of another form, or a name that is not a
+    class is an error that gives the file and the number of the record, counted from 0.
 
     Args:
-        ann_file: One JSON file, relative to ``data_root`` unless absolute.
-        task: ``'segmentation'``, ``'classification'`` or ``'box'``.
-        box_supervised: Asks for pseudo-masks from boxes.
+        ann_file: Path of one JSON file, relative to ``data_root`` unless absolute.
+        task: Task to read records for: ``'segmentation'``, ``'classification'`` or ``'box'``.
+        box_supervised: Whether to make pseudo-masks from boxes.
         ignore_ring: Width in pixels that is ignored on each side of a box's edge.
-        names: Class of names that are not spelled like it (``{'storage tanks': 'storage_tank'}``).
-        metainfo: ``dict(classes=...)``. For masks ``classes[0]`` is the background; boxes without
-            masks need none.
-        **kwargs: As in ``BaseSegDataset``.
+        names: Mapping to classes for names that are spelled differently, for example
+            ``{'storage tanks': 'storage_tank'}``.
+        metainfo: Classes, as ``dict(classes=...)``. For masks ``classes[0]`` is the background;
+            ``task='box'`` needs no classes.
+        **kwargs: Arguments of ``BaseSegDataset``.
 
     Raises:
-        ValueError: As above, and for segmentation without ``box_supervised=True``.
+        ValueError: For any of the errors above, and for segmentation without
+            ``box_supervised=True``.
     """
 
     def __init__(self,
@@ -93,18 +96,18 @@ class MMRS1MDataset(BaseSegDataset):
                       'against them are not segmentation scores', 'current', logging.WARNING)
 
     def load_data_list(self) -> List[Dict[str, Any]]:
-        """One entry per record, in the order of the file."""
+        """Return one entry per record, in the order of the file."""
         path = Path(self.ann_file)
         return [self._entry(conversation, number, f'{path}: record {number}')
                 for number, conversation in enumerate(read_conversations(path))]
 
     def records(self) -> Iterator[Dict[str, Any]]:
-        """What the file says of each image, for other tools than a segmentor.
+        """Yield the content of each record, for tools other than a segmentor.
 
         Yields:
-            ``task``, ``image`` (path), ``record`` (its number), and for classification ``label``
-            (a class name), for boxes ``objects``: dicts with ``phrase`` as written and ``box``,
-            the corners x0, y0, x1, y1 in pixels of the image.
+            A dict with ``task``, ``image`` (path) and ``record`` (number). For classification it
+            also has ``label``, a class name; for boxes ``objects``, dicts with ``phrase`` as
+            written and ``box``, the corners x0, y0, x1, y1 in pixels of the image.
         """
         for index in range(len(self)):
             info = self.get_data_info(index)
@@ -138,7 +141,7 @@ class MMRS1MDataset(BaseSegDataset):
         return info
 
     def _class_index(self, name: str, where: str, first: int) -> int:
-        """Index of the class that ``name`` means, among those from index ``first`` on."""
+        """Return the index of the class that ``name`` means, among those from ``first`` on."""
         classes = list(self._metainfo['classes'])
         index = find_class(self.names.get(name.lower(), name).lower(), classes[first:])
         if index < 0:
@@ -150,16 +153,16 @@ class MMRS1MDataset(BaseSegDataset):
 
 @TRANSFORMS.register_module()
 class LoadBoxPseudoMasks(BaseTransform):
-    """Fill the boxes of ``MMRS1MDataset`` into ``gt_seg_map``, uint8 (H, W).
+    """Transform that fills the boxes of ``MMRS1MDataset`` into ``gt_seg_map``, uint8 (H, W).
 
-    Put it after ``LoadImageFromFile`` and before resizing in training; in testing, after it.
+    Put it after ``LoadImageFromFile``; in training before resizing, in testing after resizing.
 
     Required keys: ``objects``, ``labels``, ``ignore_ring``, ``ignore_index``, ``where``,
     ``ori_shape``, ``seg_fields``. Added: ``gt_seg_map``.
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the mask.
+        """Add the mask to ``results``, and return them.
 
         Raises:
             ValueError: If a box lies outside its image.

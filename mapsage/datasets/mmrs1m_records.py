@@ -1,7 +1,7 @@
-"""Conversations of MMRS-1M as records: the class of an image, or boxes with a phrase.
+"""The conversations of MMRS-1M as records: the class of an image, or boxes with a phrase.
 
-The format is that of the set's README (EarthGPT) and of published readers of it; see
-docs/datasets.md for what was seen of the data itself.
+The format follows the README of the set (EarthGPT) and published code that reads it;
+docs/datasets.md describes which parts of the data itself were examined.
 """
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REGION = re.compile(r':\s*\[([^\[\]]*)\]\s*$')
 _COUNT = re.compile(r'^(?:\d+|an?|one|two|three|four|five|six|seven|eight|nine|ten)\s+',
                     re.IGNORECASE)
 
-# Coordinates are written with two decimals or more, so a box may end this share of the side beyond
-# the image; further out it was not padded as the README says.
+# Coordinates have at least two decimals, so rounding may move a box beyond the image by this share
+# of the side. A box further outside was not padded as the README describes.
 _ROUNDING = 0.01
 
 
 class Box(NamedTuple):
-    """Corners; 0..1 of the padded square, or pixels of the image, as the context says."""
+    """Corners of a box, in 0..1 of the padded square or in pixels of the image, by context."""
 
     x0: float
     y0: float
@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One element of the JSON list: image path as written, and pairs of prompt and answer."""
+    """One element of the JSON list: the image path as written, and (prompt, answer) pairs."""
 
     image: str
     turns: Tuple[Tuple[str, str], ...]
@@ -40,7 +40,8 @@ def read_conversations(path: Path) -> List[Conversation]:
     """Read a JSON list of ``{"image": ..., "conversations": [{"from": ..., "value": ...}]}``.
 
     Raises:
-        ValueError: For a file or a record of another form, with its number, counted from 0.
+        ValueError: If the file or a record has another form; the message gives the number of the
+            record, counted from 0.
     """
     if not path.is_file():
         raise ValueError(f'{path} does not exist, expected a JSON file of MMRS-1M such as '
@@ -75,7 +76,7 @@ def _conversation(record: Any, where: str) -> Conversation:
 
 
 def read_class(conversation: Conversation, where: str) -> str:
-    """The answer of a classification record: a name.
+    """Return the answer of a classification record, a name.
 
     Raises:
         ValueError: If there is not exactly one answer, or it is not a plain phrase.
@@ -88,10 +89,10 @@ def read_class(conversation: Conversation, where: str) -> str:
 
 
 def read_objects(conversation: Conversation, where: str) -> List[Tuple[str, Box]]:
-    """Phrases and boxes (0..1 of the padded square) of a detection or visual grounding record.
+    """Return phrases and boxes (0..1 of the padded square) of a detection or grounding record.
 
-    Detection answers ``There are <p>2 ships</p>[x0,y0,x1,y1;x0,y0,x1,y1]``; grounding asks ``...:
-    [x0,y0,x1,y1]`` and answers with the phrase.
+    A detection record answers ``There are <p>2 ships</p>[x0,y0,x1,y1;x0,y0,x1,y1]``. A visual
+    grounding record asks ``...: [x0,y0,x1,y1]`` and answers with the phrase.
 
     Raises:
         ValueError: If a turn is neither, or a box is not four numbers in order within 0..1.
@@ -129,16 +130,16 @@ def _box(text: str, where: str) -> Box:
 
 
 def undo_padding(box: Box, width: int, height: int, where: str) -> Box:
-    """A box in pixels of its image, from 0..1 of the square that the set pads images to.
+    """Return a box in pixels of its image.
 
-    The README pads the shorter side to the longer one, ``int((longer - shorter) / 2)`` before it,
-    and divides by the longer one.
+    As the set's README describes, the shorter side of an image was padded to the longer one, with
+    ``int((longer - shorter) / 2)`` pixels before it; coordinates were divided by the longer one.
 
     Args:
-        box: 0..1 of the square.
-        width: Of the image, pixels.
-        height: Of the image, pixels.
-        where: Begins an error message.
+        box: Box in 0..1 of the padded square.
+        width: Width of the image in pixels.
+        height: Height of the image in pixels.
+        where: Place of the record, with which an error message begins.
 
     Raises:
         ValueError: If the box lies outside the image by more than 1 % of the longer side.
@@ -157,12 +158,12 @@ def undo_padding(box: Box, width: int, height: int, where: str) -> Box:
 
 
 def object_name(phrase: str) -> str:
-    """A phrase without its count, in lower case: ``13 Ships`` gives ``ships``."""
+    """Return a phrase without its count, in lower case: ``13 Ships`` gives ``ships``."""
     return _COUNT.sub('', phrase.strip()).lower()
 
 
 def find_class(name: str, classes: Sequence[str]) -> int:
-    """Index of a name among the classes, also in the plural with s; -1 if it is none."""
+    """Return the index of a name, or of its plural with s, among the classes; -1 without one."""
     lowered = [c.lower() for c in classes]
     for form in (name, name[:-1] if name.endswith('s') else name):
         if form in lowered:

@@ -1,4 +1,4 @@
-"""Every picture: a canvas, tiles, and the galleries and charts made of them."""
+"""All pictures: a canvas, tiles, and the galleries and charts made of them."""
 from .confusion_plot import plot_confusion
 from .preview import PreviewSample, render_preview, save_preview
 

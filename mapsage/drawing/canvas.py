@@ -1,7 +1,7 @@
-"""A picture made of text, charts and arrays, placed pixel for pixel.
+"""A picture made of text, charts and arrays, placed at exact pixels.
 
-Matplotlib is imported on the first use and only its object interface is used: a training script
-that plots with pyplot keeps its own figures.
+Matplotlib is imported on first use, and only through its object interface, so that the figures of a
+training script that uses pyplot are not affected.
 """
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ _DPI = 100
 
 
 class Canvas:
-    """A Matplotlib figure addressed in pixels from the top left corner."""
+    """A Matplotlib figure with coordinates in pixels from the top left corner.
+
+    Args:
+        width: Width in pixels.
+        height: Height in pixels.
+    """
 
     def __init__(self, width: int, height: int) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         self._width, self._height = width, height
-        # The hundredth of a pixel keeps float rounding from cutting a row or a column.
+        # Without the hundredth of a pixel, float rounding may cut off a row or a column.
         self._figure: Figure = Figure(
             figsize=((width + 0.01) / _DPI, (height + 0.01) / _DPI), dpi=_DPI, facecolor=PAPER)
         self._canvas = FigureCanvasAgg(self._figure)
@@ -34,34 +39,36 @@ class Canvas:
 
     def text(self, left: int, baseline: int, text: str, size: float, weight: str = 'normal',
              color: str = INK) -> None:
-        """Write a line; ``left`` and ``baseline`` in pixels, ``size`` in points."""
-        # parse_math: a class called 'a$b$' is a name, not a formula.
+        """Write a line of text; ``left`` and ``baseline`` are in pixels, ``size`` is in points."""
+        # Without parse_math=False, a class called 'a$b$' would be shown as a formula.
         self._figure.text(left / self._width, 1 - baseline / self._height, text, fontsize=size,
                           fontweight=weight, color=color, va='baseline', parse_math=False)
 
     def axes(self, left: int, top: int, width: int, height: int) -> Any:
-        """Return Matplotlib axes with these pixels inside their frame."""
+        """Return Matplotlib axes whose frame encloses these pixels."""
         return self._figure.add_axes((left / self._width, 1 - (top + height) / self._height,
                                       width / self._width, height / self._height))
 
     def picture(self, left: int, top: int, pixels: np.ndarray) -> None:
-        """Place ``(height, width, 3)`` uint8 RGB, unresampled, in a hairline."""
+        """Place an array, RGB uint8 ``(height, width, 3)``, without resampling, in a thin frame."""
         self._pictures.append((left, top, pixels))
 
     def pixels(self) -> np.ndarray:
-        """Return the drawing as ``(height, width, 3)`` uint8 RGB."""
+        """Return the drawing as RGB uint8 ``(height, width, 3)``."""
         self._canvas.draw()
         drawn = np.array(self._canvas.buffer_rgba(), dtype=np.uint8)[:, :, :3]
         for left, top, pixels in self._pictures:
             height, width = pixels.shape[:2]
-            # A hairline, without which white classes melt into the paper.
+            # A thin frame, without which white classes could not be told from the background.
             drawn[top - 1:top + height + 1, left - 1:left + width + 1] = 168
             drawn[top:top + height, left:left + width] = pixels
         return np.ascontiguousarray(drawn)
 
 
 def save_png(path: str, pixels: np.ndarray) -> None:
-    """Write ``(height, width, 3)`` uint8 RGB at ``path`` in one step; its folder is created.
+    """Write an array, RGB uint8 ``(height, width, 3)``, to ``path`` in one step.
+
+    The folder is created if it does not exist.
 
     Raises:
         OSError: If the folder cannot be written.

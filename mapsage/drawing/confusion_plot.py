@@ -10,27 +10,28 @@ from .canvas import FAINT, INK, Canvas, save_png
 
 _MARGIN, _HEADER, _LETTER, _SUMS, _SIDE = 28, 84, 7, 96, 1280
 _MIN_CELL, _MAX_CELL = 11, 84
-_TEXT_CELL = 46  # holds '100.0' and '999.9k'
+_TEXT_CELL = 46  # smallest cell, in pixels, that has room for '100.0' and '999.9k'
 
 
 def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
                      title: str = 'Confusion matrix', subtitle: str = '') -> np.ndarray:
-    """Draw a confusion matrix: in each row the percentages of a class of the truth.
+    """Draw a confusion matrix, whose rows show the percentages of each class of the truth.
 
-    Blue deepens with the percentage, so that brightness alone tells it. Where there is room, a cell
-    holds its percentage and its pixels. Rows of classes that do not occur are gray.
+    A higher percentage gives a darker blue, so brightness alone is enough to read it. If there is
+    room, a cell contains its percentage and its number of pixels. Rows of classes that do not occur
+    are gray.
 
     Args:
-        matrix: ``(C, C)`` integers.
-        classes: C names.
+        matrix: Confusion matrix, integers ``(C, C)``; rows are the truth.
+        classes: Names of the C classes.
         title: First line.
         subtitle: Second line.
 
     Returns:
-        ``(H, W, 3)`` uint8 RGB.
+        Picture, RGB uint8 ``(H, W, 3)``.
 
     Raises:
-        ValueError: If there is not one name a class.
+        ValueError: If the number of names is not that of the classes.
     """
     counts = np.asarray(matrix.cpu() if isinstance(matrix, torch.Tensor) else matrix)
     number = len(classes)
@@ -52,7 +53,7 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
     _draw_cells(axes, counts, cell)
     axes.set_xticks(range(number))
     axes.set_yticks(range(number))
-    # as Canvas.text: a class called 'a$b$' is a name, not a formula
+    # Without parse_math=False, a class called 'a$b$' would be shown as a formula.
     axes.set_xticklabels(names, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticklabels(names, fontsize=size, parse_math=False)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False,
@@ -87,23 +88,23 @@ def _draw_cells(axes: Any, counts: np.ndarray, cell: int) -> None:
 
 def plot_confusion(path: str, matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
                    title: str = 'Confusion matrix', subtitle: str = '') -> None:
-    """Draw a confusion matrix and put it at ``path`` in one step, as PNG.
+    """Draw a confusion matrix and write it to ``path`` in one step, as PNG.
 
     Args:
-        path: The file to write; its folder is created.
-        matrix, classes, title, subtitle: As for :func:`render_confusion`.
+        path: Path of the file; its folder is created.
+        matrix, classes, title, subtitle: Arguments of :func:`render_confusion`.
 
     Raises:
-        ValueError: As there.
+        ValueError: For the same reasons as in :func:`render_confusion`.
         OSError: If the folder cannot be written.
     """
     save_png(path, render_confusion(matrix, classes, title, subtitle))
 
 
 def short_count(count: int) -> str:
-    """Return a count in at most six letters: 999, 12.3k, 4.5M, 678.9G."""
+    """Return a count in at most six characters: 999, 12.3k, 4.5M, 678.9G."""
     for factor, unit in ((10**9, 'G'), (10**6, 'M'), (10**3, 'k')):
-        # what would be rounded to 1000.0 of a unit is 1.0 of the next
+        # A count that would round to 1000.0 of a unit is shown as 1.0 of the next.
         if count >= factor * 0.99995 and count >= 1000:
             return f'{count / factor:.1f}{unit}'
     return str(count)

@@ -1,4 +1,4 @@
-"""A picture of a whole map: the scene beside it, and a legend with the share of each class."""
+"""A picture of a whole map beside its scene, with a legend that gives the share of each class."""
 from __future__ import annotations
 
 from typing import List, Sequence, Tuple
@@ -10,20 +10,20 @@ from mapsage.geo import Raster, RasterBlockError
 from . import tiles
 from .canvas import FAINT, Canvas, save_png
 
-_SIDE = 780  # pixels of the longer side of either picture
-_READ = 1024  # pixels of a scene that are read at a time, about
+_SIDE = 780  # longer side of either picture, in pixels
+_READ = 1024  # approximate side of the part of a scene that is read at a time, in pixels
 _MARGIN, _GAP, _HEADER, _LEGEND_LINE = 28, 16, 92, 26
 
 
 def thumbnail(raster: Raster, factor: int) -> np.ndarray:
-    """Return a scene shrunk by averaging, in parts, so that memory does not grow with it.
+    """Return a scene reduced by averaging, part by part, so that memory does not grow with it.
 
     Args:
-        raster: The scene.
-        factor: Pixels of the scene a pixel, along each axis.
+        raster: Scene to reduce.
+        factor: Number of pixels of the scene for each pixel of the result, along each axis.
 
     Returns:
-        ``(height, width, bands)`` float32, rounded up; NaN where there is no data.
+        Reduced scene, float32 ``(height, width, bands)``, sizes rounded up; NaN without data.
     """
     step = max(1, _READ // factor) * factor
     rows, columns = -(-raster.height // factor), -(-raster.width // factor)
@@ -43,28 +43,28 @@ def thumbnail(raster: Raster, factor: int) -> np.ndarray:
 
 
 def shrink_labels(labels: np.ndarray, row: int, factor: int) -> np.ndarray:
-    """Return every ``factor``-th pixel of a strip whose first row is ``row`` of its map."""
+    """Return every ``factor``-th pixel of a strip that begins at ``row`` of its map."""
     return labels[-row % factor::factor, ::factor]
 
 
 def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int, title: str,
                      names: Sequence[str], palette: np.ndarray, shares: Sequence[float],
                      no_data: int) -> None:
-    """Draw the scene beside its map and put the picture at ``path`` in one step.
+    """Draw the scene beside its map and write the picture to ``path`` in one step.
 
     Args:
-        path: The PNG file.
-        raster: The scene.
-        labels: The map, by :func:`shrink_labels`.
-        factor: By how much it was shrunk.
+        path: Path of the PNG file.
+        raster: Scene of the map.
+        labels: Map, reduced by :func:`shrink_labels`.
+        factor: Factor by which the map was reduced.
         title: First line.
         names: Class names.
-        palette: ``(classes, 3)`` uint8 RGB.
+        palette: Color of each class, RGB uint8 ``(classes, 3)``.
         shares: Share of each class among the pixels with data, 0 to 1.
-        no_data: Label of the pixels without data.
+        no_data: Label of pixels without data.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     scene = thumbnail(raster, factor)
     pictures = [_fit(_shown(scene), False), tiles.color_labels(_fit(labels, True), palette)]
@@ -79,7 +79,7 @@ def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int,
 def _average(values: np.ndarray, valid: np.ndarray, factor: int) -> np.ndarray:
     bands, height, width = values.shape
     blocks = (height // factor, factor, width // factor, factor)
-    # A part of the last block lies beyond the scene, where valid is False.
+    # Part of the last block may lie beyond the scene; valid is False there.
     count = valid.reshape(blocks).sum((1, 3), dtype=np.float32)
     total = np.stack([np.where(valid, band, 0).reshape(blocks).sum((1, 3), dtype=np.float64)
                       for band in values], axis=-1)
@@ -88,7 +88,7 @@ def _average(values: np.ndarray, valid: np.ndarray, factor: int) -> np.ndarray:
 
 
 def _shown(scene: np.ndarray) -> np.ndarray:
-    """Return a thumbnail as uint8 RGB: as it is where its values are those of 8 bits."""
+    """Return a thumbnail as RGB uint8; values that fit into 8 bits are not stretched."""
     finite = scene[np.isfinite(scene)]
     is_bytes = finite.size == 0 or (finite.min() >= 0 and finite.max() <= 255
                                     and finite.max() > 1)

@@ -1,7 +1,7 @@
 """The preview picture: rows of image, truth, prediction and disagreement, with a legend.
 
 :func:`render_preview` is pure (arrays in, one uint8 RGB array out); :func:`save_preview` writes
-it so that a reader never sees half a file.
+the picture in one step, so that no reader sees an incomplete file.
 """
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from . import tiles
 from .canvas import FAINT, Canvas, save_png
 
-# Pixels. Four columns of tiles make a picture about 1900 wide, which a laptop shows whole.
+# In pixels. Four columns of tiles give a width of about 1900, which fits the screen of a laptop.
 TILE_WIDTH = 450
 MAX_TILE_HEIGHT = 600
 MAX_STORED_SIDE = 1024
 _MARGIN, _GAP, _CAPTION, _HEADER, _LEGEND_LINE = 28, 14, 26, 84, 26
-# A longer class list than this only names the classes that are in the picture.
+# The legend of a longer class list contains only the classes in the picture.
 FULL_LEGEND = 24
 
 
@@ -27,11 +27,11 @@ class PreviewSample:
     """One row of the preview.
 
     Attributes:
-        image: ``(H, W)`` or ``(H, W, B)``, any numeric dtype, bands in RGB order.
-        prediction: ``(H', W')`` integer labels.
-        truth: ``(H', W')`` integer labels, or None for a test set without them. Labels that
-            name no class (the ignore index) are shown as no data.
-        name: Caption, usually the image's file name.
+        image: Image, ``(H, W)`` or ``(H, W, B)`` of any numeric dtype, with bands in RGB order.
+        prediction: Predicted labels, integers ``(H', W')``.
+        truth: True labels, integers ``(H', W')``, or None for a test set without them. Labels that
+            are not a class, such as the ignore index, are shown as no data.
+        name: Caption, usually the file name of the image.
     """
 
     image: np.ndarray
@@ -54,15 +54,15 @@ def render_preview(samples: Sequence[PreviewSample],
     """Draw the preview.
 
     Args:
-        samples: One row each; sizes may differ.
-        classes: Class names in label order, any number.
-        palette: RGB triples of 0..255 in label order; completed deterministically if missing
-            or too short.
-        title: First line, such as the experiment's name.
+        samples: Samples, one for each row; their sizes may differ.
+        classes: Class names in the order of the labels, any number.
+        palette: RGB triples of 0..255 in the order of the labels; missing ones are added, always
+            in the same way.
+        title: First line, such as the name of the experiment.
         subtitle: Second line, such as iteration and mIoU.
 
     Returns:
-        ``(H, W, 3)`` uint8 RGB.
+        Picture, RGB uint8 ``(H, W, 3)``.
 
     Raises:
         ValueError: If there is no sample, a class list is empty, or an array has a wrong shape.
@@ -85,14 +85,14 @@ def save_preview(path: str,
                  palette: Optional[Sequence[Sequence[int]]] = None,
                  title: str = '',
                  subtitle: str = '') -> None:
-    """Draw the preview and put it at ``path`` in one step, replacing the previous one.
+    """Draw the preview and write it to ``path`` in one step, replacing the previous one.
 
     Args:
-        path: The PNG file to write; its folder is created.
-        samples, classes, palette, title, subtitle: As for :func:`render_preview`.
+        path: Path of the PNG file; its folder is created.
+        samples, classes, palette, title, subtitle: Arguments of :func:`render_preview`.
 
     Raises:
-        ValueError: As for :func:`render_preview`.
+        ValueError: For the same reasons as in :func:`render_preview`.
         OSError: If the folder cannot be written.
     """
     save_png(path, render_preview(samples, classes, palette, title, subtitle))
@@ -105,7 +105,7 @@ def _column_titles(with_truth: bool) -> List[str]:
 
 
 def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:
-    """Return the tiles of one sample, all of one size."""
+    """Return the tiles of one sample, which all have the same size."""
     if sample.prediction.ndim != 2 or sample.prediction.size == 0:
         raise ValueError(f'the prediction of {sample.name or "a sample"} has shape '
                          f'{sample.prediction.shape}, expected (H, W) labels')
@@ -147,7 +147,7 @@ def _accuracy(sample: PreviewSample, num_classes: int) -> str:
 
 def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
                     palette: np.ndarray) -> Tuple[List[Tuple[str, np.ndarray]], str]:
-    """Return (name, 18x18 swatch) pairs and a note when the list was cut."""
+    """Return (name, 18x18 swatch) pairs, and a note if the list was shortened."""
     found: Set[int] = set()
     for sample in samples:
         for labels in (sample.truth, sample.prediction):
@@ -170,7 +170,7 @@ def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
 
 def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
           entries: Sequence[Tuple[str, np.ndarray]], title: str, subtitle: str) -> np.ndarray:
-    """Place the tiles pixel for pixel, so that no label map is resampled a second time."""
+    """Place the tiles without resampling, which would change the label maps a second time."""
     columns = len(column_titles)
     width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
     per_line = max(1, (width - 2 * _MARGIN) // _legend_column(entries))
@@ -200,10 +200,10 @@ def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
 
 
 def _legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
-    """Return a width in pixels that holds the longest name (8 pixels a letter at size 10)."""
+    """Return the width in pixels for the longest name, 8 pixels for a letter at size 10."""
     return 26 + 16 + 8 * max(len(name) for name, _ in entries)
 
 
 def _shorten(name: str, limit: int = 58) -> str:
-    """Keep the end of a long caption: file names differ there."""
+    """Keep the end of a long caption, because file names usually differ there."""
     return name if len(name) <= limit else '...' + name[3 - limit:]

@@ -1,9 +1,6 @@
-"""One picture of what dynamic sampling did in a run: charts over iterations, and samples.
+"""A picture of what dynamic sampling did in a run: charts over iterations, and samples.
 
-Rank 0 of a training writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl``, sums
-over a log interval and all ranks, and ``tiles.npz``, a few samples that were kept and dropped.
-:func:`read_steps`, :func:`series` and :func:`headline` make numbers of the first,
-:func:`read_tiles` reads the second, :func:`render_sampling` draws both.
+It is drawn from the files that :mod:`sampling_records` reads.
 """
 from __future__ import annotations
 
@@ -32,9 +29,9 @@ from .sampling_records import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Pixels. Two blocks of four tiles of 96 pixels, each beside its labels, fill this width.
+# In pixels. Two blocks of four tiles of 96 pixels, each beside its labels, fill this width.
 WIDTH, MARGIN, HEADER = 1760, 28, 82
-# A panel is 350 pixels wide; more points make a band of the line.
+# A panel is 350 pixels wide; with more points the line would look like a band.
 MAX_POINTS = 160
 _PANEL_WIDTH, _PANEL_HEIGHT, _PANEL_GAP, _PANELS_A_LINE = 408, 248, 24, 4
 _AXES_LEFT, _AXES_RIGHT, _AXES_TOP, _AXES_BOTTOM = 56, 4, 44, 48
@@ -42,10 +39,10 @@ CHARTS_BOTTOM = HEADER + 2 * _PANEL_HEIGHT
 _BLOCK_WIDTH, _BLOCK_GAP, _BLOCK_TITLE = 832, 40, 58
 TILES_TOP = CHARTS_BOTTOM + _BLOCK_TITLE
 _SPLIT, _CELL_GAP, _CAPTION, _LEGEND_GAP, _LEGEND_LINE = 2, 14, 30, 14, 26
-_MIN_CELL = 194  # holds a caption
+_MIN_CELL = 194  # smallest width, in pixels, that has room for a caption
 
-# The colors of Okabe and Ito, told apart with every common color blindness
-# (https://jfly.uni-koeln.de/color/). The order is that of the stacks.
+# The colors of Okabe and Ito, which can be distinguished with every common color blindness
+# (https://jfly.uni-koeln.de/color/), in the order of the stacks.
 _LINE = '#0072b2'
 _COLORS = {
     'shortfalls': dict(zip(COUNTS['shortfalls'], ('#e69f00', '#56b4e9', '#009e73', '#d55e00'))),
@@ -54,17 +51,18 @@ _COLORS = {
 _SPARE = ('#cc79a7', '#f0e442', '#5b636d')
 
 def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None) -> Path:
-    """Draw the picture of a run and put it in place in one step.
+    """Draw the picture of a run and write it in one step.
 
     Args:
-        work_dir: The run's folder.
-        out: The PNG file; ``WORK_DIR/dynamic_sampling.png`` when None. Its folder is created.
+        work_dir: Folder of the run.
+        out: Path of the PNG file, whose folder is created; None for
+            ``WORK_DIR/dynamic_sampling.png``.
 
     Returns:
         Path of the picture.
 
     Raises:
-        SamplingPlotError: If the run recorded nothing, or a file is damaged.
+        SamplingPlotError: If the run recorded nothing or a file is damaged.
         OSError: If the picture cannot be written.
     """
     folder = Path(work_dir)
@@ -81,7 +79,7 @@ def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None
 
 
 def _colors(key: str, names: Iterable[str]) -> Dict[str, str]:
-    """Return a color for every known name of ``key`` and for the others."""
+    """Return a color for every known name of ``key`` and for other names."""
     known = _COLORS[key]
     unknown = in_order(key, names)[len(known):]
     return {**known, **{name: _SPARE[index % len(_SPARE)] for index, name in enumerate(unknown)}}
@@ -91,16 +89,15 @@ def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTile
                     title: str = 'Dynamic sampling') -> np.ndarray:
     """Draw the picture.
 
-    It is :data:`WIDTH` pixels wide. The tiles begin at row :data:`TILES_TOP`, and not one of their
-    pixels is resampled.
+    It is :data:`WIDTH` pixels wide. The tiles begin at row :data:`TILES_TOP` and are not resampled.
 
     Args:
-        rows: Of :func:`read_steps`.
-        samples: Of :func:`read_tiles`, or None for charts alone.
+        rows: Result of :func:`read_steps`.
+        samples: Result of :func:`read_tiles`, or None for charts only.
         title: First line.
 
     Returns:
-        ``(H, W, 3)`` uint8 RGB.
+        Picture, RGB uint8 ``(H, W, 3)``.
     """
     blocks = [] if samples is None else [_in_order(samples.kept), _in_order(samples.dropped)]
     entries = [] if samples is None else _legend(samples)
@@ -159,7 +156,7 @@ def _draw_charts(canvas: Canvas, rows: Sequence[Dict[str, Any]]) -> None:
 
 
 def _stack(axes: Axes, arrays: Dict[str, np.ndarray], key: str, factor: float) -> float:
-    """Draw the counts of each interval on top of one another; return the highest sum."""
+    """Draw the counts of each interval as a stack; return the highest sum."""
     layers = {name.split('/', 1)[1]: np.nan_to_num(values) for name, values in arrays.items()
               if name.startswith(f'{key}/')}
     colors = _colors(key, layers)
@@ -167,14 +164,14 @@ def _stack(axes: Axes, arrays: Dict[str, np.ndarray], key: str, factor: float) -
     base = np.zeros(len(end))
     for name, values in layers.items():
         top = base + values
-        # Every interval begins and ends at the base: where one is missing, nothing is drawn.
+        # Every interval begins and ends at the base, so that nothing is drawn where one is missing.
         axes.fill_between(np.stack([begin, begin, end, end], 1).ravel(),
                           factor * np.repeat(base, 4),
                           factor * np.stack([base, top, top, base], 1).ravel(),
                           color=colors[name], linewidth=0, label=name)
         base = top
     if layers:
-        # Between title and axes, where it hides no data.
+        # The legend is between title and axes, where it hides no data.
         axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncol=len(layers), fontsize=7.5,
                     frameon=False, borderaxespad=0, borderpad=0.2, handlelength=0.8,
                     handletextpad=0.4, columnspacing=0.9)
@@ -200,7 +197,7 @@ def _style(axes: Axes, unit: str, arrays: Dict[str, np.ndarray], upper: float) -
 
 
 def _in_order(block: TileBlock) -> TileBlock:
-    """Return the samples by reason, those of a reason by falling score, NaN last."""
+    """Return the samples sorted by reason, then by decreasing score, with NaN last."""
     if not block.reasons:
         return block
     ranks = {name: rank for rank, name in enumerate(_colors('dropped', block.reasons))}
@@ -211,11 +208,11 @@ def _in_order(block: TileBlock) -> TileBlock:
 
 
 def tile_places(block: TileBlock, left: int) -> Tuple[List[Tuple[int, int]], int]:
-    """Return the (left, top) pixel of each image, and the row below them all.
+    """Return the (left, top) pixel of each image, and the first row below all of them.
 
     Args:
-        block: Samples; the labels are :math:`T + 2` pixels to the right of an image.
-        left: Where the block begins.
+        block: Samples, with sides of T pixels; labels are T + 2 pixels to the right of an image.
+        left: Left edge of the block in pixels.
     """
     if not block.reasons:
         return [], TILES_TOP + _CAPTION
@@ -231,7 +228,6 @@ def tile_places(block: TileBlock, left: int) -> Tuple[List[Tuple[int, int]], int
 def _draw_block(canvas: Canvas, block: TileBlock, name: str, left: int,
                 palette: np.ndarray) -> None:
     canvas.text(left, CHARTS_BOTTOM + 26, name, size=12, weight='bold')
-    dropped = any(block.reasons)
     dropped = any(block.reasons)
     note = f'{len(block.reasons)} samples, {"by reason and " if dropped else ""}highest score ' \
         f'first: image, labels; score, {"reason, " if dropped else ""}iteration' \
@@ -253,7 +249,7 @@ def _significant(score: float) -> str:
 
 
 def _legend(samples: SampleTiles) -> List[Tuple[str, np.ndarray]]:
-    """Return (name, 18x18 swatch) pairs; of a long class list those in the picture."""
+    """Return (name, 18x18 swatch) pairs; a long class list is reduced to those in the picture."""
     found = {int(label) for block in (samples.kept, samples.dropped)
              for label in np.unique(block.labels)}
     names = samples.classes
@@ -265,5 +261,5 @@ def _legend(samples: SampleTiles) -> List[Tuple[str, np.ndarray]]:
 
 
 def _legend_pitch(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
-    """Return a width in pixels that holds the longest name (8 pixels a letter at size 10)."""
+    """Return the width in pixels for the longest name, 8 pixels for a letter at size 10."""
     return 42 + 8 * max([len(name) for name, _ in entries], default=1)

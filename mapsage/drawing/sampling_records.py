@@ -1,7 +1,7 @@
-"""What a run with dynamic sampling recorded, as numbers.
+"""The numbers that a run with dynamic sampling recorded.
 
-Rank 0 writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl``, sums over a log
-interval and all ranks, and ``tiles.npz``, a few samples that were kept and dropped.
+Rank 0 writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl`` holds sums over each
+log interval and all ranks, ``tiles.npz`` holds a few samples that were kept or dropped.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUMS = ('steps', 'attempts', 'judged', 'passed', 'moved_samples', 'sent_bytes',
 COUNTS = dict(
     shortfalls=('fallback', 'pad', 'shrink', 'raise'),
     dropped=('too_low', 'too_high', 'no_spread', 'not_finite', 'expired', 'surplus'))
-MAX_SIDE = 415  # of a tile, in pixels: what fits the picture
+MAX_SIDE = 415  # longest side of a tile that fits the picture, in pixels
 
 
 class SamplingPlotError(ValueError):
@@ -29,14 +29,14 @@ class SamplingPlotError(ValueError):
 
 @dataclass(frozen=True)
 class TileBlock:
-    """Samples of one kind; N may be 0.
+    """N samples of one kind; N may be 0.
 
     Attributes:
-        images: ``(N, T, T, 3)`` uint8 RGB.
-        labels: ``(N, T, T)`` integers; what names no class is shown as no data.
-        scores: ``(N,)`` floats.
-        iters: ``(N,)`` integers.
-        reasons: Why each was dropped; ``''`` for kept ones.
+        images: Images, RGB uint8 ``(N, T, T, 3)``.
+        labels: Label maps, integers ``(N, T, T)``; labels that are not a class mean no data.
+        scores: Scores, floats ``(N,)``.
+        iters: Iterations in which the samples were judged, integers ``(N,)``.
+        reasons: Reason why each sample was dropped; ``''`` for samples that were kept.
     """
 
     images: np.ndarray
@@ -48,13 +48,13 @@ class TileBlock:
 
 @dataclass(frozen=True)
 class SampleTiles:
-    """What ``tiles.npz`` holds.
+    """The content of ``tiles.npz``.
 
     Attributes:
         kept: Samples that passed.
-        dropped: Samples that did not.
-        palette: ``(C, 3)`` uint8 RGB.
-        classes: C names.
+        dropped: Samples that did not pass.
+        palette: Color of each class, RGB uint8 ``(C, 3)``.
+        classes: Names of the C classes.
     """
 
     kept: TileBlock
@@ -64,19 +64,19 @@ class SampleTiles:
 
 
 def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
-    """Read ``steps.jsonl`` as the history of the weights: iterations that only grow.
+    """Read ``steps.jsonl`` as the history of the current weights, with increasing iterations.
 
-    Where a resumed run repeats iterations, what was recorded before it counts up to the iteration
-    it went on from. The last line may be torn.
+    If a resumed run repeats iterations, earlier records count only up to the iteration that it
+    resumed from. The last line may be incomplete.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Returns:
-        One dict a log interval, at least one.
+        One dict for each log interval, at least one.
 
     Raises:
-        SamplingPlotError: If there is no file, no whole line, or a line is not of this kind.
+        SamplingPlotError: If there is no file or no complete line, or a line has another format.
     """
     path = Path(path)
     if not path.is_file():
@@ -102,10 +102,10 @@ def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
 
 
 def _parse(line: str) -> Optional[Dict[str, Any]]:
-    """Return the object of a line, or the one glued to a line that a kill tore off."""
+    """Return the object of a line, also if it follows a line that a kill left incomplete."""
     for begin in [place for place, letter in enumerate(line) if letter == '{']:
         try:
-            # From within an object nothing parses: its end is not that of the line.
+            # Text that begins inside an object cannot be parsed, because it has one brace too many.
             row: Dict[str, Any] = json.loads(line[begin:])
         except ValueError:
             continue
@@ -114,7 +114,7 @@ def _parse(line: str) -> Optional[Dict[str, Any]]:
 
 
 def _check_row(row: Dict[str, Any], where: str) -> None:
-    """Raise unless all figures the picture needs are there."""
+    """Raise an error unless all figures that the picture needs are present."""
     for key in ('iter', *_SUMS):
         if not _is_number(row.get(key)):
             raise SamplingPlotError(f'{key} in {where} is {row.get(key)!r}, expected a number; '
@@ -131,15 +131,16 @@ def _is_number(value: Any) -> bool:
 
 
 def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
-    """Return what the charts show, each a ``(len(rows),)`` float64 array.
+    """Return the values of the charts, each a float64 array ``(len(rows),)``.
 
-    Keys: ``begin`` and ``iter``, the interval being ``(begin, iter]``; ``pass_rate``, passed of
-    judged; ``resamples``, ``moved_samples`` and ``moved_mib``, each a step; ``surplus``, samples;
-    ``time_share``, sampling's part of wall-clock time; ``shortfalls/POLICY`` and
-    ``dropped/REASON``, each a step, in the order of the stacks. A ratio of nothing is NaN.
+    The keys are ``begin`` and ``iter`` (the interval is ``(begin, iter]``); ``pass_rate``, the
+    share of judged samples that passed; ``resamples``, ``moved_samples`` and ``moved_mib``, all per
+    step; ``surplus``, a number of samples; ``time_share``, the share of wall-clock time spent on
+    sampling; ``shortfalls/POLICY`` and ``dropped/REASON``, per step, in the order of the stacks. A
+    ratio with denominator 0 is NaN.
 
     Args:
-        rows: Of :func:`read_steps`.
+        rows: Result of :func:`read_steps`.
     """
     given = {key: np.array([row[key] for row in rows], dtype=np.float64)
              for key in ('iter', *_SUMS)}
@@ -159,13 +160,13 @@ def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
 
 
 def merged(rows: Sequence[Dict[str, Any]], at_most: int) -> List[Dict[str, Any]]:
-    """Return rows of several consecutive intervals, so that a long run has few points.
+    """Merge consecutive intervals, so that a long run has few points.
 
-    Every figure is that of the longer interval: sums, and the last surplus and iteration.
+    The figures are those of the longer interval: sums, and the last surplus and iteration.
 
     Args:
-        rows: Of :func:`read_steps`.
-        at_most: Rows to return at most.
+        rows: Result of :func:`read_steps`.
+        at_most: Largest number of rows to return.
     """
     size = -(-len(rows) // at_most)
     longer = []
@@ -193,7 +194,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def headline(rows: Sequence[Dict[str, Any]]) -> str:
-    """Return the totals in one line: steps, pass rate, samples dropped, shortfalls."""
+    """Return a line with the totals: steps, pass rate, dropped samples, shortfalls."""
     total = {key: sum(row[key] for row in rows) for key in _SUMS}
     judged = f'{total["judged"]:,} samples judged'
     policies = _summed([row['shortfalls'] for row in rows])
@@ -208,10 +209,10 @@ def headline(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
-    """Read ``tiles.npz``; None where there is no such file.
+    """Read ``tiles.npz``; return None if there is no such file.
 
     Raises:
-        SamplingPlotError: If it is damaged or holds something else.
+        SamplingPlotError: If the file is damaged or has another content.
     """
     path = Path(path)
     if not path.is_file():
@@ -222,7 +223,7 @@ def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
         classes = tuple(str(name) for name in arrays['classes'])
         return SampleTiles(_block(arrays, 'kept'), _block(arrays, 'dropped'),
                            tiles.class_palette(len(classes), arrays['palette']), classes)
-    except Exception as error:  # a damaged archive fails in zipfile, zlib, ast or NumPy
+    except Exception as error:  # zipfile, zlib, ast or NumPy may fail
         what = f'no {error}' if isinstance(error, KeyError) else error or type(error).__name__
         raise SamplingPlotError(f'{path} cannot be read ({what}), expected the tiles that '
                                 'DynamicSamplingHook writes; remove the file to plot without '

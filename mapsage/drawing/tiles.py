@@ -1,7 +1,7 @@
-"""Images and label maps as uint8 RGB tiles a person can look at: pure array functions.
+"""Images and label maps as tiles for display, made by pure functions of arrays.
 
-Shapes: ``H, W`` rows and columns, ``B`` bands. A label map is ``(H, W)`` of integers; a tile is
-``(H, W, 3)`` uint8 RGB.
+In shapes, ``H`` and ``W`` are the numbers of rows and columns, ``B`` that of bands. A label map is
+an integer array ``(H, W)``; a tile is RGB uint8 ``(H, W, 3)``.
 """
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 Color = Tuple[int, int, int]
 
-# Twenty colors that stay apart for most readers, after Sasha Trubetskoy's list of simple
-# distinct colors; its black and gray are left out because the no-data hatch uses them.
+# Twenty colors that most readers can distinguish, after Sasha Trubetskoy's list of simple distinct
+# colors; black and gray are left out because the hatch for no data uses them.
 _DISTINCT: Tuple[Color, ...] = (
     (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48),
     (145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212),
@@ -23,7 +23,7 @@ _GOLDEN_RATIO = 0.618033988749895
 
 HATCH_DARK: Color = (58, 58, 58)
 HATCH_LIGHT: Color = (118, 118, 118)
-# Magenta: the usual land-cover palettes leave it free, while red is building or clutter in most.
+# Magenta is free in the usual land-cover palettes, while red is building or clutter in most.
 WRONG: Color = (222, 0, 140)
 
 
@@ -31,11 +31,11 @@ def default_palette(num_colors: int) -> np.ndarray:
     """Return ``num_colors`` distinct colors, the same ones on every call.
 
     Args:
-        num_colors: How many colors; past twenty they are spread over the hue circle in steps
-            of the golden ratio, which keeps neighbors in the list far apart.
+        num_colors: Number of colors. Beyond twenty they are spread over the hue circle in steps of
+            the golden ratio, so that successive colors differ clearly.
 
     Returns:
-        ``(num_colors, 3)`` uint8 RGB.
+        Colors, RGB uint8 ``(num_colors, 3)``.
     """
     colors = list(_DISTINCT[:num_colors])
     for index in range(len(colors), num_colors):
@@ -47,14 +47,14 @@ def default_palette(num_colors: int) -> np.ndarray:
 
 def class_palette(num_classes: int,
                   palette: Optional[Sequence[Sequence[int]]] = None) -> np.ndarray:
-    """Return one color a class: the dataset's own, completed where it has too few.
+    """Return one color for each class: those of the dataset, and default ones if it has too few.
 
     Args:
         num_classes: Number of classes.
         palette: RGB triples of 0..255 from the dataset's metainfo, or None.
 
     Returns:
-        ``(num_classes, 3)`` uint8 RGB.
+        Colors, RGB uint8 ``(num_classes, 3)``.
 
     Raises:
         ValueError: If ``palette`` is not a list of RGB triples of 0..255.
@@ -76,12 +76,13 @@ def shrink(array: np.ndarray, max_side: int, nearest: bool) -> np.ndarray:
     """Return ``array`` with its longer side at most ``max_side`` pixels.
 
     Args:
-        array: ``(H, W)`` or ``(H, W, B)``.
-        max_side: Upper bound of height and width, in pixels.
-        nearest: True takes every n-th pixel (label maps keep their values), False averages.
+        array: Image or label map, ``(H, W)`` or ``(H, W, B)``.
+        max_side: Upper limit of height and width in pixels.
+        nearest: Whether to select pixels, which keeps the values of label maps, instead of
+            averaging them.
 
     Returns:
-        The array itself when it is small enough, else a smaller one of the same dtype.
+        The array itself if it is small enough, otherwise a smaller one of the same dtype.
     """
     height, width = array.shape[:2]
     scale = max_side / max(height, width)
@@ -93,8 +94,8 @@ def shrink(array: np.ndarray, max_side: int, nearest: bool) -> np.ndarray:
 def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndarray:
     """Return ``array`` resized to ``(height, width)``.
 
-    Label maps (``nearest=True``) are indexed, so that every dtype works and no new value
-    appears; images are averaged when they shrink and interpolated when they grow.
+    With ``nearest=True``, for label maps, pixels are selected, so that every dtype works and no new
+    value appears. Images are averaged if they become smaller and interpolated if larger.
     """
     if array.shape[:2] == (height, width):
         return array
@@ -104,7 +105,7 @@ def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndar
         return array[rows[:, None], columns]
     import cv2
     shrinking = height * width < array.shape[0] * array.shape[1]
-    # OpenCV resizes these three; anything else (int32, float64, bool) goes through float32.
+    # OpenCV can resize these three types; others (int32, float64, bool) are converted to float32.
     direct = array if array.dtype in (np.uint8, np.uint16, np.float32) \
         else array.astype(np.float32)
     resized = cv2.resize(np.ascontiguousarray(direct), (width, height),
@@ -115,15 +116,15 @@ def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndar
 def display_rgb(image: np.ndarray) -> np.ndarray:
     """Return any remote-sensing image as uint8 RGB.
 
-    The first three bands are taken as red, green, blue; fewer than three, and the first is
-    shown as gray. uint8 values are kept; any other dtype is stretched, each band between its
-    2nd and 98th percentile, values that are not finite shown as black.
+    The first three bands are shown as red, green and blue; of fewer than three bands the first is
+    shown as gray. uint8 values are kept. Bands of any other dtype are stretched between their 2nd
+    and 98th percentile, and values that are not finite become black.
 
     Args:
-        image: ``(H, W)`` or ``(H, W, B)`` of any numeric dtype.
+        image: Image, ``(H, W)`` or ``(H, W, B)`` of any numeric dtype.
 
     Returns:
-        ``(H, W, 3)`` uint8 RGB.
+        Tile, RGB uint8 ``(H, W, 3)``.
 
     Raises:
         ValueError: If ``image`` has another number of dimensions or no pixel.
@@ -139,7 +140,7 @@ def display_rgb(image: np.ndarray) -> np.ndarray:
 
 
 def _stretch(band: np.ndarray) -> np.ndarray:
-    """Map one band's 2nd..98th percentile to 0..255; a constant band becomes mid-gray."""
+    """Map the 2nd to 98th percentile of a band to 0..255; a constant band becomes mid-gray."""
     values = band.astype(np.float64)
     finite = np.isfinite(values)
     if not finite.any():
@@ -153,15 +154,15 @@ def _stretch(band: np.ndarray) -> np.ndarray:
 
 
 def color_labels(labels: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """Return a label map in the palette's colors; labels outside it are hatched.
+    """Return a label map in the colors of a palette; other labels are hatched.
 
     Args:
-        labels: ``(H, W)`` integers. 0..len(palette)-1 are classes; anything else, such as the
-            ignore index 255, is no data.
-        palette: ``(num_classes, 3)`` uint8 RGB.
+        labels: Label map, integers ``(H, W)``. 0..len(palette)-1 are classes; any other label,
+            such as the ignore index 255, means no data.
+        palette: Color of each class, RGB uint8 ``(num_classes, 3)``.
 
     Returns:
-        ``(H, W, 3)`` uint8 RGB.
+        Tile, RGB uint8 ``(H, W, 3)``.
     """
     known = is_class(labels, len(palette))
     tile = hatch(*labels.shape)
@@ -174,16 +175,16 @@ def disagreement(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray,
     """Return the image in faint gray with the wrongly predicted pixels in magenta.
 
     Args:
-        image: ``(H, W, 3)`` uint8 RGB.
-        truth: ``(H, W)`` labels; where they are no class (ignored), the tile is hatched.
-        prediction: ``(H, W)`` labels.
+        image: Image, RGB uint8 ``(H, W, 3)``.
+        truth: True labels, ``(H, W)``; the tile is hatched where they are not a class.
+        prediction: Predicted labels, ``(H, W)``.
         num_classes: Number of classes.
 
     Returns:
-        ``(H, W, 3)`` uint8 RGB.
+        Tile, RGB uint8 ``(H, W, 3)``.
     """
     gray = image.astype(np.float32).mean(axis=2, keepdims=True)
-    # Faint and light, so that magenta is the only thing that stands out.
+    # The image is faint and light, so that only magenta stands out.
     tile = np.repeat(150 + gray * 0.4, 3, axis=2).astype(np.uint8)
     known = is_class(truth, num_classes)
     tile[known & (truth != prediction)] = WRONG
@@ -192,14 +193,14 @@ def disagreement(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray,
 
 
 def is_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return ``(H, W)`` bool: where a label names a class rather than no data."""
+    """Return where a label is a class and not no data, bool ``(H, W)``."""
     return (labels >= 0) & (labels < num_classes)
 
 
 def hatch(height: int, width: int, period: int = 12) -> np.ndarray:
     """Return a tile of diagonal stripes, the sign for no data.
 
-    Stripes rather than black: datasets use black and white as class colors.
+    A plain color would not do, because datasets use black and white as class colors.
     """
     diagonal = np.add.outer(np.arange(height), np.arange(width)) % period < period // 2
     return np.where(diagonal[:, :, None], np.array(HATCH_LIGHT, dtype=np.uint8),

@@ -1,6 +1,7 @@
-"""Confusion matrices: counted on any device, scored in float64, drawn.
+"""Confusion matrices: counted on any device, scored in float64.
 
-Throughout, row ``t`` and column ``p`` hold the pixels of class ``t`` that were predicted as ``p``.
+In all of them, row ``t`` and column ``p`` hold the number of pixels of class ``t`` that were
+predicted as ``p``.
 """
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ import torch
 
 from mapsage.accelerator import current_accelerator
 
-# A row of the counting table for every label up to the ignored one; 16 bits hold any label map's.
+# The counting table has a row for every label up to the ignored one; label maps have at most
+# 16 bits.
 _MAX_IGNORE_INDEX = 2**16 - 1
-# Pixels a host counts at once: what it computes on the way stays in its caches.
+# Number of pixels that a host counts at once, so that intermediate results stay in its caches.
 _CACHED = 2**17
 
 
 class PixelCounts(NamedTuple):
-    """What an image adds.
+    """Pixel counts of one image, on the device of its labels.
 
     Attributes:
-        matrix: ``(C, C)`` int64, on the device of the labels.
-        outside: ``(2,)`` int64, there too: pixels that are not ignored and whose truth is no class;
-            pixels whose truth is a class and whose prediction is none.
+        matrix: Confusion matrix, int64 ``(C, C)``.
+        outside: Two counts, int64 ``(2,)``: pixels that are not ignored and whose truth is not a
+            class, and pixels whose truth is a class and whose prediction is not.
     """
 
     matrix: torch.Tensor
@@ -32,16 +34,16 @@ class PixelCounts(NamedTuple):
 
 def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int,
                  ignore_index: int = 255) -> PixelCounts:
-    """Count pixels by truth and prediction; nothing here waits for a lazy device.
+    """Count pixels by truth and prediction, without waiting for a lazy device.
 
-    All shapes follow from the arguments' shapes. Ignored pixels and labels that name no class have
-    bins of their own, which are cut off.
+    All shapes follow from the shapes of the arguments. Ignored pixels and labels that are not a
+    class are counted in separate bins, which are then cut off.
 
     Args:
         prediction: Labels of any shape and dtype; floats are truncated.
         truth: Labels of the same shape, on the same device.
-        num_classes: C.
-        ignore_index: The label of ``truth`` that is not counted; may be one of the classes.
+        num_classes: Number of classes, C.
+        ignore_index: Label of ``truth`` that is not counted; it may be one of the classes.
 
     Raises:
         ValueError: If the shapes differ, or ``num_classes`` or ``ignore_index`` is out of range.
@@ -52,8 +54,8 @@ def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int
     if num_classes < 1 or abs(ignore_index) > _MAX_IGNORE_INDEX:
         raise ValueError(f'num_classes={num_classes}, ignore_index={ignore_index}: expected at '
                          f'least 1, and -{_MAX_IGNORE_INDEX} to {_MAX_IGNORE_INDEX}')
-    # A row a label between these, one column either side of the classes: a mask would be one more
-    # pass over the pixels.
+    # The table has a row for each label in this range, and a column on either side of the classes.
+    # A mask instead would need one more pass over the pixels.
     low, high = min(-1, ignore_index - 1), max(num_classes, ignore_index + 1)
     table = _table(prediction.reshape(-1), truth.reshape(-1), low, high, num_classes)
     labeled = table[-low:num_classes - low].clone()
@@ -73,7 +75,7 @@ def _table(prediction: torch.Tensor, truth: torch.Tensor, low: int, high: int,
     step = max(_CACHED, bins) if truth.device.type == 'cpu' else max(1, len(truth))
     table = torch.zeros(bins, dtype=torch.int64, device=truth.device)
     for rows, places in zip(truth.split(step), prediction.split(step)):
-        # clamped, a label fits 32 bits: half of the memory to go through
+        # A clamped label fits into 32 bits, which halves the memory traffic.
         codes = rows.long().clamp(low, high).int().mul_(columns)
         codes.add_(places.long().clamp(-1, num_classes).int()).add_(1 - low * columns)
         table += _histogram(codes, bins)
@@ -81,9 +83,9 @@ def _table(prediction: torch.Tensor, truth: torch.Tensor, low: int, high: int,
 
 
 def _histogram(codes: torch.Tensor, bins: int) -> torch.Tensor:
-    """Return ``(bins,)`` int64 counts of int32 ``codes``, ``(N,)`` of 0..bins-1."""
+    """Return how often each code occurs, int64 ``(bins,)``; ``codes`` is int32 ``(N,)``."""
     if codes.device.type != 'cpu' and current_accelerator().lazy:
-        # bincount's shape depends on values, so torch_xla computes it on the host
+        # The shape of bincount's result depends on values, so torch_xla computes it on the host.
         places = codes.long()
         return places.new_zeros(bins).scatter_add_(0, places, torch.ones_like(places))
     return torch.bincount(codes, minlength=bins)
@@ -94,7 +96,8 @@ def confusion_matrix(prediction: torch.Tensor, truth: torch.Tensor, num_classes:
     """Return the ``(C, C)`` int64 matrix of an image or a batch; see :func:`count_pixels`.
 
     Raises:
-        ValueError: As there, and if a label names no class. To see that, it waits for the device.
+        ValueError: For the same reasons, and if a label is not a class. This check waits for the
+            device.
     """
     counts = count_pixels(prediction, truth, num_classes, ignore_index)
     outside = counts.outside.tolist()
@@ -104,7 +107,7 @@ def confusion_matrix(prediction: torch.Tensor, truth: torch.Tensor, num_classes:
 
 
 def describe_outside(outside: Sequence[int], num_classes: int, ignore_index: int) -> str:
-    """Return the text of an error; ``outside`` as in :class:`PixelCounts`."""
+    """Return the error text for labels outside the classes (see :class:`PixelCounts`)."""
     return (f'{outside[0]} truth pixel(s) and {outside[1]} predicted pixel(s) have labels outside '
             f'the classes, expected 0 to {num_classes - 1}, or {ignore_index} (ignored) in the '
             'truth; check reduce_zero_label and ignore_index, and that num_classes of the decode '
@@ -117,26 +120,27 @@ _PER_CLASS = ('IoU', 'Acc', 'Dice', 'Fscore', 'Precision', 'Recall')
 
 def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
            nan_to_num: Optional[float] = None) -> Scores:
-    """Score a confusion matrix; float64 fractions, undefined figures are NaN.
+    """Score a confusion matrix. Figures are float64 fractions; undefined ones are NaN.
 
     With TP, T (row sum) and P (column sum) of a class: IoU = TP / (T + P - TP), Acc = Recall =
     TP / T, Precision = TP / P, Dice = 2 TP / (T + P), Fscore = (1 + b^2) TP / (b^2 T + P). aAcc =
     sum TP / N, kappa = 1 - (1 - aAcc) / (1 - sum T P / N^2) (Cohen 1960,
-    https://doi.org/10.1177/001316446002000104). A mean is over the classes whose figure is defined.
+    https://doi.org/10.1177/001316446002000104). A mean is taken over the
+    classes whose figure is defined.
 
-    What is undefined is so in MMSeg's ``IoUMetric`` too: IoU and Dice of a class that neither
-    occurs nor is predicted, Acc and Recall of one that does not occur, Precision of one that is
-    never predicted, Fscore of one without a right pixel (there scikit-learn says 0), and all of a
-    matrix of zeros. kappa is undefined where chance alone is always right.
+    The undefined figures are the same as in MMSeg's ``IoUMetric``: IoU and Dice of a class that
+    neither occurs nor is predicted, Acc and Recall of a class that does not occur, Precision of a
+    class that is never predicted, Fscore of a class without a correct pixel (scikit-learn gives 0),
+    and all figures of a matrix of zeros. kappa is undefined if chance alone is always right.
 
     Args:
-        matrix: ``(C, C)`` integers.
-        beta: b, the weight of recall in the F-score.
-        nan_to_num: What stands for undefined figures, and counts in the means; None leaves NaN.
+        matrix: Confusion matrix, integers ``(C, C)``.
+        beta: Weight of recall in the F-score, b.
+        nan_to_num: Value that replaces undefined figures and counts in the means; None keeps NaN.
 
     Returns:
-        ``(C,)`` arrays ``IoU``, ``Acc``, ``Dice``, ``Fscore``, ``Precision``, ``Recall``; their
-        means under these names with an ``m`` before them; ``aAcc`` and ``kappa``.
+        Arrays ``IoU``, ``Acc``, ``Dice``, ``Fscore``, ``Precision`` and ``Recall``, each
+        ``(C,)``; their means, under the same names with an ``m`` in front; ``aAcc`` and ``kappa``.
 
     Raises:
         ValueError: If ``matrix`` is not square.
@@ -164,9 +168,7 @@ def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
 
 
 def mean_of_defined(values: np.ndarray) -> float:
-    """Return the mean of what is not NaN; NaN, without a warning, if nothing is."""
+    """Return the mean of the values that are not NaN; NaN, without a warning, if all are."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else float('nan')
 
-
-# Pixels.

@@ -1,4 +1,4 @@
-"""The evaluator that adds one matrix up, in place of MMSeg's ``IoUMetric``."""
+"""An evaluator that sums up one confusion matrix and replaces MMSeg's ``IoUMetric``."""
 from __future__ import annotations
 
 import logging
@@ -23,11 +23,11 @@ from .confusion_matrix import (
     scores,
 )
 
-# What each option reports; per class, and its mean.
+# Figures that each option reports, for each class and as a mean.
 COLUMNS: Dict[str, Sequence[str]] = dict(
     mIoU=('IoU', 'Acc'), mDice=('Dice', 'Acc'), mFscore=('Fscore', 'Precision', 'Recall'),
     mBoundaryIoU=('BoundaryIoU',), kappa=())
-# Where 64-bit integers have the range of 32-bit ones, this many pixels are added up on the device.
+# Number of pixels summed up on the device, because some devices have 32-bit integers only.
 _MAX_ON_DEVICE = 2**31 - 1
 
 
@@ -35,32 +35,40 @@ _MAX_ON_DEVICE = 2**31 - 1
 class ConfusionMatrixMetric(BaseMetric):
     """Scores label maps over the whole dataset, in place of ``IoUMetric``.
 
-    ``val_evaluator = dict(type='ConfusionMatrixMetric')``. The keys, table, options and undefined
-    figures are those of MMSeg's ``IoUMetric``; figures are in percent (kappa too), rounded to two
-    digits. They are computed in float64: IoUMetric computes in float32, which can round a figure
-    that lies within 1e-5 of half a digit to the other side, and which loses pixels once a class has
-    more than 2**24.
+    Use it as ``val_evaluator = dict(type='ConfusionMatrixMetric')``. Keys, table, options and
+    undefined figures are those of MMSeg's ``IoUMetric``; all figures, including kappa, are in
+    percent, rounded to two digits. They are computed in float64. IoUMetric computes in float32,
+    which may round a figure within 1e-5 of half a digit to the other side, and loses pixels once a
+    class has more than 2**24.
 
-    Each image is counted once. Samplers that give all ranks equally many images repeat some at the
-    end; with images dealt out in turns, as MMEngine's ``DefaultSampler`` does, those are the ones
-    at positions past the dataset's size, at most the last one of a rank. Ranks exchange two small
-    integer tensors and no pickles. Counts stay on the device until :meth:`evaluate`.
+    Each image is counted once. Samplers that give every rank the same number of images repeat some
+    at the end. If images are dealt out in turns, as by MMEngine's ``DefaultSampler``, the repeats
+    are those at positions beyond the size of the dataset, at most the last one of each rank. Ranks
+    exchange two small integer tensors and no pickles. Counts stay on the device until
+    :meth:`evaluate`.
 
     Args:
         ignore_index: Label of the truth that is not counted.
-        iou_metrics: What to report beside aAcc, one or several of ``mIoU`` (with mAcc), ``mDice``
-            (with mAcc), ``mFscore`` (with mPrecision and mRecall), ``mBoundaryIoU``, ``kappa``.
-        nan_to_num: What stands for undefined figures; None leaves them out of means.
+        iou_metrics: Names of the figures to report beside aAcc, one or more of ``mIoU`` (with
+            mAcc), ``mDice`` (with mAcc), ``mFscore`` (with mPrecision and mRecall),
+            ``mBoundaryIoU``, ``kappa``.
+        nan_to_num: Value that replaces undefined figures; None leaves them out of means.
         beta: Weight of recall in the F-score.
-        output_dir: Folder for predicted masks, as PNG of uint8 labels (plus 1 with
-            ``reduce_zero_label``) named after the images.
-        format_only: Write masks and score nothing: for a test set without truth.
-        picture: PNG file of the confusion matrix, drawn anew by each evaluation; None draws none.
-        prefix: Put before the keys, with a slash.
-        collect_device: Accepted so that IoUMetric's config fits; counts travel as CPU tensors.
+        output_dir: Folder for predicted masks, written as PNG files of uint8 labels (plus 1 with
+            ``reduce_zero_label``) that are named after the images.
+        format_only: Whether to write masks only, without scores, for a test set without truth.
+        picture: Path of a PNG file of the confusion matrix, drawn at each evaluation; None for
+            no picture.
+        prefix: Text in front of the keys, followed by a slash.
+        collect_device: Ignored; accepted so that a config of IoUMetric works. Counts are
+            exchanged as CPU tensors.
 
     Attributes:
-        matrix: ``(C, C)`` int64 of the last evaluation, over all ranks; rows are the truth.
+        matrix: Confusion matrix of the last evaluation over all ranks, int64 ``(C, C)``; rows are
+            the truth.
+
+    Raises:
+        ValueError: If ``iou_metrics`` has an unknown name, or ``format_only`` no ``output_dir``.
     """
 
     def __init__(self, ignore_index: int = 255, iou_metrics: Union[str, Sequence[str]] = ('mIoU',),
@@ -92,7 +100,7 @@ class ConfusionMatrixMetric(BaseMetric):
             data_samples: Dicts with ``(1, H, W)`` labels in ``pred_sem_seg`` and ``gt_sem_seg``.
 
         Raises:
-            ValueError: If sizes differ; the image is named.
+            ValueError: If the sizes of prediction and truth differ; the message names the image.
         """
         for sample in data_samples:
             prediction = _plane(sample['pred_sem_seg']['data'])
@@ -121,21 +129,21 @@ class ConfusionMatrixMetric(BaseMetric):
         from PIL import Image
         name = os.path.splitext(os.path.basename(sample['img_path']))[0]
         mask = prediction.cpu().numpy()
-        # The labels on disk begin at 1 there, see MMSeg's LoadAnnotations.
+        # With reduce_zero_label, labels on disk begin at 1; see MMSeg's LoadAnnotations.
         if sample.get('reduce_zero_label', False):
             mask = mask + 1
         Image.fromarray(mask.astype(np.uint8)).save(
             os.path.join(str(self.output_dir), f'{name}.png'))
 
     def evaluate(self, size: int) -> Dict[str, float]:
-        """Return the figures of all ranks' images, equal on every rank. Collective.
+        """Return the figures over the images of all ranks, the same on every rank. Collective.
 
         Args:
-            size: Images of the dataset; those past it are repeats.
+            size: Number of images in the dataset; further images are repeats.
 
         Raises:
-            ValueError: On every rank alike: if a label of any image names no class (the rank that
-                saw it names the image), there is no image, or a rank has several repeats.
+            ValueError: On every rank, if a label of any image is not a class (the rank that saw
+                the image names it), there is no image, or a rank has more than one repeat.
         """
         tally, self._tally = self._tally, _PixelTally()
         if self.format_only:
@@ -146,12 +154,12 @@ class ConfusionMatrixMetric(BaseMetric):
             if self.prefix else figures
 
     def _sum_over_ranks(self, tally: _PixelTally, size: int) -> torch.Tensor:
-        """Return ``(K,)`` int64 counts: outside, matrix, and boundary counts where asked for."""
+        """Return the summed counts, int64 ``(K,)``: outside, matrix, and boundary if requested."""
         rank, world_size = get_dist_info()
         classes = len(self._classes())
         boundary = 3 * classes if 'mBoundaryIoU' in self.metrics else 0
         mine, last = tally.read(2 + classes**2 + boundary)
-        # CPU tensors: the default group takes them on every accelerator.
+        # The default group accepts CPU tensors on every accelerator.
         facts = torch.zeros((world_size, 3), dtype=torch.int64)
         facts[rank] = torch.tensor([len(tally.names), *mine[:2].tolist()])
         all_reduce(facts)
@@ -163,7 +171,7 @@ class ConfusionMatrixMetric(BaseMetric):
         return mine
 
     def _check(self, facts: torch.Tensor, size: int, rank: int, tally: _PixelTally) -> None:
-        """Raise on all ranks or on none: every rank has the same ``facts``."""
+        """Raise either on all ranks or on none, because every rank has the same ``facts``."""
         images: List[int] = facts[:, 0].tolist()
         outside = facts[:, 1:].sum(0).tolist()
         if any(outside):
@@ -185,7 +193,7 @@ class ConfusionMatrixMetric(BaseMetric):
                       level=logging.WARNING)
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
-        """Return the figures of ``results``, one vector of counts, and log the table."""
+        """Return the figures of ``results``, a list of one count vector, and log the table."""
         names = self._classes()
         cells = len(names)**2
         vector = results[0].numpy()
@@ -217,7 +225,7 @@ class ConfusionMatrixMetric(BaseMetric):
         """Draw the confusion matrix of the last evaluation into a PNG file.
 
         Raises:
-            ValueError: If there was none.
+            ValueError: If there was no evaluation.
             OSError: If the folder cannot be written.
         """
         if self.matrix is None:
@@ -236,10 +244,10 @@ class ConfusionMatrixMetric(BaseMetric):
 
 
 class _PixelTally:
-    """Counts of this rank's images, kept on their device.
+    """Counts of the images of this rank, kept on their device.
 
     Attributes:
-        names: Of the images.
+        names: Names of the images, in the order in which they were counted.
     """
 
     def __init__(self) -> None:
@@ -248,12 +256,13 @@ class _PixelTally:
         self._device: Any = None
         self._last: Any = None
         self._pixels = 0
-        # Two device scalars: images so far, and the first with a label outside the classes or -1.
+        # Two scalars on the device: the number of images so far, and the index of the first image
+        # with a label outside the classes, or -1.
         self._seen: Any = None
         self._first: Any = None
 
     def add(self, counts: torch.Tensor, pixels: int, name: str) -> None:
-        """Add ``(K,)`` counts of an image; the first two are labels outside the classes."""
+        """Add the counts of an image, ``(K,)``; the first two are labels outside the classes."""
         if self._device is not None and self._pixels + pixels > _MAX_ON_DEVICE:
             self._drain()
         self._pixels += pixels
@@ -264,8 +273,8 @@ class _PixelTally:
             self._first = self._seen - 1
         new = (counts[:2].sum() > 0) & (self._first < 0)
         self._first = torch.where(new, self._seen, self._first)
-        # A counter on the host would be a constant of a lazy device's graph: one compilation an
-        # image.
+        # A counter on the host would be a constant in the graph of a lazy device, which would
+        # then be compiled for each image.
         self._seen = self._seen + 1
         self.names.append(name)
 
@@ -274,7 +283,7 @@ class _PixelTally:
         self._device, self._pixels = None, 0
 
     def read(self, length: int) -> Any:
-        """Return two ``(K,)`` int64 CPU tensors: the sum, and the last image's; zeros if none."""
+        """Return the sum and the last image's counts, int64 CPU ``(K,)``; zeros if none."""
         if self._device is None:
             empty = torch.zeros(length, dtype=torch.int64)
             return empty, empty
@@ -289,21 +298,21 @@ class _PixelTally:
 def is_repeat(images: Sequence[int], rank: int, number: int, size: int) -> bool:
     """Return whether an image is one that the sampler repeats. Pure.
 
-    Images were dealt out in turns, rank 0 first; a rank that has no more is passed over. So
-    mmengine.dist.collect_results orders them, before it cuts at ``size``.
+    Images are dealt out in turns, beginning with rank 0; a rank without further images is skipped.
+    This is the order of mmengine.dist.collect_results before it cuts at ``size``.
 
     Args:
-        images: How many each rank has.
-        rank: The rank in question.
-        number: Which of its images, from 0.
-        size: Images of the dataset.
+        images: Number of images of each rank.
+        rank: Rank of the image.
+        number: Index of the image among those of the rank, from 0.
+        size: Number of images in the dataset.
     """
     before = sum(min(count, number + (other < rank)) for other, count in enumerate(images))
     return before >= size
 
 
 def _plane(labels: torch.Tensor) -> torch.Tensor:
-    """Return ``(H, W)`` labels of ``(1, H, W)`` or ``(H, W)``."""
+    """Return labels ``(1, H, W)`` or ``(H, W)`` as ``(H, W)``."""
     return labels[0] if labels.dim() == 3 and len(labels) == 1 else labels
 
 

@@ -1,4 +1,4 @@
-"""What a model would score that calls everything by one class."""
+"""The score of a model that predicts a single class everywhere."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Union
@@ -11,10 +11,10 @@ from mmengine.registry import METRICS
 
 @METRICS.register_module()
 class SingleClassBaseline(BaseMetric):
-    """Reports the mIoU of always predicting the most frequent class, in percent.
+    """Metric that reports the mIoU of always predicting the most frequent class, in percent.
 
-    A trained model means something by as much as it beats this. List it beside ``IoUMetric``, whose
-    mIoU is in percent too: ``val_evaluator = [dict(type='IoUMetric'),
+    It is the baseline that a trained model has to exceed. List it beside ``IoUMetric``, whose mIoU
+    is in percent too: ``val_evaluator = [dict(type='IoUMetric'),
     dict(type='SingleClassBaseline')]``.
     """
 
@@ -32,13 +32,13 @@ class SingleClassBaseline(BaseMetric):
 
 
 def single_class_miou(class_pixel_counts: Union[np.ndarray, Sequence[int]]) -> float:
-    """mIoU (0..1) of always predicting the most frequent class.
+    """Return the mIoU (0..1) of always predicting the most frequent class.
 
-    That class has intersection n_max and union N, every other present class intersection 0; absent
-    classes have no union and are left out, as MMSeg's ``IoUMetric`` does.
+    That class has intersection n_max and union N; every other class that occurs has intersection 0.
+    Classes that do not occur have no union and are left out, as in MMSeg's ``IoUMetric``.
 
     Args:
-        class_pixel_counts: Labeled pixels per class, (num_classes,).
+        class_pixel_counts: Number of labeled pixels of each class, (num_classes,).
 
     Raises:
         ValueError: If no pixel is labeled.

@@ -1,4 +1,4 @@
-"""Rasters and vectors with coordinates: all that touches GDAL, PROJ and GEOS."""
+"""Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
 from .cog import (
     CONFIDENCE_NODATA,
     ClassMapWriter,
@@ -7,7 +7,7 @@ from .cog import (
     read_classes,
     write_cog,
 )
-from .labels import UNLABELLED, VECTOR_SUFFIXES, RasterLabels, find_labels
+from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
 from .raster import GeoError, Raster, RasterBlockError, to_map
@@ -16,7 +16,7 @@ from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
     'BandStatistics', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter', 'GeoError', 'MapInfo',
-    'Raster', 'RasterBlockError', 'RasterLabels', 'UNLABELLED', 'VECTOR_SUFFIXES', 'VectorLabels',
+    'Raster', 'RasterBlockError', 'RasterLabels', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
     'band_statistics', 'confidence_path', 'find_labels', 'open_raster', 'read_classes', 'to_map',
     'write_cog', 'write_polygons'
 ]

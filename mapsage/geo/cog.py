@@ -18,29 +18,33 @@ import affine
 import numpy as np
 import rasterio
 import rasterio.shutil
-from rasterio._err import CPLE_BaseError  # what rasterio.shutil.copy raises, public nowhere
+from rasterio._err import CPLE_BaseError  # raised by rasterio.shutil.copy; has no public name
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
 from .raster import GeoError, open_file
 
 CONFIDENCE_NODATA = 255
-"""Confidence is in percent, uint8 0 to 100; this value means that there is no prediction."""
+"""Value of a pixel without a prediction; confidence itself is in percent, uint8 0 to 100."""
 
-_TILE = 512  # pixels; the COG driver's default
+_TILE = 512  # side in pixels, the COG driver's default
 _TAG = 'MAPSAGE_CLASSES'
 
 
 @dataclass
 class MapInfo:
-    """What a class map needs besides its pixels.
+    """Description of a class map: classes, colors and georeference.
 
     Attributes:
-        class_names: Name of class 0, 1, ...
+        class_names: Names of the classes, in the order of their indices.
         palette: Red, green and blue (0 to 255) of each class.
-        crs: ``rasterio.crs.CRS``, or None for a map in pixels.
-        transform: (column, row) to coordinates of ``crs``, or None for a map in pixels.
-        nodata: The value of pixels without a prediction; drawn transparent.
+        crs: Coordinate reference system (``rasterio.crs.CRS``), or None for a map in pixels.
+        transform: Affine map from (column, row) to coordinates of ``crs``, or None for a map in
+            pixels.
+        nodata: Value of pixels without a prediction; they are drawn transparent.
+
+    Raises:
+        GeoError: If the number of classes does not fit ``nodata`` or the palette.
     """
 
     class_names: Sequence[str]
@@ -59,18 +63,18 @@ class MapInfo:
 
 
 class ClassMapWriter:
-    """Writes a map, from any number of row strips, into plain tiled working files.
+    """Writer of a map, from any number of row strips, into plain tiled working files.
 
-    Beside ``path`` it writes ``confidence_path(path)`` if asked: a color table holds for all
-    bands of a GeoTIFF, so confidence is a file of its own. ``write_cog`` turns each of the two into
-    its final form.
+    Confidence, if requested, goes into a second file, ``confidence_path(path)``, because a color
+    table applies to all bands of a GeoTIFF. ``write_cog`` turns each of the two files into its
+    final form.
 
     Args:
-        path: The working GeoTIFF, overwritten.
-        width: Of the map, in pixels.
-        height: Of the map, in pixels.
-        info: Classes and georeference.
-        confidence: Whether ``write`` is given confidence.
+        path: Path of the working GeoTIFF, which is overwritten.
+        width: Width of the map in pixels.
+        height: Height of the map in pixels.
+        info: Classes, colors and georeference.
+        confidence: Whether ``write`` is called with confidence.
 
     Raises:
         GeoError: If the folder does not exist or the disk is full.
@@ -97,12 +101,15 @@ class ClassMapWriter:
 
     def write(self, row: int, classes: np.ndarray,
               confidence: Optional[np.ndarray] = None) -> None:
-        """Write the rows from ``row`` on.
+        """Write a strip of rows.
 
         Args:
             row: First row of the strip.
-            classes: uint8 (h, width), class indices or ``info.nodata``.
-            confidence: uint8 (h, width), percent or ``CONFIDENCE_NODATA``.
+            classes: Class indices or ``info.nodata``, uint8 (rows, width).
+            confidence: Percent or ``CONFIDENCE_NODATA``, uint8 (rows, width).
+
+        Raises:
+            GeoError: If the disk is full.
         """
         height, width = classes.shape
         window = Window(0, row, width, height)
@@ -116,8 +123,8 @@ class ClassMapWriter:
         """Close the files and read them back.
 
         Raises:
-            GeoError: If a strip is not in its file as it was written. GDAL tells nobody when the
-                disk fills up while it closes a file.
+            GeoError: If a file does not hold a strip as it was written. The check is necessary
+                because GDAL reports no error when the disk fills up while it closes a file.
         """
         with _disk_errors(self.path):
             self._close_files()
@@ -144,24 +151,29 @@ class ClassMapWriter:
 
 
 def confidence_path(path: Any) -> str:
-    """Return the name of the confidence file beside a map: ``NAME_confidence.tif``."""
+    """Return the path of the confidence file that belongs to a map: ``NAME_confidence.tif``."""
     path = Path(path)
     return str(path.with_name(f'{path.stem}_confidence{path.suffix}'))
 
 
 def write_cog(working_path: Any, destination: Any) -> None:
-    """Make a Cloud Optimized GeoTIFF of a working file: tiled, deflated, with overviews.
+    """Convert a working file into a Cloud Optimized GeoTIFF: tiled, deflated, with overviews.
 
-    CRS, transform, no-data value and colors come along. The overviews of a class map hold the
-    most frequent class, those of confidence the mean. Class names are in the file (tag
-    ``MAPSAGE_CLASSES``, JSON) and beside it in ``destination + '.aux.xml'``, where GDAL and QGIS
-    look for them: a GeoTIFF has no place of its own. Memory does not grow with the map.
+    CRS, transform, no-data value and colors are kept. The overviews of a class map hold the most
+    frequent class, those of confidence the mean. Class names are stored in the file (tag
+    ``MAPSAGE_CLASSES``, JSON) and, because the GeoTIFF format has no standard place for them, also
+    in ``destination + '.aux.xml'``, where GDAL and QGIS look for them. Memory does not grow with
+    the map.
 
-    It is written in a temporary folder beside ``destination``, read back, compared, and moved into
-    place: under the final name there is a whole file or none.
+    The file is written in a temporary folder beside ``destination``, read back, compared, and then
+    moved into place, so that the final name always belongs to a complete file or to none.
+
+    Args:
+        working_path: Path of the working file, as ``ClassMapWriter`` writes it.
+        destination: Path of the new file; a file of this name is replaced.
 
     Raises:
-        GeoError: If there is not enough space for it, or the working file is damaged.
+        GeoError: If the disk has too little space, or the working file is damaged.
     """
     destination = Path(destination)
     with temporary_beside(destination) as folder:
@@ -183,16 +195,20 @@ def write_cog(working_path: Any, destination: Any) -> None:
 
 
 def read_classes(path: Any) -> List[dict]:
-    """Return the classes of a map: ``[dict(value, name, color), ...]``, or [] without any."""
+    """Return the classes of a map, ``[dict(value=, name=, color=), ...]``; [] if it names none."""
     with open_file(path) as source:
         return json.loads(source.tags().get(_TAG, '[]'))
 
 
 @contextmanager
 def temporary_beside(destination: Path) -> Iterator[Path]:
-    """Give a temporary folder on the file system of ``destination``; it goes in any case.
+    """Provide a temporary folder on the file system of ``destination``, and remove it afterward.
 
-    A killed process leaves it: the next one for the same destination on that host removes it.
+    A killed process leaves its folder behind; the next process on the same host that writes the
+    same destination removes it.
+
+    Raises:
+        GeoError: If the folder cannot be made.
     """
     prefix = f'.{destination.name}.{platform.node()}.'
     try:
@@ -208,26 +224,26 @@ def temporary_beside(destination: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the temporary folders of processes of this host that live no more."""
+    """Remove the temporary folders of processes of this host that no longer run."""
     for folder in parent.iterdir():
         found = re.fullmatch(re.escape(prefix) + r'(\d{1,9})\.\w+', folder.name)
-        if found and not _lives(int(found.group(1))):
+        if found and not _is_running(int(found.group(1))):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # the process of another user
         return True
     return True
 
 
 @contextmanager
 def _disk_errors(path: Any) -> Iterator[None]:
-    """Turn failures of writing into an error that says what to free."""
+    """Turn a failed write into an error that names the free space."""
     try:
         yield
     except (OSError, rasterio.errors.RasterioError, CPLE_BaseError) as error:
@@ -235,7 +251,7 @@ def _disk_errors(path: Any) -> Iterator[None]:
 
 
 def disk_message(path: Any, error: Exception) -> str:
-    """Return a message for a file that could not be written, with the space there is left."""
+    """Return the message for a file that could not be written, with the free disk space."""
     folder = Path(path).parent
     if not folder.is_dir():
         return f'cannot write {path}: the folder {folder} does not exist; make it.'
@@ -246,7 +262,7 @@ def disk_message(path: Any, error: Exception) -> str:
 
 
 def _check_same(working_path: Any, made: Path) -> None:
-    """Read a new file back; see ``ClassMapWriter.close``."""
+    """Read a new file back, for the reason given in ``ClassMapWriter.close``."""
     with open_file(working_path) as before, open_file(made) as after:
         for row in range(0, before.height, _TILE):
             window = Window(0, row, before.width, min(_TILE, before.height - row))

@@ -10,37 +10,39 @@ import pyproj
 from .outlines import Rings, polygon_areas, ring_areas
 from .raster import to_map
 
-# A straight edge of a map is curved on the ellipsoid. With a point at least every 16 pixels an edge
-# is off by less than a hundredth of a pixel for pixels of 1 km.
+# A straight edge on the map is curved on the ellipsoid. With a point at least every 16 pixels, the
+# error of an edge is below a hundredth of a pixel for pixels of 1 km.
 _STEP = 16
 
-# Degrees of latitude, a tenth of a millimeter, by which a row may leave its parallel.
+# Deviation of a row from its parallel that still counts as straight: degrees of latitude, about a
+# tenth of a millimeter.
 _STRAIGHT = 1e-9
 
 
 class EllipsoidArea:
-    """Areas of regions of a map in square meters, on the ellipsoid of its CRS.
+    """Areas of the regions of a map in square meters, on the ellipsoid of its CRS.
 
-    The outlines are projected with an equal-area projection of the same ellipsoid: cylindrical for
-    maps whose rows are parallels (in degrees, Mercator), up to the whole globe; azimuthal about
-    the map's center for others. Those must lie within a hemisphere around their center.
+    The outlines are projected with an equal-area projection of the same ellipsoid. It is
+    cylindrical for maps whose rows are parallels (maps in degrees, Mercator), which may cover the
+    whole globe. For all others it is azimuthal around the map's center; these maps must lie within
+    a hemisphere.
 
     Args:
-        crs: The map's, as WKT, or None.
-        transform: The map's ``affine.Affine``.
-        width: Of the map, in pixels.
-        height: Of the map, in pixels.
+        crs: Coordinate reference system of the map as WKT, or None.
+        transform: Affine map (``affine.Affine``) from (column, row) to coordinates.
+        width: Width of the map in pixels.
+        height: Height of the map in pixels.
     """
 
     def __init__(self, crs: Optional[str], transform: Any, width: int, height: int) -> None:
         self._transform = transform
         self._project: Optional[pyproj.Proj] = None
-        # longitude at column 0 and of a pixel, where rows are parallels
+        # Where rows are parallels: longitude at column 0 and width of a pixel, both in degrees.
         self._along: Optional[Tuple[float, float]] = None
         system = pyproj.CRS.from_wkt(crs) if crs else None
         geodetic = system.geodetic_crs if system is not None else None
         if system is None or geodetic is None or geodetic.ellipsoid is None:
-            return  # a map in pixels, or in the coordinates of a building site
+            return  # a map in pixels, or in local coordinates without an ellipsoid
         self._to_angles = pyproj.Transformer.from_crs(system, geodetic, always_xy=True)
         self._degrees = math.degrees(geodetic.axis_info[0].unit_conversion_factor)
         middle = self._angles(np.array([[width / 2 - 0.5, height / 2], [width / 2, height / 2],
@@ -57,7 +59,7 @@ class EllipsoidArea:
             a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
 
     def of(self, rings: Rings) -> np.ndarray:
-        """Return the area of each polygon, float64 (P,); NaN for a map without an ellipsoid."""
+        """Return the area of each polygon in m2, float64 (P,); NaN without an ellipsoid."""
         if self._project is None:
             return np.full(rings.polygon[-1] + 1, np.nan)
         keep = rings.corner | (rings.points.sum(1) % _STEP == 0)
@@ -66,10 +68,10 @@ class EllipsoidArea:
         return polygon_areas(ring_areas(meters, rings.ring[keep]), rings.polygon)
 
     def _angles(self, pixels: np.ndarray) -> np.ndarray:
-        """Longitude and latitude in degrees, float64 (N, 2), of (column, row)."""
+        """Return longitude and latitude in degrees, float64 (N, 2), of (column, row)."""
         x, y = to_map(self._transform, pixels).T
         angles = np.stack(self._to_angles.transform(x, y), 1) * self._degrees
-        if self._along is not None:  # past a pole there is no area, and no jump at 180 degrees
+        if self._along is not None:  # no area past a pole, no jump at 180 degrees
             angles[:, 1] = np.clip(angles[:, 1], -90, 90)
             expected = self._along[0] + self._along[1] * pixels[:, 0]
             angles[:, 0] += 360 * np.round((expected - angles[:, 0]) / 360)

@@ -13,20 +13,20 @@ VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 
 RASTER_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.png')
 
-UNLABELLED = -1 << 31
-"""Of pixels that have no label: no-data, or beyond the scene."""
+UNLABELED = -1 << 31
+"""Value of pixels that have no label: no-data pixels, and pixels beyond the scene."""
 
 
 class RasterLabels:
-    """Class values from a raster on the grid of its scene.
+    """Labels of a scene from a raster on the same grid.
 
     Args:
-        path: A raster with one band of integers.
-        scene: The scene it belongs to.
+        path: Path of a raster with one band of integers.
+        scene: Scene that the labels belong to.
 
     Raises:
-        GeoError: If CRS, transform or size differ; both files are named. A raster without
-            georeference needs the size of the scene only.
+        GeoError: If CRS, transform or size differ; the message names both files. Of a raster
+            without georeference only the size must match.
     """
 
     def __init__(self, path: Any, scene: Raster) -> None:
@@ -39,16 +39,20 @@ class RasterLabels:
         _check_same_grid(labels, scene)
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
-        """Return int32 (height, width): values, ``UNLABELLED`` for no-data and beyond."""
+        """Return the values of a window in pixels, int32 (height, width), or ``UNLABELED``."""
         values, valid = open_raster(self.path).read(column, row, width, height)
-        return np.where(valid, values[0].astype(np.int32), np.int32(UNLABELLED))
+        return np.where(valid, values[0].astype(np.int32), np.int32(UNLABELED))
 
 
 def find_labels(labels: str, scene: str) -> str:
-    """Return the label file of a scene: ``labels`` itself, or in that folder the one of its name.
+    """Return the path of the label file of a scene.
+
+    Args:
+        labels: Path of a label file, which is returned, or of a folder with label files.
+        scene: Path of the scene; in a folder, the label file with the same stem is chosen.
 
     Raises:
-        GeoError: If there is none, or more than one.
+        GeoError: If the folder holds no such file, or more than one.
     """
     folder = Path(labels)
     if not folder.is_dir():

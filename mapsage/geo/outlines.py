@@ -1,4 +1,4 @@
-"""Outlines of pixel regions as flat arrays: walked, simplified with shared borders, measured."""
+"""Outlines of pixel regions as flat arrays: tracing, simplification of shared borders, areas."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ import shapely
 
 @dataclass
 class Rings:
-    """Closed rings around pixel regions, a point at each pixel corner they pass.
+    """Closed rings around pixel regions, with a point at each pixel corner on the way.
 
     Attributes:
-        points: int64 (N, 2), column and row; the first point of a ring is not repeated.
-        ring: int64 (N,), the ring of each point; rings are in order.
-        polygon: int64 (rings,), the polygon of each ring; its first is the outline.
-        corner: bool (N,), where the ring turns.
+        points: Columns and rows, int64 (N, 2); the first point of a ring is not repeated.
+        ring: Number of the ring of each point, int64 (N,), ascending.
+        polygon: Number of the polygon of each ring, int64 (rings,); the first ring of a polygon is
+            its outline, the others are its holes.
+        corner: Whether the ring changes direction at the point, bool (N,).
     """
 
     points: np.ndarray
@@ -26,11 +27,11 @@ class Rings:
 
 
 def walk(polygons: np.ndarray) -> Rings:
-    """Walk along polygons (shapely, edges along rows and columns) in steps of one pixel."""
+    """Trace shapely polygons, whose edges follow rows and columns, in steps of one pixel."""
     rings, polygon = shapely.get_rings(polygons, return_index=True)
     points, ring = shapely.get_coordinates(rings, return_index=True)
     points = np.rint(points).astype(np.int64)
-    inner = ring[:-1] == ring[1:]  # a ring's last point repeats its first
+    inner = ring[:-1] == ring[1:]  # shapely repeats a ring's first point at its end
     step, start, ring = (points[1:] - points[:-1])[inner], points[:-1][inner], ring[:-1][inner]
     length = np.abs(step).sum(1)
     edge = np.repeat(np.arange(len(length)), length)
@@ -54,15 +55,15 @@ def build_polygons(points: np.ndarray, ring: np.ndarray, polygon: np.ndarray) ->
 def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
     """Simplify polygons so that neighbors keep one common border.
 
-    A border runs between two nodes, points where three or more regions meet. It is simplified
-    (Douglas-Peucker) in a direction that both sides agree on, so both get the same points. A ring
-    that would collapse, and a polygon that would cross itself, keep their exact outline: they are
-    about as thin as the tolerance.
+    A border runs between two nodes, which are points where three or more regions meet. It is
+    simplified (Douglas-Peucker) in a direction that does not depend on the side it is seen from,
+    so that both neighbors get the same points. A ring that would collapse and a polygon that would
+    cross itself keep their exact outline; both are about as thin as the tolerance.
 
     Args:
-        rings: The exact outlines.
-        node: bool (N,), the points that are nodes.
-        tolerance: In pixels.
+        rings: Exact outlines.
+        node: Whether each point is a node, bool (N,).
+        tolerance: Largest distance in pixels from the exact outline.
 
     Returns:
         Valid shapely polygons (P,).
@@ -70,7 +71,7 @@ def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
     keep = rings.corner | node
     points, ring, start = _rotate_to_start(rings.points[keep], rings.ring[keep], node[keep])
     simple, arc = _simplify_arcs(points, ring, start, tolerance)
-    last_of_arc = np.r_[arc[1:] != arc[:-1], True]  # the next arc starts with it
+    last_of_arc = np.r_[arc[1:] != arc[:-1], True]  # the next arc starts with this point
     simple, simple_ring = simple[~last_of_arc], ring[start][arc[~last_of_arc]]
     collapsed = np.bincount(simple_ring, minlength=len(rings.polygon)) < 3
     exact = rings.corner & collapsed[rings.ring]
@@ -85,7 +86,7 @@ def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
 
 
 def ring_areas(points: np.ndarray, ring: np.ndarray) -> np.ndarray:
-    """Return the areas (shoelace, without sign) of rings in order, float64 (rings,)."""
+    """Return the unsigned areas (shoelace formula) of the rings in order, float64 (rings,)."""
     first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
     local = points - np.repeat(points[first], np.diff(np.r_[first, len(ring)]), axis=0)
     before = local[_previous_in_ring(ring)]
@@ -94,13 +95,13 @@ def ring_areas(points: np.ndarray, ring: np.ndarray) -> np.ndarray:
 
 
 def polygon_areas(of_rings: np.ndarray, polygon: np.ndarray) -> np.ndarray:
-    """Return the areas of polygons, outline less holes, from those of their rings."""
+    """Return the areas of polygons, outline minus holes, from the areas of their rings."""
     outline = np.r_[True, polygon[1:] != polygon[:-1]]
     return np.bincount(polygon, np.where(outline, of_rings, -of_rings))
 
 
 def _previous_in_ring(ring: np.ndarray) -> np.ndarray:
-    """Return the index of the point before each, cyclic within its ring."""
+    """Return the index of the point before each point, cyclic within its ring."""
     previous = np.arange(len(ring)) - 1
     first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
     previous[first] = np.r_[first[1:], len(ring)] - 1
@@ -109,14 +110,14 @@ def _previous_in_ring(ring: np.ndarray) -> np.ndarray:
 
 def _rotate_to_start(points: np.ndarray, ring: np.ndarray, node: np.ndarray
                      ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Let each ring begin at a node, or, without any, at its smallest point.
+    """Rotate each ring to begin at a node, or at its smallest point if it has no node.
 
     Returns:
-        The points in their new order, their rings (unchanged), and bool (N,): where an arc starts.
+        Points in their new order, their rings (unchanged), and where an arc starts, bool (N,).
     """
     first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
     count = np.diff(np.r_[first, len(ring)])
-    # Sort by ring, then nodes first, then by place: the first of each ring is its start.
+    # Sorted by ring, then nodes first, then by position, the first point of each ring is its start.
     begin = np.lexsort((points[:, 0], points[:, 1], ~node, ring))[first]
     place = np.arange(len(ring)) - np.repeat(first, count)
     order = np.repeat(first, count) + (place + np.repeat(begin - first, count)) % np.repeat(
@@ -131,7 +132,7 @@ def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tole
     """Simplify each arc, from a start to the next one in its ring, both included.
 
     Returns:
-        int64 (M, 2), the points left in the order of the rings, and int64 (M,), their arcs.
+        Remaining points in the order of the rings, int64 (M, 2), and their arcs, int64 (M,).
     """
     starts = np.flatnonzero(start)
     first_of_ring = np.r_[True, ring[starts][1:] != ring[starts][:-1]]
@@ -140,16 +141,16 @@ def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tole
     members = np.insert(np.arange(len(points)), np.r_[starts[1:], len(points)], ends)
     arc = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(points)]) + 1)
     flat = points[members]
-    backwards = _runs_backwards(flat, arc)
-    flat = flat[_flip(arc, backwards)]
+    backward = _runs_backward(flat, arc)
+    flat = flat[_flip(arc, backward)]
     lines = shapely.simplify(shapely.linestrings(flat, indices=arc), tolerance,
                              preserve_topology=False)
     simple, simple_arc = shapely.get_coordinates(lines, return_index=True)
-    return np.rint(simple).astype(np.int64)[_flip(simple_arc, backwards)], simple_arc
+    return np.rint(simple).astype(np.int64)[_flip(simple_arc, backward)], simple_arc
 
 
-def _runs_backwards(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
-    """Return bool (arcs,): arcs to turn round, so that both sides of a border run alike."""
+def _runs_backward(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
+    """Return which arcs to reverse so that both sides of a border run alike, bool (arcs,)."""
     first = np.flatnonzero(np.r_[True, arc[1:] != arc[:-1]])
     last = np.r_[first[1:], len(arc)] - 1
     key = flat[:, 1] * (flat[:, 0].max() + 1) + flat[:, 0]
@@ -157,9 +158,9 @@ def _runs_backwards(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
     return np.where(closed, key[first + 1] > key[last - 1], key[first] > key[last])
 
 
-def _flip(group: np.ndarray, backwards: np.ndarray) -> np.ndarray:
-    """Return the order of points that turns round the groups marked in ``backwards``."""
+def _flip(group: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Return the order of points that reverses the groups marked in ``backward``."""
     first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     last = np.r_[first[1:], len(group)] - 1
     place = np.arange(len(group))
-    return np.where(backwards[group], first[group] + last[group] - place, place)
+    return np.where(backward[group], first[group] + last[group] - place, place)

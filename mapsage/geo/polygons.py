@@ -1,4 +1,4 @@
-"""The regions of a class map as polygons, in memory that does not grow with the map."""
+"""Polygons of the regions of a class map, in memory that does not grow with the map."""
 from __future__ import annotations
 
 import os
@@ -21,12 +21,12 @@ from .raster import GeoError, open_file, to_map
 
 LAYER = 'map'
 
-_STRIP_PIXELS = 4 << 20  # polygonized at once; GDAL keeps their polygons in memory
+_STRIP_PIXELS = 4 << 20  # pixels polygonized at once; GDAL keeps their polygons in memory
 
 Piece = Tuple[int, Any]
-"""Class and polygon (shapely, in pixels)."""
+"""Class index and shapely polygon, in pixels."""
 Span = Tuple[int, int, int, int]
-"""Part of a row's edge: from column, to column, class, number of the region."""
+"""Part of the edge between two rows: first column, last column, class, number of the region."""
 
 
 def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[str],
@@ -34,28 +34,29 @@ def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[
                    background: Optional[int] = None) -> int:
     """Write the connected regions of a class map into a GeoPackage.
 
-    One layer, ``map``, with the fields ``class_id``, ``class_name``, ``area_m2`` and ``area_px``.
-    Pixels touch along edges, not over corners. Areas are those of the region's pixels, before its
-    outline is simplified: ``area_px`` counts them, ``area_m2`` is on the ellipsoid of the map's
-    CRS, whatever its projection, and null without a CRS. A map without a CRS gives coordinates in
-    pixels, (column, row) from the upper left corner.
+    The file has one layer, ``map``, with the fields ``class_id``, ``class_name``, ``area_m2`` and
+    ``area_px``. Two pixels belong to one region if they share an edge; a common corner is not
+    enough. Areas are those of the region's pixels before its outline is simplified: ``area_px``
+    counts the pixels; ``area_m2`` is measured on the ellipsoid of the map's CRS, whatever its
+    projection, and is null for a map without a CRS. Coordinates of such a map are in pixels,
+    (column, row) from the upper left corner.
 
     Neighbors share their simplified border, without gaps. Regions about as thin as the tolerance
     keep their exact outline and may overlap a neighbor by that much.
 
-    The map is read in strips; a region is written once no strip below can add to it, so memory is
-    that of a strip and of the regions that cross its lower edge.
+    The map is read in strips, and a region is written once no strip below can add to it. Memory is
+    therefore limited to one strip and the regions that cross its lower edge.
 
     Args:
-        class_map_path: A raster of uint8 class indices; its no-data pixels give no polygon.
-        destination: The ``.gpkg`` file, replaced as a whole once it is complete.
-        class_names: Name of class 0, 1, ...
-        simplify: Tolerance in pixels; 0 keeps the pixels' outline.
-        min_area: Smaller regions are left out, in pixels.
+        class_map_path: Path of a raster of uint8 class indices; no-data pixels give no polygon.
+        destination: Path of the ``.gpkg`` file, replaced as a whole once the new one is complete.
+        class_names: Names of the classes, in the order of their indices.
+        simplify: Tolerance of the simplification in pixels; 0 keeps the pixels' outline.
+        min_area: Area in pixels below which a region is left out.
         background: Index of a class to leave out.
 
     Returns:
-        The number of polygons.
+        Number of polygons.
 
     Raises:
         GeoError: If the map holds a class without a name, or the file cannot be written.
@@ -78,7 +79,7 @@ def _regions(source: Any, num_classes: int, background: Optional[int]
              ) -> Iterator[Tuple[List[Piece], np.ndarray]]:
     """Yield the connected regions that each strip completes, with the nodes of the strips so far.
 
-    Nodes are keys, ``row * (width + 1) + column``, sorted.
+    Each node is a key, ``row * (width + 1) + column``; the keys are sorted.
     """
     growing, nodes = _Growing(), _Nodes(source.width)
     rows = max(1, _STRIP_PIXELS // source.width)
@@ -93,7 +94,7 @@ def _regions(source: Any, num_classes: int, background: Optional[int]
 
 def _read_labels(source: Any, top: int, bottom: int, num_classes: int,
                  background: Optional[int]) -> np.ndarray:
-    """Return int16 (rows + 2, width + 2): classes, -1 where there is no polygon or no map."""
+    """Return the classes with a border of one pixel, int16 (rows + 2, width + 2); -1 for none."""
     labels = np.full((bottom - top + 2, source.width + 2), -1, np.int16)
     first, last = max(top - 1, 0), min(bottom + 1, source.height)
     window = Window(0, first, source.width, last - first)
@@ -112,7 +113,7 @@ def _read_labels(source: Any, top: int, bottom: int, num_classes: int,
 
 
 def _pieces(labels: np.ndarray, top: int) -> List[Piece]:
-    """Return the connected regions of a strip whose first row is ``top``."""
+    """Return the connected regions of a strip that begins at row ``top``."""
     found, rings, owner = [], [], []
     shapes = rasterio.features.shapes(labels, mask=labels >= 0, connectivity=4,
                                       transform=rasterio.Affine.translation(0, top))
@@ -127,7 +128,7 @@ def _pieces(labels: np.ndarray, top: int) -> List[Piece]:
 
 
 class _Nodes:
-    """Pixel corners where three or more labels meet, or two do crosswise."""
+    """Pixel corners where three or more labels meet, or where two labels meet crosswise."""
 
     def __init__(self, width: int) -> None:
         self._stride = width + 1
@@ -140,7 +141,7 @@ class _Nodes:
                    + (upper[:, 1:] != lower[:, 1:]) + (upper[:, :-1] != lower[:, :-1]))
         rows, columns = np.nonzero(borders >= 3)
         keys = (rows + top) * self._stride + columns
-        # the upper edge of a strip is the lower edge of the one above
+        # The upper edge of a strip is the lower edge of the strip above and replaces its nodes.
         self.keys = np.concatenate([self.keys[self.keys < top * self._stride], keys])
 
     def forget_above(self, row: Optional[int]) -> None:
@@ -149,17 +150,17 @@ class _Nodes:
 
 
 class _Growing:
-    """Regions that reach the lower edge of the strips so far."""
+    """Incomplete regions: those that reach the lower edge of the strips so far."""
 
     def __init__(self) -> None:
-        self._regions: Dict[int, List[Piece]] = {}  # the parts of each
+        self._regions: Dict[int, List[Piece]] = {}  # parts by number of the region
         self._edge: List[Span] = []
         self._next = 0
         self.top: Optional[int] = None
-        """The highest row that a region yet to come reaches."""
+        """Uppermost row that an incomplete region reaches."""
 
     def add(self, found: Sequence[Piece], top: int, bottom: int) -> List[Piece]:
-        """Add a strip's pieces; return the regions that are complete."""
+        """Add the pieces of a strip and return the regions that are now complete."""
         parent = {number: number for number in self._regions}
 
         def root(number: int) -> int:
@@ -193,12 +194,12 @@ class _Growing:
         return complete + [_join(parts) for k, parts in joined.items() if k not in reaching]
 
     def finish(self) -> List[Piece]:
-        """Return the regions that reach the end of the map."""
+        """Return the regions that reach the last row of the map."""
         return [_join(parts) for parts in self._regions.values()]
 
 
 def _spans(polygon: Any, y: int) -> Iterator[Tuple[int, int]]:
-    """Yield the (from, to) columns where the polygon's outline runs along the row edge ``y``."""
+    """Yield (first, last) columns where the polygon's outline runs along the row edge ``y``."""
     for ring in (polygon.exterior, *polygon.interiors):
         points = shapely.get_coordinates(ring)
         along = (points[:-1, 1] == y) & (points[1:, 1] == y)
@@ -207,7 +208,7 @@ def _spans(polygon: Any, y: int) -> Iterator[Tuple[int, int]]:
 
 
 def _touching(above: Sequence[Span], below: Sequence[Span]) -> Iterator[Tuple[int, int]]:
-    """Yield the pairs of regions of one class whose spans share at least a pixel's edge."""
+    """Yield pairs of regions of the same class whose spans share at least one pixel edge."""
     i = j = 0
     while i < len(above) and j < len(below):
         (a_from, a_to, a_class, a), (b_from, b_to, b_class, b) = above[i], below[j]
@@ -223,14 +224,15 @@ def _join(parts: Sequence[Piece]) -> Piece:
     if len(parts) == 1:
         return parts[0]
     rings = walk(np.array([polygon for _, polygon in parts]))
-    # A union along common edges needs the same points on both sides; elsewhere corners do.
+    # The union along common edges needs the same points on both sides. Elsewhere the corners
+    # describe the outline completely.
     touching = np.isin(rings.points[:, 1], [edge for _, polygon in parts
                                             for edge in polygon.bounds[1::2]])
     return parts[0][0], shapely.coverage_union_all(rebuild(rings, rings.corner | touching))
 
 
 class _Layer:
-    """The layer of the GeoPackage, written batch by batch."""
+    """The layer of the GeoPackage, written in batches."""
 
     def __init__(self, path: Path, source: Any, class_names: Sequence[str], tolerance: float,
                  min_area: float) -> None:
@@ -242,7 +244,7 @@ class _Layer:
         self._area = EllipsoidArea(self._crs, source.transform, source.width, source.height)
 
     def append(self, pieces: Sequence[Piece], nodes: np.ndarray) -> None:
-        """Write regions that are large enough; ``nodes`` are sorted keys."""
+        """Write the regions that are large enough; ``nodes`` holds sorted keys."""
         area = shapely.area([polygon for _, polygon in pieces])
         pieces = [piece for piece, large in zip(pieces, area >= max(self._min_area, 1)) if large]
         if pieces:
@@ -251,7 +253,7 @@ class _Layer:
                         self._outlines(rings, nodes), rings)
 
     def close(self) -> None:
-        """Write an empty layer if there was nothing, and check that all is there."""
+        """Write an empty layer if no region was written, and check that none is missing."""
         if not self.count:
             none = np.empty(0)
             self._write_batch(np.empty(0, np.int32), np.empty(0, object), none, none)
@@ -278,7 +280,7 @@ class _Layer:
         fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,
                       area_px=pixels.astype(np.int64))
         with warnings.catch_warnings():
-            warnings.filterwarnings('ignore', "'crs' was not provided")  # a map in pixels
+            warnings.filterwarnings('ignore', "'crs' was not provided")  # map in pixels
             pyogrio.raw.write(
                 str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
                 field_mask=[None, None, np.isnan(square_meters), None], layer=LAYER,

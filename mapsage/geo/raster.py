@@ -1,4 +1,4 @@
-"""Windows of raster scenes of any size: values, validity, and errors that name the block."""
+"""Windows of raster scenes of any size: values, valid pixels, and errors that name a block."""
 from __future__ import annotations
 
 import os
@@ -13,8 +13,9 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 from rasterio.windows import Window
 
-# GDAL keeps decoded blocks, by default in 5 % of the machine's memory in every process: on a node
-# with many ranks and workers that is more than there is. In megabytes; the user's setting counts.
+# GDAL caches decoded blocks, by default in up to 5 % of the machine's memory in every process. On a
+# node with many ranks and workers that adds up to more memory than there is. The limit here is in
+# megabytes; a limit that the user has set takes precedence.
 os.environ.setdefault('GDAL_CACHEMAX', '256')
 
 Box = Tuple[int, int, int, int]
@@ -22,17 +23,17 @@ Box = Tuple[int, int, int, int]
 
 
 class GeoError(ValueError):
-    """A scene, map or vector file is unusable as asked; the message names it."""
+    """A scene, map or vector file cannot be used as requested; the message names the file."""
 
 
 class RasterBlockError(RuntimeError):
     """A window of a scene cannot be decoded: the file is damaged there.
 
     Attributes:
-        path: The file.
-        window: The window asked for: (column, row, width, height).
-        blocks: The damaged blocks, each (column, row, width, height) in pixels of the scene.
-        reason: GDAL's words.
+        path: Path of the file.
+        window: Requested window: (column, row, width, height) in pixels.
+        blocks: Damaged blocks, each (column, row, width, height) in pixels of the scene.
+        reason: Error message of GDAL.
     """
 
     def __init__(self, message: str, path: str = '', window: Box = (0, 0, 0, 0),
@@ -45,28 +46,30 @@ class RasterBlockError(RuntimeError):
 
 
 class Raster:
-    """A raster file, read by windows from any process and thread.
+    """A raster file that is read by windows, from any process and thread.
 
-    It can be pickled and forked: a file handle is opened at the first read of each process and
-    thread, and none is shared. ``close()`` closes those of this process.
+    It can be pickled and forked: each process and thread opens a file handle of its own at its
+    first read, and no handle is shared. ``close()`` closes the handles of the calling process.
 
     Args:
-        path: A file that GDAL reads.
-        bands: 1-based, as in GDAL, in the order wanted; default: all but an alpha band. An alpha
-            band that is named here is data: writers tag the fourth of four bands as alpha when
-            nobody says that it is infrared.
+        path: Path of a file that GDAL reads.
+        bands: Band numbers, counted from 1 as in GDAL, in the order in which ``read`` returns them;
+            default: all but an alpha band. An alpha band that is named here is read as data,
+            because many programs tag the fourth of four bands as alpha although it is infrared.
 
     Attributes:
-        width: In pixels.
-        height: In pixels.
-        bands: 1-based band numbers that ``read`` returns.
-        dtype: Of the values, one for all bands.
+        width: Width in pixels.
+        height: Height in pixels.
+        bands: Band numbers that ``read`` returns, counted from 1.
+        dtype: Data type of the values, the same for all bands.
         crs: Coordinate reference system (``rasterio.crs.CRS``), or None.
-        transform: (column, row) of pixel corners to coordinates of ``crs`` (``affine.Affine``).
-        may_have_gaps: False when every pixel of the scene is valid for sure.
-        is_georeferenced: False without CRS or transform: the scene is known in pixels only.
-        nodata: The value that means "no data" in the first of ``bands``, or None.
-        descriptions: Name of each band, or None.
+        transform: Affine map (``affine.Affine``) from (column, row) of a pixel's corner to
+            coordinates of ``crs``.
+        may_have_gaps: Whether a pixel may be invalid; False only if all are known to be valid.
+        is_georeferenced: Whether there are both a CRS and a transform; if not, positions in the
+            scene are known in pixels only.
+        nodata: Value that means "no data" in the first of ``bands``, or None.
+        descriptions: Description of each band, or None for a band without one.
 
     Raises:
         GeoError: If the file cannot be opened, or a band is missing.
@@ -92,21 +95,21 @@ class Raster:
              ) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window, which may reach beyond the scene.
 
-        A pixel is valid inside the scene where the mask or alpha band is not 0, at least one of
-        the bands is not no-data, and no band is NaN or infinite.
+        A pixel is valid if it lies inside the scene, its mask or alpha value is not 0, at least one
+        of its bands is not no-data, and none of its bands is NaN or infinite.
 
         Args:
             column: Left edge in pixels; may be negative.
             row: Upper edge in pixels; may be negative.
-            width: In pixels.
-            height: In pixels.
+            width: Width in pixels.
+            height: Height in pixels.
 
         Returns:
-            Values (bands, height, width) in the file's dtype, 0 where there is no data, and
-            validity, bool (height, width).
+            Values (bands, height, width) in the file's dtype, 0 where there is no data, and the
+            valid pixels, bool (height, width).
 
         Raises:
-            RasterBlockError: If part of it cannot be decoded.
+            RasterBlockError: If part of the window cannot be decoded.
         """
         left, top = max(column, 0), max(row, 0)
         right, bottom = min(column + width, self.width), min(row + height, self.height)
@@ -121,16 +124,19 @@ class Raster:
         return values, valid
 
     def read_reduced(self, factor: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Read the whole scene with one of ``factor`` pixels in each direction (or an overview's).
+        """Read the whole scene at a lower resolution: one of ``factor`` pixels in each direction.
+
+        GDAL takes the pixels from an overview where the file has a suitable one.
 
         Returns:
-            As ``read``, of ceil(height / factor) x ceil(width / factor) pixels.
+            Values and valid pixels as from ``read``, with ceil(height / factor) rows and
+            ceil(width / factor) columns.
         """
         shape = -(-self.height // factor), -(-self.width // factor)
         return self._read_inside(0, 0, self.width, self.height, shape)
 
     def close(self) -> None:
-        """Close the handles of this process. A later read opens a new one."""
+        """Close the handles of this process; a later read opens a new one."""
         handles, self._handles = self._handles, {}
         for (process, _), handle in handles.items():
             if process == os.getpid():
@@ -157,8 +163,9 @@ class Raster:
         key = os.getpid(), threading.get_ident()
         handle = self._handles.get(key)
         if handle is None:
-            # A fork copies the handles of its parent, whose file position both would move. Other
-            # threads add theirs meanwhile: nothing is iterated over that they change.
+            # A forked process inherits the handles of its parent, and both would move the same
+            # file position. The keys are copied first because other threads may add handles
+            # during the loop.
             for other in list(self._handles):
                 if other[0] != key[0]:
                     self._handles.pop(other, None)
@@ -213,21 +220,21 @@ class Raster:
 
 
 def open_file(path: Any, mode: str = 'r', **profile: Any) -> Any:
-    """``rasterio.open`` without the warning for files in pixels."""
+    """Call ``rasterio.open`` without its warning about files that are not georeferenced."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', NotGeoreferencedWarning)
         return rasterio.open(path, mode, **profile)
 
 
 def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:
-    """Return the coordinates, float64 (N, 2), of (column, row) pixel corners (N, 2)."""
+    """Return the map coordinates, float64 (N, 2), of pixel corners (column, row), (N, 2)."""
     a, b, c, d, e, f = transform[:6]
     x, y = pixels[:, 0], pixels[:, 1]
     return np.stack([a * x + b * y + c, d * x + e * y + f], 1)
 
 
 def short_crs(crs: Any) -> str:
-    """Return the name of a CRS for a message."""
+    """Return the name of a CRS, shortened for a message."""
     return str(crs.to_string())[:60]
 
 
@@ -255,11 +262,11 @@ def _common_dtype(source: Any, path: str, bands: Sequence[int]) -> np.dtype:
 
 
 def _mask_kind(source: Any, bands: Sequence[int]) -> Optional[str]:
-    """Return where validity comes from: 'bands' (no-data), 'dataset' (one mask), or None."""
+    """Return what marks invalid pixels: 'bands' (no-data), 'dataset' (one mask), or None."""
     flags = [set(source.mask_flag_enums[band - 1]) for band in bands]
     alpha = [i for i, kind in zip(source.indexes, source.colorinterp) if kind == ColorInterp.alpha]
     if set(alpha) & set(bands) and any(MaskFlags.alpha in flag for flag in flags):
-        return None  # asked for as data
+        return None  # the alpha band was requested as data
     if MaskFlags.per_dataset in flags[0]:
         return 'dataset'
     return None if all(MaskFlags.all_valid in flag for flag in flags) else 'bands'

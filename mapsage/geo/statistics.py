@@ -1,4 +1,4 @@
-"""Statistics of the bands of scenes, for the normalization of a config."""
+"""Statistics of the bands of scenes, used for the normalization in a config."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,23 +8,24 @@ import numpy as np
 
 from .raster import Box, GeoError, Raster
 
-_WINDOW = 512  # pixels a side
-_KEPT = 1000000  # pixels for the percentiles
+_WINDOW = 512  # side of a window, in pixels
+_KEPT = 1000000  # number of pixels kept for the percentiles
 
 
 @dataclass
 class BandStatistics:
-    """What ``band_statistics`` finds; one entry a band, in the units of the file.
+    """Result of ``band_statistics``. Arrays are float (bands,), in the units of the file.
 
     Attributes:
-        bands: 1-based.
-        mean: Of the valid pixels.
-        std: Population standard deviation.
-        minimum: The smallest value.
-        maximum: The largest value.
-        percentile_2: Two percent of the pixels are below; from up to a million pixels.
-        percentile_98: Two percent of the pixels are above.
-        pixels: How many valid pixels were looked at.
+        bands: Band numbers, counted from 1.
+        mean: Mean of the valid pixels.
+        std: Population standard deviation of the valid pixels.
+        minimum: Smallest value.
+        maximum: Largest value.
+        percentile_2: Value that two percent of the pixels lie below, estimated from at most a
+            million pixels.
+        percentile_98: Value that two percent of the pixels lie above, estimated in the same way.
+        pixels: Number of valid pixels that were read.
     """
 
     bands: Tuple[int, ...]
@@ -41,13 +42,14 @@ def band_statistics(rasters: Sequence[Any], bands: Optional[Sequence[int]] = Non
                     samples: int = 50000000) -> BandStatistics:
     """Return the statistics of scenes over their valid pixels, in constant memory.
 
-    Scenes with more than ``samples`` pixels together are sampled: windows drawn over all scenes,
-    the same in each run. Overviews are not used: they are smooth, and their deviation too small.
+    Scenes that together have more than ``samples`` pixels are sampled: windows are drawn from all
+    scenes, with a fixed seed, so that each run reads the same ones. Overviews are not used because
+    they are smoothed, which makes their standard deviation too small.
 
     Args:
-        rasters: ``Raster`` or paths.
-        bands: 1-based; default: all but alpha.
-        samples: How many pixels are read at most, roughly.
+        rasters: Scenes, each a ``Raster`` or a path.
+        bands: Band numbers, counted from 1; default: all but an alpha band.
+        samples: Approximate upper limit of the number of pixels that are read.
 
     Raises:
         GeoError: If there is no valid pixel, or the scenes differ in their number of bands.
@@ -73,7 +75,7 @@ def band_statistics(rasters: Sequence[Any], bands: Optional[Sequence[int]] = Non
 
 
 def _windows(scene: Raster) -> List[Box]:
-    """Windows that cover the scene, along the rows where the file is stored in rows."""
+    """Return windows that cover the scene; they span whole rows if the file is stored in rows."""
     width = scene.width if scene.blocks[1] == scene.width else min(_WINDOW, scene.width)
     height = max(1, _WINDOW * _WINDOW // width)
     return [(column, row, min(width, scene.width - column), min(height, scene.height - row))
@@ -87,7 +89,7 @@ def _drawn(windows: List[Box], share: float, random: np.random.RandomState) -> I
 
 
 class _BandTally:
-    """Mean and squared deviations, merged window by window (Chan et al. 1979)."""
+    """Running mean and sum of squared deviations, merged by window (Chan et al. 1979)."""
 
     def __init__(self, bands: int, kept_per_window: int) -> None:
         self.pixels = 0
@@ -97,11 +99,11 @@ class _BandTally:
         self._kept_per_window = kept_per_window
 
     def add(self, values: np.ndarray) -> None:
-        """Add valid pixels, (bands, N)."""
+        """Add the values of valid pixels, (bands, N)."""
         count = values.shape[1]
         if not count:
             return
-        self._kept.append(values[:, ::-(-count // self._kept_per_window)].copy())  # not a view
+        self._kept.append(values[:, ::-(-count // self._kept_per_window)].copy())  # no view
         self._low = np.minimum(self._low, values.min(1))
         self._high = np.maximum(self._high, values.max(1))
         values = values.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Labels of a scene from polygons, burned in window by window."""
+"""Labels of a scene from polygons, burned window by window."""
 from __future__ import annotations
 
 import math
@@ -19,7 +19,11 @@ from .raster import GeoError, Raster, short_crs, to_map
 
 
 class _Placed(NamedTuple):
-    """The polygons in the CRS of scenes; in degrees a place has more than one longitude."""
+    """The polygons in the CRS of a scene, with a spatial index.
+
+    In a geographic CRS the same place has several longitudes, a full turn apart: ``shifts`` holds
+    the multiples to try, in the unit of the CRS.
+    """
 
     polygons: np.ndarray
     indices: np.ndarray
@@ -27,28 +31,29 @@ class _Placed(NamedTuple):
     shifts: Tuple[float, ...]
 
     def near(self, bounds: Sequence[float], shift: float) -> Tuple[np.ndarray, List[float]]:
-        """Return the numbers of the polygons that meet ``bounds`` - ``shift``, and those bounds."""
+        """Return the polygons that meet ``bounds`` moved by -``shift``, and the moved bounds."""
         left, bottom, right, top = bounds
         moved = [left - shift, bottom, right - shift, top]
         return self.tree.query(shapely.box(*moved)), moved
 
 
 class VectorLabels:
-    """Polygons with a class each, burned into windows of any scene.
+    """Polygons that have a class each and are burned into windows of any scene.
 
-    All polygons are read once; forked workers share them. In a window those whose interior holds
-    a pixel's center give it their class, large ones drawn first, so that small ones stay visible.
+    All polygons are read once, and forked workers share them. A pixel gets the class of the polygon
+    that its center lies in. Large polygons are drawn first, so that small ones stay visible.
     Polygons that cross themselves are made valid; a feature without area is left out, with a
     warning.
 
     Args:
-        path: A file with polygons that GDAL reads (GeoPackage, GeoJSON, Shapefile, FlatGeobuf).
-        field: The attribute with the class: its name, or its index.
-        classes: Class names by index.
-        extra: Other index that may occur, such as that of ignored pixels.
+        path: Path of a file with polygons that GDAL reads (GeoPackage, GeoJSON, Shapefile,
+            FlatGeobuf).
+        field: Name of the attribute that holds the class, as a name or as an index.
+        classes: Class names, in the order of their indices.
+        extra: Additional index that may occur, such as that of ignored pixels.
 
     Raises:
-        GeoError: For a file, a field or a value that is not as expected.
+        GeoError: If the file, the field or a value is not as expected.
     """
 
     def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255) -> None:
@@ -62,7 +67,11 @@ class VectorLabels:
         self._missed: Optional[Raster] = None
 
     def for_scene(self, scene: Raster, outside: int) -> BurntLabels:
-        """Return the labels of a scene; ``outside`` is the value where no polygon lies.
+        """Return the labels of a scene.
+
+        Args:
+            scene: Scene to burn the polygons into; it needs a georeference.
+            outside: Class index of pixels that no polygon covers.
 
         Raises:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
@@ -83,10 +92,10 @@ class VectorLabels:
         return BurntLabels(self, crs, scene.transform, outside)
 
     def check_met(self) -> None:
-        """Check that the polygons meet one of the scenes that ``for_scene`` was called with.
+        """Check that the polygons meet at least one scene that ``for_scene`` was called with.
 
         Raises:
-            GeoError: If there were scenes and all lie elsewhere.
+            GeoError: If ``for_scene`` was called and no polygon meets any of the scenes.
         """
         scene = self._missed
         if self._met or scene is None:
@@ -101,7 +110,7 @@ class VectorLabels:
             'the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
 
     def inside(self, crs: str, bounds: Sequence[float]) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the polygons that meet ``bounds`` (in ``crs``), clipped, and their indices."""
+        """Return the polygons within ``bounds`` (in ``crs``), clipped, and their class indices."""
         placed = self._in_crs[crs]
         clipped, numbers = [], []
         for shift in placed.shifts:
@@ -126,7 +135,7 @@ class VectorLabels:
 
 
 class BurntLabels:
-    """The labels of one scene; see ``VectorLabels.for_scene``."""
+    """The labels of one scene, as returned by ``VectorLabels.for_scene``."""
 
     def __init__(self, source: VectorLabels, crs: str, transform: Any, outside: int) -> None:
         self.path = source.path
@@ -134,7 +143,7 @@ class BurntLabels:
         self._outside = outside
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
-        """Return int32 (height, width): class indices."""
+        """Return the class indices of a window given in pixels, int32 (height, width)."""
         x, y = (column - 1, column + width + 1), (row - 1, row + height + 1)
         corners = to_map(self._transform, np.array([(i, j) for i in x for j in y]))
         polygons, indices = self._source.inside(
@@ -167,7 +176,7 @@ def _move(polygons: np.ndarray, shift: float) -> np.ndarray:
 
 def _read_vector(path: str, field: str
                  ) -> Tuple[pyproj.CRS, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the CRS, valid polygons (shapely), their values of ``field``, their numbers."""
+    """Return the CRS, the valid shapely polygons, their values of ``field``, their numbers."""
     try:
         there = list(pyogrio.read_info(path)['fields'])
         if field not in there:
@@ -202,7 +211,7 @@ def _read_vector(path: str, field: str
 
 def _class_indices(values: np.ndarray, features: np.ndarray, classes: List[str], extra: int,
                    where: str) -> np.ndarray:
-    """Return int32 (N,) class indices for names or indices; ``features``: their numbers."""
+    """Return class indices, int32 (N,), for names or indices of numbered features."""
     index = {name: number for number, name in enumerate(classes)}
     known = {value: _class_index(value, index, len(classes), extra)
              for value in set(values.tolist())}
@@ -221,7 +230,7 @@ def _class_index(value: Any, index: Dict[str, int], count: int, extra: int) -> O
     if isinstance(value, str):
         return index.get(value)
     if not isinstance(value, (int, float)) or not float(value).is_integer():
-        return None  # also NaN, infinity, a date
+        return None  # NaN, infinity or a date, for example
     return int(value) if 0 <= value < count or value == extra else None
 
 
@@ -235,16 +244,16 @@ def _large_first(polygons: np.ndarray, indices: np.ndarray, path: str
 
 
 def _polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the single polygons in ``shapes``, and for each the number of its shape."""
+    """Return the single polygons that ``shapes`` consist of, and the shape's number of each."""
     parts, owner = shapely.get_parts(shapes, return_index=True)
-    parts, part = shapely.get_parts(parts, return_index=True)  # multi-polygons of collections
+    parts, part = shapely.get_parts(parts, return_index=True)  # multi-polygons in collections
     keep = ((shapely.get_type_id(parts) == shapely.GeometryType.POLYGON)
             & ~shapely.is_empty(parts))
     return parts[keep], owner[part][keep]
 
 
 def _full_turn(crs: pyproj.CRS) -> float:
-    """Return 360 degrees in the unit of a geographic CRS; 0 for others."""
+    """Return 360 degrees in the unit of a geographic CRS, or 0 for any other CRS."""
     if not crs.is_geographic:
         return 0.0
     return round(2 * math.pi / crs.axis_info[0].unit_conversion_factor, 6)
@@ -263,7 +272,7 @@ def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, pat
 
 
 def _unwrap(polygons: np.ndarray, turn: float) -> np.ndarray:
-    """Join polygons torn at the antimeridian: there longitudes jump from 180 to -180 degrees."""
+    """Join polygons torn at the antimeridian, where longitudes jump from 180 to -180 degrees."""
     points, owner = shapely.get_coordinates(shapely.get_exterior_ring(polygons), return_index=True)
     jumps = (np.abs(np.diff(points[:, 0])) > turn / 2) & (owner[1:] == owner[:-1])
     whole = polygons.copy()
@@ -271,6 +280,6 @@ def _unwrap(polygons: np.ndarray, turn: float) -> np.ndarray:
         joined = shapely.transform(polygons[number], lambda points: np.stack(
             [points[:, 0] - turn * np.round((points[:, 0] - points[0, 0]) / turn),
              points[:, 1]], 1))
-        if shapely.area(joined) > 0:  # else it goes round the globe, and is whole already
+        if shapely.area(joined) > 0:  # otherwise it goes around the globe and is whole already
             whole[number] = joined
     return whole

@@ -1,4 +1,4 @@
-"""What every iteration owes the accelerator: its random state, and a flush."""
+"""The tasks that an accelerator needs in every iteration: its random state, and a flush."""
 from __future__ import annotations
 
 import random
@@ -13,7 +13,7 @@ from mapsage.accelerator import current_accelerator, derived_seed
 
 
 def seed_rank(*entropy: int) -> None:
-    """Seed Python's and NumPy's generators and the accelerator's from non-negative integers."""
+    """Seed the generators of Python, NumPy and the accelerator from non-negative integers."""
     seed = derived_seed(*entropy)
     random.seed(seed)
     np.random.seed(seed)
@@ -22,28 +22,28 @@ def seed_rank(*entropy: int) -> None:
 
 @HOOKS.register_module()
 class AcceleratorHook(Hook):
-    """Seeds each training step, flushes lazy devices once a step, and evaluates one model.
+    """Hook that seeds each step, flushes lazy devices, and equalizes buffers before validation.
 
-    - Before a training step the device's random state is derived from (seed, rank, iteration), so
-      dropout of a resumed run equals that of one that was never stopped.
-    - After it a lazy device runs what it has recorded, before any hook reads a loss: reading first
-      would compile one more graph every iteration.
-    - Before validation every rank takes rank 0's buffers. Ranks keep BatchNorm statistics of their
-      own while training; the checkpoint holds rank 0's, so that is what gets evaluated.
+    - Before a training step the random state of the device is derived from (seed, rank,
+      iteration), so that dropout in a resumed run equals that in an uninterrupted one.
+    - After the step a lazy device runs the operations it has recorded, before any hook reads a
+      loss. Reading a loss first would compile one more graph in every iteration.
+    - Before validation every rank gets the buffers of rank 0. During training each rank has its own
+      BatchNorm statistics; the checkpoint holds those of rank 0, and these are evaluated.
 
-    Registered by ``MapSageRunner`` ahead of MMEngine's ``RuntimeInfoHook``, which reads the losses.
+    ``MapSageRunner`` registers it ahead of MMEngine's ``RuntimeInfoHook``, which reads the losses.
     """
 
     priority = 'HIGHEST'
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Seed this step."""
-        # the leading 1 keeps these apart from the seeds of samples
+        """Seed the generators for this step."""
+        # The leading 1 makes these seeds differ from those of samples.
         seed_rank(1, runner.seed, get_rank(), runner.iter)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
-        """Flush, and record the peak device memory in MiB where MMEngine does not."""
+        """Flush the device, and record its peak memory in MiB if MMEngine does not."""
         accelerator = current_accelerator()
         accelerator.flush()
         peak = None if accelerator.name == 'cuda' else accelerator.max_memory_allocated()
@@ -52,16 +52,16 @@ class AcceleratorHook(Hook):
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
-        """Flush what evaluation recorded."""
+        """Flush the operations of a validation step."""
         current_accelerator().flush()
 
     def after_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                         outputs: Any = None) -> None:
-        """Flush what testing recorded."""
+        """Flush the operations of a test step."""
         current_accelerator().flush()
 
     def before_val_epoch(self, runner: Any) -> None:
-        """Give every rank rank 0's buffers. Collective."""
+        """Copy the buffers of rank 0 to every rank. Collective."""
         if is_distributed():
             for buffer in runner.model.buffers():
                 broadcast(buffer, src=0)

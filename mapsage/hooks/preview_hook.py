@@ -1,4 +1,4 @@
-"""A picture of what the model sees, written after every evaluation."""
+"""A picture of samples and predictions, written after every evaluation."""
 from __future__ import annotations
 
 import os
@@ -14,12 +14,12 @@ from mmengine.runner import Runner
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.drawing.tiles import display_rgb, is_class, shrink
 
-# Longer side of what is kept in memory between iterations, in pixels.
+# Longer side, in pixels, of the pictures that are kept in memory between iterations.
 _KEPT_SIDE = 1024
-# Labels are counted on a grid of at most this many points a side: choosing an example does not
-# need every pixel of a 1024 x 1024 map, and np.unique on it would cost more than the metric.
+# Labels are counted on a grid of at most this many points per side. Choosing an example does not
+# need every pixel of a 1024 x 1024 map, on which np.unique would take longer than the metric.
 _COUNTED_SIDE = 256
-# A whole scene stored in one file is not decoded for one window of it.
+# Larger files are not read, because a whole scene would be decoded for a single window of it.
 _MAX_FILE_BYTES = 256 << 20
 _MAX_FAILURES = 3
 
@@ -31,18 +31,18 @@ class _Candidate(NamedTuple):
 
 @HOOKS.register_module()
 class PreviewHook(Hook):
-    """Write ``preview.png`` (image, truth, prediction, disagreement) after each evaluation.
+    """Hook that writes ``preview.png`` (image, truth, prediction, disagreement) after evaluations.
 
-    It keeps the samples of rank 0 whose truth holds most classes, the earliest where several
-    hold as many, so that the picture shows the same places every time. It takes no part in any
-    collective. A picture that cannot be made is a warning, not the end of the run.
+    It shows the samples of rank 0 whose truth has the most classes, and among equals the earliest,
+    so that the picture shows the same places every time. The hook takes part in no collective. If a
+    picture cannot be made, it logs a warning and the run continues.
 
     Args:
-        max_images: Rows of the picture.
+        max_images: Number of rows in the picture.
         filename: Name of the file inside the runner's ``work_dir``.
-        input_channel_order: Order of the colors in a batch's three-channel ``inputs``, 'bgr'
-            (what MMCV's loader makes) or 'rgb'. Used only for images that cannot be read back
-            from their ``img_path``, such as those in an LMDB or on a remote store.
+        input_channel_order: Order of the colors in a batch's three-channel ``inputs``, 'bgr' (as
+            from MMCV's loader) or 'rgb'. It is used only for images that cannot be read from their
+            ``img_path``, such as those in an LMDB or in remote storage.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -66,20 +66,20 @@ class PreviewHook(Hook):
         self._failures = 0
 
     def before_val_epoch(self, runner: Runner) -> None:
-        """Forget the samples of the previous evaluation."""
+        """Discard the samples of the previous evaluation."""
         self._kept, self._failures = [], 0
 
     before_test_epoch = before_val_epoch
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                        outputs: Optional[Sequence[Any]] = None) -> None:
-        """Keep what is worth showing of this batch."""
-        self._look_at(runner, _metainfo(runner.val_dataloader), data_batch, outputs)
+        """Keep the samples of this batch that should be in the picture."""
+        self._examine(runner, _metainfo(runner.val_dataloader), data_batch, outputs)
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                         outputs: Optional[Sequence[Any]] = None) -> None:
-        """Keep what is worth showing of this batch."""
-        self._look_at(runner, _metainfo(runner.test_dataloader), data_batch, outputs)
+        """Keep the samples of this batch that should be in the picture."""
+        self._examine(runner, _metainfo(runner.test_dataloader), data_batch, outputs)
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
         """Write the picture of a validation."""
@@ -90,7 +90,7 @@ class PreviewHook(Hook):
         """Write the picture of a test."""
         self._write(runner, _metainfo(runner.test_dataloader), metrics, 'test')
 
-    def _look_at(self, runner: Runner, metainfo: Dict[str, Any], data_batch: Any,
+    def _examine(self, runner: Runner, metainfo: Dict[str, Any], data_batch: Any,
                  outputs: Optional[Sequence[Any]]) -> None:
         if not is_main_process() or not outputs:
             return
@@ -108,7 +108,7 @@ class PreviewHook(Hook):
                   output: Any) -> None:
         if 'pred_sem_seg' not in output:
             return
-        # The batch's own copy of the truth is still in host memory: no copy from the device.
+        # The truth in the batch is still in host memory and need not be copied from the device.
         batch_sample = _item(data_batch, 'data_samples', index)
         truth = _labels(output if batch_sample is None else batch_sample, 'gt_sem_seg')
         score = _distinct_classes(truth, len(metainfo.get('classes') or ()))
@@ -126,25 +126,25 @@ class PreviewHook(Hook):
                                else shrink(truth, _KEPT_SIDE, nearest=True),
                                name=os.path.basename(path))
         self._kept.append(_Candidate(score, sample))
-        # A stable sort: among equals the one seen first stays ahead.
+        # The sort is stable, so that among equals the one seen first stays ahead.
         self._kept.sort(key=lambda candidate: -candidate.num_classes)
         del self._kept[self.max_images:]
 
     def _read(self, path: str, original_shape: Optional[Tuple[int, ...]]) -> Optional[np.ndarray]:
-        """Return the image file as ``(H, W, 3)`` RGB, or None when it is not this sample."""
+        """Return the image file as RGB ``(H, W, 3)``, or None if it is not this sample."""
         if path in self._not_the_sample or not os.path.isfile(path) \
                 or os.path.getsize(path) > _MAX_FILE_BYTES:
             return None
         image = _read_rgb(path)
         if image is None or (original_shape is not None
                              and tuple(image.shape[:2]) != tuple(original_shape[:2])):
-            # A window of a scene, or a format OpenCV cannot read: asking again is a waste.
+            # A window of a scene, or a format that OpenCV cannot read; it is not tried again.
             self._not_the_sample.add(path)
             return None
         return image
 
     def _from_inputs(self, inputs: Any, metainfo: Dict[str, Any]) -> np.ndarray:
-        """Return the network's input as ``(H, W, B)``, its padding cut off."""
+        """Return the network's input without its padding, ``(H, W, B)``."""
         if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
             raise ValueError('the image can be read neither from img_path nor from inputs of '
                              'the batch, expected there a (bands, H, W) tensor; add img_path to '
@@ -180,7 +180,7 @@ def _metainfo(dataloader: Any) -> Dict[str, Any]:
 
 
 def _item(data_batch: Any, key: str, index: int) -> Any:
-    """Return one sample's entry of a batch, or None where the batch is of another make."""
+    """Return the entry of one sample in a batch, or None if the batch has another structure."""
     if not isinstance(data_batch, dict) or key not in data_batch:
         return None
     entries = data_batch[key]
@@ -192,7 +192,7 @@ def _image_path(sample: Any) -> str:
 
 
 def _labels(sample: Any, field: str) -> Optional[np.ndarray]:
-    """Return a sample's label map as ``(H, W)`` int32, or None when it has none."""
+    """Return the label map of a sample, int32 ``(H, W)``, or None if it has none."""
     if field not in sample:
         return None
     data = getattr(sample, field).data
@@ -209,7 +209,7 @@ def _distinct_classes(truth: Optional[np.ndarray], num_classes: int) -> int:
         return 0
     step = max(1, -(-max(truth.shape) // _COUNTED_SIDE))
     labels = np.unique(truth[::step, ::step])
-    # Without metainfo the ignore index is unknown; 255 is what every MMSeg dataset uses.
+    # Without metainfo the ignore index is unknown; every dataset of MMSeg uses 255.
     return int(is_class(labels, num_classes or 255).sum())
 
 
@@ -226,7 +226,7 @@ def _read_rgb(path: str) -> Optional[np.ndarray]:
         # The flags MMCV loads with, plus the full depth of 16-bit images.
         image = cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
     except cv2.error:
-        # Raised for pictures above OpenCV's pixel limit; smaller ones it cannot read are None.
+        # Raised above OpenCV's pixel limit; for other unreadable pictures imread returns None.
         return None
     return None if image is None else np.ascontiguousarray(image[:, :, ::-1])
 

@@ -1,4 +1,4 @@
-"""A progress bar for people at a terminal; plain lines stay for everything else."""
+"""A progress bar on a terminal; other outputs keep the plain lines."""
 from __future__ import annotations
 
 import datetime
@@ -17,23 +17,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 _T = TypeVar('_T')
-# How LoggerHook begins the lines of single iterations, and of a whole evaluation.
+# Beginning of LoggerHook's lines for single iterations and for a whole evaluation.
 _ITERATION_LINE = re.compile(r'(Iter|Epoch)\((train|val|test)\)')
 
 
 @HOOKS.register_module()
 class ProgressBarHook(Hook):
-    """Show a bar with iteration, eta, loss and learning rate on rank 0's terminal.
+    """Hook that shows a bar with iteration, eta, loss and learning rate on rank 0's terminal.
 
-    While the bar is up, LoggerHook's lines of single iterations go to the log file only, and
-    every other line is printed above the bar. Without a terminal (a pipe, a log file, nohup) and
-    on other ranks the hook does nothing, so that the plain lines stay as they are.
+    While the bar is shown, LoggerHook's lines for single iterations go to the log file only, and
+    every other line is printed above the bar. Without a terminal (a pipe, a log file, nohup) and on
+    other ranks the hook does nothing, so that the plain lines stay as they are.
 
-    Numbers come from the runner's message hub, where MMEngine's own hooks have put them: the
-    hook never touches a tensor and causes no wait for the device.
+    The numbers come from the runner's message hub, where hooks of MMEngine have put them. The hook
+    therefore never reads a tensor and never waits for the device.
 
     Args:
-        refresh_interval: Seconds between two drawings at least.
+        refresh_interval: Shortest time between two drawings in seconds.
         show_lr: Whether to show the learning rate.
 
     Raises:
@@ -55,7 +55,7 @@ class ProgressBarHook(Hook):
         self._loops_running = 0
 
     def before_run(self, runner: Runner) -> None:
-        """Make sure that the terminal is given back however the loop ends."""
+        """Make sure that the terminal is restored however the loop ends."""
         if not is_main_process() or not _is_live_terminal(sys.stdout):
             return
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
@@ -63,14 +63,14 @@ class ProgressBarHook(Hook):
                 self._guard(loop)
 
     def before_train(self, runner: Runner) -> None:
-        """Put the bar up."""
+        """Show the bar."""
         self._start(runner)
         self._train = self._draw(runner, lambda bar: bar.add(
             _train_label(runner), runner.max_iters, runner.iter))
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
-        """Move the bar on by one iteration."""
+        """Advance the bar by one iteration."""
         if self._bar is None or self._train is None:
             return
         done = runner.iter + 1
@@ -78,11 +78,11 @@ class ProgressBarHook(Hook):
             self._show(runner, self._train, done, _train_label(runner), ('loss', 'lr'))
 
     def after_train(self, runner: Runner) -> None:
-        """Take the bar down."""
+        """Remove the bar."""
         self._stop()
 
     def after_run(self, runner: Runner) -> None:
-        """Take the bar down, also after a validation or test of its own."""
+        """Remove the bar, also after a separate validation or test."""
         self._stop()
 
     def before_val_epoch(self, runner: Runner) -> None:
@@ -95,25 +95,25 @@ class ProgressBarHook(Hook):
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                        outputs: Optional[Sequence[Any]] = None) -> None:
-        """Move the second bar on."""
+        """Advance the second bar."""
         self._evaluation_step(runner, 'val', batch_idx + 1, len(runner.val_dataloader))
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                         outputs: Optional[Sequence[Any]] = None) -> None:
-        """Move the bar on."""
+        """Advance the bar."""
         self._evaluation_step(runner, 'test', batch_idx + 1, len(runner.test_dataloader))
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
-        """Take the second bar away and let LoggerHook's line with the metrics through."""
+        """Remove the second bar, and let LoggerHook's line with the metrics pass."""
         self._end_evaluation()
 
     def after_test_epoch(self, runner: Runner,
                          metrics: Optional[Dict[str, float]] = None) -> None:
-        """Take the bar away and let LoggerHook's line with the metrics through."""
+        """Remove the bar, and let LoggerHook's line with the metrics pass."""
         self._end_evaluation()
 
     def after_val(self, runner: Runner) -> None:
-        """Keep the following lines of training iterations off the terminal again."""
+        """Hide the following lines of training iterations from the terminal again."""
         if self._bar is not None:
             self._bar.hides_iterations = True
 

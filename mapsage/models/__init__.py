@@ -1,4 +1,4 @@
-"""Backbones, heads and losses."""
+"""Backbones, decode heads, and learning rates by layer."""
 from .backbones import (
     BackboneInputError,
     DINOv3ConvNeXt,

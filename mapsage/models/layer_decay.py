@@ -22,16 +22,17 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
     configured and none can be wrong. Biases, norms, LayerScale and tokens get no weight decay;
     frozen parameters are left out.
 
-    Written anew because MMSeg's ``LearningRateDecayOptimizerConstructor`` knows its backbones by
-    class name and ``layers.N`` only, and gives anything else the highest rate.
+    MMSeg's ``LearningRateDecayOptimizerConstructor`` cannot be used: it recognizes its backbones by
+    class name and ``layers.N`` only, and gives any other parameter the highest rate.
 
     Args:
-        optim_wrapper_cfg: As for MMEngine; the optimizer needs ``lr``.
-        paramwise_cfg: ``dict(decay_rate=...)``, in 0..1, 0 excluded.
+        optim_wrapper_cfg: Config of the optimizer wrapper, as in MMEngine; the optimizer needs
+            ``lr``.
+        paramwise_cfg: Decay rate, as ``dict(decay_rate=...)``, greater than 0 and at most 1.
 
     Raises:
-        ValueError: For another ``paramwise_cfg``, an optimizer without ``lr``, or a model without
-            a DINOv3ViT.
+        ValueError: If ``paramwise_cfg`` is anything else, the optimizer has no ``lr``, or the model
+            has no DINOv3ViT.
     """
 
     def _validate_cfg(self) -> None:
@@ -48,10 +49,10 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         """Append one group for each depth and kind of weight decay, deepest first.
 
         Args:
-            params: Extended in place; groups carry ``lr`` and ``group_name`` for the log.
-            module: The model.
-            prefix: Unused, of the base class.
-            is_dcn_module: Unused, of the base class.
+            params: List that is extended in place by groups with ``lr`` and ``group_name``.
+            module: Model whose parameters are grouped.
+            prefix: Unused argument of the base class.
+            is_dcn_module: Unused argument of the base class.
         """
         backbones = {name: part for name, part in module.named_modules()
                      if isinstance(part, DINOv3ViT)}
@@ -79,14 +80,14 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
 
 
 def _depth_of(name: str, backbones: Dict[str, DINOv3ViT]) -> int:
-    """Layers between a parameter and the head: 0 for what is no block and no embedding."""
+    """Return the number of layers between a parameter and the head, 0 outside the backbone."""
     for prefix, backbone in backbones.items():
         if prefix and not name.startswith(f'{prefix}.'):
             continue
-        own = name[len(prefix) + 1:] if prefix else name
-        block = re.match(r'blocks\.(\d+)\.', own)
+        inner = name[len(prefix) + 1:] if prefix else name  # name within the backbone
+        block = re.match(r'blocks\.(\d+)\.', inner)
         if block:
             return len(backbone.blocks) - int(block.group(1))
-        if own.startswith(('patch_embed.', 'cls_token', 'register_tokens')):
+        if inner.startswith(('patch_embed.', 'cls_token', 'register_tokens')):
             return len(backbone.blocks) + 1
     return 0

@@ -1,4 +1,4 @@
-"""Data parallelism that puts the model on the device before anything is wrapped."""
+"""Data parallelism that moves the model to the device before it is wrapped."""
 from __future__ import annotations
 
 import inspect
@@ -19,10 +19,10 @@ from mapsage.accelerator import Accelerator, current_accelerator
 from mapsage.distributed import WeightsDifferError, check_equal_weights, local_rank
 from mapsage.distributed.process_group import uses_native_group
 
-# A single bucket: on a lazy device every bucket ends a graph, and cutting the backward pass into
-# several costs more than the overlap brings.
+# Large enough for a single bucket. On a lazy device every bucket ends a graph, and dividing the
+# backward pass into more graphs costs more time than the overlap saves.
 _LAZY_BUCKET_MIB = 4096
-# torch 2.13 renamed DDP's broadcast_buffers, which MMEngine's configs use
+# torch 2.13 renamed broadcast_buffers of DDP, which MMEngine's configs use.
 _HAS_FORWARD_SYNC = 'forward_sync_buffers' in inspect.signature(DistributedDataParallel).parameters
 
 
@@ -32,11 +32,11 @@ class PlacementError(RuntimeError):
 
 @MODEL_WRAPPERS.register_module()
 class NativeDataParallel(nn.Module):
-    """The accelerator's own DDP behind the interface of ``MMDistributedDataParallel``.
+    """The DDP of an accelerator's vendor with the interface of ``MMDistributedDataParallel``.
 
-    For accelerators whose collectives live beside torch.distributed. Arguments, checks and errors
-    are those of :class:`MMDistributedDataParallel`, which becomes this class there. Rank 0's
-    parameters and buffers reach the others over gloo.
+    It serves accelerators whose collectives are not part of torch.distributed. Arguments, checks
+    and errors are those of :class:`MMDistributedDataParallel`, whose constructor returns this class
+    there. The parameters and buffers of rank 0 reach the other ranks over gloo.
     """
 
     train_step = _MMDistributedDataParallel.train_step
@@ -49,12 +49,12 @@ class NativeDataParallel(nn.Module):
         super().__init__()
         self.detect_anomalous_params = detect_anomalous_params
         accelerator = current_accelerator()
-        own = local_rank()
-        _warn_ignored(accelerator, own, device_ids=device_ids, output_device=output_device)
-        module = place_module(module, accelerator, own)
+        this_rank = local_rank()
+        _warn_ignored(accelerator, this_rank, device_ids=device_ids, output_device=output_device)
+        module = place_module(module, accelerator, this_rank)
         start = _weights_of_rank_0(module)
-        self.data_parallel = accelerator.data_parallel(module, own, **kwargs)
-        # Last, since the vendor's constructor may have broadcast weights of its own choice.
+        self.data_parallel = accelerator.data_parallel(module, this_rank, **kwargs)
+        # After the vendor's constructor, which may have broadcast the weights of another rank.
         with torch.no_grad():
             for name, tensor in _named_tensors(module).items():
                 tensor.copy_(start[name])
@@ -67,37 +67,37 @@ class NativeDataParallel(nn.Module):
         return self.data_parallel.module  # type: ignore[return-value]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model; the backward pass then averages gradients over the ranks."""
+        """Call the model; its backward pass averages the gradients over the ranks."""
         return self.data_parallel(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager:
-        """Return a context in which backward passes leave gradients where they are."""
+        """Return a context in which backward passes do not average gradients over the ranks."""
         return self.data_parallel.no_sync()  # type: ignore[operator]
 
 
 @MODEL_WRAPPERS.register_module(name='MMDistributedDataParallel', force=True)
 class MMDistributedDataParallel(_MMDistributedDataParallel):
-    """MMEngine's wrapper on any accelerator, registered under MMEngine's name.
+    """MMEngine's wrapper for any accelerator, registered under MMEngine's name.
 
-    It moves the module to this rank's device, checks that every parameter and buffer arrived,
-    reverts SyncBN where the accelerator has none, hands torch's DDP no device list of its own
-    (each rank has one device, and the tensors say which), and proves that all ranks start equal.
+    It moves the module to the device of this rank, checks that every parameter and buffer arrived,
+    replaces SyncBN where the accelerator has none, gives torch's DDP no list of devices (each rank
+    has one device, which the tensors show), and checks that all ranks start with equal weights.
 
     Args:
-        module: The model, on any device.
-        device_ids: Accepted because configs and MMEngine pass it; ignored, with a warning when
-            it names anything but this rank's device.
-        output_device: As ``device_ids``.
-        detect_anomalous_params: See MMEngine.
+        module: Model, on any device.
+        device_ids: Ignored, with a warning if it names anything but this rank's device; accepted
+            because configs and MMEngine pass it.
+        output_device: Ignored in the same way.
+        detect_anomalous_params: Whether to report parameters that get no gradient, as in MMEngine.
         **kwargs: Arguments of ``torch.nn.parallel.DistributedDataParallel``.
 
     Raises:
         PlacementError: If a parameter or buffer did not reach the device.
-        WeightsDifferError: If ranks differ after wrapping.
+        WeightsDifferError: If the weights of the ranks differ after wrapping.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a :class:`NativeDataParallel` where the accelerator has a DDP of its own."""
+        """Return a :class:`NativeDataParallel` if the accelerator has its own DDP."""
         if cls is MMDistributedDataParallel and uses_native_group(current_accelerator()):
             return NativeDataParallel(*args, **kwargs)
         return super().__new__(cls)
@@ -105,9 +105,9 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
     def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None,
                  detect_anomalous_params: bool = False, **kwargs: Any) -> None:
         accelerator = current_accelerator()
-        own = local_rank()
-        _warn_ignored(accelerator, own, device_ids=device_ids, output_device=output_device)
-        module = place_module(module, accelerator, own)
+        this_rank = local_rank()
+        _warn_ignored(accelerator, this_rank, device_ids=device_ids, output_device=output_device)
+        module = place_module(module, accelerator, this_rank)
         if accelerator.lazy:
             kwargs.setdefault('bucket_cap_mb', _LAZY_BUCKET_MIB)
         if 'broadcast_buffers' in kwargs and _HAS_FORWARD_SYNC:
@@ -117,7 +117,7 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
 
 
 def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -> nn.Module:
-    """Return ``module`` on this rank's device, without SyncBN where that cannot compute there.
+    """Return ``module`` on this rank's device, without SyncBN if the device lacks it.
 
     Raises:
         PlacementError: If a parameter or buffer did not reach the device.
@@ -146,7 +146,7 @@ def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -
 
 
 def _shared_parameters(module: nn.Module) -> List[List[Tuple[nn.Module, str]]]:
-    """Return the places of each parameter that has several: not every device keeps them one."""
+    """Return the owners of each shared parameter, which not every device keeps shared."""
     places: Dict[int, List[Tuple[nn.Module, str]]] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
@@ -173,7 +173,7 @@ def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
             f'rank(s) {odd} built another model than rank 0: {names[:3]} differ in name, shape or '
             f'dtype. Every rank must build the model from the same config and files.')
     for tensor in host.values():
-        # as bytes, since not every gloo knows bool and bfloat16, nor numpy the latter
+        # As bytes, because some versions of gloo lack bool and bfloat16, and NumPy lacks bfloat16.
         flat = tensor.reshape(-1)
         flat = flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat
         if flat.numel():
@@ -182,17 +182,17 @@ def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
 
 
 def _has_sync_batchnorm(module: nn.Module) -> bool:
-    # By name: mmcv's own SyncBatchNorm exists only where its ops are compiled.
+    # By name, because the SyncBatchNorm of mmcv exists only where its ops are compiled.
     return any('SyncBatchNorm' in type(child).__name__ for child in module.modules())
 
 
 def _warn_ignored(accelerator: Accelerator, local_rank: int, **given: Any) -> None:
-    own = accelerator.device(local_rank)
+    device = accelerator.device(local_rank)
     for option, value in given.items():
         devices: List[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-        if value is None or devices in ([], [local_rank], [own], [str(own)]):
+        if value is None or devices in ([], [local_rank], [device], [str(device)]):
             continue
         print_log(
             f'MMDistributedDataParallel ignores {option}={value!r}: this rank (local rank '
-            f'{local_rank}) trains on {own}. Remove it from model_wrapper_cfg.',
+            f'{local_rank}) trains on {device}. Remove it from model_wrapper_cfg.',
             logger='current', level=30)

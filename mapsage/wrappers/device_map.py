@@ -1,4 +1,4 @@
-"""Which part of a model lives on which device: decisions only, nothing is moved here."""
+"""The plan of which part of a model goes to which device; nothing is moved here."""
 from __future__ import annotations
 
 import difflib
@@ -11,9 +11,10 @@ import torch
 from mmengine.model import BaseDataPreprocessor
 from torch import nn
 
-# Modules that pass a value from child to child without being containers; all others stay whole.
+# Modules that pass a value from child to child although they are not containers; all others stay
+# whole.
 _CHAINS = ('SwinBlockSequence',)
-# Backbones whose forward adds or concatenates what their children made.
+# Backbones whose forward adds or concatenates the results of their children.
 _WHOLE_BACKBONES = ('CGNet', 'DDRNet', 'ICNet', 'PIDNet',
                     'STDCContextPathNet')
 
@@ -24,13 +25,13 @@ class DeviceMapError(ValueError):
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a model that stays on one device.
+    """A part of a model that stays on a single device.
 
     Attributes:
         name: Path of the module.
-        sizes: Bytes of its parameters by ``id``, and 0 for each buffer. Those held directly by a
-            module that is cut belong to the first unit in it.
-        parents: Paths of the modules whose own tensors are in ``sizes``.
+        sizes: Size of its parameters in bytes by ``id``, and 0 for each buffer. Tensors held
+            directly by a module that is cut belong to the first unit in it.
+        parents: Paths of such modules, whose direct tensors are in ``sizes``.
     """
 
     name: str
@@ -41,27 +42,28 @@ class Unit:
 def find_units(model: nn.Module) -> List[Unit]:
     """Return the parts of ``model`` that may be on different devices, in registration order.
 
-    A module can be cut between its children only if it hands a value from one to the next: a sum
-    of two children's outputs would meet on two devices. Cut are the model itself, its
-    ``backbone``, and containers (``Sequential``, ``ModuleList``) directly in them; residual
-    blocks, transformer layers, necks and heads stay whole. For ``EncoderDecoder`` registration
-    order is forward order.
+    A module can be cut between its children only if it passes a value from one to the next. If it
+    adds the outputs of two children, these would be on two devices. The modules that are cut are
+    the model itself, its ``backbone``, and containers (``Sequential``, ``ModuleList``) directly in
+    them; residual blocks, transformer layers, necks and heads stay whole. For ``EncoderDecoder``
+    the registration order is the forward order.
     """
     return _units(model, '')
 
 
 def _units(module: nn.Module, name: str) -> List[Unit]:
-    own = _own_sizes(module)
+    direct = _direct_sizes(module)
     if not _is_chain(module, name):
-        sizes = {key: size for each in module.modules() for key, size in _own_sizes(each).items()}
+        sizes = {key: size for each in module.modules()
+                 for key, size in _direct_sizes(each).items()}
         return [Unit(name, sizes)] if sizes else []
     units = [unit for child_name, child in module.named_children()
              if not isinstance(child, BaseDataPreprocessor)
              for unit in _units(child, f'{name}.{child_name}' if name else child_name)]
-    if own and not units:
-        return [Unit(name, own)]
-    if own:
-        units[0] = replace(units[0], sizes={**own, **units[0].sizes},
+    if direct and not units:
+        return [Unit(name, direct)]
+    if direct:
+        units[0] = replace(units[0], sizes={**direct, **units[0].sizes},
                            parents=(name, *units[0].parents))
     return units
 
@@ -75,28 +77,28 @@ def _is_chain(module: nn.Module, name: str) -> bool:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether ``module`` only holds children and is never called itself."""
+    """Return whether ``module`` only holds children and is never called itself."""
     return (isinstance(module, (nn.ModuleList, nn.ModuleDict))
             and type(module).forward is nn.Module.forward)
 
 
-def _own_sizes(module: nn.Module) -> Dict[int, int]:
+def _direct_sizes(module: nn.Module) -> Dict[int, int]:
     parameters = {id(each): each.numel() * each.element_size()
                   for each in module._parameters.values() if each is not None}
     return {**parameters, **{id(each): 0 for each in module._buffers.values() if each is not None}}
 
 
 def partition(sizes: Sequence[int], parts: int) -> List[int]:
-    """Cut a sequence into at most ``parts`` runs so that the largest is as small as can be. Pure.
+    """Cut a sequence into at most ``parts`` runs so that the largest is as small as possible. Pure.
 
-    Among such cuts it takes the one with the smallest sum of squares, the most even one.
+    Among such cuts it chooses the most even one, with the smallest sum of squares.
 
     Args:
-        sizes: Non-negative sizes.
-        parts: At least 1.
+        sizes: Sizes of the items, not negative.
+        parts: Largest number of runs, at least 1.
 
     Returns:
-        The part of each item, from 0, never decreasing.
+        Index of the run of each item, from 0, never decreasing.
     """
     ends = [0, *itertools.accumulate(sizes)]
     limit = _smallest_limit(ends, parts)
@@ -186,15 +188,15 @@ def resolve_device_map(model: nn.Module, device_map: Mapping[str, Any],
     """Return the device of every module that ``device_map`` covers.
 
     Args:
-        model: The model; its data preprocessor goes with the part that is first in the model,
+        model: Model to place. Its data preprocessor goes to the device of the model's first part,
             unless it is named.
-        device_map: From the path of a module (``''`` is the model) to an index into ``devices`` or
-            one of them; the longest path that leads to a module decides.
-        devices: What may be used.
+        device_map: Mapping from the path of a module (``''`` for the model) to a device, given as
+            an index into ``devices`` or as one of them; the longest matching path decides.
+        devices: Devices that may be used.
 
     Raises:
-        DeviceMapError: If a path leads to no module, a tensor is not covered, a device is not one
-            of ``devices``, or a shared parameter would be on two devices.
+        DeviceMapError: If a path does not lead to a module, a tensor is not covered, a device is
+            not one of ``devices``, or a shared parameter would be on two devices.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     for prefix in device_map:
@@ -219,15 +221,15 @@ def resolve_device_map(model: nn.Module, device_map: Mapping[str, Any],
 
 
 def tensor_owners(model: nn.Module) -> List[str]:
-    """Return the paths of the modules that hold tensors themselves, in order.
+    """Return the paths of the modules that hold tensors directly, in order.
 
-    Data preprocessors are not among them: they hand their batch to whatever asks for it.
+    Data preprocessors are left out, because any part may receive their batch.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     within = {id(each) for module in modules.values() if isinstance(module, BaseDataPreprocessor)
               for each in module.modules()}
     return [name for name, module in modules.items()
-            if _own_sizes(module) and id(module) not in within]
+            if _direct_sizes(module) and id(module) not in within]
 
 
 def _longest_prefix(name: str, prefixes: Mapping[str, Any]) -> Optional[str]:
@@ -265,7 +267,7 @@ def _check_ties(modules: Mapping[str, nn.Module], owners: Sequence[str],
                 places: Mapping[str, torch.device]) -> None:
     homes: Dict[int, str] = {}
     for name in owners:
-        for key in _own_sizes(modules[name]):
+        for key in _direct_sizes(modules[name]):
             other = homes.setdefault(key, name)
             if places[other] != places[name]:
                 raise DeviceMapError(

@@ -1,4 +1,4 @@
-"""Move what crosses from one device to another, when a module is entered."""
+"""Moves of tensors from one device to another when a module is entered."""
 from __future__ import annotations
 
 import functools
@@ -12,9 +12,9 @@ from mapsage.distributed.nested_tensors import move, tensors_in
 
 
 class TransferredFeatures(tuple):
-    """A backbone's feature maps, each moved to ``device`` when it is read.
+    """Feature maps of a backbone, each of which is moved to ``device`` when it is read.
 
-    A head is given all of them and reads those of its ``in_index``; the others stay where they are.
+    A head receives all maps and reads those of its ``in_index``; the others are not moved.
     """
 
     device: torch.device
@@ -22,7 +22,7 @@ class TransferredFeatures(tuple):
 
     @classmethod
     def on(cls, features: Any, device: torch.device) -> TransferredFeatures:
-        """Return ``features``, a sequence, to be read on ``device``."""
+        """Return a sequence of features whose items are moved to ``device`` when they are read."""
         again = isinstance(features, TransferredFeatures)
         self = cls(tuple.__iter__(features) if again else features)
         self.device = device
@@ -40,11 +40,12 @@ def bring_inputs(module: nn.Module, method: str, device: torch.device,
     """Make ``module.method`` move its arguments to ``device``.
 
     Args:
-        module: Any module; a deep copy of it does the same.
-        method: Name of a method. Not only ``forward`` is called from outside: heads are entered
-            by ``loss`` and ``predict``, where a forward hook would see nothing.
-        device: The module's.
-        lazily: Move the first argument, if a sequence, item by item as it is read.
+        module: Module to change; the change also applies to a deep copy of it.
+        method: Name of the method. A forward hook would not be enough, because heads are entered
+            by ``loss`` and ``predict``, not only by ``forward``.
+        device: Device of the module.
+        lazily: Whether to move the items of the first argument, if it is a sequence, only when
+            they are read.
     """
     def enter(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if lazily and args and isinstance(args[0], (list, tuple)):
@@ -55,7 +56,7 @@ def bring_inputs(module: nn.Module, method: str, device: torch.device,
 
 
 def bring_together(module: nn.Module, method: str) -> None:
-    """Make ``module.method`` move its arguments to where the first tensor among them is."""
+    """Make ``module.method`` move its arguments to the device of the first tensor among them."""
     def enter(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         first = next(tensors_in([args, kwargs]), None)
         return call(*args, **kwargs) if first is None else \
@@ -65,7 +66,7 @@ def bring_together(module: nn.Module, method: str) -> None:
 
 
 def bring_outputs(module: nn.Module, method: str, device: torch.device) -> None:
-    """Make ``module.method`` move what it returns to ``device``."""
+    """Make ``module.method`` move its result to ``device``."""
     def enter(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return move(call(*args, **kwargs), device)
 
@@ -74,12 +75,12 @@ def bring_outputs(module: nn.Module, method: str, device: torch.device) -> None:
 
 def _override(module: nn.Module, method: str, enter: Callable[..., Any]) -> None:
     function = getattr(module, method).__func__
-    inner = getattr(function, '_mapsage_inner', function)  # of a module that is split again
+    inner = getattr(function, '_mapsage_inner', function)  # if a module is split again
 
     @functools.wraps(inner)
     def crossing(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return enter(functools.partial(inner, self), *args, **kwargs)
 
     crossing._mapsage_inner = inner  # type: ignore[attr-defined]
-    # A method, not a closure over the module: copy.deepcopy binds it to the copy, as EMA needs.
+    # copy.deepcopy, which EMA uses, binds a method to the copy; it could not rebind a closure.
     setattr(module, method, MethodType(crossing, module))

@@ -1,8 +1,9 @@
-"""One model over several devices of one process.
+"""One model on more than one device of one process.
 
-Why not ``accelerate`` (1.15 was tried on the simulated devices): its hooks follow ``forward`` only,
-and MMSegmentation hands labels to ``head.loss``, so the first loss stops with "Expected all tensors
-to be on the same device"; it leaves the inputs on the CPU; and its planner sees no ``gcu`` devices.
+The package ``accelerate`` (1.15 was tried on the simulated devices) does not fit. Its hooks follow
+``forward`` only, but MMSegmentation passes labels to ``head.loss``, so the first loss fails with
+"Expected all tensors to be on the same device"; it leaves the inputs on the CPU; and its planner
+does not see ``gcu`` devices.
 """
 from __future__ import annotations
 
@@ -26,34 +27,35 @@ _ENTRIES = ('forward', 'loss', 'predict')
 
 
 class CrossDeviceError(RuntimeError):
-    """A module that was cut combines what its parts made on different devices."""
+    """A module that was cut combines results of its parts that are on different devices."""
 
 
 @MODEL_WRAPPERS.register_module()
 class MMModelParallel(nn.Module):
-    """Splits a model over the devices of this process, layer by layer.
+    """Wrapper that splits a model over the devices of this process, layer by layer.
 
-    Each part runs on its own device. Tensors move where a part is entered and lie elsewhere, never
-    otherwise: images start on the device of the first part, labels go to each head, the losses and
-    the predictions with their labels end on the device of the decode head. Training, checkpoints,
-    optimizers and gradient clipping work as on the bare model, and checkpoint keys are its keys.
-    SyncBN becomes BatchNorm: one process sees the whole batch.
+    Each part runs on one device. Tensors are moved only when a part is entered and they are on
+    another device: images start on the device of the first part, labels go to each head, and the
+    losses and the predictions with their labels end on the device of the decode head. Training,
+    checkpoints, optimizers and gradient clipping work as for the model without the wrapper, and
+    checkpoints have the same keys. SyncBN becomes BatchNorm, because one process sees the whole
+    batch.
 
     Args:
-        module: The model, on any device; it is placed in place, and never whole on one device.
-        device_map: From the path of a module to a device, as an index into ``devices`` or one of
-            them: ``{'backbone': 0, 'backbone.layer4': 1, 'decode_head': 'gcu:1'}``. The longest
-            path that leads to a module decides; ``''`` is all that is not named. None: parts of
-            equal parameter bytes, in forward order.
-        devices: The devices, as indices of the accelerator's or any ``torch.device``; all of the
-            accelerator's when None.
+        module: Model, on any device. It is moved in place, and never as a whole to one device.
+        device_map: Mapping from the path of a module to a device, given as an index into
+            ``devices`` or as one of them: ``{'backbone': 0, 'backbone.layer4': 1, 'decode_head':
+            'gcu:1'}``. The longest matching path decides; ``''`` stands for everything that is not
+            named. None for parts with equal bytes of parameters, in forward order.
+        devices: Devices to use, as indices of the accelerator's devices or any ``torch.device``;
+            None for all devices of the accelerator.
 
     Attributes:
-        module: The model.
-        devices: The devices that may be used.
-        device_map: The device of every part; usable as the argument of that name.
-        input_device: Where the data preprocessor puts a batch.
-        output_device: Where losses and predictions end.
+        module: Model.
+        devices: Devices that may be used.
+        device_map: Device of every part; it can be used as the argument of the same name.
+        input_device: Device that the data preprocessor moves a batch to.
+        output_device: Device of the losses and predictions.
 
     Raises:
         DeviceMapError: If the map does not fit the model or the devices.
@@ -106,7 +108,7 @@ class MMModelParallel(nn.Module):
         """Return a table for the log: device, parameter bytes and parts.
 
         Args:
-            basis: What decided the split.
+            basis: Text that names the basis of the split.
         """
         sizes: Dict[torch.device, int] = dict.fromkeys(self.devices, 0)
         for parameter in self._model.parameters():
@@ -122,12 +124,12 @@ class MMModelParallel(nn.Module):
         return '\n'.join(lines)
 
     def _find_output_device(self, owners: List[str]) -> torch.device:
-        # Of several heads in a cascade the last one makes the predictions.
+        # In a cascade of heads, the last one makes the predictions.
         heads = [name for name in owners if name.split('.')[0] == 'decode_head']
         return self._places[(heads or owners)[-1]]
 
     def _connect(self) -> None:
-        """Let every part fetch what it is given, and the model return from one device."""
+        """Make every part move its arguments to its device; outputs come from one device."""
         model = self._model
         if model._parameters or model._buffers:
             self.device_map[''] = self._places['']
@@ -135,7 +137,8 @@ class MMModelParallel(nn.Module):
             self._connect_part(name, child)
         bring_outputs(model, 'forward', self.output_device)
         if hasattr(model, 'slide_inference'):
-            # It sums the logits of crops where the image is: a crop is smaller than its logits.
+            # It sums the logits of crops on the device of the image. Crops are smaller than logits,
+            # so the image is moved.
             bring_inputs(model, 'slide_inference', self.output_device)
 
     def _connect_part(self, name: str, module: nn.Module, listed: bool = False) -> None:
@@ -171,7 +174,7 @@ class MMModelParallel(nn.Module):
                 f'{name!r} one and names nothing inside it. PyTorch said: {error}') from error
 
     def _blame(self, trace: Optional[TracebackType]) -> Optional[str]:
-        """Return the innermost module at work, if it was cut."""
+        """Return the innermost module in the traceback, if it was cut."""
         names = {id(module): name for name, module in self._model.named_modules()}
         found = None
         while trace is not None:
@@ -200,7 +203,7 @@ def _place(model: nn.Module, owners: Sequence[str], places: Mapping[str, torch.d
     shared = _shared_parameters(model)
     for name in owners:
         module = model.get_submodule(name)
-        # Its own tensors alone, by the module's own means of moving: not the children's.
+        # Without its children, so that the module's _apply moves the direct tensors only.
         children, module._modules = module._modules, type(module._modules)()
         try:
             module._apply(lambda tensor, name=name: tensor.to(places[name]))  # type: ignore[misc]
@@ -211,7 +214,7 @@ def _place(model: nn.Module, owners: Sequence[str], places: Mapping[str, torch.d
             setattr(other, other_key, getattr(owner, key))
     for name, module in model.named_modules():
         if isinstance(module, BaseDataPreprocessor):
-            module.to(places[name])  # which also tells it where to put the batch
+            module.to(places[name])  # this also sets the device of its batches
     _check_placement(model, owners, places)
 
 
@@ -229,7 +232,7 @@ def _check_placement(model: nn.Module, owners: Sequence[str],
 
 def _spans(owners: Sequence[str],
            places: Mapping[str, torch.device]) -> Dict[str, List[torch.device]]:
-    """Return the devices of each module's own and inner tensors, in registration order."""
+    """Return the devices of the tensors in each module, in registration order."""
     spans: Dict[str, List[torch.device]] = {}
     for owner in owners:
         path = owner

@@ -25,7 +25,7 @@ tta_pipeline = [
                     [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
                     [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])
 ]
-# The tiles are small: decoding them in the rank itself is cheaper than workers beside eight ranks.
+# The tiles are small, so decoding them in the rank is cheaper than workers beside eight ranks.
 train_dataloader = dict(
     batch_size=2,
     num_workers=0,
@@ -47,6 +47,6 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = [
     dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
-    dict(type='SingleClassBaseline')  # what the mIoU has to beat
+    dict(type='SingleClassBaseline')  # baseline for the mIoU
 ]
 test_evaluator = val_evaluator

@@ -12,7 +12,7 @@ train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadPolygonAnnotations'),
     dict(type='RandomResize', scale=(667, 400), ratio_range=(0.75, 1.5), keep_ratio=True),
-    # 95 % of the pixels are background: look for a crop that holds an object
+    # 95 % of the pixels are background, so crops are drawn until one holds an object
     dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.9),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='RandomFlip', prob=0.5, direction='vertical'),
@@ -58,6 +58,6 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = [
     dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
-    dict(type='SingleClassBaseline')  # what the mIoU has to beat
+    dict(type='SingleClassBaseline')  # baseline for the mIoU
 ]
 test_evaluator = val_evaluator

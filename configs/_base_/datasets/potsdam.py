@@ -56,6 +56,6 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = [
     dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
-    dict(type='SingleClassBaseline')  # what the mIoU has to beat
+    dict(type='SingleClassBaseline')  # baseline for the mIoU
 ]
 test_evaluator = val_evaluator

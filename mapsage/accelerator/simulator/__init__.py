@@ -1,8 +1,9 @@
-"""Simulated devices ``gcu:N``: an eight-card job rehearsed on any machine with a C++ compiler.
+"""Simulated devices ``gcu:N``, to test an eight-card job on any machine with a C++ compiler.
 
-PyTorch's PrivateUse1 device type, renamed ``gcu`` and computed by the CPU's own kernels
-(backend.cpp). What is real: devices, placement and its errors, memory accounts, dispatch, autograd,
-autocast. What is not: speed, the vendor's numerics and kernels, streams, a random stream a device.
+They use PyTorch's PrivateUse1 device type, renamed ``gcu``, and the kernels of the CPU
+(backend.cpp). Devices, placement and its errors, memory accounting, dispatch, autograd and autocast
+behave as on real devices. Speed, the vendor's numerics and kernels, streams, and a separate random
+generator for each device are not simulated.
 """
 from .load import load_simulator, why_unavailable
 from .settings import SimulatorError, SimulatorSettings, read_settings

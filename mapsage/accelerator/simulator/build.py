@@ -1,4 +1,4 @@
-"""Compile the simulator's backend once a machine, torch and compiler."""
+"""Compilation of the simulator's backend, once for each machine and version of torch."""
 from __future__ import annotations
 
 import hashlib
@@ -15,7 +15,7 @@ import torch
 from .settings import SimulatorError
 
 SOURCE = Path(__file__).with_name('backend.cpp')
-# The C++ of torch 2.13's headers; the build takes half a minute on one core.
+# The headers of torch 2.13 need C++20. The build takes half a minute on one core.
 _FLAGS = ('-O1', '-std=c++20', '-fPIC', '-shared', '-w')
 _TIMEOUT_SECONDS = 900
 
@@ -31,9 +31,9 @@ def compiler() -> Optional[str]:
 
 
 def library_path() -> Path:
-    """Return where the compiled backend is kept, whether it is there or not.
+    """Return the path of the compiled backend, which need not exist.
 
-    One file a source, torch and Python's platform, in the user's cache folder (``XDG_CACHE_HOME``).
+    The user's cache folder (``XDG_CACHE_HOME``) has one file for each source and installed torch.
     """
     about = [torch.__version__, torch.__file__, *_FLAGS]
     key = hashlib.sha256('\n'.join(about).encode() + SOURCE.read_bytes()).hexdigest()[:16]
@@ -42,13 +42,13 @@ def library_path() -> Path:
 
 
 def build_library() -> Path:
-    """Return the compiled backend, compiling it when it is not there.
+    """Return the path of the compiled backend, which is compiled first if necessary.
 
-    Ranks that start together compile once: one builds while the others wait for its file lock,
-    which the system releases however the builder ends.
+    Of ranks that start together only one compiles. The others wait for its file lock, which the
+    system releases even if that rank is killed.
 
     Raises:
-        SimulatorError: If there is no compiler, or it fails; with its own last words.
+        SimulatorError: If there is no compiler, or it fails; the message includes its last output.
     """
     library = library_path()
     if library.exists():

@@ -1,4 +1,4 @@
-"""``torch.gcu`` as the S60 line's torch_gcu 2.10 presents it, over the simulated devices."""
+"""``torch.gcu`` with the interface of torch_gcu 2.10 (S60 line), for the simulated devices."""
 from __future__ import annotations
 
 import os
@@ -16,14 +16,14 @@ _settings = SimulatorSettings()
 
 
 class DeviceProperties(NamedTuple):
-    """What ``get_device_properties`` answers; ``total_memory`` in bytes."""
+    """Result of ``get_device_properties``; ``total_memory`` is in bytes."""
 
     name: str
     total_memory: int
 
 
 def attach(library: Any, settings: SimulatorSettings) -> None:
-    """Use the compiled backend ``library``."""
+    """Use the compiled backend ``library`` with the given settings."""
     global _library, _settings
     _library, _settings = library, settings
 
@@ -34,25 +34,25 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True: nothing is put off until first use."""
+    """Return True, because nothing is initialized later."""
     return True
 
 
 def device_count() -> int:
-    """Return the number of devices, those that do not answer included."""
+    """Return the number of devices, including those that do not respond."""
     return _settings.devices
 
 
 def current_device() -> int:
-    """Return the index of this thread's current device."""
+    """Return the index of the current device of this thread."""
     return int(_library.mapsage_sim_current_device())
 
 
 def set_device(device: DeviceLike) -> None:
-    """Make ``device`` this thread's current one.
+    """Make ``device`` the current one of this thread.
 
     Raises:
-        RuntimeError: If there is no such device or it does not answer.
+        RuntimeError: If there is no such device or it does not respond.
     """
     index = _index(device)
     if not _library.mapsage_sim_is_usable(index):
@@ -65,11 +65,11 @@ def set_device(device: DeviceLike) -> None:
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Wait for a device; its work is done when it is queued."""
+    """Wait for a device. Work is finished when it is queued, so there is nothing to wait for."""
 
 
 def empty_cache() -> None:
-    """Release cached memory; none is kept."""
+    """Release cached memory. There is none."""
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
@@ -88,9 +88,9 @@ def reset_peak_memory_stats(device: DeviceLike = None) -> None:
 
 
 def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
-    """Return the free and the total bytes of a device.
+    """Return the free and the total memory of a device in bytes.
 
-    Without ``MAPSAGE_SIM_MEMORY`` the devices share the machine's memory evenly.
+    Without ``MAPSAGE_SIM_MEMORY``, each device has an equal part of the machine's memory.
     """
     machine = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     total = _settings.memory or machine // _settings.devices
@@ -98,7 +98,7 @@ def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    """Return a name that nobody takes for a real card's."""
+    """Return a name that cannot be mistaken for that of a real card."""
     return f'Simulated GCU {_index(device)}'
 
 
@@ -113,7 +113,7 @@ def is_bf16_supported() -> bool:
 
 
 def get_amp_supported_dtype() -> List[torch.dtype]:
-    """Return what ``torch.autocast('gcu')`` may compute in."""
+    """Return the data types that ``torch.autocast('gcu')`` supports."""
     return [torch.float16, torch.bfloat16]
 
 
@@ -145,7 +145,7 @@ def gcu_device(index: int) -> torch.device:
     return torch.device('gcu', index)
 
 
-class device:  # noqa: N801  (torch's name for it)
+class device:  # noqa: N801  (named as in torch)
     """A context in which ``device`` is the current one."""
 
     def __init__(self, device: DeviceLike) -> None:

@@ -1,4 +1,4 @@
-"""Load the simulator into this process's PyTorch."""
+"""Loading of the simulator into the PyTorch of this process."""
 from __future__ import annotations
 
 import ctypes
@@ -12,14 +12,14 @@ from . import device_module
 from .build import build_library, compiler, library_path
 from .settings import SimulatorError, SimulatorSettings, read_settings
 
-# The headers it is written against; tested with 2.13.
+# The backend is written against the headers of this version.
 _MIN_TORCH = (2, 13)
 
 _loaded: Optional[SimulatorSettings] = None
 
 
 def why_unavailable() -> Optional[str]:
-    """Return why the simulator cannot be loaded here, or None. Compiles nothing."""
+    """Return why the simulator cannot be loaded here, or None. Nothing is compiled."""
     if _loaded is not None:
         return None
     version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
@@ -36,13 +36,13 @@ def why_unavailable() -> Optional[str]:
 
 
 def load_simulator() -> SimulatorSettings:
-    """Make ``gcu:N`` devices of this process's PyTorch; a second call changes nothing.
+    """Add the devices ``gcu:N`` to the PyTorch of this process; a second call changes nothing.
 
-    The settings are read from the environment (:func:`read_settings`), once. Call it before the
-    first backward pass: that is when PyTorch counts the devices.
+    The settings are read from the environment once (:func:`read_settings`). Call this function
+    before the first backward pass, because PyTorch counts the devices then.
 
     Returns:
-        The settings in force.
+        Settings that are in effect.
 
     Raises:
         SimulatorError: If a setting cannot be read or the backend cannot be built.

@@ -1,4 +1,4 @@
-"""Read the simulator's settings from the environment. Pure."""
+"""The simulator's settings, read from environment variables. Pure."""
 from __future__ import annotations
 
 import difflib
@@ -12,7 +12,7 @@ MAX_DEVICES = 64  # as in backend.cpp
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30}
 _FAULTS = ('allocation', 'absent', 'stall')
 _CHECKS = ('float64', 'int64', 'sync_bn')
-# Kernels the S60 line does not have: those of SyncBN, and fused optimizers.
+# Kernels that the S60 line lacks: those of SyncBN and of fused optimizers.
 _SYNC_BN_OPS = ('aten::batch_norm_stats', 'aten::batch_norm_gather_stats_with_counts',
                 'aten::batch_norm_elemt', 'aten::batch_norm_backward_reduce',
                 'aten::batch_norm_backward_elemt')
@@ -20,22 +20,24 @@ _STRICT_OPS = ('aten::_fused_adamw_', 'aten::_fused_adam_', 'aten::_fused_sgd_')
 
 
 class SimulatorError(AcceleratorError):
-    """A setting of the simulator's cannot be read, or the simulator cannot be built."""
+    """A setting of the simulator cannot be read, or the simulator cannot be built."""
 
 
 @dataclass(frozen=True)
 class SimulatorSettings:
-    """What the simulated machine is like, seen from one rank.
+    """Settings of the simulated machine, as seen from one rank.
 
     Attributes:
         devices: Number of devices.
-        memory: Bytes a device holds; None for no limit.
-        failing_allocation: This allocation of the process (from 1) fails as a full device does.
-        absent: Devices that are counted and do not answer.
-        stalled_collective: This collective (from 1) of the simulated ``eccl`` never completes.
-        refuse_float64: float64 operations on a device are errors.
-        refuse_wide_int64: int64 results on a device that 32 bits do not hold are errors.
-        refused_ops: Operators without a kernel, by schema name.
+        memory: Memory of a device in bytes; None for no limit.
+        failing_allocation: Number (from 1) of the allocation of this process that fails as on a
+            full device; 0 for none.
+        absent: Indices of devices that are counted but do not respond.
+        stalled_collective: Number (from 1) of the collective of the simulated ``eccl`` that never
+            completes; 0 for none.
+        refuse_float64: Whether float64 operations on a device are errors.
+        refuse_wide_int64: Whether int64 results on a device that exceed 32 bits are errors.
+        refused_ops: Schema names of operators that have no kernel.
     """
 
     devices: int = 8
@@ -51,16 +53,17 @@ class SimulatorSettings:
 def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     """Return the settings in ``environ``.
 
-    - ``MAPSAGE_SIM_DEVICES``: 1 to 64, default 8.
-    - ``MAPSAGE_SIM_MEMORY``: bytes a device, or with a unit: ``512M``, ``2G``. Default no limit.
-    - ``MAPSAGE_SIM_FAULTS``: a comma-separated list of ``allocation=N`` (the N-th allocation
-      fails), ``absent=K`` (device K does not answer) and ``stall=N`` (the N-th collective never
-      completes), each on every rank, or on one with ``@RANK`` behind it: ``stall=5@2``.
-    - ``MAPSAGE_SIM_STRICT``: ``1`` for ``float64,int64,sync_bn`` and fused optimizers; or a list of
-      those three and of operator names (``aten::bernoulli_``) to refuse.
+    - ``MAPSAGE_SIM_DEVICES``: number of devices, 1 to 64; default 8.
+    - ``MAPSAGE_SIM_MEMORY``: memory of each device in bytes, or with a unit (``512M``, ``2G``);
+      default: no limit.
+    - ``MAPSAGE_SIM_FAULTS``: comma-separated list of ``allocation=N`` (the N-th allocation fails),
+      ``absent=K`` (device K does not respond) and ``stall=N`` (the N-th collective never
+      completes). Each applies to every rank, or with ``@RANK`` appended to one: ``stall=5@2``.
+    - ``MAPSAGE_SIM_STRICT``: ``1`` to refuse ``float64,int64,sync_bn`` and fused optimizers, or a
+      list of these three and of operator names (``aten::bernoulli_``) to refuse.
 
     Raises:
-        SimulatorError: If one cannot be read.
+        SimulatorError: If a setting cannot be read.
     """
     devices = environ.get('MAPSAGE_SIM_DEVICES') or '8'
     if not devices.isdigit() or not 1 <= int(devices) <= MAX_DEVICES:

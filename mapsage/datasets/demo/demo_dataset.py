@@ -1,7 +1,7 @@
-"""Write the demo scenes as a dataset in LoveDA's folders, and one scene to make a map of.
+"""The demo dataset: scenes cut into tiles in LoveDA's folders, and one scene to make a map of.
 
-The folder appears whole or not at all: everything is written into a neighboring temporary folder,
-the marker ``demo.json`` last, and then renamed. A folder without the scene gets it added.
+The folder appears complete or not at all: everything is written into a temporary folder beside it,
+the marker ``demo.json`` last, which is then renamed. A folder without the scene gets it added.
 """
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .demo_scenes import SCENE_KINDS, draw_scene
 
 MARKER = 'demo.json'
 
-# Raised when the same parameters start to give other images, so that old folders are not reused.
+# Increased when the same parameters start to give other images, so that no old folder is reused.
 _FORMAT = 1
 
-# Every so many scenes, one has a corner without data.
+# One of this many scenes has a corner without data.
 _NO_DATA_EVERY = 5
 
-# Seeds within a set: its training scenes begin at 0, its validation scenes at _FIRST_VAL, and the
-# scene of the map has the last one, which neither reaches.
+# Number of seeds for each set. Its training scenes begin at 0, its validation scenes at _FIRST_VAL,
+# and the scene of the map uses the last seed, which neither of them reaches.
 _SEEDS, _FIRST_VAL = 2000, 1000
 _MAP_TILES = 8  # side of the scene of the map, in tiles
 
 
 @dataclass(frozen=True)
 class DemoParams:
-    """What a demo dataset depends on.
+    """Parameters that determine a demo dataset.
 
     Attributes:
         seed: Seed of the whole set, 0 .. 2**20 - 1.
-        train_scenes: Scenes cut into training tiles.
-        val_scenes: Other scenes, cut into validation tiles.
+        train_scenes: Number of scenes cut into training tiles.
+        val_scenes: Scenes cut into validation tiles.
         scene_size: Side of a scene in pixels, a multiple of ``tile_size``.
         tile_size: Side of a tile in pixels, a multiple of 32 and at least 64.
     """
@@ -64,7 +64,7 @@ class DemoParams:
                              f'choose a multiple of tile_size={self.tile_size}')
 
     def tiles(self) -> Dict[str, int]:
-        """Number of tiles by split."""
+        """Return the number of tiles by split."""
         per_scene = (self.scene_size // self.tile_size)**2
         return {'train': self.train_scenes * per_scene, 'val': self.val_scenes * per_scene}
 
@@ -77,15 +77,15 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
     ``scene.tif`` and ``scene_label.tif`` are in neither; see :func:`write_demo_map`.
 
     Args:
-        root: Folder to write; it must not exist, be empty, or hold this very dataset.
-        params: What to draw.
+        root: Folder to write. It must either not exist, or be empty, or hold this same dataset.
+        params: Parameters of the dataset.
 
     Returns:
-        What was written, of 'tiles' and 'scene'; nothing if a folder with the same parameters was
-        there and complete.
+        Names of the parts that were written, of 'tiles' and 'scene'; empty if a complete folder
+        with the same parameters exists already.
 
     Raises:
-        ValueError: If ``root`` holds anything else; nothing is changed then.
+        ValueError: If ``root`` holds anything else; it is then left unchanged.
     """
     root = Path(root)
     marker = dict(asdict(params), format=_FORMAT)
@@ -99,7 +99,7 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
             _write_split(staging, split, params)
         write_demo_map(staging, *map_scene)
         (staging / MARKER).write_text(json.dumps(marker, indent=2) + '\n')
-        staging.chmod(0o755)  # mkdtemp keeps others out
+        staging.chmod(0o755)  # mkdtemp denies access to others
         try:
             staging.rename(root)
         except OSError:
@@ -113,7 +113,7 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
 
 
 def _is_complete(root: Path, marker: Dict[str, int]) -> bool:
-    """Whether ``root`` holds this dataset; False if it is free, a ValueError if it is not."""
+    """Return whether ``root`` holds this dataset; False if empty, ValueError if occupied."""
     if root.is_dir() and not any(root.iterdir()):
         return False
     if not root.exists():
@@ -132,7 +132,7 @@ def _is_complete(root: Path, marker: Dict[str, int]) -> bool:
 
 
 def _scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Draw the scenes of a split one by one, the kinds in turn."""
+    """Yield the scenes of a split, with the kinds in turn."""
     kinds = list(SCENE_KINDS)
     first, count = {
         'train': (0, params.train_scenes),

@@ -1,4 +1,4 @@
-"""One larger, georeferenced scene of the demo, to make a map of: ``scene.tif`` and its truth."""
+"""A larger georeferenced scene of the demo, ``scene.tif``, to make a map of, and its labels."""
 from __future__ import annotations
 
 import os
@@ -18,28 +18,29 @@ from .ground_canvas import NO_DATA
 
 SCENE, LABEL = 'scene.tif', 'scene_label.tif'
 
-_KIND = 'river'  # the one in which every class has a few percent
+_KIND = 'river'  # the kind in which every class covers a few percent
 
-# UTM zone 31N, meters; the canvas's pixel. At sea, so that nobody takes it for a real place.
+# UTM zone 31N, in meters, with the pixel size of the canvas. The place is at sea, so that nobody
+# takes the scene for a real one.
 _CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000., 4_500_000., 0.5
 
-_BLOCK = 256  # pixels
+_BLOCK = 256  # side of a block in pixels
 
 
 def write_demo_map(root: Path, seed: int, size: int) -> bool:
     """Add ``scene.tif`` and ``scene_label.tif`` to a folder, unless it has both.
 
-    The scene is RGB uint8, tiled and deflated, UTM 31N at 0.5 m, with a corner of no data (0). The
-    label is what was drawn: uint8, 0 = no data, 1..7 as in the masks of the tiles, with LoveDA's
-    colors. Each file appears whole or not at all.
+    The scene is RGB uint8, tiled and deflated, in UTM 31N at 0.5 m, with a corner of no data (0).
+    The label holds the classes that were drawn: uint8, 0 = no data, 1..7 as in the masks of the
+    tiles, with LoveDA's colors. Each file appears complete or not at all.
 
     Args:
-        root: Folder that exists.
-        seed: Seed of the scene; choose one that no tile is cut from.
+        root: Folder to write into, which must exist.
+        seed: Seed of the scene, which should differ from those of the scenes cut into tiles.
         size: Side of the scene in pixels, at least 64.
 
     Returns:
-        Whether it wrote them.
+        Whether the files were written.
     """
     if (root / SCENE).is_file() and (root / LABEL).is_file():
         return False
@@ -50,7 +51,7 @@ def write_demo_map(root: Path, seed: int, size: int) -> bool:
 
 
 def _write(path: Path, bands: np.ndarray, **options: Any) -> None:
-    """Write bands, uint8 (bands, H, W)."""
+    """Write bands, uint8 (bands, H, W), as a GeoTIFF."""
     profile = dict(
         options, driver='GTiff', dtype='uint8', count=bands.shape[0], height=bands.shape[1],
         width=bands.shape[2], crs=CRS.from_epsg(_CRS), nodata=NO_DATA,

@@ -1,10 +1,10 @@
 """Synthetic aerial scenes with LoveDA's seven classes, drawn from a seed.
 
-A scene is painted the way land is laid out: parcels first, then forest and water by terrain, then
-roads along parcel borders, then buildings beside roads. Crowns and roofs have heights, so one sun
-shades them and casts their shadows. Colors overlap between classes on purpose (ploughed soil and
-barren land, gray roofs and asphalt, meadow and young crops, ponds and shaded forest): a model has
-to read texture and shape.
+A scene is painted in the order in which land is laid out: first parcels, then forest and water by
+terrain, then roads along parcel borders, then buildings beside roads. Crowns and roofs have
+heights, so that a single sun shades them and casts their shadows. Colors overlap between classes
+on purpose (plowed soil and barren land, gray roofs and asphalt, meadow and young crops, ponds and
+shaded forest), so that a model has to use texture and shape.
 
 Randomness comes from ``np.random.RandomState``, whose stream NumPy has frozen (NEP 19). NumPy 1.24,
 1.26 and 2.4 with OpenCV 4.11 and 5.0 gave the same bytes on one x86-64 machine (2026-11-21). Float
@@ -22,10 +22,11 @@ from .ground_canvas import BACKGROUND, NO_DATA, GroundCanvas, largest, photograp
 from .landscape import SceneKind, paint_forest, paint_parcels, paint_water, plant_hedges
 from .settlement import build_farms, build_town, paint_roads
 
-# Scenes are painted this much larger and cropped, so that shadows and crowns enter from outside.
+# Pixels by which a scene is painted larger on each side before it is cropped, so that shadows and
+# crowns of objects outside reach into it.
 _MARGIN = 32
 
-# Half of them are mostly one class: real scenes are, and most of their tiles teach little.
+# Half of the kinds are mostly one class, like real scenes, most of whose tiles teach little.
 SCENE_KINDS = {
     'plain': SceneKind(.03, .00, .00, False, .02, .97, 60_000, .2),
     'town': SceneKind(.06, .00, .75, True, .30, .70, 30_000, 1.),
@@ -52,10 +53,10 @@ def draw_scene(seed: int, kind: str, size: int = 640, no_data: bool = False) -> 
         seed: Seed of the scene, 0 .. 2**32 - 1.
         kind: A key of ``SCENE_KINDS``.
         size: Side of the square scene in pixels, at least 64.
-        no_data: Whether a corner lies outside the flight (image and mask are 0 there).
+        no_data: Whether a corner lies outside the flight strip; image and mask are 0 there.
 
     Raises:
-        ValueError: For an unknown ``kind`` or a ``size`` below 64.
+        ValueError: If ``kind`` is unknown or ``size`` is below 64.
     """
     if kind not in SCENE_KINDS:
         raise ValueError(f'kind={kind!r} is no scene kind; choose one of {sorted(SCENE_KINDS)}')

@@ -1,6 +1,6 @@
 """The canvas of the demo scenes: planes, noise, land division and sunlight.
 
-Coordinates are pixels, points are xy. One pixel stands for about 0.5 m.
+Coordinates are in pixels, points are (x, y). One pixel stands for about 0.5 m.
 """
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Segment = Tuple[np.ndarray, np.ndarray, int]  # both ends, depth of the cut
 
 @dataclass
 class GroundCanvas:
-    """A scene while it is painted.
+    """A scene that is being painted.
 
     Attributes:
-        rng: The only source of randomness.
+        rng: Generator of all random numbers of the scene.
         mask: Class values, uint8 (H, W).
         albedo: Reflectance, float32 (H, W, 3), RGB in 0..1.
-        height: Pixels above ground, float32 (H, W).
+        height: Height above ground in pixels, float32 (H, W).
     """
 
     rng: np.random.RandomState
@@ -36,7 +36,7 @@ class GroundCanvas:
 
     @classmethod
     def blank(cls, seed: int, side: int, value: int) -> GroundCanvas:
-        """A square canvas with one class everywhere."""
+        """Return a square canvas with one class everywhere."""
         return cls(
             rng=np.random.RandomState(seed),
             mask=np.full((side, side), value, np.uint8),
@@ -49,13 +49,13 @@ class GroundCanvas:
         return self.mask.shape[0]
 
     def pick(self, colors: Sequence[Color], spread: float = .05) -> np.ndarray:
-        """One of the colors, a little brighter or darker and off in hue: float32 (3,)."""
+        """Return one of the colors, with small changes of brightness and hue, float32 (3,)."""
         color = np.array(colors[self.rng.randint(len(colors))])
         color = color * (1 + spread * self.rng.randn()) + .3 * spread * self.rng.randn(3)
         return color.clip(.02, .95).astype(np.float32)
 
     def noise(self, cell: float, octaves: int = 3) -> np.ndarray:
-        """Smooth noise, mean 0 and variance 1, float32 (H, W); largest features ``cell`` wide."""
+        """Return smooth noise, float32 (H, W), mean 0, variance 1, features up to ``cell`` wide."""
         total = np.zeros((self.side, self.side), np.float32)
         for octave in range(octaves):
             nodes = max(3, math.ceil(self.side * 2**octave / cell) + 1)
@@ -65,7 +65,7 @@ class GroundCanvas:
         return (total - total.mean()) / max(float(total.std()), 1e-6)
 
     def fill(self, polygon: np.ndarray) -> Tuple[Tuple[slice, slice], np.ndarray]:
-        """Bounding window of a polygon (N, 2) on the canvas and the bool mask inside it."""
+        """Return the bounding window of a polygon (N, 2) and the bool mask within the window."""
         points = np.round(polygon).astype(np.int32)
         low = points.min(0).clip(0, self.side - 1)
         high = points.max(0).clip(0, self.side - 1) + 1
@@ -74,21 +74,21 @@ class GroundCanvas:
         return (slice(low[1], high[1]), slice(low[0], high[0])), inside.astype(bool)
 
     def stroke(self, points: np.ndarray, width: float) -> np.ndarray:
-        """Pixels of a line through points (N, 2): bool (H, W)."""
+        """Return the pixels of a line through points (N, 2), bool (H, W)."""
         line = np.zeros(self.mask.shape, np.uint8)
         cv2.polylines(line, [np.round(points).astype(np.int32)], False, 1, max(1, round(width)))
         return line.astype(bool)
 
 
 def largest(field: np.ndarray, share: float) -> np.ndarray:
-    """The ``share`` (0..1) of pixels where the field is largest: bool (H, W)."""
+    """Return the ``share`` (0..1) of pixels where the field is largest, bool (H, W)."""
     if share <= 0:
         return np.zeros(field.shape, bool)
     return field > np.quantile(field, 1 - share)
 
 
 def longest_edge(polygon: np.ndarray) -> np.ndarray:
-    """Unit vector (2,) along the longest edge of a polygon (N, 2)."""
+    """Return the unit vector (2,) along the longest edge of a polygon (N, 2)."""
     edges = np.roll(polygon, -1, 0) - polygon
     along = edges[np.argmax((edges**2).sum(1))]
     return along / np.hypot(*along)
@@ -96,7 +96,7 @@ def longest_edge(polygon: np.ndarray) -> np.ndarray:
 
 def _cut_polygon(polygon: np.ndarray, normal: np.ndarray,
                  offset: float) -> Tuple[List[np.ndarray], List[np.ndarray]]:
-    """Cut a convex polygon (N, 2) along ``p @ normal == offset``; returns both point lists."""
+    """Cut a convex polygon (N, 2) along ``p @ normal == offset``; return both point lists."""
     side = polygon @ normal - offset
     parts: Tuple[List[np.ndarray], List[np.ndarray]] = ([], [])
     for i, j in zip(range(len(polygon)), [*range(1, len(polygon)), 0]):
@@ -112,9 +112,9 @@ def divide(rng: np.random.RandomState, polygon: np.ndarray, area: float, angle: 
            cuts: List[Segment], depth: int = 0) -> List[np.ndarray]:
     """Halve a convex polygon (N, 2) across its longer side until the parts are about ``area``.
 
-    Land is divided like this by inheritance and by streets: nearly parallel borders that end on
-    older ones. ``angle`` (radians) is the direction of the borders; the cuts made are appended to
-    ``cuts`` with their depth, oldest first.
+    Inheritance and streets divide land in this way, into nearly parallel borders that end at older
+    ones. ``angle`` (radians) is the direction of the borders. The cuts are appended to ``cuts``,
+    each with its depth, oldest first.
     """
     if cv2.contourArea(polygon.astype(np.float32)) < area * rng.uniform(.7, 1.9):
         return [polygon]
@@ -136,11 +136,11 @@ def divide(rng: np.random.RandomState, polygon: np.ndarray, area: float, angle: 
 
 
 def _shadows(height: np.ndarray, sun: np.ndarray, slope: float) -> np.ndarray:
-    """Where something toward the sun is higher than the ray: float32 0..1, (H, W).
+    """Return where an object toward the sun blocks the ray, float32 in 0..1, (H, W).
 
     Args:
-        height: Pixels above ground, (H, W).
-        sun: Unit vector xy pointing to the sun.
+        height: Height above ground in pixels, (H, W).
+        sun: Unit vector (x, y) toward the sun.
         slope: Tangent of the sun's elevation.
     """
     shadow = np.zeros(height.shape, np.float32)
@@ -152,10 +152,10 @@ def _shadows(height: np.ndarray, sun: np.ndarray, slope: float) -> np.ndarray:
 
 
 def photograph(canvas: GroundCanvas) -> np.ndarray:
-    """Light the canvas and take the picture: uint8 (H, W, 3), RGB.
+    """Light the canvas and return its picture, RGB uint8 (H, W, 3).
 
-    One sun for the scene shades slopes and casts shadows filled by bluish skylight; then
-    uneven illumination, haze, the camera's color cast, optical blur and sensor noise.
+    A single sun shades slopes and casts shadows, which bluish skylight fills. Uneven illumination,
+    haze, the camera's color cast, optical blur and sensor noise are added.
     """
     rng = canvas.rng
     azimuth, slope = rng.uniform(0, 2 * math.pi), rng.uniform(.8, 1.5)
@@ -174,6 +174,6 @@ def photograph(canvas: GroundCanvas) -> np.ndarray:
     picture += haze * np.array([.62, .66, .72], np.float32)
     picture = cv2.GaussianBlur(picture, (0, 0), rng.uniform(.5, .8))
     grain = rng.randn(*picture.shape).astype(np.float32)
-    grain += rng.randn(*picture.shape[:2], 1).astype(np.float32)  # all bands share some of it
+    grain += rng.randn(*picture.shape[:2], 1).astype(np.float32)  # noise common to all bands
     picture += np.float32(rng.uniform(.008, .016)) * grain
-    return (picture * 255).round().clip(1, 255).astype(np.uint8)  # 0 is kept for no data
+    return (picture * 255).round().clip(1, 255).astype(np.uint8)  # 0 is reserved for no data

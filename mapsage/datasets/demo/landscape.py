@@ -30,15 +30,17 @@ _YARDS: Sequence[Color] = ((.45, .43, .40), (.33, .37, .26), (.39, .38, .32))
 
 
 class SceneKind(NamedTuple):
-    """What a scene is made of.
+    """Composition of a scene.
 
     Attributes:
-        forest: Share of the area, 0..1; so are ``lake`` and ``town``.
-        river: Whether a river runs through.
-        barren: Share of the parcels outside town that lie bare.
+        forest: Share of the area, 0..1.
+        lake: Share of the area, 0..1.
+        town: Share of the area, 0..1.
+        river: Whether a river crosses the scene.
+        barren: Share of the parcels outside town that are bare.
         crops: Share of the other parcels that are tilled; the rest is meadow.
-        parcel_area: Typical parcel in square pixels.
-        settled: Chance (0..1) of a paved road; farms stand on fewer of the old borders.
+        parcel_area: Typical area of a parcel in square pixels.
+        settled: Probability (0..1) of a paved road; that of a farm at an old border is lower.
     """
 
     forest: float
@@ -57,9 +59,9 @@ def paint_parcels(
     """Cover the scene with fields, meadows, barren lots and town blocks.
 
     Args:
-        canvas: Blank.
-        kind: What it is made of.
-        town: Where parcels become town blocks, bool (H, W).
+        canvas: Blank canvas.
+        kind: Composition of the scene.
+        town: Region in which parcels become town blocks, bool (H, W).
 
     Returns:
         The cuts between parcels, the streets, and the blocks (N, 2) left for buildings.
@@ -94,7 +96,7 @@ def paint_parcels(
 
 def _paint_parcel(canvas: GroundCanvas, polygon: np.ndarray, value: int, colors: Sequence[Color],
                   mottle: np.ndarray, fine: np.ndarray) -> None:
-    """One parcel: base color, patches, fine grain; rows along its long side if it is tilled."""
+    """Paint a parcel: color, patches, fine grain, and rows along its long side if tilled."""
     rng = canvas.rng
     window, inside = canvas.fill(polygon)
     patches = mottle[window] if rng.rand() < .5 else -mottle[window]
@@ -117,7 +119,7 @@ def _paint_parcel(canvas: GroundCanvas, polygon: np.ndarray, value: int, colors:
 
 
 def paint_forest(canvas: GroundCanvas, region: np.ndarray) -> None:
-    """Dark undergrowth with a canopy of crowns on it."""
+    """Paint dark undergrowth with a canopy of crowns on it."""
     canvas.mask[region] = FOREST
     canvas.albedo[region] = canvas.pick(((.10, .15, .09), (.16, .17, .11)))
     plant_trees(canvas, region, spacing=canvas.rng.uniform(8, 12), radius=(4., 8.))
@@ -125,9 +127,9 @@ def paint_forest(canvas: GroundCanvas, region: np.ndarray) -> None:
 
 def plant_trees(canvas: GroundCanvas, region: np.ndarray, spacing: float,
                  radius: Tuple[float, float]) -> None:
-    """Round crowns, centered inside ``region`` on a jittered grid; they are forest.
+    """Plant round crowns of class forest, centered inside ``region`` on a jittered grid.
 
-    ``spacing`` and ``radius`` (smallest, largest) are pixels.
+    ``spacing`` and ``radius`` (smallest, largest) are in pixels.
     """
     rng, side = canvas.rng, canvas.side
     grid = np.mgrid[0:side:spacing, 0:side:spacing].reshape(2, -1)
@@ -153,7 +155,7 @@ def plant_trees(canvas: GroundCanvas, region: np.ndarray, spacing: float,
 
 
 def plant_hedges(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> None:
-    """Lone trees and short rows along parcel borders, none of them in water."""
+    """Plant single trees and short rows along parcel borders, none of them in water."""
     lines = np.zeros(canvas.mask.shape, np.uint8)
     for start, end, _ in cuts:
         first, last = np.sort(canvas.rng.rand(2))
@@ -164,7 +166,7 @@ def plant_hedges(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> No
 
 
 def paint_water(canvas: GroundCanvas, kind: SceneKind, depth: np.ndarray) -> None:
-    """A lake where ``depth`` is largest, a meandering river, both with a muddy or grassy bank."""
+    """Paint a lake where ``depth`` is largest and a river, with muddy or grassy banks."""
     rng, side = canvas.rng, canvas.side
     water = largest(depth, kind.lake)
     if kind.river:

@@ -1,4 +1,4 @@
-"""What people built on the demo scenes: roads, towns and farms."""
+"""The built parts of the demo scenes: roads, towns and farms."""
 from __future__ import annotations
 
 from typing import List, Sequence, Tuple
@@ -28,9 +28,9 @@ _CARS: Sequence[Color] = ((.75, .75, .76), (.15, .15, .17), (.55, .16, .14), (.2
 
 def paint_roads(canvas: GroundCanvas, cuts: List[Segment], streets: List[Segment],
                 paved: bool) -> None:
-    """Grass strips and dirt tracks on parcel borders, streets in town, and if asked a paved road.
+    """Paint grass strips and dirt tracks on parcel borders, streets in town, and a paved road.
 
-    Only the paved road bridges water.
+    There is a paved road only if ``paved`` is set; it alone crosses water, on a bridge.
     """
     rng, wear = canvas.rng, 1 + .05 * canvas.noise(12, 2)
     dry = canvas.mask != WATER
@@ -60,7 +60,7 @@ def _pave(canvas: GroundCanvas, line: np.ndarray, width: float, value: int, colo
 
 
 def _add_traffic(canvas: GroundCanvas, line: np.ndarray, width: float) -> None:
-    """Lane markings and cars on a road through ``line`` (2, 2); the class stays road."""
+    """Add lane markings and cars to a road through ``line`` (2, 2); the class stays road."""
     rng = canvas.rng
     length = float(np.hypot(*(line[1] - line[0])))
     along = (line[1] - line[0]) / max(length, 1.)
@@ -77,7 +77,7 @@ def _add_traffic(canvas: GroundCanvas, line: np.ndarray, width: float) -> None:
 
 
 def _rectangle(center: np.ndarray, along: np.ndarray, length: float, width: float) -> np.ndarray:
-    """Corners (4, 2) of a rectangle whose ``length`` runs in direction ``along`` (unit xy)."""
+    """Return the corners (4, 2) of a rectangle with its length along a unit vector."""
     u, v = along * length / 2, np.array([-along[1], along[0]]) * width / 2
     return np.stack([center - u - v, center + u - v, center + u + v, center - u + v])
 
@@ -102,7 +102,7 @@ def build_town(canvas: GroundCanvas, blocks: List[np.ndarray]) -> None:
 
 def _build_rows(canvas: GroundCanvas, block: np.ndarray, lot: float, size: Tuple[float, float],
                 roofs: Sequence[Color], gable: bool) -> None:
-    """Buildings on a grid of lots in the block's own frame; ``lot`` and ``size`` in pixels."""
+    """Build on a grid of lots aligned with the block; ``lot`` and ``size`` are in pixels."""
     rng = canvas.rng
     along = longest_edge(block)
     across = np.array([-along[1], along[0]])
@@ -117,7 +117,7 @@ def _build_rows(canvas: GroundCanvas, block: np.ndarray, lot: float, size: Tuple
 
 
 def build_farms(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> None:
-    """Small groups of buildings beside the older borders, where the tracks run."""
+    """Build small groups of buildings beside the older borders, where the tracks run."""
     rng = canvas.rng
     for start, end, depth in cuts:
         if depth > 2 or rng.rand() > chance:
@@ -132,7 +132,7 @@ def build_farms(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> Non
 
 
 def _build(canvas: GroundCanvas, corners: np.ndarray, roofs: Sequence[Color], gable: bool) -> None:
-    """One building on ``corners`` (4, 2), unless it would stand on a road, in water or outside."""
+    """Build on ``corners`` (4, 2), unless on a road, in water, on a building or off the canvas."""
     rng = canvas.rng
     if corners.min() < 1 or corners.max() > canvas.side - 2:
         return
@@ -147,7 +147,7 @@ def _build(canvas: GroundCanvas, corners: np.ndarray, roofs: Sequence[Color], ga
     if gable:  # the half behind the ridge is lit differently
         half, shaded = canvas.fill(np.array([corners[0], corners[1], ends[1], ends[0]]))
         canvas.albedo[half][shaded] *= rng.uniform(.62, .85)
-    elif rng.rand() < .6:  # plant on a flat roof
+    elif rng.rand() < .6:  # technical equipment on a flat roof
         spot = corners.mean(0) + rng.uniform(-6, 6, 2)
         plant, box = canvas.fill(_rectangle(spot, np.array([1., 0.]), 6, 4))
         canvas.albedo[plant][box] = .55

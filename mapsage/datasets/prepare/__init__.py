@@ -1,1 +1,1 @@
-"""From the archives of a data provider to the folders that the dataset classes read."""
+"""Conversion of a data provider's archives to the folders that the dataset classes read."""

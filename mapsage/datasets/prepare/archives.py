@@ -1,8 +1,9 @@
-"""From the archives of a provider to the folders that MMSeg's dataset classes read.
+"""Conversion of a provider's archives to the folders that MMSeg's dataset classes read.
 
-``img_dir/{train,val,test}`` and ``ann_dir/{train,val}`` below the output folder, and
-``prepared.jsonl``: what was asked for and, a line an image, which files it became. With it a run
-that was stopped goes on where it was; every file appears complete or not at all.
+The output folder gets ``img_dir/{train,val,test}``, ``ann_dir/{train,val}`` and
+``prepared.jsonl``, which records the options and, in one line for each image, the files written
+for it. With this record a stopped run continues where it was; every file appears complete or not
+at all.
 """
 from __future__ import annotations
 
@@ -26,19 +27,21 @@ from .tiling import ColorClasses, encode_png, image_size, read_strips, starts
 
 LEDGER = 'prepared.jsonl'
 
-_Written = Tuple[Dict[str, Any], int]  # an image's line of the ledger, and files written now
+_Written = Tuple[Dict[str, Any], int]  # ledger line of an image, number of new files
 
-_LOVEDA_VALUES = 8  # no data and seven classes
+_LOVEDA_VALUES = 8  # number of mask values: no data and seven classes
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How to cut.
+    """Options for cutting images into tiles.
 
     Attributes:
-        clip_size: Side of a tile in pixels; None: as is usual for the dataset.
-        stride: From tile to tile in pixels; None: as is usual, or ``clip_size`` where that is set.
-        ignore_other_colors: Whether a label color that is no class becomes an ignored pixel.
+        clip_size: Side of a tile in pixels; None for the usual one of the dataset.
+        stride: Distance between tiles in pixels; None for ``clip_size`` where that is set, and
+            otherwise for the usual one of the dataset.
+        ignore_other_colors: Whether a pixel whose label color is not a class is ignored instead of
+            being an error.
     """
 
     clip_size: Optional[int] = None
@@ -47,7 +50,7 @@ class PrepareOptions:
 
 
 class Prepared(NamedTuple):
-    """What a run did: images by split, files written now, pixels of other colors."""
+    """Result of a run: images by split, files newly written, pixels of other colors."""
 
     images: Dict[str, int]
     new_files: int
@@ -60,16 +63,19 @@ def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions 
     """Write a dataset.
 
     Args:
-        name: ``loveda``, ``potsdam``, ``vaihingen`` or ``isaid``.
-        source: Folder of the provider's archives, or of what they unpack to.
-        out: Folder to write, free or of an earlier run with the same options.
-        options: How to cut.
-        workers: Processes.
-        report: Called with the images done and their number.
+        name: Name of the dataset: ``loveda``, ``potsdam``, ``vaihingen`` or ``isaid``.
+        source: Folder of the provider's archives, or of their unpacked content.
+        out: Folder to write, either empty or written by an earlier run with the same options.
+        options: Options for cutting images into tiles.
+        workers: Number of worker processes.
+        report: Function that is called with the number of finished images and of all images.
+
+    Returns:
+        Counts of images, new files and ignored pixels.
 
     Raises:
-        PrepareError: For a delivery that is incomplete, damaged or other than expected, and for an
-            ``out`` that holds something else. What is finished is kept.
+        PrepareError: If the delivery is incomplete, damaged or not as expected, or ``out`` holds
+            something else. Files that are finished are kept.
     """
     layout, clip_size, stride = _resolve(name, options)
     items = layout.find(source, list_files(source))
@@ -92,7 +98,7 @@ def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions 
             new_files += written
             count += 1
             report(len(items) - len(todo) + count, len(items))
-    for leftover in out.glob(EXTRACTED + '*'):  # of a run that was killed
+    for leftover in out.glob(EXTRACTED + '*'):  # left by a killed run
         shutil.rmtree(str(leftover), ignore_errors=True)
     splits = [item.split for item in items]
     return Prepared({s: splits.count(s) for s in sorted(set(splits))}, new_files,
@@ -118,12 +124,12 @@ def _resolve(name: str, options: PrepareOptions
 
 
 def _label_kind(item: SourceImage) -> str:
-    """Labels with and without boundaries in one folder would be a mixture."""
+    """Return the kind of a label, recorded so that one folder never mixes both kinds."""
     return 'noBoundary' if item.label and 'noBoundary' in item.label.place else 'full'
 
 
 def _open_ledger(out: Path, asked: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """What earlier runs finished, by image; starts the ledger of a free folder."""
+    """Return what earlier runs finished, by image; begin the ledger of an empty folder."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / LEDGER
     if not path.is_file():
@@ -133,7 +139,7 @@ def _open_ledger(out: Path, asked: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
         atomic_write(path, (json.dumps(asked) + '\n').encode())
         return {}
     lines = path.read_text().split('\n')
-    if lines[-1]:  # the line that was being written when a run was killed
+    if lines[-1]:  # an incomplete line, left by a killed run
         atomic_write(path, '\n'.join([*lines[:-1], '']).encode())
     found = json.loads(lines[0])
     if found != asked:
@@ -146,7 +152,7 @@ def _open_ledger(out: Path, asked: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 def _run(jobs: List[Tuple[Any, ...]], workers: int) -> Iterator[_Written]:
-    """Yield the result of each job as it finishes; the first failure ends the others."""
+    """Yield the result of each job as it finishes; the first failure cancels the others."""
     if workers <= 1:
         for job in jobs:
             yield _write_item(*job)
@@ -194,7 +200,7 @@ def _copy(source: SourceFile, target: Path) -> None:
 
 
 def _copy_mask(source: SourceFile, target: Path) -> None:
-    """Copy a mask of LoveDA's, which holds class values already."""
+    """Copy a mask of LoveDA, which holds class values already."""
     data = source.read()
     mask = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if mask is None or mask.ndim != 2 or mask.dtype != np.uint8 or mask.max() >= _LOVEDA_VALUES:
@@ -207,10 +213,11 @@ def _copy_mask(source: SourceFile, target: Path) -> None:
 
 def _cut(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, stride: int,
          classes: ColorClasses) -> Tuple[List[Path], int, int]:
-    """Write the tiles of one image and of its label, but for those that are there.
+    """Write the tiles of one image and of its label, except those that exist already.
 
     Returns:
-        All of its files, how many were written, and the pixels of other colors.
+        All files of the image, the number of files written, and the number of pixels of other
+        colors.
     """
     images, masks = out / 'img_dir' / item.split, out / 'ann_dir' / item.split
     files: List[Path] = []

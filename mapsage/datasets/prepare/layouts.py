@@ -1,4 +1,4 @@
-"""How LoveDA, Potsdam, Vaihingen and iSAID are shipped, and how MMSeg's classes read them."""
+"""The layouts of LoveDA, Potsdam, Vaihingen and iSAID, as shipped and as MMSeg reads them."""
 from __future__ import annotations
 
 import re
@@ -11,7 +11,7 @@ from .tiling import Color
 
 
 class SourceImage(NamedTuple):
-    """One image of a delivery and its label; a test image may have none."""
+    """An image of a delivery and its label; a test image may have no label."""
 
     split: str
     stem: str
@@ -21,15 +21,15 @@ class SourceImage(NamedTuple):
 
 @dataclass(frozen=True)
 class ArchiveLayout:
-    """How one dataset is shipped and written.
+    """The layout of one dataset, as shipped and as written.
 
     Attributes:
-        find: Lists its images in the files of a source folder.
-        clip_size: Side of a tile in pixels; None: images are kept as they are.
-        stride: From tile to tile, in pixels.
-        colors: Mask value of each label color; empty: labels are masks already.
-        ignored: Mask value of what is to be ignored: padding, and other colors when allowed.
-        label_suffix: End of a mask's name; an image's is ``.png``.
+        find: Function that lists the images among the files of a source folder.
+        clip_size: Side of a tile in pixels; None to keep images whole.
+        stride: Distance between tiles in pixels.
+        colors: Mask value of each label color; empty if the labels are masks already.
+        ignored: Mask value of ignored pixels: padding, and other colors where they are allowed.
+        label_suffix: Suffix of a mask's name; that of an image is ``.png``.
         tile_name: Format of a tile's name, with stem, x0, y0, x1 and y1 (pixels, end excluded).
     """
 
@@ -61,7 +61,7 @@ _ISAID_COLORS: Tuple[Tuple[Color, int], ...] = (
     ((0, 0, 191), 10), ((0, 0, 255), 11), ((0, 191, 127), 12), ((0, 127, 191), 13),
     ((0, 127, 255), 14), ((0, 100, 155), 15))
 
-# The split of the contests: their training areas and their test areas, whose labels followed.
+# The split of the contests: training areas, and test areas, whose labels were published later.
 _POTSDAM = {
     'train': '2_10 2_11 2_12 3_10 3_11 3_12 4_10 4_11 4_12 5_10 5_11 5_12 6_7 6_8 6_9 6_10 6_11 '
              '6_12 7_7 7_8 7_9 7_10 7_11 7_12',
@@ -86,7 +86,7 @@ def _find_loveda(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]
 
 
 def _find_potsdam(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]:
-    ours = [f for f in files if 'for_participants' not in f.place]  # their copies are in all
+    ours = [f for f in files if 'for_participants' not in f.place]  # copies of files in all
     images = select(ours, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_RGB\.tif$'))
     plain = select(ours, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_label\.tif$'))
     eroded = select(ours, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_label_noBoundary\.tif$'))
@@ -100,7 +100,7 @@ def _find_potsdam(source: Path, files: Sequence[SourceFile]) -> List[SourceImage
 
 
 def _find_vaihingen(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]:
-    # gts_for_participants/ in the same archive holds labels under the names of the images
+    # The folder gts_for_participants/ of the same archive holds labels named like the images.
     images = select(files, re.compile(r'(?:^|/)top/top_mosaic_09cm_area(\d+)\.tif$'))
     labels = select(files, re.compile(r'(?:^|/)top_mosaic_09cm_area(\d+)_noBoundary\.tif$'))
     if not images or not labels:
@@ -127,7 +127,7 @@ def _find_isaid(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]:
 def _by_area(source: Path, image_name: str, splits: Dict[str, str], stem: str,
              images: Dict[Tuple[str, ...], SourceFile],
              labels: Dict[Tuple[str, ...], SourceFile]) -> List[SourceImage]:
-    """The areas of the split; areas that are in neither part of it are left out."""
+    """Return the areas of both splits; areas that belong to neither are left out."""
     wanted = [(split, (area, )) for split, areas in splits.items() for area in areas.split()]
     absent = [image_name.format(key[0]) for _, key in wanted if key not in images]
     if absent:
@@ -148,9 +148,9 @@ def _check_pairs(source: Path, keys: Sequence[Tuple[str, ...]],
 
 LAYOUTS: Dict[str, ArchiveLayout] = {
     'loveda': ArchiveLayout(_find_loveda),
-    # Tile counts as in MMSeg's documents, 3456 and 2016, come from tiles side by side.
+    # Adjacent tiles without overlap give the counts in MMSeg's documents, 3456 and 2016.
     'potsdam': ArchiveLayout(_find_potsdam, 512, 512, _ISPRS_COLORS),
     'vaihingen': ArchiveLayout(_find_vaihingen, 512, 512, _ISPRS_COLORS),
     'isaid': ArchiveLayout(_find_isaid, 896, 512, _ISAID_COLORS, 255, '_instance_color_RGB.png',
-                    '{stem}_{y0}_{y1}_{x0}_{x1}'),
+                           '{stem}_{y0}_{y1}_{x0}_{x1}'),
 }

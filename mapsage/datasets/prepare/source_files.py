@@ -1,4 +1,4 @@
-"""The files of a provider's delivery, in zip archives as shipped or unpacked."""
+"""The files of a provider's delivery, either unpacked or in the zip archives as shipped."""
 from __future__ import annotations
 
 import shutil
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Pattern, Sequence, Tuple
 
-_SHOWN = 5  # names that an error message lists
+_SHOWN = 5  # number of names that an error message lists
 
 
 class PrepareError(ValueError):
-    """The delivery, or the folder to write, is not what was expected; the message says what is."""
+    """The delivery or the output folder is not as expected; the message says what is expected."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class SourceFile:
     """A file of the delivery.
 
     Attributes:
-        path: The file, or the archive that holds it.
-        member: Its name in the archive; None for a plain file.
-        place: Where it lies below the source folder, with ``/``; an archive counts as a folder.
+        path: Path of the file, or of the archive that holds it.
+        member: Name in the archive; None for a plain file.
+        place: Path below the source folder, with ``/``; an archive counts as a folder.
     """
 
     path: Path
@@ -35,11 +35,11 @@ class SourceFile:
         return str(self.path) if self.member is None else f'{self.path}: {self.member}'
 
     def read(self) -> bytes:
-        """The whole content; an archive's checksum is verified.
+        """Return the whole content; the checksum in an archive is verified.
 
         Raises:
-            PrepareError: If the archive is corrupt there, encrypted, or packed with a method
-                that is not known here.
+            PrepareError: If the archive is corrupt at this file, encrypted, or packed with an
+                unknown method.
         """
         if self.member is None:
             return self.path.read_bytes()
@@ -48,10 +48,10 @@ class SourceFile:
 
     @contextmanager
     def on_disk(self, folder: Path) -> Iterator[Path]:
-        """Give a plain file: this one, or a copy below ``folder`` that is removed afterward.
+        """Provide a plain file: this one, or a copy below ``folder`` that is removed afterward.
 
         Raises:
-            PrepareError: As ``read``.
+            PrepareError: For the same reasons as in ``read``.
         """
         if self.member is None:
             yield self.path
@@ -80,7 +80,7 @@ def _reading(file: SourceFile) -> Iterator[None]:
 
 
 def list_files(source: Path) -> List[SourceFile]:
-    """Every file below ``source`` (a folder or one archive), and every file in its zip archives.
+    """Return the files of ``source`` (a folder or one archive), including those in zip archives.
 
     Raises:
         PrepareError: If ``source`` does not exist or an archive cannot be read.
@@ -111,12 +111,12 @@ def list_files(source: Path) -> List[SourceFile]:
 
 
 def select(files: Sequence[SourceFile], pattern: Pattern[str]) -> Dict[Tuple[str, ...], SourceFile]:
-    """The files whose place matches ``pattern`` to its end, by the groups of the match.
+    """Return the files whose place matches ``pattern`` up to its end, by the match's groups.
 
-    Where a file lies unpacked beside its archive, the unpacked one is taken.
+    If a file lies unpacked beside its archive, the unpacked file is taken.
 
     Raises:
-        PrepareError: If two others match with the same groups.
+        PrepareError: If two files match with the same groups otherwise.
     """
     found: Dict[Tuple[str, ...], SourceFile] = {}
     for file in files:
@@ -133,13 +133,13 @@ def select(files: Sequence[SourceFile], pattern: Pattern[str]) -> Dict[Tuple[str
 
 
 def some(names: Sequence[str]) -> str:
-    """The first names and how many more there are, for a message."""
+    """Return the first names and the number of further ones, for a message."""
     rest = len(names) - _SHOWN
     return ', '.join(names[:_SHOWN]) + (f' and {rest} more' if rest > 0 else '')
 
 
 def nothing_found(source: Path, files: Sequence[SourceFile], wanted: str) -> PrepareError:
-    """The error for a source without what was ``wanted``: says what it holds."""
+    """Return the error for a source that lacks what is ``wanted``; it lists what is there."""
     archives = sorted({str(f.path.name) for f in files if f.member})
     inner = sorted({f'{f.path.name}: {f.member}' for f in files
                     if f.member and f.member.lower().endswith('.zip')})

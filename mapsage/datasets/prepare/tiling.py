@@ -15,20 +15,20 @@ from .source_files import PrepareError
 
 Color = Tuple[int, int, int]
 
-_CACHE = 64  # MB; GDAL's own default is 5 % of the machine's memory, for each worker
+_CACHE = 64  # MB; GDAL's default is 5 % of the machine's memory for each worker
 
 
 class Size(NamedTuple):
-    """Of an image, in pixels."""
+    """Size of an image in pixels."""
 
     width: int
     height: int
 
 
 def starts(length: int, size: int, stride: int) -> List[int]:
-    """Where windows of ``size`` begin along ``length`` pixels; the last one is moved inside.
+    """Return where windows of ``size`` begin along ``length`` pixels; the last is moved inside.
 
-    A length below ``size`` gives the one window at 0, which is then padded.
+    A length below ``size`` gives a single window at 0, which has to be padded.
     """
     regular = list(range(0, max(length - size, 0) + 1, stride))
     end = max(length - size, 0)
@@ -36,16 +36,17 @@ def starts(length: int, size: int, stride: int) -> List[int]:
 
 
 def image_size(path: Path, name: str) -> Size:
-    """Width and height from the header; ``name`` is what an error calls the file."""
+    """Return the size in the header of a file; an error calls the file ``name``."""
     with _opened(path, name) as image:
         return Size(image.width, image.height)
 
 
 def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.ndarray]:
-    """Strips of rows, at ``starts(image height, height, stride)``, uint8 RGB (rows, width, 3).
+    """Yield strips at ``starts(image height, height, stride)``, uint8 RGB (rows, width, 3).
 
-    Rows that two strips share are decoded once: a PNG cannot be entered in the middle. One band is
-    repeated (gray images), a color table is applied, a fourth band (alpha) is dropped.
+    Rows that two strips share are decoded once, because a PNG can only be decoded from its
+    beginning. The band of a gray image is repeated, a color table is applied, and a fourth band
+    (alpha) is dropped.
 
     Raises:
         PrepareError: If the file cannot be decoded, or is not 8-bit with 1, 3 or 4 bands.
@@ -73,11 +74,11 @@ def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.
 
 
 class ColorClasses:
-    """Class values of label colors.
+    """Lookup of the class values of label colors.
 
     Args:
-        values: RGB color to mask value.
-        other: The value of any other color, or None: another color is an error.
+        values: Mask value of each RGB color.
+        other: Mask value of any other color; if it is negative, another color is an error.
     """
 
     def __init__(self, values: Dict[Color, int], other: int = -1) -> None:
@@ -88,12 +89,19 @@ class ColorClasses:
         self._known = values
 
     def read(self, colors: np.ndarray, name: str, top: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Classes (H, W) uint8 of RGB colors (H, W, 3), and where the color was another, bool.
+        """Return the classes of label colors.
 
-        ``top`` is the row of the image at which ``colors`` begins, ``name`` the file's name.
+        Args:
+            colors: RGB colors, uint8 (H, W, 3).
+            name: Name of the file, for an error.
+            top: Row of the image at which ``colors`` begins, for an error.
+
+        Returns:
+            Classes, uint8 (H, W), and where a color is none of the known ones, bool (H, W).
 
         Raises:
-            PrepareError: With file, pixel and color, if another color is an error.
+            PrepareError: If there is another color and that is an error; the message gives file,
+                pixel and color.
         """
         code = colors.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
         index = np.searchsorted(self._codes, code).clip(0, len(self._codes) - 1)
@@ -113,7 +121,7 @@ class ColorClasses:
 
 
 def encode_png(pixels: np.ndarray, side: int, padding: int) -> bytes:
-    """PNG of a tile, uint8 (H, W) or RGB (H, W, 3), padded right and below to ``side`` pixels."""
+    """Encode a tile, uint8 (H, W) or RGB (H, W, 3), padded right and below to ``side`` pixels."""
     below, right = side - pixels.shape[0], side - pixels.shape[1]
     if below or right:
         widths = ((0, below), (0, right), (0, 0))[:pixels.ndim]
@@ -124,7 +132,7 @@ def encode_png(pixels: np.ndarray, side: int, padding: int) -> bytes:
 
 def _opened(path: Path, name: str) -> rasterio.DatasetReader:
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', NotGeoreferencedWarning)  # nor are the tiles
+        warnings.simplefilter('ignore', NotGeoreferencedWarning)  # not needed here
         try:
             return rasterio.open(str(path))
         except RasterioIOError as error:
@@ -133,10 +141,10 @@ def _opened(path: Path, name: str) -> rasterio.DatasetReader:
 
 
 def _color_table(image: rasterio.DatasetReader) -> Optional[np.ndarray]:
-    """Colors of a palette image, uint8 (256, 3); None for others."""
+    """Return the colors of a palette image, uint8 (256, 3); None for other images."""
     try:
         entries = image.colormap(1)
-    except ValueError:  # rasterio's word for none
+    except ValueError:  # rasterio reports a missing table so
         return None
     table = np.zeros((256, 3), np.uint8)
     for value, color in entries.items():

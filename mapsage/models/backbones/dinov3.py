@@ -1,4 +1,4 @@
-"""DINOv3 vision transformer in plain PyTorch, for the official weights in any of their formats."""
+"""DINOv3 vision transformer in plain PyTorch; it loads the official weights in every format."""
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -18,45 +18,50 @@ from .rope import RotaryPositions
 
 PATCH_SIZE = 16
 
-# torch >= 2.4: autocast's state by device type. Before, recomputing is of the reentrant kind.
+# Since torch 2.4 autocast's state can be read for any device type. Older versions use the reentrant
+# kind of checkpointing.
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
 
 
 class BackboneInputError(ValueError):
-    """An image has a size or values that a backbone cannot take."""
+    """An image has a size or values that the backbone does not accept."""
 
 
 @MODELS.register_module()
 class DINOv3ViT(BaseModule):
-    """DINOv3 ViT: maps of stride 16 after the chosen blocks.
+    """DINOv3 ViT that returns maps of stride 16 after the chosen blocks.
 
-    Weights: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` takes the official hub files,
-    Hugging Face 4.x and 5.x folders or safetensors, timm's, or what was saved from this class.
-    They are loaded by ``init_weights``, because ``Runner`` initializes before it broadcasts. A key
-    that is missing or left over is an error that lists it.
+    Weights: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` accepts the official hub files,
+    Hugging Face 4.x and 5.x folders or safetensors files, timm's files, and checkpoints of this
+    class. ``init_weights`` loads them, because ``Runner`` calls it before it broadcasts the
+    parameters. A missing or unused key is an error that lists it.
 
-    Normalization: by default the input is RGB in 0..255 and normalized here the way the weights
-    expect; mean and std travel with the state dict, so the data preprocessor must have none.
+    Normalization: by default the input is RGB in 0..255, and the backbone normalizes it as the
+    weights expect. Mean and std are part of the state dict, so the data preprocessor must not
+    normalize.
 
     Source: facebookresearch/dinov3@6876159, dinov3/models/vision_transformer.py.
 
     Args:
-        arch: 'small', 'small+', 'base', 'large', 'huge+', '7B', or a dict of ``embed_dims,
+        arch: Name 'small', 'small+', 'base', 'large', 'huge+' or '7B', or a dict of ``embed_dims,
             num_layers, num_heads, feedforward_channels`` and optionally ``gated_mlp`` (False),
             ``num_registers`` (4), ``qkv_bias`` (True).
-        out_indices: Blocks whose output is returned, ascending from 0, by default four evenly
-            spaced ones; blocks above the last are not built.
-        final_norm: Apply the model's last norm to each output, as DINOv3's own heads do.
-        drop_path_rate: Of the last block (0..1); it grows linearly from 0 at the first.
-        with_cp: Recompute the trained blocks in the backward pass to save memory.
-        frozen_stages: -1 freezes nothing, 0 the embedding and tokens, k also the first k blocks.
-        frozen: Freeze all, the final norm too.
-        normalization: 'weights' follows them, 'web' or 'sat493m' sets it, None if the input comes
-            normalized from the data preprocessor.
-        init_cfg: See above.
+        out_indices: Indices of the blocks whose output is returned, ascending from 0; by default
+            four evenly spaced ones. Blocks above the last of them are not built.
+        final_norm: Whether to apply the model's last norm to each output, as the heads of DINOv3
+            do.
+        drop_path_rate: Drop-path probability (0..1) of the last block; it grows linearly from 0 at
+            the first block.
+        with_cp: Whether to recompute the trained blocks in the backward pass to save memory.
+        frozen_stages: Number of blocks to freeze after the embedding and tokens: 0 freezes only
+            the latter, -1 freezes nothing.
+        frozen: Whether to freeze everything, including the final norm.
+        normalization: Normalization of the input: 'weights' for that of the weights, 'web' or
+            'sat493m' to choose one, None if the data preprocessor normalizes.
+        init_cfg: Config of the weights, as described above.
 
     Raises:
-        ValueError: For an argument out of its range.
+        ValueError: If an argument is out of its range.
     """
 
     pixel_mean: torch.Tensor
@@ -103,16 +108,17 @@ class DINOv3ViT(BaseModule):
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Maps of the chosen blocks.
+        """Return the maps of the chosen blocks.
 
         Args:
-            x: RGB, float (N, 3, H, W) in 0..255, or normalized with ``normalization=None``.
+            x: RGB image, float (N, 3, H, W), in 0..255, or normalized if ``normalization=None``.
 
         Returns:
-            One (N, embed_dims, H / 16, W / 16) per entry of ``out_indices``.
+            One map, float (N, embed_dims, H / 16, W / 16), for each entry of ``out_indices``.
 
         Raises:
-            BackboneInputError: If 16 does not divide H and W, or the input was normalized already.
+            BackboneInputError: If H or W is not a multiple of 16, or the input is already
+                normalized.
         """
         rows, columns = self._grid(x)
         enabled = torch.is_grad_enabled()
@@ -128,14 +134,14 @@ class DINOv3ViT(BaseModule):
             if index in self.out_indices:
                 with torch.set_grad_enabled(enabled and not self.frozen):
                     patches = self.norm(tokens)[:, -rows * columns:]
-                    # Left as a view, the maps would lie channels last: torch 2.13's GroupNorm
-                    # crashes on such input in the backward pass, if the input needs no gradient.
+                    # As a view the maps would have a channels-last layout, for which GroupNorm of
+                    # torch 2.13 crashes in the backward pass if the input needs no gradient.
                     outputs.append(patches.transpose(1, 2).contiguous().view(
                         len(x), -1, rows, columns))
         return tuple(outputs)
 
     def init_weights(self) -> None:
-        """Load the weights that ``init_cfg`` names, else do as MMEngine does."""
+        """Load the weights that ``init_cfg`` names; without any, initialize as MMEngine does."""
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg or {}]
         pretrained = [cfg for cfg in cfgs
                       if getattr(cfg.get('type'), '__name__', cfg.get('type'))
@@ -147,7 +153,7 @@ class DINOv3ViT(BaseModule):
         self.is_init = True
 
     def train(self, mode: bool = True) -> DINOv3ViT:
-        """Switch to training, except what is frozen."""
+        """Switch everything that is not frozen to training mode."""
         super().train(mode)
         self._freeze()
         return self
@@ -163,7 +169,7 @@ class DINOv3ViT(BaseModule):
 
     def _embed(self, x: torch.Tensor) -> torch.Tensor:
         if not self._input_checked:
-            # Once only, because reading the value waits for the device.
+            # Checked once only, because reading the value waits for the device.
             if float(x.min()) < 0:
                 raise BackboneInputError(
                     f'input down to {float(x.min()):.3f}, expected RGB in 0..255, which DINOv3ViT '
@@ -181,22 +187,22 @@ class DINOv3ViT(BaseModule):
         state = weights.read_checkpoint(path, prefix)
         converted = weights.convert(state)
         fitted, filled = weights.fit(converted, self.state_dict(), self.arch)
-        told: Optional[str] = None
+        kind: Optional[str] = None
         how = 'it is in the checkpoint'
         if 'pixel_mean' not in converted:
-            told, how = weights.training_data(path, state, self.arch)
-            if told is None and self.normalization == 'weights':
+            kind, how = weights.training_data(path, state, self.arch)
+            if kind is None and self.normalization == 'weights':
                 raise weights.WeightsError(
                     f"normalization='weights', but {how} whether {path} was trained on web or "
                     f'satellite images; set it to one of {sorted(NORMALIZATION)}')
         self.load_state_dict(fitted)
         if self.normalization in NORMALIZATION:
-            told, how = self.normalization, f'set by the config; weights: {told or "unknown"}'
-        if told is not None:
-            self._set_pixels(told)
-        self._log_weights(path, weights.detect_format(state), filled, told, how)
+            kind, how = self.normalization, f'set by the config; weights: {kind or "unknown"}'
+        if kind is not None:
+            self._set_pixels(kind)
+        self._log_weights(path, weights.detect_format(state), filled, kind, how)
 
-    def _log_weights(self, path: str, names: str, filled: Sequence[str], told: Optional[str],
+    def _log_weights(self, path: str, names: str, filled: Sequence[str], kind: Optional[str],
                      how: str) -> None:
         zeros = sum(key.endswith('_bias') for key in filled)
         absent = f', {zeros} biases that they leave out are 0' if zeros else ''
@@ -204,7 +210,7 @@ class DINOv3ViT(BaseModule):
                      for statistic in (self.pixel_mean, self.pixel_std))
         where = 'expected of the data preprocessor' if self.normalization is None else 'done here'
         print_log(f'DINOv3ViT: {names} weights of {path} for arch='
-                  f'{weights.describe(self.arch)}{absent}. Normalization {told or "of"} ({how}): '
+                  f'{weights.describe(self.arch)}{absent}. Normalization {kind or "of"} ({how}): '
                   f'mean {mean}, std {std} in 0..255, {where}', logger='current')
 
     def _set_pixels(self, kind: str) -> None:
@@ -213,7 +219,7 @@ class DINOv3ViT(BaseModule):
         self.pixel_std.copy_(torch.tensor(std).view(3, 1, 1))
 
     def _reset_parameters(self) -> None:
-        """As ``init_weights_vit`` of the source; nothing is left uninitialized."""
+        """Initialize as ``init_weights_vit`` of the source; no parameter stays uninitialized."""
         for token in self._prefix_tokens():
             nn.init.normal_(token, std=.02)
         for module in self.blocks.modules():
@@ -245,11 +251,11 @@ def _computed(block: nn.Module, *inputs: Any) -> torch.Tensor:
 
 def _recomputed(block: nn.Module, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
     if not _HAS_AUTOCAST_STATE:
-        if not tokens.requires_grad:  # else the reentrant kind gives the block no gradients
+        if not tokens.requires_grad:  # otherwise the block gets no gradients
             tokens = tokens.detach().requires_grad_()
         return checkpoint(block, tokens, *others, preserve_rng_state=False)
-    # Given tensors, checkpoint() looks for the module torch.<device>, which XLA has not; given
-    # none, it restores the autocast state of CUDA and the CPU only.
+    # With tensors as arguments, checkpoint() looks for a module torch.<device>, which XLA lacks.
+    # Without them, it restores the autocast state of CUDA and the CPU only, so run() restores it.
     device = tokens.device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 

@@ -14,7 +14,7 @@ NORM_EPS = 1e-5  # norm_layer='layernormbf16' of every model in dinov3/hub/backb
 
 
 class Mlp(nn.Module):
-    """Two layers and an exact GELU."""
+    """Feed-forward network of two layers with an exact GELU."""
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -22,12 +22,12 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From and to (..., embed_dims)."""
+        """Transform features, (..., embed_dims)."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU: ``w1`` gates ``w2``, as in dinov3/layers/ffn_layers.py."""
+    """SwiGLU network: ``w1`` gates ``w2``, as in dinov3/layers/ffn_layers.py."""
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -36,16 +36,16 @@ class GatedMlp(nn.Module):
         self.w3 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From and to (..., embed_dims)."""
+        """Transform features, (..., embed_dims)."""
         return self.w3(F.silu(self.w1(x)) * self.w2(x))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalized before and scaled (LayerScale) after.
+    """Transformer block: attention and MLP, each with a norm before and LayerScale after it.
 
     Args:
         arch: Structure of the backbone.
-        drop_path: Probability of leaving out either branch of a sample, in training only.
+        drop_path: Probability (0..1) of leaving out either branch of a sample, in training only.
     """
 
     def __init__(self, arch: Arch, drop_path: float = 0.) -> None:
@@ -60,17 +60,20 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
                 kept: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """From and to (N, tokens, embed_dims); ``kept`` as from :meth:`draw_kept`."""
+        """Transform tokens, (N, tokens, embed_dims); ``kept`` comes from :meth:`draw_kept`."""
         attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine)
         x = x + (attended if kept is None else attended * kept[0])
         transformed = self.gamma_2 * self.mlp(self.norm2(x))
         return x + (transformed if kept is None else transformed * kept[1])
 
     def draw_kept(self, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """Factors (2, N, 1, 1) of the branches, 0 or 1 / (1 - drop_path); None if all stay.
+        """Draw the factors of both branches, (2, N, 1, 1), 0 or 1 / (1 - drop_path).
 
-        Drawn outside of ``forward``, so that recomputing it needs no random state, which old torch
-        restores on CUDA and the CPU only.
+        They are drawn outside of ``forward``, so that recomputing it needs no random state, which
+        old torch versions restore on CUDA and the CPU only.
+
+        Returns:
+            The factors, or None if no branch can be left out.
         """
         if not self.training or not self.drop_path:
             return None

@@ -1,4 +1,4 @@
-"""DINOv3 ConvNeXt: transformers' model as a backbone."""
+"""DINOv3 ConvNeXt: the model of the transformers package as a backbone."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -22,25 +22,26 @@ ARCHS: Dict[str, Tuple[List[int], List[int]]] = {
 
 @MODELS.register_module()
 class DINOv3ConvNeXt(BaseModule):
-    """DINOv3 ConvNeXt: maps of stride 4, 8, 16 and 32 after the chosen stages.
+    """DINOv3 ConvNeXt that returns maps of stride 4, 8, 16 and 32 after the chosen stages.
 
-    The network is that of the transformers package (4.56 or newer), its weights are Hugging Face
-    folders: ``init_cfg=dict(type='Pretrained', checkpoint=FOLDER)``, loaded by ``init_weights``. A
-    key that is missing or left over is an error that lists it.
+    The network is that of the transformers package (4.56 or newer), and weights are read from a
+    Hugging Face folder: ``init_cfg=dict(type='Pretrained', checkpoint=FOLDER)``. ``init_weights``
+    loads them. A missing or unused key is an error that lists it.
 
-    The input is RGB in 0..255 and normalized here as for web images, which all released ConvNeXt
-    were trained on; the data preprocessor must have no mean and std.
+    The input is RGB in 0..255. The backbone normalizes it with the statistics of web images, which
+    all released ConvNeXt models were trained on, so the data preprocessor must not normalize.
 
     Args:
-        arch: 'tiny', 'small', 'base', 'large', or a dict of ``hidden_sizes`` and ``depths``.
-        out_indices: Stages whose output is returned, ascending from 0.
-        drop_path_rate: Of the last layer (0..1); it grows linearly from 0 at the first.
-        frozen: Keep all of it in ``eval()`` and out of autograd.
-        init_cfg: See above.
+        arch: Name 'tiny', 'small', 'base' or 'large', or a dict of ``hidden_sizes`` and ``depths``.
+        out_indices: Indices of the stages whose output is returned, ascending from 0.
+        drop_path_rate: Drop-path probability (0..1) of the last layer; it grows linearly from 0 at
+            the first layer.
+        frozen: Whether to keep the whole backbone in ``eval()`` mode and without gradients.
+        init_cfg: Config of the weights, as described above.
 
     Raises:
-        ImportError: If transformers is missing.
-        ValueError: For an argument out of its range.
+        ImportError: If transformers is missing or too old.
+        ValueError: If an argument is out of its range.
     """
 
     pixel_mean: torch.Tensor
@@ -65,7 +66,7 @@ class DINOv3ConvNeXt(BaseModule):
         transformers = _transformers()
         model = transformers.DINOv3ConvNextModel(transformers.DINOv3ConvNextConfig(
             hidden_sizes=list(sizes), depths=list(depths), drop_path_rate=drop_path_rate))
-        # The norm of the last stage's tokens is not applied to maps, and would get no gradient.
+        # This norm applies to the tokens of the last stage, not to maps; it would get no gradient.
         model.layer_norm = nn.Identity()
         self.model = model
         mean, std = NORMALIZATION['web']
@@ -74,22 +75,27 @@ class DINOv3ConvNeXt(BaseModule):
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Maps of the chosen stages.
+        """Return the maps of the chosen stages.
 
         Args:
-            x: RGB, float (N, 3, H, W) in 0..255; 32 divides H and W.
+            x: RGB image, float (N, 3, H, W), in 0..255; H and W are multiples of 32.
 
         Returns:
-            One (N, C, H / s, W / s) per entry of ``out_indices``, s = 4, 8, 16, 32.
+            One map, float (N, C, H / s, W / s), for each entry of ``out_indices``, with s = 4, 8,
+            16, 32.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             states = self.model((x - self.pixel_mean) / self.pixel_std,
                                 output_hidden_states=True).hidden_states
-        stages = states[len(states) - len(self.model.config.depths):]  # 4.x begins with the input
+        stages = states[len(states) - len(self.model.config.depths):]  # 4.x adds the input
         return tuple(stages[index] for index in self.out_indices)
 
     def init_weights(self) -> None:
-        """Load the weights that ``init_cfg`` names."""
+        """Load the weights that ``init_cfg`` names.
+
+        Raises:
+            WeightsError: If the folder cannot be read or its weights do not fit.
+        """
         if self.is_init:  # type: ignore[has-type]
             return
         self.is_init = True
@@ -119,7 +125,7 @@ class DINOv3ConvNeXt(BaseModule):
         print_log(f'DINOv3ConvNeXt: weights of {path}, normalization web', logger='current')
 
     def train(self, mode: bool = True) -> DINOv3ConvNeXt:
-        """Switch to training, except what is frozen."""
+        """Switch everything that is not frozen to training mode."""
         super().train(mode)
         self._freeze()
         return self

@@ -1,4 +1,4 @@
-"""Published feature values of the official DINOv3 weights, and the comparison with them."""
+"""Published feature values of the official DINOv3 weights, and a comparison with them."""
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence
@@ -12,64 +12,64 @@ from .dinov3_weights import NORMALIZATION, WeightsError
 
 IMAGE = 'http://images.cocodataset.org/val2017/000000039769.jpg'  # two cats, 640 x 480 (W x H)
 IMAGE_SIZE = (480, 640)
-_SIDE = 224  # pixels it is resized to, aspect ratio ignored
-TOLERANCE = 1e-3  # the source allows 1e-4 on its own image decoder and resizing
+_SIDE = 224  # pixels that both sides are resized to, ignoring the aspect ratio
+TOLERANCE = 1e-3  # the source allows 1e-4, with its own image decoder and resizing
 
 
 class ReferenceFeatures(NamedTuple):
-    """The leading five channels of the normed class token, and of the top left patch."""
+    """The first five channels of the class token and of the top left patch, after the norm."""
 
     class_token: Sequence[float]
     patch: Optional[Sequence[float]]
 
 
-# transformers, src/transformers/models/dinov3_vit/convert_dinov3_vit_to_hf.py (of web weights
-# at a77460f and before; the satellite class token is of a later version).
+# Source: transformers, src/transformers/models/dinov3_vit/convert_dinov3_vit_to_hf.py. Values of
+# web weights are in a77460f and before; the satellite class token is in a later version.
 PUBLISHED: Dict[str, ReferenceFeatures] = {
     'small web': ReferenceFeatures((0.463562, -0.415609, 0.408237, -0.126613, -0.286637),
-                          (-0.038754, -0.250895, -0.016393, -0.455474, 0.571582)),
+                                   (-0.038754, -0.250895, -0.016393, -0.455474, 0.571582)),
     'small+ web': ReferenceFeatures((-0.471349, -1.365779, -0.317983, 0.377219, -0.769086),
-                           (0.144552, -0.388117, -0.393434, -0.157695, -0.600380)),
+                                    (0.144552, -0.388117, -0.393434, -0.157695, -0.600380)),
     'base web': ReferenceFeatures((1.034643, -0.180609, -0.341018, -0.066377, -0.011384),
-                         (-0.082524, -0.456273, -0.728030, -0.430680, -0.152880)),
+                                  (-0.082524, -0.456273, -0.728030, -0.430680, -0.152880)),
     'large web': ReferenceFeatures((0.484527, -0.582215, 0.480636, 0.592040, 0.945166),
-                          (-0.211367, -0.490864, -0.257131, 0.101764, 0.154511)),
+                                   (-0.211367, -0.490864, -0.257131, 0.101764, 0.154511)),
     'huge+ web': ReferenceFeatures((-0.064576, -0.148867, -0.621524, 0.634879, 0.152696),
-                          (-0.093817, 0.287407, -0.050037, 0.428043, 0.094562)),
+                                   (-0.093817, 0.287407, -0.050037, 0.428043, 0.094562)),
     '7B web': ReferenceFeatures((0.275440, -0.261354, 0.067772, 0.049936, -0.158747),
-                       (0.044442, -0.052542, 0.070777, -0.065112, -0.026547)),
+                                (0.044442, -0.052542, 0.070777, -0.065112, -0.026547)),
     'large sat493m': ReferenceFeatures((-0.33235, 0.34052, -0.22087, 0.21434, 0.09003), None),
 }
 
 
 class Comparison(NamedTuple):
-    """ReferenceFeatures of a model beside the published ones.
+    """Features of a model in comparison with the published ones.
 
     Attributes:
-        normalization: With which mean and std of the image.
-        difference: The largest absolute one.
-        own: What this model computes.
+        normalization: Name of the mean and std that the image was normalized with.
+        difference: Largest absolute difference.
+        computed: Features that the model computes.
     """
 
     normalization: str
     difference: float
-    own: ReferenceFeatures
+    computed: ReferenceFeatures
 
 
 def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
     """Compare a model with the published values, best first.
 
     Args:
-        model: With all its blocks and the final norm.
-        name: A key of :data:`PUBLISHED`.
-        image: The image :data:`IMAGE`, RGB, uint8 (480, 640, 3).
+        model: Model with all its blocks and the final norm.
+        name: Key of :data:`PUBLISHED`.
+        image: Pixels of the image :data:`IMAGE`, RGB, uint8 (480, 640, 3).
 
     Returns:
-        One comparison with each normalization: which one the published values of the satellite
-        model were computed with is not documented.
+        One comparison for each normalization, because it is not documented which one the published
+        values of the satellite model were computed with.
 
     Raises:
-        WeightsError: If the image is of another size, or this torch cannot resize as the source.
+        WeightsError: If the image has another size, or this torch cannot resize like the source.
     """
     if image.shape[:2] != IMAGE_SIZE:
         raise WeightsError(f'an image of {image.shape[:2]} pixels (H x W), expected {IMAGE}, which '
@@ -98,7 +98,8 @@ def _compare(model: DINOv3ViT, published: ReferenceFeatures, x: torch.Tensor,
         handle.remove()
         model.normalization, model._input_checked = normalization, checked
     patches = (_SIDE // PATCH_SIZE)**2
-    own = ReferenceFeatures(tokens[-1][0, 0, :5].tolist(), tokens[-1][0, -patches, :5].tolist())
-    pairs = [pair for mine, theirs in zip(own, published) if theirs is not None
+    computed = ReferenceFeatures(tokens[-1][0, 0, :5].tolist(),
+                                 tokens[-1][0, -patches, :5].tolist())
+    pairs = [pair for mine, theirs in zip(computed, published) if theirs is not None
              for pair in zip(mine or (), theirs)]
-    return Comparison(kind, max(abs(mine - theirs) for mine, theirs in pairs), own)
+    return Comparison(kind, max(abs(mine - theirs) for mine, theirs in pairs), computed)

@@ -1,4 +1,4 @@
-"""DINOv3 weights: which format, variant and training data a file has, and our names for its keys.
+"""DINOv3 weights: the format, variant and training data of a file, and our names for its keys.
 
 Sources: facebookresearch/dinov3@6876159 (hub), transformers 4.57.6 and 5.23.0
 (``models/dinov3_vit``; 5.x prefixes the layers with ``model.``), timm 1.0.31 (``models/eva.py``).
@@ -24,8 +24,8 @@ class WeightsError(ValueError):
 class Arch(NamedTuple):
     """Structure of a DINOv3 ViT; patches are 16 x 16 in all of them.
 
-    ``feedforward_channels`` is the hidden width itself, for a gated MLP too. ``qkv_bias`` is about
-    queries and values: keys never have one.
+    ``feedforward_channels`` is the actual hidden width, also of a gated MLP. ``qkv_bias`` refers to
+    queries and values, because keys never have a bias.
     """
 
     embed_dims: int
@@ -37,7 +37,8 @@ class Arch(NamedTuple):
     qkv_bias: bool = True
 
 
-# dinov3/hub/backbones.py; a SwiGLU is 2/3 of embed_dims * ffn_ratio wide (layers/ffn_layers.py).
+# Source: dinov3/hub/backbones.py; the width of a SwiGLU is 2/3 of embed_dims * ffn_ratio
+# (layers/ffn_layers.py).
 ARCHS: Dict[str, Arch] = {
     'small': Arch(384, 12, 6, 1536),
     'small+': Arch(384, 12, 6, 1536, gated_mlp=True),
@@ -47,13 +48,13 @@ ARCHS: Dict[str, Arch] = {
     '7B': Arch(4096, 40, 32, 8192, gated_mlp=True, qkv_bias=False),
 }
 
-# (mean, std) of RGB in 0..255: web is ImageNet's, sat493m is of the official README.
+# (mean, std) of RGB in 0..255; web is that of ImageNet, sat493m is from the official README.
 NORMALIZATION: Dict[str, Tuple[Sequence[float], Sequence[float]]] = {
     'web': ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     'sat493m': ((109.65, 104.805, 75.48), (54.315, 39.78, 36.465)),
 }
 
-# A key of this name and of no other format.
+# A key that occurs in this format and in no other.
 _SIGNATURES = (
     ('mapsage', re.compile(r'rope\.periods')),
     ('huggingface', re.compile(r'embeddings\.cls_token')),
@@ -61,7 +62,7 @@ _SIGNATURES = (
     ('timm', re.compile(r'blocks\.\d+\.gamma_1')),
 )
 
-# What pre-training needs and a backbone does not: masking, and the class token of local crops.
+# Keys that only pre-training needs: masking, and the class token of local crops.
 _UNUSED = re.compile(r'(embeddings\.)?mask_token|local_cls_norm\.(weight|bias)')
 
 _RENAMES: Dict[str, Sequence[Tuple[str, str]]] = {
@@ -92,17 +93,17 @@ _PLAIN_MLP = {'huggingface': (('up_proj', 'fc1'), ('down_proj', 'fc2'))}
 
 
 def read_checkpoint(path: str, prefix: str = '') -> State:
-    """Tensors of a file or folder by their own names, on the CPU.
+    """Read the tensors of a file or folder, under their original names, on the CPU.
 
     Args:
-        path: A checkpoint as MMEngine reads it (file, URL), a ``.safetensors`` file, or a folder
-            holding ``model.safetensors`` or ``model.safetensors.index.json`` with its shards.
-        prefix: Read only keys that begin so, without it, as MMEngine's ``Pretrained`` does.
+        path: Path or URL of a checkpoint that MMEngine reads, of a ``.safetensors`` file, or of a
+            folder that holds ``model.safetensors`` or ``model.safetensors.index.json`` and shards.
+        prefix: Prefix of the keys to read, which is removed, as by MMEngine's ``Pretrained``.
 
     Raises:
-        ImportError: If safetensors are to be read and the package is missing.
-        WeightsError: If a file is missing or cannot be read, nothing begins with ``prefix``, or
-            something is no tensor.
+        ImportError: If the package safetensors is required and missing.
+        WeightsError: If a file is missing or cannot be read, no key begins with ``prefix``, or an
+            entry is not a tensor.
     """
     state: Dict[str, torch.Tensor] = {}
     if os.path.isdir(path) or path.endswith('.safetensors'):
@@ -126,7 +127,11 @@ def read_checkpoint(path: str, prefix: str = '') -> State:
 
 
 def detect_format(state: State) -> str:
-    """``'hub'``, ``'huggingface'``, ``'timm'`` or ``'mapsage'`` (saved from this backbone)."""
+    """Return the format: 'hub', 'huggingface', 'timm' or 'mapsage' (saved from this backbone).
+
+    Raises:
+        WeightsError: If the keys belong to none of these formats.
+    """
     for name, signature in _SIGNATURES:
         if any(signature.fullmatch(key) for key in state):
             return name
@@ -137,14 +142,15 @@ def detect_format(state: State) -> str:
 
 
 def convert(state: State) -> State:
-    """Our names for all keys of a checkpoint; nothing that is not understood is dropped.
+    """Return a checkpoint under the names of this backbone; unknown keys keep their names.
 
-    Left out are ``mask_token`` and ``local_cls_norm``, which only pre-training uses, empty register
-    tokens, and a key bias after checking that it is zero. Unknown keys keep their names.
+    Only tensors that the backbone does not need are left out: ``mask_token`` and
+    ``local_cls_norm``, which only pre-training uses, empty register tokens, and the bias of the
+    keys after a check that it is zero.
 
     Raises:
-        WeightsError: If a tensor is not finite or named twice, or a key bias is not zero, listing
-            the keys.
+        WeightsError: If a tensor is not finite or occurs twice, or a key bias is not zero; the
+            message lists the names.
     """
     kind = detect_format(state)
     bad = [key for key, value in state.items()
@@ -175,23 +181,24 @@ def convert(state: State) -> State:
 
 
 def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[State, List[str]]:
-    """Exactly the keys a backbone wants, out of a converted checkpoint.
+    """Select exactly the keys of a backbone from a converted checkpoint.
 
-    Blocks above the last one built are left out. A format that has no RoPE periods gets the
-    computed ones, weights without any bias of queries and values get zeros, which is what that
-    means (timm's names without ``_qkvb``), and formats other than ours have no pixel statistics.
+    Blocks above the last one built are left out. Some formats lack keys, which are filled in: RoPE
+    periods and pixel statistics with the computed ones, and the bias of queries and values, if
+    there is none at all, with zeros, which is what its absence means (timm's names without
+    ``_qkvb``).
 
     Args:
         state: Converted checkpoint.
-        wanted: The backbone's state dict.
-        arch: The whole structure, unbuilt blocks included.
+        wanted: State dict of the backbone.
+        arch: Structure of the whole model, including blocks that are not built.
 
     Returns:
-        The state dict, and what was filled in, for the log.
+        State dict to load, and the keys that were filled in, for the log.
 
     Raises:
-        WeightsError: If the weights are of another variant, or listing all keys that are missing,
-            left over or of another shape.
+        WeightsError: If the weights are of another variant, or keys are missing, left over or of
+            another shape; the message lists all of them.
     """
     built = {int(key.split('.')[1]) for key in wanted if key.startswith('blocks.')}
     unbuilt = tuple(f'blocks.{i}.' for i in range(len(built), arch.num_layers))
@@ -218,7 +225,7 @@ def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
 
 
 def looks_like(state: State) -> str:
-    """The variant a converted checkpoint seems to be, for messages."""
+    """Return the probable variant of a converted checkpoint, for messages."""
     try:
         return repr(variant_of(state))
     except WeightsError:
@@ -226,10 +233,10 @@ def looks_like(state: State) -> str:
 
 
 def variant_of(state: State) -> str:
-    """The name in :data:`ARCHS` of a converted checkpoint.
+    """Return the name in :data:`ARCHS` of a converted checkpoint.
 
     Raises:
-        WeightsError: If it is none of them.
+        WeightsError: If it is none of these variants.
     """
     found = _found(state)
     names = [name for name, arch in ARCHS.items() if found == {k: getattr(arch, k) for k in found}]
@@ -240,24 +247,24 @@ def variant_of(state: State) -> str:
 
 
 def describe(arch: Arch) -> str:
-    """An architecture's name, or its fields if it has none."""
+    """Return the name of an architecture, or its fields if it has no name."""
     names = [name for name, known in ARCHS.items() if known == arch]
     return repr(names[0]) if names else str(dict(arch._asdict()))
 
 
 def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], str]:
-    """What weights were trained on, which decides their normalization.
+    """Return what weights were trained on, which decides their normalization.
 
     Args:
-        path: Where they came from; official names hold ``sat493m`` or ``lvd1689m``.
-        state: The checkpoint by its own names.
-        arch: Their structure.
+        path: Path of the weights; official names contain ``sat493m`` or ``lvd1689m``.
+        state: Checkpoint under its original names.
+        arch: Structure of the model.
 
     Returns:
-        ``'web'``, ``'sat493m'`` or None if nothing tells, and how it was told.
+        ``'web'``, ``'sat493m'``, or None if it is unknown, and a text that gives the reason.
     """
     if detect_format(state) == 'hub' and arch == ARCHS['large']:
-        # Only the satellite one of the two ViT-L files carries this norm: a renamed file is known.
+        # Of the two ViT-L files only that for satellite images has this norm, whatever its name.
         local = any(key.startswith('local_cls_norm.') for key in state)
         return ('sat493m' if local else 'web',
                 f'the file has {"a" if local else "no"} local_cls_norm')
@@ -285,7 +292,8 @@ def _found(state: State) -> Dict[str, object]:
 
 def _check_variant(state: State, arch: Arch) -> None:
     found = _found(state)
-    # The number of layers shows as missing or left-over keys: ours may have unbuilt blocks.
+    # Blocks may be unbuilt here, so a different number of layers shows up as missing or left-over
+    # keys instead.
     differ = [key for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
               if key in found and found[key] != getattr(arch, key)]
     if differ:

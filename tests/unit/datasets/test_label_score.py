@@ -4,12 +4,11 @@ from __future__ import annotations
 import math
 from typing import Any, List
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mmengine.registry import DATA_SAMPLERS, TRANSFORMS
+from mmengine.registry import TRANSFORMS
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
@@ -64,16 +63,3 @@ def test_bad_arguments(arguments: dict, words: str) -> None:
 def test_a_sample_without_labels() -> None:
     with pytest.raises(ValueError, match='a sample has no gt_sem_seg'):
         LabelScore().score(dict(data_samples=SegDataSample()))
-
-
-def test_views_of_a_tile_come_one_after_the_other() -> None:
-    sampler = DATA_SAMPLERS.build(dict(
-        type='GroupedViewsSampler', views=3, dataset=np.arange(4), seed=1,
-        sampler=dict(type='DefaultSampler', shuffle=True)))
-    order = list(sampler)
-    assert len(order) == len(sampler) == 12
-    assert order[::3] == order[1::3] == order[2::3] and sorted(order[::3]) == [0, 1, 2, 3]
-    sampler.set_epoch(1)
-    assert list(sampler) != order and sampler.seed == 1
-    with pytest.raises(ValueError, match='views=0'):
-        DATA_SAMPLERS.build(dict(type='GroupedViewsSampler', views=0, dataset=[], sampler={}))

@@ -3,46 +3,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS, DefaultScope
+from mmrs1m_samples import readme_box, record, text
 from support import ROOT
 
 from mapsage.datasets import MMRS1MDataset
-from mapsage.datasets.mmrs1m_records import Box, undo_padding
 
 CLASSES = ('background', 'ship', 'storage_tank')
 PIPELINE = [dict(type=t) for t in ('LoadImageFromFile', 'LoadBoxPseudoMasks', 'PackSegInputs')]
-
-
-def readme_box(x0: float, y0: float, w: float, h: float, width: int, height: int) -> List[float]:
-    """The transformation in the set's README, step by step: pixels to what its JSON holds."""
-    if height > width:
-        pad_x0 = int((height - width) / 2)
-        pad_y0 = 0
-        width = height
-    else:
-        pad_x0 = 0
-        pad_y0 = int((width - height) / 2)
-        height = width
-    x0, y0 = x0 + pad_x0, y0 + pad_y0
-    return [x0 / width, y0 / height, (x0 + w) / width, (y0 + h) / height]
-
-
-def text(*boxes: List[float]) -> str:
-    return '[' + ';'.join(','.join(repr(v) for v in box) for box in boxes) + ']'
-
-
-def record(image: str, *turns: str) -> Dict[str, Any]:
-    speakers = ('human', 'gpt') * len(turns)
-    return dict(image=image, conversations=[
-        {'from': speaker, 'value': value} for speaker, value in zip(speakers, turns)])
 
 
 WIDE, TALL = (64, 41), (30, 60)  # width, height
@@ -75,22 +49,6 @@ def build(root: Path, source: Any = DETECTION, **arguments: Any) -> MMRS1MDatase
 
 def mask_of(dataset: MMRS1MDataset, index: int) -> np.ndarray:
     return dataset[index]['data_samples'].gt_sem_seg.data[0].numpy()
-
-
-@given(st.integers(8, 3000), st.integers(8, 3000), st.data())
-def test_padding_is_undone(width: int, height: int, data: Any) -> None:
-    x0, x1 = sorted(data.draw(st.tuples(*[st.integers(0, width)] * 2)))
-    y0, y1 = sorted(data.draw(st.tuples(*[st.integers(0, height)] * 2)))
-    stored = Box(*readme_box(x0, y0, x1 - x0, y1 - y0, width, height))
-    np.testing.assert_allclose(undo_padding(stored, width, height, ''), (x0, y0, x1, y1), atol=1e-8)
-
-
-@pytest.mark.parametrize('size, edges', [((200, 100), (0, .25, 1, .75)),
-                                         ((100, 200), (.25, 0, .75, 1)),
-                                         ((101, 200), (49 / 200, 0, 150 / 200, 1))])
-def test_the_whole_image_fills_its_part_of_the_square(
-        size: Tuple[int, int], edges: Tuple[float, float, float, float]) -> None:
-    assert undo_padding(Box(*edges), *size, '') == (0, 0, *size)
 
 
 def test_segmentation_is_refused_with_the_reason(tmp_path: Path) -> None:

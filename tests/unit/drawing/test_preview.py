@@ -8,9 +8,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from mapsage.drawing import PreviewSample, render_preview, save_preview, tiles
 from mapsage.drawing.preview import TILE_WIDTH, _legend_entries
@@ -63,70 +60,6 @@ def test_missing_truth_leaves_two_columns() -> None:
 def test_truth_and_prediction_of_other_sizes_are_shown_at_the_image_s_place() -> None:
     shown = sample(prediction=np.ones((64, 128), dtype=np.uint8))
     assert render_preview([shown, sample(8)], CLASSES, PALETTE).ndim == 3
-
-
-@pytest.mark.parametrize('image', [
-    np.arange(64, dtype=np.uint16).reshape(8, 8) * 900,
-    np.linspace(-1, 1, 192, dtype=np.float32).reshape(8, 8, 3),
-    np.full((8, 8, 1), 7, dtype=np.int32),
-    np.zeros((8, 8, 13), dtype=np.float64),
-    np.zeros((8, 8, 2), dtype=bool),
-    np.zeros((2000, 700, 4), dtype=np.uint16),
-], ids=lambda image: f'{image.dtype}{image.shape}')
-def test_any_image_can_be_shown(image: np.ndarray) -> None:
-    assert render_preview([sample(image=image)], CLASSES).dtype == np.uint8
-
-
-def test_stretch_uses_the_whole_range_and_blackens_what_is_not_finite() -> None:
-    band = np.linspace(1000, 2000, 10000, dtype=np.float32).reshape(100, 100)
-    band[0, 0] = np.nan
-    shown = tiles.display_rgb(band)
-    assert shown[0, 0].tolist() == [0, 0, 0]
-    assert shown.max() == 255
-    assert abs(int(shown[50, 0, 0]) - 127) < 4
-    assert (shown[..., 0] == shown[..., 2]).all()
-
-
-def test_eight_bit_images_keep_their_values() -> None:
-    image = np.random.default_rng(0).integers(0, 40, (5, 6, 4), dtype=np.uint8)
-    assert (tiles.display_rgb(image) == image[:, :, :3]).all()
-
-
-def test_disagreement_marks_wrong_pixels_and_leaves_no_data_out() -> None:
-    truth = np.array([[0, 1, 255]])
-    wrong = tiles.disagreement(np.zeros((1, 3, 3), np.uint8), truth, np.array([[0, 0, 0]]), 2)
-    assert wrong[0, 1].tolist() == list(tiles.WRONG)
-    assert wrong[0, 0].tolist() == [150, 150, 150]
-    assert (wrong[0, 2] == tiles.hatch(1, 3)[0, 2]).all()
-
-
-@settings(max_examples=50, deadline=None)
-@given(labels=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40)),
-       height=st.integers(1, 60), width=st.integers(1, 60))
-def test_resized_labels_hold_no_new_value(labels: np.ndarray, height: int, width: int) -> None:
-    resized = tiles.resize(labels, height, width, nearest=True)
-    assert resized.shape == (height, width)
-    assert set(np.unique(resized)) <= set(np.unique(labels))
-
-
-def test_shrink_keeps_the_aspect() -> None:
-    assert tiles.shrink(np.zeros((4096, 1024), np.uint8), 1024, nearest=True).shape == (1024, 256)
-    small = np.zeros((10, 20, 3))
-    assert tiles.shrink(small, 1024, nearest=False) is small
-
-
-def test_default_palette_is_the_same_each_time_and_distinct() -> None:
-    colors = tiles.default_palette(60)
-    assert (colors == tiles.default_palette(60)).all()
-    assert (colors[:7] == tiles.default_palette(7)).all()
-    assert len({tuple(color) for color in colors.tolist()}) == 60
-    assert tiles.default_palette(0).shape == (0, 3)
-
-
-def test_a_short_palette_is_completed() -> None:
-    colors = tiles.class_palette(3, PALETTE[:2])
-    assert colors[:2].tolist() == PALETTE[:2]
-    assert (colors[2] == tiles.default_palette(3)[2]).all()
 
 
 def test_legend_names_every_class_of_a_short_list() -> None:
@@ -200,3 +133,15 @@ def test_a_real_pair(tmp_path: Path) -> None:
                              [f'class {index}' for index in range(7)])
     assert holds(picture, tiles.resize(image, TILE_WIDTH, TILE_WIDTH, nearest=False))
     assert not (picture == np.array(tiles.WRONG)).all(axis=2)[:TILE_WIDTH].any()
+
+
+@pytest.mark.parametrize('image', [
+    np.arange(64, dtype=np.uint16).reshape(8, 8) * 900,
+    np.linspace(-1, 1, 192, dtype=np.float32).reshape(8, 8, 3),
+    np.full((8, 8, 1), 7, dtype=np.int32),
+    np.zeros((8, 8, 13), dtype=np.float64),
+    np.zeros((8, 8, 2), dtype=bool),
+    np.zeros((2000, 700, 4), dtype=np.uint16),
+], ids=lambda image: f'{image.dtype}{image.shape}')
+def test_any_image_can_be_shown(image: np.ndarray) -> None:
+    assert render_preview([sample(image=image)], CLASSES).dtype == np.uint8

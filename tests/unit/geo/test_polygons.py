@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
-import pyogrio.raw
 import pyproj
 import pytest
 import rasterio
@@ -17,6 +16,7 @@ from geo_scenes import (
     PIXELS,
     UTM,
     draw_classes,
+    map_polygons,
     rectangle,
     write_raster,
 )
@@ -25,22 +25,6 @@ from hypothesis import strategies as st
 
 import mapsage.geo.polygons as module
 from mapsage.geo import GeoError, write_polygons
-
-
-def _read(path: Path) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
-    meta, _, geometry, fields = pyogrio.raw.read(str(path), layer='map')
-    return meta, shapely.from_wkb(geometry), dict(zip(meta['fields'], fields))
-
-
-def _polygons(folder: Path, classes: np.ndarray, place: dict = UTM, nodata: Any = 255,
-              **options: Any) -> Tuple[Dict[str, Any], np.ndarray, Dict[str, np.ndarray]]:
-    path = write_raster(folder / 'map.tif', classes, place, nodata=nodata)
-    names = options.pop('names', CLASSES)
-    count = write_polygons(path, folder / 'map.gpkg', names, **options)
-    meta, polygons, fields = _read(folder / 'map.gpkg')
-    assert count == len(polygons)
-    assert sorted(p.name for p in folder.iterdir()) == ['map.gpkg', 'map.tif']
-    return meta, polygons, fields
 
 
 def _one_piece_at_a_time(classes: np.ndarray) -> List[Tuple[int, int]]:
@@ -56,7 +40,7 @@ def _regions(fields: Dict[str, np.ndarray]) -> List[Tuple[int, int]]:
 
 @pytest.mark.parametrize('place', [UTM, DEGREES], ids=['utm', 'degrees'])
 def test_shapes_areas_and_crs(tmp_path: Path, place: dict) -> None:
-    meta, polygons, fields = _polygons(tmp_path, draw_classes(), place)
+    meta, polygons, fields = map_polygons(tmp_path, draw_classes(), place)
     assert pyproj.CRS(meta['crs']) == pyproj.CRS(place['crs'].to_wkt())
     assert list(fields) == ['class_id', 'class_name', 'area_m2', 'area_px']
     assert _regions(fields) == _one_piece_at_a_time(draw_classes())
@@ -78,47 +62,8 @@ def test_shapes_areas_and_crs(tmp_path: Path, place: dict) -> None:
         assert abs(area - expected) < expected / pixels / 1000
 
 
-def test_area_of_large_pixels_in_degrees(tmp_path: Path) -> None:
-    """A zone between parallels has a closed form: 2 pi a b ... of the authalic latitude."""
-    place = dict(crs=UTM['crs'].from_epsg(4326),
-                 transform=rasterio.transform.from_origin(-20.0, 70.0, 0.5, 0.5))
-    classes = np.full((80, 60), 255, np.uint8)
-    classes[20:60, 10:50] = 1  # 60 to 40 degrees north, 20 degrees wide
-    _, _, fields = _polygons(tmp_path, classes, place)
-    a, f = 6378137.0, 1 / 298.257223563
-    e = np.sqrt(f * (2 - f))
-
-    def zone(latitude: float) -> float:  # from the equator, for one radian of longitude
-        s = np.sin(np.radians(latitude))
-        return a * a * (1 - e * e) / 2 * (s / (1 - (e * s) ** 2) + np.arctanh(e * s) / e)
-
-    assert fields['area_m2'][0] == pytest.approx((zone(60) - zone(40)) * np.radians(20), rel=1e-9)
-
-
-def test_area_of_large_pixels_in_meters(tmp_path: Path) -> None:
-    place = dict(crs=UTM['crs'].from_epsg(3035),  # pixels of 1 km on an equal-area projection
-                 transform=rasterio.transform.from_origin(5.5e6, 2.5e6, 1000.0, 1000.0))
-    classes = np.full((700, 900), 255, np.uint8)
-    classes[10:690, 20:880] = 1
-    _, _, fields = _polygons(tmp_path, classes, place)
-    assert fields['area_m2'][0] / 1e6 == pytest.approx(680 * 860, abs=0.5)
-
-
-@pytest.mark.parametrize('epsg, size, origin, pixel, share', [
-    (4326, (1440, 721), (-0.125, 90.125), 0.25, 1.0),  # pixel centers on the poles
-    (4326, (1440, 720), (-180.00000001, 90.0), 0.25, 1.0),
-    (3857, (512, 512), (-20037508.3428, 20037508.3428), 40075016.6856 / 512, 0.9962387),
-])
-def test_area_of_the_globe(tmp_path: Path, epsg: int, size: Tuple[int, int],
-                           origin: Tuple[float, float], pixel: float, share: float) -> None:
-    place = dict(crs=UTM['crs'].from_epsg(epsg),
-                 transform=rasterio.transform.from_origin(*origin, pixel, pixel))
-    _, _, fields = _polygons(tmp_path, np.ones(size[::-1], np.uint8), place)
-    assert fields['area_m2'].sum() == pytest.approx(5.100656217e14 * share, rel=1e-5)
-
-
 def test_map_in_pixels_has_no_square_meters(tmp_path: Path) -> None:
-    meta, polygons, fields = _polygons(tmp_path, draw_classes(), PIXELS)
+    meta, polygons, fields = map_polygons(tmp_path, draw_classes(), PIXELS)
     assert np.isnan(fields['area_m2'].astype(float)).all() and \
         'ndefined' in (meta['crs'] or 'undefined')  # GDAL before 3.9 cannot leave it empty
     assert fields['area_px'].sum() == 300 * 260
@@ -128,11 +73,11 @@ def test_map_in_pixels_has_no_square_meters(tmp_path: Path) -> None:
 def test_background_no_data_and_small_regions_are_left_out(tmp_path: Path) -> None:
     classes = draw_classes()
     classes[:10] = 255
-    _, _, fields = _polygons(tmp_path, classes, background=0)
+    _, _, fields = map_polygons(tmp_path, classes, background=0)
     assert fields['class_name'].tolist().count('house') == 2 and 0 not in fields['class_id']
-    _, _, fields = _polygons(tmp_path, classes, background=0, min_area=36)
+    _, _, fields = map_polygons(tmp_path, classes, background=0, min_area=36)
     assert fields['class_name'].tolist().count('house') == 1
-    _, _, fields = _polygons(tmp_path, np.full((50, 50), 255, np.uint8))
+    _, _, fields = map_polygons(tmp_path, np.full((50, 50), 255, np.uint8))
     assert len(fields['class_id']) == 0  # a layer without polygons
 
 
@@ -142,8 +87,8 @@ def _blobs(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def test_neighbors_share_their_simplified_border(tmp_path: Path) -> None:
-    _, polygons, fields = _polygons(tmp_path, draw_classes(), PIXELS)
-    exact = _polygons(tmp_path, draw_classes(), PIXELS, simplify=0)[1]
+    _, polygons, fields = map_polygons(tmp_path, draw_classes(), PIXELS)
+    exact = map_polygons(tmp_path, draw_classes(), PIXELS, simplify=0)[1]
     assert shapely.get_num_coordinates(polygons).sum() \
         < 0.5 * shapely.get_num_coordinates(exact).sum()
     assert shapely.area(polygons).sum() == pytest.approx(300 * 260, abs=1e-6)
@@ -155,7 +100,7 @@ def test_neighbors_share_their_simplified_border(tmp_path: Path) -> None:
     classes = draw_classes()
     classes[150:, 100:] = np.where(classes[150:, 100:] == 0, 1, classes[150:, 100:])
     classes[np.triu_indices(200, 40)] = 2
-    _, polygons, _ = _polygons(tmp_path, classes, PIXELS)
+    _, polygons, _ = map_polygons(tmp_path, classes, PIXELS)
     assert shapely.area(polygons).sum() == pytest.approx(300 * 260, abs=1e-6)
     assert shapely.area(shapely.union_all(polygons)) == pytest.approx(300 * 260, abs=1e-6)
 
@@ -165,9 +110,9 @@ def test_regions_that_cross_strips_stay_one(tmp_path: Path, rows: int, monkeypat
     classes = _blobs(160, 120)
     classes[:, 60] = 1
     classes[30:50, :20] = 255
-    whole = _polygons(tmp_path, classes)
+    whole = map_polygons(tmp_path, classes)
     monkeypatch.setattr(module, '_STRIP_PIXELS', rows * 120)
-    strips = _polygons(tmp_path, classes)
+    strips = map_polygons(tmp_path, classes)
     assert _regions(strips[2]) == _one_piece_at_a_time(classes)
     key = shapely.to_wkb(shapely.normalize(whole[1]))
     np.testing.assert_array_equal(
@@ -184,7 +129,7 @@ def test_any_map_in_strips(tmp_path_factory: Any, seed: int, height: int, width:
     drawn[drawn == 3] = 255
     before, module._STRIP_PIXELS = module._STRIP_PIXELS, random.randint(1, 5) * width
     try:
-        _, polygons, fields = _polygons(folder, drawn, PIXELS, simplify=random.randint(0, 3))
+        _, polygons, fields = map_polygons(folder, drawn, PIXELS, simplify=random.randint(0, 3))
     finally:
         module._STRIP_PIXELS = before
     assert _regions(fields) == _one_piece_at_a_time(drawn)

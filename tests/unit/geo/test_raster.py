@@ -8,16 +8,25 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
 import rasterio
-from geo_scenes import DEGREES, PIXELS, UTM, damage_block, draw_classes, paint, write_raster
+from geo_scenes import (
+    DEGREES,
+    PIXELS,
+    UTM,
+    count_open_files,
+    damage_block,
+    draw_classes,
+    open_file_positions,
+    paint,
+    write_raster,
+)
 from rasterio.enums import ColorInterp
 
-from mapsage.geo import GeoError, Raster, RasterBlockError, band_statistics, open_raster
-from mapsage.geo.statistics import _BandTally
+from mapsage.geo import GeoError, Raster, RasterBlockError
 
 
 def test_facts_of_a_scene(tmp_path: Path) -> None:
@@ -134,28 +143,17 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
     assert raster.read(0, 0, 64, 64)[1].all()
 
 
-def _open_files(path: Path) -> int:
-    return len(_positions(path))
-
-
-def _positions(path: Path) -> List[str]:
-    """Return where each of this process's open files of ``path`` stands."""
-    return [(Path('/proc/self/fdinfo') / link.name).read_text().split('\n', 1)[0]
-            for link in Path('/proc/self/fd').iterdir()
-            if os.path.realpath(str(link)) == str(path)]
-
-
 def _sum_in_child(raster: Raster, expected: int, queue: Any) -> None:
-    inherited = _open_files(Path(raster.path))
+    inherited = count_open_files(Path(raster.path))
     total = int(raster.read(0, 0, 300, 260)[0].sum())
-    queue.put((total == expected, inherited, _open_files(Path(raster.path))))
+    queue.put((total == expected, inherited, count_open_files(Path(raster.path))))
 
 
 def test_forked_processes_open_their_own_handle(tmp_path: Path) -> None:
     values = paint(draw_classes())
     raster = Raster(write_raster(tmp_path / 'a.tif', values))
     raster.read(0, 0, 10, 10)
-    position = _positions(Path(raster.path))
+    position = open_file_positions(Path(raster.path))
     context = multiprocessing.get_context('fork')
     queue = context.Queue()
     child = context.Process(target=_sum_in_child, args=(raster, int(values.sum()), queue))
@@ -164,7 +162,7 @@ def test_forked_processes_open_their_own_handle(tmp_path: Path) -> None:
     child.join(60)
     # the child lets go of the handle that it inherited
     assert same and inherited == 1 and opened == 1 and child.exitcode == 0
-    assert _positions(Path(raster.path)) == position  # which both would have moved
+    assert open_file_positions(Path(raster.path)) == position  # which both would have moved
     assert raster.read(0, 0, 10, 10)[1].all()
 
 
@@ -172,7 +170,7 @@ def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
     values = paint(draw_classes())
     raster = Raster(write_raster(tmp_path / 'a.tif', values))
     path = Path(raster.path)
-    assert _open_files(path) == 0
+    assert count_open_files(path) == 0
     barrier = threading.Barrier(4)
 
     def read_rows(thread: int) -> int:
@@ -180,14 +178,14 @@ def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
             np.testing.assert_array_equal(raster.read(thread, row, 100, 10)[0],
                                           values[:, row:row + 10, thread:thread + 100])
         barrier.wait(60)
-        there = _open_files(path)
+        there = count_open_files(path)
         barrier.wait(60)
         return there
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(read_rows, range(4))) == [4] * 4
     raster.close()
-    assert _open_files(path) == 0
+    assert count_open_files(path) == 0
 
 
 def test_threads_open_at_the_same_moment(tmp_path: Path) -> None:
@@ -201,51 +199,3 @@ def test_threads_open_at_the_same_moment(tmp_path: Path) -> None:
             assert all(read)
     finally:
         sys.setswitchinterval(interval)
-
-
-def test_pool_keeps_a_bounded_number_open(tmp_path: Path) -> None:
-    paths = [write_raster(tmp_path / f'{i}.tif', draw_classes(20, 20)) for i in range(70)]
-    for path in paths:
-        assert open_raster(str(path)).read(0, 0, 20, 20)[1].all()
-    assert sum(_open_files(path) for path in paths) == 64
-    assert open_raster(str(paths[-1])) is open_raster(str(paths[-1]))
-
-
-def test_statistics_are_those_of_the_valid_pixels(tmp_path: Path) -> None:
-    scenes = [paint(draw_classes(), 2, 'int16'), paint(draw_classes(700, 90), 2, 'int16') - 300]
-    scenes[0][:, :50] = -32768
-    paths = [write_raster(tmp_path / f'{i}.tif', scene, nodata=-32768, tiled=not i)
-             for i, scene in enumerate(scenes)]
-    pixels = np.concatenate([scenes[0][:, 50:].reshape(2, -1), scenes[1].reshape(2, -1)], 1)
-    found = band_statistics(paths)
-    assert found.pixels == pixels.shape[1] and found.bands == (1, 2)
-    np.testing.assert_allclose(found.mean, pixels.mean(1), rtol=1e-12)
-    np.testing.assert_allclose(found.std, pixels.std(1), rtol=1e-12)
-    np.testing.assert_array_equal(found.minimum, pixels.min(1))
-    np.testing.assert_array_equal(found.maximum, pixels.max(1))
-    np.testing.assert_allclose(found.percentile_2, np.percentile(pixels, 2, axis=1))
-    np.testing.assert_allclose(found.percentile_98, np.percentile(pixels, 98, axis=1))
-    assert band_statistics(paths, bands=[2]).mean == pytest.approx(pixels[1].mean())
-
-
-def test_statistics_of_a_sample_are_near(tmp_path: Path) -> None:
-    random = np.random.RandomState(0)
-    scene = random.normal(1000, 50, (1, 2048, 2048)).astype('float32')
-    path = write_raster(tmp_path / 'a.tif', scene, compress='none', blockxsize=256, blockysize=256)
-    with rasterio.open(path, 'r+') as file:  # an overview of means has a smaller deviation
-        file.build_overviews([4, 8], rasterio.enums.Resampling.average)
-    found = band_statistics([path], samples=2048 * 2048 // 4)
-    assert found.pixels == 2048 * 2048 // 4
-    assert found.mean[0] == pytest.approx(1000, abs=1) and found.std[0] == pytest.approx(50, abs=1)
-
-
-def test_statistics_keep_a_sample_and_not_its_window() -> None:
-    tally = _BandTally(3, 10)
-    tally.add(np.ones((3, 1000), np.float32))
-    assert [(kept.shape, kept.base) for kept in tally._kept] == [((3, 10), None)]
-
-
-def test_statistics_without_a_valid_pixel(tmp_path: Path) -> None:
-    path = write_raster(tmp_path / 'a.tif', np.zeros((1, 64, 64), 'uint8'), nodata=0)
-    with pytest.raises(GeoError, match='no valid pixel'):
-        band_statistics([path])

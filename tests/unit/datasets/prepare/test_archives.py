@@ -18,7 +18,6 @@ from support import ROOT
 
 from mapsage.datasets.prepare.archives import LEDGER, PrepareOptions, prepare_dataset
 from mapsage.datasets.prepare.source_files import PrepareError
-from mapsage.datasets.prepare.tiling import read_strips, starts
 
 CLASS = dict(loveda='LoveDADataset', potsdam='PotsdamDataset', vaihingen='ISPRSDataset',
              isaid='iSAIDDataset')
@@ -118,30 +117,6 @@ def test_images_keep_their_pixels(tmp_path: Path, write: Write) -> None:
     assert not images['P0002_0_40_0_40'][0][:, 30:].any()
     whole = cv2.imread(str(tmp_path / 'iout/img_dir/test/P0006.png'))
     np.testing.assert_array_equal(whole[..., ::-1], mini_archives.draw(6, 70, 50, 16)[0])
-
-
-@pytest.mark.parametrize('length, size, stride, expected', [
-    (6000, 512, 512, [*range(0, 5488, 512), 5488]), (1024, 512, 512, [0, 512]),
-    (300, 512, 512, [0]), (2000, 896, 512, [0, 512, 1024, 1104]), (896, 896, 512, [0])])
-def test_starts(length: int, size: int, stride: int, expected: List[int]) -> None:
-    assert starts(length, size, stride) == expected
-
-
-def test_a_full_size_area_gives_the_documented_tiles() -> None:
-    """MMSeg's documents: 3456 and 2016 tiles for the 24 and 14 areas of Potsdam."""
-    assert 24 * len(starts(6000, 512, 512))**2 == 3456 and 14 * 144 == 2016
-
-
-def test_palette_images_are_read_by_their_colors(tmp_path: Path) -> None:
-    from PIL import Image
-    picture = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(4, 3))
-    picture.putpalette([v for i in range(256) for v in (255 - i, i, 7)])
-    picture.save(str(tmp_path / 'p.png'))
-    strips = list(read_strips(tmp_path / 'p.png', 'p.png', 3, 2))
-    values = np.arange(12).reshape(4, 3)
-    colors = np.stack([255 - values, values, np.full_like(values, 7)], 2)
-    np.testing.assert_array_equal(strips[0], colors[:3])
-    np.testing.assert_array_equal(strips[1], colors[1:])
 
 
 def test_unpacked_folders_give_the_same(tmp_path: Path, write: Write) -> None:

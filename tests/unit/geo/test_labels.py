@@ -1,0 +1,61 @@
+"""Label rasters, and which label file belongs to a scene."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio.transform
+from geo_scenes import PIXELS, UTM, draw_classes, paint, write_raster
+from geotiff_data import build_dataset, write_scene
+
+from mapsage.geo import UNLABELED, GeoError, Raster, RasterLabels, find_labels
+
+
+def test_label_rasters_that_do_not_fit(tmp_path: Path) -> None:
+    _, classes = write_scene(tmp_path)
+    label, scene = tmp_path / 'labels/a.tif', tmp_path / 'scenes/a.tif'
+    both = f'labels {re.escape(str(label))}.*{re.escape(str(scene))}'
+    write_raster(label, classes, dict(UTM, crs=UTM['crs'].from_epsg(32651)))
+    with pytest.raises(GeoError, match=f'{both}.*EPSG:32650') as caught:
+        build_dataset(tmp_path)
+    assert 'EPSG:32651' in str(caught.value) and 'rio warp --like' in str(caught.value)
+    moved = rasterio.transform.from_origin(500001.5, 4100000.0, 0.5, 0.5)
+    write_raster(label, classes, dict(UTM, transform=moved))
+    with pytest.raises(GeoError, match='lie up to 3 pixels beside'):
+        build_dataset(tmp_path)
+    write_raster(label, classes[:-1])
+    with pytest.raises(GeoError, match='are 300 x 259 pixels, their scene .* is 300 x 260'):
+        build_dataset(tmp_path)
+    write_raster(label, paint(classes))
+    with pytest.raises(GeoError, match=r'have 3 band\(s\) of uint8, expected one band'):
+        build_dataset(tmp_path)
+    label.unlink()
+    with pytest.raises(GeoError, match=r'needs one label file a\.\* .*found none'):
+        build_dataset(tmp_path)
+    write_raster(label, classes, PIXELS)  # without georeference, of the scene's size
+    assert len(build_dataset(tmp_path)) == 9
+
+
+def test_pixels_without_a_label_are_marked(tmp_path: Path) -> None:
+    classes = draw_classes(64, 64)
+    classes[:4] = 9
+    scene = Raster(write_raster(tmp_path / 'scene.tif', paint(classes)))
+    labels = RasterLabels(write_raster(tmp_path / 'labels.tif', classes, nodata=9), scene)
+    read = labels.read(-2, 0, 10, 10)
+    assert read.dtype == np.int32
+    assert (read[:, :2] == UNLABELED).all() and (read[:4] == UNLABELED).all()
+    np.testing.assert_array_equal(read[4:, 2:], classes[4:10, :8])
+
+
+def test_a_label_file_is_found_by_the_name_of_its_scene(tmp_path: Path) -> None:
+    folder = tmp_path / 'labels'
+    folder.mkdir()
+    assert find_labels(str(folder / 'all.gpkg'), 'scenes/a.tif') == str(folder / 'all.gpkg')
+    for name in ('a.gpkg', 'a.txt', 'ab.tif'):
+        (folder / name).touch()
+    assert find_labels(str(folder), 'scenes/a.tif') == str(folder / 'a.gpkg')
+    (folder / 'a.TIF').touch()
+    with pytest.raises(GeoError, match=r'needs one label file a\.\* .*found a\.TIF, a\.gpkg'):
+        find_labels(str(folder), 'scenes/a.tif')

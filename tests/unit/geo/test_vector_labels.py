@@ -1,0 +1,136 @@
+"""Labels from polygons, as the dataset of windows reads them."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyogrio.raw
+import pyproj
+import pytest
+import rasterio.transform
+import shapely
+from geo_scenes import (
+    CLASSES,
+    DEGREES,
+    PIXELS,
+    UTM,
+    draw_classes,
+    paint,
+    rectangle,
+    write_raster,
+)
+from geotiff_data import build_dataset, load_window, write_scene, write_vector
+
+from mapsage.geo import GeoError, write_polygons
+
+
+@pytest.mark.parametrize('place', [UTM, DEGREES], ids=['utm', 'degrees'])
+def test_polygons_of_a_map_burn_back_into_it(tmp_path: Path, place: dict) -> None:
+    """The map's own polygons, without simplification, are labels equal to the map."""
+    _, classes = write_scene(tmp_path, place=place)
+    write_polygons(tmp_path / 'labels/a.tif', tmp_path / 'map.gpkg', CLASSES, simplify=0)
+    dataset = build_dataset(tmp_path, labels='map.gpkg', outside=255)
+    for index in range(len(dataset)):
+        column, row, side = dataset.get_data_info(index)['window']
+        np.testing.assert_array_equal(load_window(dataset, index)[1],
+                                      classes[row:row + side, column:column + side])
+
+
+@pytest.mark.parametrize('suffix', ['.gpkg', '.geojson'])
+def test_polygons_in_another_crs_are_reprojected(tmp_path: Path, suffix: str) -> None:
+    write_scene(tmp_path)
+    to_degrees = pyproj.Transformer.from_crs(32650, 4326, always_xy=True)
+    polygons = [shapely.transform(rectangle(UTM, *box), lambda points: np.stack(
+        to_degrees.transform(points[:, 0], points[:, 1]), 1))
+        for box in ((5, 5, 10, 10), (0, 0, 100, 100), (90, 90, 140, 120))]
+    write_vector(tmp_path / f'a{suffix}', polygons, [1, 2, 255], 'EPSG:4326', 'kind')
+    dataset = build_dataset(tmp_path, labels=f'a{suffix}', class_field='kind')
+    expected = np.zeros((260, 300), int)
+    expected[:100, :100] = 2  # the largest is drawn first
+    expected[90:120, 90:140] = 255
+    expected[5:10, 5:10] = 1
+    np.testing.assert_array_equal(load_window(dataset, 0)[1], expected[:128, :128])
+    np.testing.assert_array_equal(load_window(dataset, 1)[1], expected[:128, 128:256])
+
+
+def test_polygons_that_meet_no_scene(tmp_path: Path) -> None:
+    """Degrees in a file that says UTM; one scene of several without polygons is none of that."""
+    write_scene(tmp_path)
+    write_vector(tmp_path / 'a.gpkg', [shapely.box(117, 37, 117.1, 37.1)], [1], 'EPSG:32650')
+    with pytest.raises(GeoError, match=r'no polygon of .*a\.gpkg \(CRS WGS 84 / UTM zone 50N\) '
+                       r'meets a scene: in EPSG:32650, the CRS of .*a\.tif, the polygons lie in '
+                       r'.* = \(117, 37, 117\.1, 37\.1\), the scene in '
+                       r'\(500000, 4099870, 500150, 4100000\)\. Check'):
+        build_dataset(tmp_path, labels='a.gpkg')
+    far = dict(UTM, transform=rasterio.transform.from_origin(600000.0, 4100000.0, 0.5, 0.5))
+    write_raster(tmp_path / 'scenes/0.tif', paint(draw_classes()), far)
+    write_vector(tmp_path / 'a.gpkg', [rectangle(UTM, 0, 0, 9, 9)], [1], 'EPSG:32650')
+    dataset = build_dataset(tmp_path, labels='a.gpkg')
+    assert not load_window(dataset, 0)[1].any() and (load_window(dataset, 9)[1] == 1).sum() == 81
+
+
+@pytest.mark.parametrize('crs', [32650, 32651])
+def test_invalid_polygons_are_the_same_in_every_window(tmp_path: Path, crs: int) -> None:
+    write_scene(tmp_path)
+    x, y, side = 500000.0, 4100000.0, 64.0
+    bow_tie = [(x, y), (x + side, y - side), (x + side, y), (x, y - side)]
+    hole = [(x + 80, y - 40), (x + 100, y - 40), (x + 100, y - 60), (x + 80, y - 60)]
+    polygons = [shapely.Polygon(bow_tie),
+                shapely.Polygon(shapely.box(x + 70, y - 50, x + 90, y - 10).exterior, [hole]),
+                shapely.Polygon([(x, y), (x + 9, y - 9), (x, y)])]  # a line
+    to_crs = pyproj.Transformer.from_crs(32650, crs, always_xy=True)
+    write_vector(tmp_path / 'a.gpkg', [shapely.transform(polygon, lambda points: np.stack(
+        to_crs.transform(points[:, 0], points[:, 1]), 1)) for polygon in polygons],
+        [1, 2, 1], f'EPSG:{crs}')
+    with pytest.warns(UserWarning, match=r'a\.gpkg: 1 feature\(s\) without area .* feature 2 of'):
+        dataset = build_dataset(tmp_path, labels='a.gpkg')
+    labels = dataset._scenes[0]['labels']
+    assert len(labels._source._in_crs) == 1  # before a worker is forked
+    whole = labels.read(0, 0, 300, 260)
+    assert whole[3, 64] == whole[125, 64] == 0 and whole[64, 20] == whole[64, 110] == 1
+    assert whole[90, 150] == 2 and whole[90, 170] == 0 and whole[110, 190] == 2
+    for row in range(0, 250, 10):
+        for column in range(0, 300, 10):
+            np.testing.assert_array_equal(labels.read(column, row, 10, 10),
+                                          whole[row:row + 10, column:column + 10])
+
+
+@pytest.mark.parametrize('left', [179.7, -180.3])
+def test_polygons_across_the_antimeridian(tmp_path: Path, left: float) -> None:
+    place = dict(DEGREES, transform=rasterio.transform.from_origin(left, 10.0, 0.01, 0.01))
+    write_raster(tmp_path / 'scenes/a.tif', np.full((3, 64, 64), 9, np.uint8), place)
+    to_utm = pyproj.Transformer.from_crs(4326, 32660, always_xy=True)
+    polygon = shapely.Polygon(zip(*to_utm.transform([179.8, 180.2, 180.2, 179.8],
+                                                    [9.9, 9.9, 9.5, 9.5])))
+    write_vector(tmp_path / 'a.gpkg', [polygon], [1], 'EPSG:32660')
+    mask = load_window(build_dataset(tmp_path, labels='a.gpkg', window=64), 0)[1]
+    assert abs(int((mask == 1).sum()) - 1600) <= 80
+    assert np.flatnonzero((mask == 1).any(0))[[0, -1]].tolist() == [10, 49]
+
+
+def test_wrong_vector_labels(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    house = rectangle(UTM, 5, 5, 10, 10)
+    write_vector(tmp_path / 'a.gpkg', [house, house], ['house', 'Haus'], 'EPSG:32650')
+    with pytest.raises(GeoError, match=r"a\.gpkg: field 'class_name' holds Haus; expected a class"):
+        build_dataset(tmp_path, labels='a.gpkg')
+    with pytest.raises(GeoError, match=r"no field 'kind', it has \['class_name'\]"):
+        build_dataset(tmp_path, labels='a.gpkg', class_field='kind')
+    with pytest.raises(GeoError, match='absent.gpkg: no such file'):
+        build_dataset(tmp_path, labels='absent.gpkg')
+    with pytest.raises(GeoError, match='outside=3, expected a class index 0 to 2, or 255'):
+        build_dataset(tmp_path, labels='a.gpkg', outside=3)
+    values = [np.array(['2020-01-01', '2020-01-02'], 'datetime64[ms]'), np.array([1, np.inf])]
+    pyogrio.raw.write(str(tmp_path / 'd.gpkg'), shapely.to_wkb(np.array([house, house])), values,
+                      ['date', 'number'], geometry_type='Polygon', crs='EPSG:32650')
+    for field, text in (('date', '2020-01-01'), ('number', 'inf')):
+        with pytest.raises(GeoError, match=f"field '{field}' holds {text}.*Feature "
+                           f'{int(field == "number")} of the layer holds {text}'):
+            build_dataset(tmp_path, labels='d.gpkg', class_field=field)
+    write_vector(tmp_path / 'b.gpkg', [house.centroid], ['house'], 'EPSG:32650', kind='Point')
+    with pytest.raises(GeoError, match=r'b\.gpkg: feature 0 .* is a Point, expected polygons'):
+        build_dataset(tmp_path, labels='b.gpkg')
+    write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes()), PIXELS)
+    write_vector(tmp_path / 'c.gpkg', [house], ['house'], 'EPSG:32650')
+    with pytest.raises(GeoError, match=r'scenes/a\.tif has no georeference, .*c\.gpkg'):
+        build_dataset(tmp_path, labels='c.gpkg')
