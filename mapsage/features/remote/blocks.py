@@ -104,7 +104,7 @@ class BlockPool:
 
         Raises:
             BlockError: If ``owner`` does not own the block, if the block has another generation
-                number, or if a write is under way.
+                number, or if another write has not ended.
         """
         with self._lock:
             self._check(block, owner, 'writes')
@@ -121,7 +121,7 @@ class BlockPool:
         """End the write that :meth:`begin_write` began; the block may have been freed meanwhile.
 
         Raises:
-            BlockError: If no write is under way.
+            BlockError: If no write has begun.
         """
         with self._lock:
             if block not in self._writing:

@@ -140,7 +140,7 @@ class RemoteItem:
         They run while somebody waits for the item: an attempt nobody waits for is never overdue.
         """
         now = time.monotonic()
-        return max(self._wanted or now, self._begun) + timeout - now
+        return timeout - (now - max(self._wanted or now, self._begun))
 
     def was_asked(self, link: Link) -> bool:
         """Return whether an attempt went to this encoder, be it the present one."""

@@ -108,7 +108,7 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
 
     Args:
         levels: One to eight tensors (n, channels, height, width) of one dtype, on any device.
-        wire: Floating-point dtype in which the tensors travel; their own dtype when None.
+        wire: Floating-point dtype in which the tensors travel; that of ``levels`` when None.
 
     Raises:
         ValueError: If the number of tensors, a shape or a dtype is another.

