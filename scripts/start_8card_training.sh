@@ -32,7 +32,7 @@ else
     config=configs/demo/efficientnet_lite0_fpn_demo.py
 fi
 if [[ "$config" == */demo/* ]]; then
-    if [ -z "${MAPSAGE_DEMO:-}" ]; then
+    if [ -z "${MAPSAGE_DEMO:-}" ] && [ -f "$config" ]; then  # else it is refused at once
         "$python" "$root/tools/make_demo_data.py" data/demo
     fi
     work_dir=${WORK_DIR:-work_dirs/$(basename "$config" .py)}

@@ -80,7 +80,7 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         fresh = vendor == BROKEN or package == 'torch_xla'
         return subprocess.run(
             [sys.executable if fresh else warm_python(), str(script)], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, cwd=str(ROOT), universal_newlines=True, timeout=60, env={
+            stderr=subprocess.STDOUT, cwd=str(ROOT), universal_newlines=True, timeout=200, env={
                 **os.environ, 'PYTHONPATH': f'{folder}:{ROOT}', 'CUDA_VISIBLE_DEVICES': '',
                 'PJRT_DEVICE': 'CPU'}).stdout
 
