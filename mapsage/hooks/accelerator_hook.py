@@ -25,7 +25,8 @@ class AcceleratorHook(Hook):
     """Seeds each training step, flushes lazy devices once a step, and evaluates one model.
 
     - Before a training step the device's random state is derived from (seed, rank, iteration), so
-      dropout of a resumed run equals that of one that was never stopped.
+      dropout of a resumed run equals that of one that was never stopped. The ranks of a head
+      replica count as one rank here.
     - After it a lazy device runs what it has recorded, before any hook reads a loss: reading first
       would compile one more graph every iteration.
     - Before validation every rank takes rank 0's buffers. Ranks keep BatchNorm statistics of their
@@ -39,7 +40,13 @@ class AcceleratorHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed this step."""
         # the leading 1 keeps these apart from the seeds of samples
-        seed_rank(1, runner.seed, get_rank(), runner.iter)
+        seed_rank(1, runner.seed, self._data_rank(runner), runner.iter)
+
+    @staticmethod
+    def _data_rank(runner: Any) -> int:
+        """Return the number that the ranks of one head replica share: they draw alike."""
+        replicas = getattr(runner.model, 'replicas', None)
+        return get_rank() if replicas is None else replicas.index
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:

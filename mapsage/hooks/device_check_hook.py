@@ -29,6 +29,7 @@ from mapsage.distributed.device_checks import (
     shared_cards,
 )
 from mapsage.distributed.weights import first_difference, total_digest, weight_digests
+from mapsage.wrappers import whole_model
 
 
 class DeviceCheckError(RuntimeError):
@@ -149,9 +150,11 @@ class DeviceCheckHook(Hook):
                 digests.update(weight_digests(model, buffers=False))
                 report.digest = total_digest(digests)
 
-        when, every = f'after iteration {runner.iter + 1}', _gather(look)
-        _raise_problems(when, [report.problems for report in every])
-        _raise_problems(when, _compare_weights(every, digests))
+        when = f'after iteration {runner.iter + 1}'
+        with whole_model(runner.model):  # a head that is split over ranks can be compared
+            every = _gather(look)
+            _raise_problems(when, [report.problems for report in every])
+            _raise_problems(when, _compare_weights(every, digests))
 
     def _check_run(self, runner: Runner, when: str) -> None:
         """Check all that needs no batch, once."""
