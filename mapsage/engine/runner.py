@@ -31,7 +31,7 @@ from .config_report import config_report
 from .data_order import KeyedDataset, ResumableSampler
 from .encoder_rank import take_role
 from .env_cfg import names_model_parallel, parse_env_cfg
-from .head_replicas import check_head_replicas, one_rank_a_replica, ranks_per_head
+from .replica_settings import check_head_replicas, one_rank_a_replica, ranks_per_head
 from .resume import Choice, ResumeError, choose_checkpoint
 from .training_memory import estimate_training_bytes
 

@@ -2,6 +2,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -58,13 +63,6 @@ def check_close(run: Run, other: Run) -> None:
         assert torch.allclose(mine, its, **CLOSE)
 
 
-def check_equal(run: Run, other: Run) -> None:
-    assert run.losses == other.losses and run.scores == other.scores
-    for name, weight in other.weights.items():
-        assert torch.equal(run.weights[name], weight), name
-    assert all(map(torch.equal, run.moments(), other.moments()))
-
-
 def streamed(encoders: int, ranks_per_head: int, **more: Any) -> Dict[str, Any]:
     return dict(type='Streamed', encoders=encoders, ranks_per_head=ranks_per_head, **more)
 
@@ -112,21 +110,66 @@ def test_two_replicas_train_what_two_ranks_train(trainings: Trainings) -> None:
     check_close(trainings.train('two', streamed(1, 2), 5), trainings.train('pair', None, 2))
 
 
-def test_a_replica_of_four_ranks(trainings: Trainings, alone: Run) -> None:
-    check_close(trainings.train('four', streamed(1, 4), 5), alone)
+# The scale is so high that the first steps overflow and are skipped.
+MIXED = """
+optim_wrapper.update(type='AmpOptimWrapper', dtype='float16', loss_scale=dict(init_scale=2.**30),
+                     accumulative_counts=2)
+"""
+
+
+def test_a_replica_of_four_ranks_in_mixed_precision(trainings: Trainings) -> None:
+    four = trainings.train('four', streamed(1, 4), 5, extra=MIXED)
+    whole = trainings.train('whole', None, 1, extra=MIXED)
+    assert four.losses == pytest.approx(whole.losses, rel=0.02)
+    # as many steps were skipped, in each of which the scale is halved
+    assert four.optimizer['loss_scaler'] == whole.optimizer['loss_scaler']
+    assert four.optimizer['loss_scaler']['scale'] < 2.**30
+
+
+def test_one_process_reads_what_a_replica_wrote(trainings: Trainings, alone: Run,
+                                                one_replica: Run) -> None:
+    config, work = trainings.config.with_name('one.py'), trainings.config.with_name('one_process')
+    tested = launch(command=[sys.executable, 'tools/test.py', str(config), str(one_replica.path),
+                             '--work-dir', str(work / 'test'), '--accelerator', 'cpu'])
+    check_finished(tested)
+    score = re.findall(r'mIoU: ([0-9.]+)', tested.output)[-1]
+    assert float(score) == pytest.approx(one_replica.scores[-1], abs=0.005)
+    shutil.copy(str(one_replica.path.with_name('iter_5.pth')), str(work))
+    check_finished(launch(command=[
+        sys.executable, 'tools/train.py', str(config), '--work-dir', str(work), '--resume',
+        '--encoders', '0', '--accelerator', 'cpu']))
+    resumed = Run(work)
+    assert resumed.losses == pytest.approx(alone.losses[5:], rel=1e-5)
+    for name, weight in alone.weights.items():
+        assert torch.allclose(resumed.weights[name], weight, **CLOSE), name
 
 
 def test_a_killed_run_goes_on_with_the_same_bits(trainings: Trainings, one_replica: Run) -> None:
     work = trainings.config.with_name('killed')
-    path = trainings.write('killed', streamed(2, 2))
+    path = trainings.write('killed', streamed(2, 2), 'train_cfg.update(max_iters=100000)\n')
     run = Launch(path, '--work-dir', work, ranks=4)
     run.wait_for(work / 'iter_5.pth')
-    run._kill_all()
-    run.finish()
-    (work / 'iter_10.pth').unlink(missing_ok=True)
-    for folder in work.glob('2*'):  # losses of the run that was killed
-        for scalars in folder.glob('vis_data/scalars.json'):
-            lines = scalars.read_text().splitlines()
-            scalars.write_text(''.join(f'{line}\n' for line in lines
-                                       if json.loads(line).get('step', 0) <= 5))
-    check_equal(trainings.train('killed', streamed(2, 2), 4, '--resume'), one_replica)
+    for rank in run.ranks():
+        os.kill(rank, signal.SIGKILL)
+    assert run.finish().left_running == []
+    (work.with_name('resumed')).mkdir()  # without what was written before the kill came
+    shutil.copy(str(work / 'iter_5.pth'), str(work.with_name('resumed')))
+    resumed = trainings.train('resumed', streamed(2, 2), 4, '--resume')
+    assert resumed.losses == one_replica.losses[5:] and resumed.scores == one_replica.scores
+    for name, weight in one_replica.weights.items():
+        assert torch.equal(resumed.weights[name], weight), name
+    assert all(map(torch.equal, resumed.moments(), one_replica.moments()))
+
+
+@pytest.mark.parametrize('ranks, source, extra, words', [
+    (4, streamed(1, 2), '', ['RoleError', 'ranks_per_head=2 does not divide the 3 rank(s)']),
+    (3, streamed(1, 2), "custom_hooks = [dict(type='EMAHook')]\n", [
+        'FeatureSourceError', 'ranks_per_head=2 with EMAHook', 'ranks_per_head=1']),
+], ids=['rest', 'EMA'])
+def test_what_a_replica_cannot_do(ranks: int, source: Dict[str, Any], extra: str,
+                                  words: List[str], trainings: Trainings, tmp_path: Path) -> None:
+    config = trainings.write(f'wrong{ranks}', source, extra)
+    finished = launch(config, '--work-dir', tmp_path / 'work', ranks=ranks)
+    assert finished.status != 0 and finished.left_running == []
+    for word in words:
+        assert word in finished.final_error, finished.output[-4000:]
