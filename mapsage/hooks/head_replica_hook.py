@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import Any, Dict, Optional
 
 import torch
+from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
@@ -68,8 +69,9 @@ class HeadReplicaHook(Hook):
     def gather_state(self, runner: Any) -> None:
         """Collect what the optimizer remembers, before a checkpoint. Collective."""
         if self._shares is not None:
-            self._optimizer_state = self._shares.gather_optimizer_state(
-                runner.optim_wrapper.optimizer)
+            state = self._shares.gather_optimizer_state(runner.optim_wrapper.optimizer)
+            # which alone writes the checkpoint
+            self._optimizer_state = state if is_main_process() else {}
 
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
         """Put the whole state of the optimizer in place of this rank's share."""

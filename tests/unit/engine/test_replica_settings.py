@@ -46,5 +46,5 @@ def test_devices_without_collectives_of_torch() -> None:
 @pytest.mark.skipif(tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 7),
                     reason='this torch can split a head')
 def test_a_torch_that_cannot_split_a_head() -> None:
-    with pytest.raises(FeatureSourceError, match='this is torch .* ranks_per_head=1'):
+    with pytest.raises(FeatureSourceError, match='this is torch .*ranks_per_head=1'):
         check_head_replicas(Config(dict(feature_source=SOURCE)), resolve_accelerator('cpu'))
