@@ -8,7 +8,8 @@ import mmengine.dist.utils
 from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator
-from mapsage.distributed import Replicas
+from mapsage.distributed import Replicas, resolve_backend
+from mapsage.distributed.staged import BACKEND as STAGED
 from mapsage.features.encoder_gate import FeatureSourceError
 from mapsage.features.replica.tensor_parallel import check_torch
 
@@ -18,8 +19,13 @@ def ranks_per_head(cfg: Config) -> int:
     return (cfg.get('feature_source') or {}).get('ranks_per_head', 1)
 
 
-def check_head_replicas(cfg: Config, accelerator: Accelerator) -> None:
-    """Check that head replicas of several ranks can train a config.
+def check_head_replicas(cfg: Config, accelerator: Accelerator, backend: str) -> None:
+    """Check that head replicas of several ranks can train a config. Pure.
+
+    Args:
+        cfg: The config of the run.
+        accelerator: The accelerator in force.
+        backend: ``env_cfg.dist_cfg.backend``.
 
     Raises:
         FeatureSourceError: Naming the setting, why it does not go with them, and what to do.
@@ -29,10 +35,12 @@ def check_head_replicas(cfg: Config, accelerator: Accelerator) -> None:
         check_torch()
     except RuntimeError as error:
         raise FeatureSourceError(f'{asked}: {error}') from error
-    if accelerator.lazy or accelerator.native_group:
+    if accelerator.name not in ('cpu', 'cuda') or \
+            resolve_backend(accelerator, backend).endswith(STAGED):
         raise FeatureSourceError(
-            f'{asked} on accelerator {accelerator.name!r}: splitting a head needs collectives of '
-            f'torch.distributed on the device, as on cuda and cpu. Set ranks_per_head=1.')
+            f'{asked} on accelerator {accelerator.name!r} with backend {backend!r}: expected cpu '
+            f"with gloo, or cuda with nccl, where torch.distributed.tensor works. Set "
+            f'ranks_per_head=1, or --accelerator and env_cfg.dist_cfg.backend.')
     refused = dict(
         model_wrapper_cfg=cfg.get('model_wrapper_cfg'), compile=cfg.get('compile'),
         **{'auto_scale_lr.enable': (cfg.get('auto_scale_lr') or {}).get('enable'),

@@ -123,7 +123,7 @@ class MapSageRunner(Runner):
         if self.cfg.get('sync_bn') and self.accelerator.supports.sync_bn:
             model = convert_sync_batchnorm(model, self.cfg.sync_bn)
         if ranks_per_head(self.cfg) > 1:
-            check_head_replicas(self.cfg, self.accelerator)
+            check_head_replicas(self.cfg, self.accelerator, self._env.backend)
             return HeadReplicas(model, make_replicas(ranks_per_head(self.cfg), self._env.timeout))
         wrapper = copy.deepcopy(dict(model_wrapper_cfg)) if model_wrapper_cfg else dict(
             broadcast_buffers=False,
