@@ -17,12 +17,14 @@ from support import Launch, check_finished, launch, main_leg, write_tiny_config
 
 pytestmark = main_leg
 
-# What has a state of its own: dropout, the moments of AdamW, batch statistics; and clipping.
+# What has a state of its own: dropout, the moments of AdamW, batch statistics; and what looks at the
+# whole head: clipping, the check of the weights.
 TRAINING = FROZEN + '''
 model['decode_head'].update(dropout_ratio=0.3)
 optim_wrapper = dict(
     type='OptimWrapper', optimizer=dict(type='AdamW', lr=0.01, weight_decay=0.01),
     clip_grad=dict(max_norm=0.5))
+custom_hooks = [dict(type='DeviceCheckHook', interval=5)]
 '''
 STEPS = 10
 # float32: splitting changes the order of sums, ten steps of AdamW carry it on
