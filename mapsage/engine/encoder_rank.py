@@ -21,6 +21,7 @@ from mapsage.features.remote.roles import (
     ENCODER,
     ENCODERS_VARIABLE,
     Role,
+    check_ranks_per_head,
     connect_store,
     split_ranks,
 )
@@ -43,7 +44,8 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
             ``'pytorch'``, since that launcher's variables are the ones that are right from now on.
 
     Raises:
-        RoleError: If the launcher started too few ranks.
+        RoleError: If the launcher started too few ranks, or ``ranks_per_head`` does not divide
+            those that train.
     """
     launcher = cfg.get('launcher', 'none')
     if launcher == 'none':
@@ -52,6 +54,7 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
         startup.identify_process(launcher)
         encoders = cfg.feature_source.get('encoders', 1)
         role = split_ranks(encoders, os.environ, own_devices=False)
+        check_ranks_per_head(cfg.feature_source.get('ranks_per_head', 1), role.heads)
         if role.name == ENCODER and not _is_of_one_kind(cfg):
             role = split_ranks(encoders, os.environ, own_devices=True)
         os.environ.update(role.environ)
@@ -119,7 +122,8 @@ class EncoderRank:
             return as_levels(features, encoder)
 
         links = open_links(store, role.heads + role.index,
-                           range(role.heads, role.heads + role.encoders), range(role.heads),
+                           range(role.heads, role.heads + role.encoders),
+                           range(0, role.heads, source.get('ranks_per_head', 1)),
                            env.timeout, source.get('peer_timeout', PEER_TIMEOUT))
         self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
                          f'{role.heads} head rank(s), weights {digest}')

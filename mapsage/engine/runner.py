@@ -14,15 +14,22 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.accelerator import Accelerator, explain
-from mapsage.distributed import Strategy, check_equal_weights, local_rank, resolve_strategy
+from mapsage.distributed import (
+    Strategy,
+    check_equal_weights,
+    local_rank,
+    make_replicas,
+    resolve_strategy,
+)
 from mapsage.distributed.strategy import MODEL_PARALLEL
-from mapsage.wrappers import place_module
+from mapsage.wrappers import HeadReplicas, place_module, whole_model
 
 from . import data_checks, startup
 from .config_report import config_report
 from .data_order import KeyedDataset, ResumableSampler
 from .encoder_rank import take_role
 from .env_cfg import names_model_parallel, parse_env_cfg
+from .replica_settings import check_head_replicas, one_rank_a_replica, ranks_per_head
 from .resume import Choice, ResumeError, choose_checkpoint
 from .training_memory import estimate_training_bytes
 
@@ -105,6 +112,9 @@ class MapSageRunner(Runner):
             return place_module(revert_sync_batchnorm(model), self.accelerator, 0)
         if self.cfg.get('sync_bn') and self.accelerator.supports.sync_bn:
             model = convert_sync_batchnorm(model, self.cfg.sync_bn)
+        if ranks_per_head(self.cfg) > 1:
+            check_head_replicas(self.cfg, self.accelerator, self._env.backend)
+            return HeadReplicas(model, make_replicas(ranks_per_head(self.cfg), self._env.timeout))
         wrapper = copy.deepcopy(dict(model_wrapper_cfg)) if model_wrapper_cfg else dict(
             broadcast_buffers=False,
             find_unused_parameters=self.cfg.get('find_unused_parameters', False))
@@ -122,6 +132,15 @@ class MapSageRunner(Runner):
             self.register_hook(HOOKS.build(dict(
                 type='FeatureSourceHook', source=self.cfg.feature_source,
                 timeout=self._env.timeout)))
+            if self.distributed and ranks_per_head(self.cfg) > 1:
+                self.register_hook(HOOKS.build(dict(type='HeadReplicaHook')))
+
+    def build_train_loop(self, loop: Any) -> Any:
+        """Build the loop; the ranks of a head replica read the same samples."""
+        if isinstance(self.model, HeadReplicas):
+            with one_rank_a_replica(self.model.replicas):
+                return super().build_train_loop(loop)
+        return super().build_train_loop(loop)
 
     @staticmethod
     def build_dataloader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int] = None,
@@ -173,12 +192,11 @@ class MapSageRunner(Runner):
         for hook in self._hooks:
             if hasattr(hook, 'gather_state'):
                 hook.gather_state(self)
-        if '://' in out_dir or kwargs.get('backend_args'):
-            super().save_checkpoint(out_dir, filename, *args, **kwargs)
-            return
-        partial = f'{filename}.partial'
-        super().save_checkpoint(out_dir, partial, *args, **kwargs)
-        if is_main_process():
+        local = '://' not in out_dir and not kwargs.get('backend_args')
+        partial = f'{filename}.partial' if local else filename
+        with whole_model(self.model):
+            super().save_checkpoint(out_dir, partial, *args, **kwargs)
+        if local and is_main_process():
             os.replace(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
 
     def _choose_checkpoint(self) -> None:

@@ -6,12 +6,13 @@ import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
 from mapsage.accelerator import Accelerator
+from mapsage.distributed.replicas import Replicas
 from mapsage.distributed.weights import total_digest, weight_digests
 
 from .cache.cached import Cached
@@ -20,11 +21,14 @@ from .cache.keys import ViewSeeds, keys_of_run
 from .cache.shards import CacheError
 from .encoder_gate import FeatureSourceError
 from .prefetch import Prefetched
+from .remote.blocks import BlockPool
 from .remote.encoder_weights import share_encoder
 from .remote.roles import ENCODERS_VARIABLE, connect_store
 from .remote.streamed import Streamed
+from .replica.replica_features import ReplicaFeatures
+from .replica.replicated import Replicated
 from .source import Encode, FeatureSource, Local
-from .wire.link import open_links
+from .wire.link import Link, open_links
 
 # Seconds without a word after which the other end of a link counts as lost. An encoder says nothing
 # while it encodes one batch.
@@ -43,6 +47,8 @@ class Surroundings:
         device: Where features are wanted.
         runner: The Runner.
         timeout: Seconds to wait for other ranks.
+        replicas: The head replicas where several ranks train one head; None where each rank
+            trains a head of its own.
     """
 
     encoder: nn.Module
@@ -52,6 +58,7 @@ class Surroundings:
     device: torch.device
     runner: Any
     timeout: float
+    replicas: Optional[Replicas] = None
 
 
 def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> FeatureSource:
@@ -120,7 +127,8 @@ def _cached(around: Surroundings, *, folder: str, views: int = 1) -> FeatureSour
 def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str] = None,
               pool_bytes: int = 256 * 2**20, block_bytes: int = 4 * 2**20, timeout: float = 600.,
               peer_timeout: float = PEER_TIMEOUT, wire_dtype: Optional[str] = None,
-              ahead: Optional[int] = None, local_fallback: bool = True) -> FeatureSource:
+              ahead: Optional[int] = None, local_fallback: bool = True,
+              ranks_per_head: int = 1) -> FeatureSource:
     # `accelerator` is the encoders' affair: mapsage/engine/encoder_rank.py
     if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
         raise FeatureSourceError(
@@ -128,17 +136,35 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
             f'that train, and this process is alone or was not told so. Use '
             f'scripts/start_8card_training.sh, or --launcher with tools/train.py or '
             f"MMSegmentation's own; in one process, a source of type 'Prefetched' or 'Cached'.")
+    heads, rank, replicas = int(os.environ['WORLD_SIZE']), int(os.environ['RANK']), around.replicas
+    receivers = range(heads) if replicas is None else replicas.leaders()
+    streamed: Optional[Streamed] = None
+    if rank in receivers:
+        links, digest = _meet_encoders(around, encoders, receivers, peer_timeout)
+        streamed = Streamed(links, around.device, around.encode if local_fallback else None, digest,
+                            pool_bytes, block_bytes, timeout, _dtype(wire_dtype), ahead)
+        if replicas is None:
+            return streamed
+    assert replicas is not None
+    # the rank that receives from the encoders needs no blocks to pass items on
+    blocks = 1 if streamed is not None else pool_bytes // block_bytes
+    return Replicated(
+        ReplicaFeatures(replicas.group, BlockPool(blocks, block_bytes), around.device, timeout),
+        streamed, 2 * encoders if ahead is None else ahead)
+
+
+def _meet_encoders(around: Surroundings, encoders: int, receivers: range,
+                   peer_timeout: float) -> Tuple[List[Link], int]:
+    """Return links to all encoders and the digest of the weights that they were given."""
     heads, rank = int(os.environ['WORLD_SIZE']), int(os.environ['RANK'])
     store = connect_store(around.timeout)
     if rank == 0:
         digest = share_encoder(around.encoder, store, 0, 1 + encoders, around.timeout)
     else:
         digest = total_digest(weight_digests(around.encoder))
-    links = open_links(store, rank, range(heads, heads + encoders), range(heads), around.timeout,
+    links = open_links(store, rank, range(heads, heads + encoders), receivers, around.timeout,
                        peer_timeout)
-    return Streamed([links[peer] for peer in sorted(links)], around.device,
-                    around.encode if local_fallback else None, int(digest, 16), pool_bytes,
-                    block_bytes, timeout, _dtype(wire_dtype), ahead)
+    return [links[peer] for peer in sorted(links)], int(digest, 16)
 
 
 def _dtype(name: Optional[str]) -> Optional[torch.dtype]:

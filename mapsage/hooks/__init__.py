@@ -3,6 +3,7 @@ from .accelerator_hook import AcceleratorHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .dynamic_sampling_hook import DynamicSamplingHook, RewardScore
 from .feature_source_hook import FeatureSourceHook
+from .head_replica_hook import HeadReplicaHook
 from .model_score import ModelScore
 from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
 from .preview_hook import PreviewHook
@@ -11,6 +12,6 @@ from .sampled_steps import LoaderError
 
 __all__ = [
     'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook',
-    'FeatureSourceHook', 'LoaderError', 'ModelScore', 'NonFiniteLossError',
+    'FeatureSourceHook', 'HeadReplicaHook', 'LoaderError', 'ModelScore', 'NonFiniteLossError',
     'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'RewardScore'
 ]

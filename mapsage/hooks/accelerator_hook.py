@@ -25,7 +25,8 @@ class AcceleratorHook(Hook):
     """Hook that seeds each step, flushes lazy devices, and equalizes buffers before validation.
 
     - Before a training step the random state of the device is derived from (seed, rank,
-      iteration), so that dropout in a resumed run equals that in an uninterrupted one.
+      iteration), so that dropout in a resumed run equals that in an uninterrupted one. The ranks of
+      a head replica count as one rank here.
     - After the step a lazy device runs the operations it has recorded, before any hook reads a
       loss. Reading a loss first would compile one more graph in every iteration.
     - Before validation every rank gets the buffers of rank 0. During training each rank has its own
@@ -39,7 +40,13 @@ class AcceleratorHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for this step."""
         # The leading 1 makes these seeds differ from those of samples.
-        seed_rank(1, runner.seed, get_rank(), runner.iter)
+        seed_rank(1, runner.seed, self._data_rank(runner), runner.iter)
+
+    @staticmethod
+    def _data_rank(runner: Any) -> int:
+        """Return the number that all ranks of one head replica have, so that they draw alike."""
+        replicas = getattr(runner.model, 'replicas', None)
+        return get_rank() if replicas is None else replicas.index
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:

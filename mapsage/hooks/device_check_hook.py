@@ -29,6 +29,7 @@ from mapsage.distributed.device_checks import (
     shared_cards,
 )
 from mapsage.distributed.weights import first_difference, total_digest, weight_digests
+from mapsage.wrappers import whole_model
 
 
 class DeviceCheckError(RuntimeError):
@@ -164,9 +165,10 @@ class DeviceCheckHook(Hook):
                 report.digest = total_digest(digests)
 
         when = f'after iteration {runner.iter + 1}'
-        every = _gather(when, look)
-        _raise_problems(when, [report.problems for report in every])
-        _raise_problems(when, _compare_weights(every, digests))
+        with whole_model(runner.model):  # a head that is split over ranks can be compared
+            every = _gather(when, look)
+            _raise_problems(when, [report.problems for report in every])
+            _raise_problems(when, _compare_weights(every, digests))
 
     def _check_run(self, runner: Runner, when: str) -> None:
         """Check everything but the batch, once."""

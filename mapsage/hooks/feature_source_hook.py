@@ -78,7 +78,8 @@ class FeatureSourceHook(Hook):
         self._source = build_source(self._config, Surroundings(
             encoder=model.backbone, encode=encode, accelerator=accelerator,
             local_rank=runner.local_rank, device=accelerator.device(runner.local_rank),
-            runner=runner, timeout=self._timeout))
+            runner=runner, timeout=self._timeout,
+            replicas=getattr(runner.model, 'replicas', None)))
         if self._source.ahead and any(isinstance(hook, DynamicSamplingHook)
                                       for hook in runner.hooks):
             raise FeatureSourceError(

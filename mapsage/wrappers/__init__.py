@@ -2,8 +2,9 @@
 from .ddp import MMDistributedDataParallel, PlacementError, place_module
 from .device_map import DeviceMapError
 from .model_parallel import CrossDeviceError, MMModelParallel
+from .replica_parallel import HeadReplicas, whole_model
 
 __all__ = [
-    'CrossDeviceError', 'DeviceMapError', 'MMDistributedDataParallel', 'MMModelParallel',
-    'PlacementError', 'place_module'
+    'CrossDeviceError', 'DeviceMapError', 'HeadReplicas', 'MMDistributedDataParallel',
+    'MMModelParallel', 'PlacementError', 'place_module', 'whole_model'
 ]

@@ -98,8 +98,33 @@ def odd_convs() -> Tuple[nn.Module, Any]:
     return OddConvs(), [torch.randn(2, 3, 11, 9)]
 
 
+class Dropouts(nn.Module):
+    """What draws random numbers: on activations that are whole on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from mapsage.models.backbones.dinov3_blocks import Block
+        from mapsage.models.backbones.dinov3_weights import Arch
+        self.inputs, self.channels = nn.Conv2d(12, 32, 1), nn.Dropout2d(0.5)
+        self.block = Block(Arch(embed_dims=32, num_layers=1, num_heads=4, feedforward_channels=64))
+        self.block.drop_path = 0.5
+        nn.init.constant_(self.block.gamma_1, 0.5)
+        nn.init.constant_(self.block.gamma_2, 0.5)
+        self.values, self.classes = nn.Dropout(0.25), nn.Linear(32, 7)
+
+    def forward(self, features: Any) -> torch.Tensor:
+        from mapsage.models.backbones.rope import RotaryPositions
+        x = self.channels(self.inputs(features[0]))
+        tokens = self.block(x.flatten(2).transpose(1, 2), *RotaryPositions(8, 0)(*x.shape[2:]))
+        return self.classes(self.values(tokens))
+
+
+def dropouts() -> Tuple[nn.Module, Any]:
+    return Dropouts(), [torch.randn(4, 12, 5, 3)]
+
+
 HEADS = dict(linear=linear_head, uper=uper_head, vit=vit_decoder, gated=gated_vit_decoder,
-             odd=odd_convs)
+             odd=odd_convs, dropouts=dropouts)
 BY_RANKS = {1: ['linear'], 2: list(HEADS), 4: ['linear', 'uper', 'vit', 'odd']}
 
 
@@ -107,7 +132,8 @@ def train(head: nn.Module, features: Any, clip: Callable[[nn.Module], float]) ->
     """Return losses, outputs and norms of a few steps of AdamW."""
     optimizer = torch.optim.AdamW(head.parameters(), lr=0.01)
     told: Dict[str, Any] = dict(losses=[], norms=[])
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        torch.manual_seed(step)  # the ranks of a replica draw alike
         output = head(features)
         loss = (output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(
             output.shape)).tanh().mean() * 10
@@ -197,7 +223,6 @@ def be_careful() -> Dict[str, Any]:
 
     from mapsage.features.replica.tensor_parallel import TensorParallelError, parallelize_head
     dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
-    rank = dist.get_rank()
 
     def error_of(action: Callable[[], Any], kind: Any = TensorParallelError) -> str:
         with pytest.raises(kind) as caught:
@@ -206,9 +231,6 @@ def be_careful() -> Dict[str, Any]:
 
     told: Dict[str, Any] = {}
     group = dist.group.WORLD
-    head, _ = vit_decoder()
-    head.blocks[1].drop_path = 0.1
-    told['depth'] = error_of(lambda: parallelize_head(head, group))
     mesh = DeviceMesh.from_group(group, 'cpu')
     told['device'] = error_of(lambda: parallelize_head(nn.Conv2d(2, 2, 1, device='meta'), mesh))
     split = parallelize_head(OddConvs(), group)
@@ -225,32 +247,19 @@ def be_careful() -> Dict[str, Any]:
             parameter.zero_()
         x = [torch.ones(1, 3, 9, 9)]
         told['twin'] = float(twin(x).abs().sum()) == 0 < float(split.head(x).abs().sum())
-    torch.manual_seed(rank)
-    torch.rand(rank)
-    dropouts = nn.Sequential(nn.Conv2d(2, 4, 1), nn.Dropout2d(0.5), nn.Dropout(0.25))
-    parallelize_head(dropouts, group)
-    draws = [dropouts[1:](torch.ones(64, 4, 3, 3)) for _ in range(2)]
-    told['draws'] = [float(draw.sum()) for draw in draws], torch.equal(*draws)
-    by_channel = (draws[0].amax((2, 3)) > 0).double().mean()
-    told['rates'] = float(by_channel), float((draws[0] > 0).double().mean())
-    told['eval'] = torch.equal(dropouts.eval()[1:](torch.ones(2, 4, 3, 3)), torch.ones(2, 4, 3, 3))
     return told
 
 
-def test_faults_copies_and_dropouts(answers: Any) -> None:
+def test_faults_and_copies(answers: Any) -> None:
     told, other = answers['care', 2]
     # each rank's own share is in the text of torch
     assert 'to have 3 channels, but got 5' in told.pop('raises')
     assert 'to have 3 channels, but got 5' in other.pop('raises')
     assert told == other
-    assert 'blocks.1: drop_path=0.1' in told['depth']
     assert "the head is on 'meta', and the mesh has 1 dimension(s) of 'cpu'" in told['device']
     assert 'up.bias: (7,), expected (6,)' in told['names']
     assert 'few.weight' in told['names'] and told['unchanged']
-    assert told['restored'] and told['twin'] and told['eval']
-    (first, second), equal = told['draws']
-    assert first > 0 and second > 0 and not equal
-    assert 0.35 < told['rates'][0] < 0.65 and 0.28 < told['rates'][1] < 0.47
+    assert told['restored'] and told['twin']
 
 
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:

@@ -79,6 +79,20 @@ def split_ranks(encoders: int, environ: Mapping[str, str], own_devices: bool) ->
                                                if key in environ})
 
 
+def check_ranks_per_head(ranks_per_head: int, heads: int) -> None:
+    """Raise RoleError unless ``heads`` ranks form whole replicas of ``ranks_per_head`` ranks. Pure.
+    """
+    if not isinstance(ranks_per_head, int) or isinstance(ranks_per_head, bool) \
+            or ranks_per_head < 1:
+        raise RoleError(f'feature_source.ranks_per_head={ranks_per_head!r}, expected a number of '
+                        f'ranks, 1 or more.')
+    if heads % ranks_per_head:
+        raise RoleError(
+            f'feature_source.ranks_per_head={ranks_per_head} does not divide the {heads} rank(s) '
+            f'that train the head: expected a multiple of {ranks_per_head}. Start that many '
+            f'beside the encoders (NPROC_PER_NODE), or change ranks_per_head or encoders.')
+
+
 def connect_store(timeout: float) -> Any:
     """Return a client of its own to the job's rendezvous store, which heads and encoders share.
 

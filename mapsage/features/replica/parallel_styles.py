@@ -120,32 +120,3 @@ class GatherQkv(ParallelStyle):
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave, always_call=True)
         return module
-
-
-class SharedDropout(nn.Module):
-    """A dropout that leaves out the same on all ranks of a replica.
-
-    Ranks draw from random states of their own, which go apart where one of them does more; and with
-    other activations on every rank the split layers would add up what does not belong together.
-
-    Args:
-        probability: Of leaving out.
-        by_channel: Leave out whole channels of a sample, as ``nn.Dropout2d``.
-        seed: Equal on all ranks of the replica.
-    """
-
-    def __init__(self, probability: float, by_channel: bool, seed: int) -> None:
-        super().__init__()
-        self.p, self._by_channel, self._seed, self._calls = probability, by_channel, seed, 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From and to (n, channels, ...)."""
-        if not self.training or not self.p:
-            return x
-        shape = tuple(x.shape)
-        if self._by_channel:
-            shape = shape[:2] + (1,) * (len(shape) - 2)
-        draw = torch.Generator().manual_seed(self._seed + self._calls)
-        self._calls += 1
-        kept = torch.empty(shape, dtype=x.dtype).bernoulli_(1 - self.p, generator=draw)
-        return x * kept.div_(max(1 - self.p, 1e-9)).to(x.device)

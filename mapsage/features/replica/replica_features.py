@@ -109,6 +109,14 @@ class ReplicaFeatures:
         told, self._counts = self._counts, {}
         return told
 
+    def close(self) -> None:
+        """Check that all blocks of this rank came back. May be called twice.
+
+        Raises:
+            BlockError: Naming what kept a block.
+        """
+        self._pool.close()
+
     def _bring_all(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> Agreed:
         """Tick and receive until all ranks hold the item; return what was agreed last."""
         since = time.monotonic()

@@ -59,6 +59,11 @@ class Replicated(FeatureSource):
         return {**told, **self._replica.report()}
 
     def close(self) -> None:
-        """Close the source, where there is one."""
+        """Close the source, where there is one, and check that all blocks came back.
+
+        Raises:
+            BlockError: Naming what kept a block.
+        """
         if self._source is not None:
             self._source.close()
+        self._replica.close()

@@ -1,7 +1,7 @@
 """A head whose weights are split over the ranks of a head replica."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -93,21 +93,37 @@ class SplitHead:
         own: List[torch.Tensor] = []
         whole: List[torch.Tensor] = []
         for grad in grads:
-            split = _is_split(grad) and any(each.is_shard() for each in grad.placements)
-            (own if split else whole).append(grad.to_local() if _is_split(grad) else grad)
-        device = next(self.head.parameters()).device
-        squares = torch.zeros((), dtype=torch.float64, device=device)
-        for grad in own:
-            squares += grad.double().square().sum()
-        dist.all_reduce(squares, group=self.mesh.get_group())
-        for grad in whole:
-            squares += grad.double().square().sum()
-        norm = float(squares.sqrt())
-        scale = max_norm / (norm + 1e-6)  # as torch's
-        if scale < 1:
-            for grad in own + whole:
-                grad.mul_(scale)
-        return norm
+            (own if is_share(grad) else whole).append(grad.to_local() if _is_split(grad) else grad)
+        return scale_to_norm(own, whole, self.mesh.get_group(), max_norm)
+
+
+def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
+                  group: dist.ProcessGroup, max_norm: float) -> float:
+    """Scale gradients in place so that the L2 norm of all of them together is at most ``max_norm``.
+
+    Collective over the replica. At least one tensor must be given.
+
+    Args:
+        shares: This rank's parts of gradients that are split over the ranks, plain tensors.
+        whole: Gradients that every rank holds, equal on all ranks.
+        group: The ranks of the replica.
+        max_norm: Positive.
+
+    Returns:
+        The norm before, equal on every rank.
+    """
+    squares = torch.zeros((), dtype=torch.float64, device=[*shares, *whole][0].device)
+    for grad in shares:
+        squares += grad.double().square().sum()
+    dist.all_reduce(squares, group=group)
+    for grad in whole:
+        squares += grad.double().square().sum()
+    norm = float(squares.sqrt())
+    scale = max_norm / (norm + 1e-6)  # as torch's
+    if not scale >= 1:  # so that NaN spreads, as torch's does
+        for grad in [*shares, *whole]:
+            grad.mul_(scale)
+    return norm
 
 
 def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> SplitHead:
@@ -121,7 +137,11 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
     All ranks begin with the weights of the first. They must then train on the same features and
     labels; the gradients of what is whole are equal on all of them.
 
-    Call it before the optimizer is made. Dropouts draw the same on all ranks.
+    Dropout and stochastic depth act on whole activations, so their draws must be equal on all
+    ranks: seed the random state of the device alike on the ranks of a replica before each step.
+
+    Call it before the optimizer is made, or hand the optimizer to
+    :class:`~mapsage.features.replica.trained_shares.TrainedShares`.
 
     Args:
         head: On the devices of ``ranks``: the CPU for gloo, CUDA for nccl.
@@ -132,15 +152,9 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
 
     Raises:
         RuntimeError: If this torch has no tensor parallelism.
-        TensorParallelError: If a module would draw other random numbers on every rank, or the head
-            is on another device than the ranks' mesh.
+        TensorParallelError: If the head is on another device than the ranks' mesh.
     """
-    version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
-    if version < TORCH:
-        raise RuntimeError(
-            f'a head replica of several ranks needs torch.distributed.tensor.parallel of torch >= '
-            f'{TORCH[0]}.{TORCH[1]}, and this is torch {torch.__version__}. Use replicas of one '
-            f'rank here.')
+    check_torch()
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Replicate, distribute_tensor
     from torch.distributed.tensor.parallel import parallelize_module
@@ -158,18 +172,22 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
     plan = plan_of(head, mesh.size())
     for tensor in [*head.parameters(), *head.buffers()]:
         tensor.data.copy_(distribute_tensor(tensor.data, mesh, [Replicate()]).to_local())
-    seed = torch.tensor([torch.initial_seed() % 2**31], device=device)
-    _share_dropouts(head, int(distribute_tensor(seed, mesh, [Replicate()]).to_local()))
     parallelize_module(head, mesh, plan)
     return SplitHead(head, mesh, plan, shapes)
 
 
-def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
-    """Return how the modules of a head are split, a ``ParallelStyle`` by name. Pure.
+def check_torch() -> None:
+    """Raise RuntimeError unless this torch can split a head."""
+    version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
+    if version < TORCH:
+        raise RuntimeError(
+            f'a head replica of several ranks needs torch.distributed.tensor.parallel of torch >= '
+            f'{TORCH[0]}.{TORCH[1]}, and this is torch {torch.__version__}. Use replicas of one '
+            f'rank here (ranks_per_head=1), or a newer torch.')
 
-    Raises:
-        TensorParallelError: If a module would draw other random numbers on every rank.
-    """
+
+def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
+    """Return how the modules of a head are split, a ``ParallelStyle`` by name. Pure."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -178,7 +196,6 @@ def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
     plan: Dict[str, Any] = {}
     for name, module in head.named_modules():
         prefix = f'{name}.' if name else ''
-        _refuse_random_depth(name, module)
         if _reads_qkv(module):
             plan[name] = GatherQkv()
         *inner, last = _mlp_layers(module) or ['']
@@ -216,30 +233,17 @@ def _mlp_layers(module: nn.Module) -> List[str]:
         type(each) is nn.Linear for each in module.children()) else []
 
 
-def _refuse_random_depth(name: str, module: nn.Module) -> None:
-    for attribute in ('drop_path', 'drop_prob'):
-        rate = getattr(module, attribute, 0.0)
-        if isinstance(rate, float) and rate > 0:
-            raise TensorParallelError(
-                f'{name}: {attribute}={rate} would leave out other branches on every rank of a '
-                f'head replica, expected 0. Set the rate of stochastic depth of the head to 0.')
-
-
-def _share_dropouts(head: nn.Module, seed: int) -> None:
-    from .parallel_styles import SharedDropout
-    for parent in list(head.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, (nn.Dropout, nn.Dropout2d)):
-                setattr(parent, name, SharedDropout(child.p, isinstance(child, nn.Dropout2d), seed))
-                seed += 10**9  # calls count from there
-
-
 def _device_type(head: nn.Module) -> str:
     kinds = {parameter.device.type for parameter in head.parameters()}
     if len(kinds) != 1:
         raise TensorParallelError(f'the parameters of the head are on {sorted(kinds)}, expected '
                                   f'one kind of device. Move the head there first.')
     return kinds.pop()
+
+
+def is_share(value: Any) -> bool:
+    """Return whether a parameter or gradient is split, so that each rank holds a part of it."""
+    return _is_split(value) and any(each.is_shard() for each in value.placements)
 
 
 def _is_split(value: Any) -> bool:

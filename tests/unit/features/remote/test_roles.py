@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.features.remote.roles import RoleError, split_ranks
+from mapsage.features.remote.roles import RoleError, check_ranks_per_head, split_ranks
 
 
 def launched(nodes: int, per_node: int) -> List[Dict[str, str]]:
@@ -63,3 +63,13 @@ def test_every_device_has_one_process(nodes: int, per_node: int, data: st.DataOb
 def test_no_rank_left_or_no_number(encoders: object, words: str) -> None:
     with pytest.raises(RoleError, match=words):
         split_ranks(encoders, launched(1, 4)[0], False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize('ranks_per_head, words', [
+    (2, '=2 does not divide the 3 rank.s. .* multiple of 2'), (4, '=4 does not divide the 3'),
+    (0, '=0, expected a number'), (True, '=True, expected a number'), ('2', "='2', expected a")])
+def test_heads_that_form_no_whole_replicas(ranks_per_head: object, words: str) -> None:
+    check_ranks_per_head(1, 3)
+    check_ranks_per_head(3, 3)
+    with pytest.raises(RoleError, match=words):
+        check_ranks_per_head(ranks_per_head, 3)  # type: ignore[arg-type]

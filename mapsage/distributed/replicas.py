@@ -1,0 +1,83 @@
+"""Groups of ranks that train one copy of a head together, and how they average gradients."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Dict, List, Sequence
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The head replicas of a job, as one of its ranks sees them.
+
+    Neighboring ranks form a replica: with 2 ranks a replica, ranks 0 and 1 are replica 0.
+
+    Attributes:
+        size: Ranks in each replica.
+        count: Replicas in the job; this is the size of the data-parallel world.
+        index: Number of this rank's replica.
+        place: Number of this rank in its replica; place 0 talks to the encoders.
+        group: The ranks of this replica.
+        peers: The ranks with the same place in all replicas, by the number of their replica.
+    """
+
+    size: int
+    count: int
+    index: int
+    place: int
+    group: Any
+    peers: Any
+
+    def leaders(self) -> range:
+        """Return the ranks that talk to the encoders, one a replica."""
+        return range(0, self.size * self.count, self.size)
+
+
+def make_replicas(size: int, timeout: float) -> Replicas:
+    """Form replicas of ``size`` ranks out of the default process group. Collective.
+
+    Args:
+        size: Ranks in each replica; it divides the world size.
+        timeout: Seconds that a collective may take.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    count = world // size
+    limit = timedelta(seconds=timeout)
+    # every rank takes part in the making of every group, in the same order
+    groups = [dist.new_group(list(range(first, first + size)), timeout=limit)
+              for first in range(0, world, size)]
+    peers = [dist.new_group(list(range(place, world, size)), timeout=limit)
+             for place in range(size)]
+    index, place = divmod(rank, size)
+    return Replicas(size, count, index, place, groups[index], peers[place])
+
+
+def average_gradients(parameters: Sequence[torch.Tensor], group: Any) -> None:
+    """Replace each gradient by its mean over the ranks of ``group``. Collective.
+
+    A parameter without a gradient counts as one with a gradient of zeros, since the shape of a
+    collective must not depend on what one rank has computed.
+
+    Args:
+        parameters: Of the same shapes, dtypes and order on all ranks of the group.
+        group: The ranks to average over.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    count = dist.get_world_size(group)
+    if count == 1:
+        return
+    by_dtype: Dict[torch.dtype, List[torch.Tensor]] = {}
+    for parameter in parameters:
+        assert parameter.grad is not None
+        by_dtype.setdefault(parameter.dtype, []).append(parameter.grad)
+    for grads in by_dtype.values():
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        dist.all_reduce(flat, group=group)
+        flat /= count
+        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads])):
+            grad.copy_(mean.view_as(grad))

@@ -1,0 +1,70 @@
+"""What a Runner does differently where several ranks train one head."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import mmengine.dist.utils
+from mmengine.config import Config
+
+from mapsage.accelerator import Accelerator
+from mapsage.distributed import Replicas, resolve_backend
+from mapsage.distributed.staged import BACKEND as STAGED
+from mapsage.features.encoder_gate import FeatureSourceError
+from mapsage.features.replica.tensor_parallel import check_torch
+
+
+def ranks_per_head(cfg: Config) -> int:
+    """Return how many ranks train one head: 1 unless ``feature_source`` says otherwise."""
+    return (cfg.get('feature_source') or {}).get('ranks_per_head', 1)
+
+
+def check_head_replicas(cfg: Config, accelerator: Accelerator, backend: str) -> None:
+    """Check that head replicas of several ranks can train a config. Pure.
+
+    Args:
+        cfg: The config of the run.
+        accelerator: The accelerator in force.
+        backend: ``env_cfg.dist_cfg.backend``.
+
+    Raises:
+        FeatureSourceError: Naming the setting, why it does not go with them, and what to do.
+    """
+    asked = f'feature_source.ranks_per_head={ranks_per_head(cfg)}'
+    try:
+        check_torch()
+    except RuntimeError as error:
+        raise FeatureSourceError(f'{asked}: {error}') from error
+    if accelerator.name not in ('cpu', 'cuda') or \
+            resolve_backend(accelerator, backend).endswith(STAGED):
+        raise FeatureSourceError(
+            f'{asked} on accelerator {accelerator.name!r} with backend {backend!r}: expected cpu '
+            f"with gloo, or cuda with nccl, where torch.distributed.tensor works. Set "
+            f'ranks_per_head=1, or --accelerator and env_cfg.dist_cfg.backend.')
+    refused = dict(
+        model_wrapper_cfg=cfg.get('model_wrapper_cfg'), compile=cfg.get('compile'),
+        **{'auto_scale_lr.enable': (cfg.get('auto_scale_lr') or {}).get('enable'),
+           'randomness.diff_rank_seed': (cfg.get('randomness') or {}).get('diff_rank_seed')})
+    for name, value in refused.items():
+        if value:
+            raise FeatureSourceError(
+                f'{asked} with {name}={value!r}: this setting does not know that several ranks '
+                f'train one head. Take it out of the config, or set ranks_per_head=1.')
+
+
+@contextmanager
+def one_rank_a_replica(replicas: Replicas) -> Iterator[None]:
+    """Let MMEngine take each replica for one rank while the context is open.
+
+    Samplers read rank and world size through ``mmengine.dist`` when they are built and have no
+    argument for them.
+
+    Args:
+        replicas: The replicas of the job.
+    """
+    utils: Any = mmengine.dist.utils
+    genuine, utils.get_default_group = utils.get_default_group, lambda: replicas.peers
+    try:
+        yield
+    finally:
+        utils.get_default_group = genuine

@@ -1,0 +1,167 @@
+"""A split head in training: what an optimizer updates, and what a checkpoint holds.
+
+The optimizer gets this rank's shares as plain tensors, which share their memory with the split
+parameters. Optimizers that work element by element then compute what they would on the whole head,
+and gradient scalers and fused steps meet no DTensor.
+"""
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, List, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .tensor_parallel import TensorParallelError, is_share, parallelize_head, scale_to_norm
+
+# Optimizers of torch.optim that update each element by itself.
+_ELEMENTWISE = ('ASGD', 'Adadelta', 'Adagrad', 'Adam', 'AdamW', 'Adamax', 'NAdam', 'RAdam',
+                'RMSprop', 'Rprop', 'SGD')
+
+
+class TrainedShares:
+    """Splits a head and the state of its optimizer over the ranks of a replica. Collective.
+
+    Head and optimizer may have been loaded from a checkpoint before: every rank then takes its
+    shares of weights and of what the optimizer remembers.
+
+    Args:
+        head: The whole head, on this rank's device, with the same weights on all ranks.
+        group: The ranks of the replica.
+        optimizer: Updates the head's parameters, among others.
+
+    Attributes:
+        head: The head as it is trained: the module that was given, with split parameters.
+
+    Raises:
+        RuntimeError: If this torch has no tensor parallelism.
+        TensorParallelError: If the optimizer does not work element by element, or the head is not
+            on one device.
+    """
+
+    def __init__(self, head: nn.Module, group: dist.ProcessGroup,
+                 optimizer: torch.optim.Optimizer) -> None:
+        kind = type(optimizer)
+        if kind.__name__ not in _ELEMENTWISE or not kind.__module__.startswith('torch.optim'):
+            raise TensorParallelError(
+                f'the optimizer is {kind.__name__}, expected one that updates each element by '
+                f"itself: {', '.join(_ELEMENTWISE)} of torch.optim. Each rank of a head replica "
+                f'updates a part of each weight. Use one of these, or ranks_per_head=1.')
+        before = dict(head.named_parameters())
+        self._assembled = copy.deepcopy(head).cpu()
+        self.head = head
+        self._split = parallelize_head(head, group)
+        self._group = group
+        self._shares: List[Tuple[Any, nn.Parameter]] = []  # a split parameter, its local part
+        taken: Dict[nn.Parameter, nn.Parameter] = {}
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                if parameter is not before[name]:
+                    local: Any = parameter.to_local()  # type: ignore[attr-defined]
+                    share = nn.Parameter(local.detach(), parameter.requires_grad)
+                    self._shares.append((parameter, share))
+                    taken[before[name]] = share
+            self._hand_over(optimizer, taken)
+
+    def parameters_of(self, optimizer: torch.optim.Optimizer
+                      ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
+        """Return what ``optimizer`` trains: this rank's shares, and what all ranks hold whole."""
+        split = {id(share) for parameter, share in self._shares if is_share(parameter)}
+        trained = [each for group in optimizer.param_groups for each in group['params']
+                   if each.requires_grad]
+        return ([each for each in trained if id(each) in split],
+                [each for each in trained if id(each) not in split])
+
+    def take_gradients(self) -> None:
+        """Move the gradients of the last backward passes to where the optimizer looks for them."""
+        for parameter, share in self._shares:
+            grad, parameter.grad = parameter.grad, None
+            if grad is None:
+                continue
+            if tuple(grad.placements) != tuple(parameter.placements):
+                grad = grad.redistribute(placements=parameter.placements)
+            share.grad = grad.to_local()
+
+    def clip_grad_norm(self, parameters: List[torch.Tensor], max_norm: float,
+                       norm_type: float = 2.0) -> float:
+        """Clip like ``torch.nn.utils.clip_grad_norm_``, over the whole head. Collective.
+
+        Args:
+            parameters: With gradients, as the optimizer has them.
+            max_norm: Positive.
+            norm_type: Must be 2.
+
+        Returns:
+            The norm before, equal on every rank.
+
+        Raises:
+            TensorParallelError: If another norm is asked for.
+        """
+        if float(norm_type) != 2:
+            raise TensorParallelError(
+                f'optim_wrapper.clip_grad.norm_type={norm_type!r}, expected 2: the gradients of a '
+                f'head replica are clipped by their L2 norm. Use 2, or ranks_per_head=1.')
+        split = {id(share) for parameter, share in self._shares if is_share(parameter)}
+        return scale_to_norm(
+            [each.grad for each in parameters if id(each) in split and each.grad is not None],
+            [each.grad for each in parameters if id(each) not in split and each.grad is not None],
+            self._group, max_norm)
+
+    def assemble(self) -> nn.Module:
+        """Return a copy of the head in one piece, on the head's device. Collective.
+
+        There is one such copy, which waits in host memory for :meth:`put_away`.
+        """
+        device = next(self.head.parameters()).device
+        self._assembled.load_state_dict(self._split.gather_state_dict())
+        return self._assembled.to(device).train(self.head.training)
+
+    def put_away(self) -> None:
+        """Move the copy of :meth:`assemble` to host memory."""
+        self._assembled.cpu()
+
+    def gather_optimizer_state(self, optimizer: torch.optim.Optimizer
+                               ) -> Dict[int, Dict[str, torch.Tensor]]:
+        """Return what the optimizer remembers of each split parameter, in one piece. Collective.
+
+        Returns:
+            Tensors in host memory by their name and by the parameter's number in
+            ``optimizer.state_dict()``.
+        """
+        from torch.distributed.tensor import DTensor
+        whole: Dict[int, Dict[str, torch.Tensor]] = {}
+        numbers = {id(each): number for number, each in enumerate(
+            each for group in optimizer.param_groups for each in group['params'])}
+        for parameter, share in self._shares:
+            for name, value in optimizer.state.get(share, {}).items():
+                if not _is_like(value, share):
+                    continue
+                split = DTensor.from_local(
+                    value, parameter.device_mesh, parameter.placements, run_check=False,
+                    shape=parameter.shape, stride=parameter.stride())
+                whole.setdefault(numbers[id(share)], {})[name] = split.full_tensor().cpu()
+        return whole
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer,
+                   taken: Dict[nn.Parameter, nn.Parameter]) -> None:
+        """Let the optimizer update shares instead of the whole parameters it had."""
+        from torch.distributed.tensor import distribute_tensor
+        split_of = {id(share): parameter for parameter, share in self._shares}
+        for group in optimizer.param_groups:
+            group['params'] = [taken.get(each, each) for each in group['params']]
+        for old, share in taken.items():
+            parameter = split_of[id(share)]
+            state = optimizer.state.pop(old, {})
+            for name, value in state.items():
+                if _is_like(value, old):
+                    # each rank cuts its own share out of what all ranks have loaded
+                    state[name] = distribute_tensor(
+                        value, parameter.device_mesh, parameter.placements,
+                        src_data_rank=None).to_local().clone()
+            if state:
+                optimizer.state[share] = state
+
+
+def _is_like(value: Any, parameter: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == parameter.shape

@@ -1,0 +1,106 @@
+"""Splits the head over the ranks of each head replica, and puts it together where it is needed."""
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Dict, Optional
+
+import torch
+from mmengine.dist import is_main_process
+from mmengine.hooks import EMAHook, Hook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import HOOKS
+from torch import nn
+
+from mapsage.features.encoder_gate import FeatureSourceError
+from mapsage.features.replica.trained_shares import TrainedShares
+
+from .dynamic_sampling_hook import DynamicSamplingHook
+
+
+@HOOKS.register_module()
+class HeadReplicaHook(Hook):
+    """Trains ``model.decode_head`` split over the ranks of a head replica.
+
+    ``MapSageRunner`` registers it where ``feature_source.ranks_per_head`` is 2 or more.
+
+    - Before training, once weights and optimizer are initialized or loaded, each rank keeps its
+      shares of both.
+    - While a validation runs, every rank has the whole head and evaluates its part of the data.
+    - Checkpoints hold the whole head and the whole state of the optimizer, as one rank would write
+      them.
+
+    Raises:
+        FeatureSourceError: If the model has no ``decode_head``, or a hook or the optimizer wrapper
+            does not go with a split head.
+        TensorParallelError: If the optimizer or the norm it clips by does not.
+    """
+
+    # After DeviceCheckHook (LOW), which compares the whole weights before training.
+    priority = 'VERY_LOW'
+
+    def __init__(self) -> None:
+        self._shares: Optional[TrainedShares] = None
+        self._evaluation = ExitStack()
+        self._optimizer_state: Dict[int, Dict[str, torch.Tensor]] = {}
+
+    def before_train(self, runner: Any) -> None:
+        """Split the head and the optimizer's state. Collective."""
+        _check_run(runner)
+        optim_wrapper, replicas = runner.optim_wrapper, runner.model.replicas
+        self._shares = TrainedShares(runner.model.module.decode_head, replicas.group,
+                                     optim_wrapper.optimizer)
+        runner.model.use_shares(self._shares)
+        if optim_wrapper.clip_grad_kwargs and \
+                optim_wrapper.clip_func is torch.nn.utils.clip_grad_norm_:
+            optim_wrapper.clip_func = self._shares.clip_grad_norm
+        shares, whole = self._shares.parameters_of(optim_wrapper.optimizer)
+        runner.logger.info(
+            f'[Replicas] {replicas.count} head replica(s) of {replicas.size} ranks: this rank '
+            f'trains {_count(shares)} values of split weights and {_count(whole)} of whole ones')
+
+    def before_val_epoch(self, runner: Any) -> None:
+        """Put the head together on every rank. Collective."""
+        self._evaluation.enter_context(runner.model.whole())
+
+    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+        """Train on shares again."""
+        self._evaluation.close()
+
+    def gather_state(self, runner: Any) -> None:
+        """Collect what the optimizer remembers, before a checkpoint. Collective."""
+        if self._shares is not None:
+            state = self._shares.gather_optimizer_state(runner.optim_wrapper.optimizer)
+            # which alone writes the checkpoint
+            self._optimizer_state = state if is_main_process() else {}
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+        """Put the whole state of the optimizer in place of this rank's share."""
+        state = checkpoint.get('optimizer', {}).get('state', {})
+        for number, values in self._optimizer_state.items():
+            if number in state:
+                state[number] = {**state[number], **values}
+        self._optimizer_state = {}
+
+
+def _check_run(runner: Any) -> None:
+    """Raise FeatureSourceError where something does not go with a split head."""
+    for kind, reason in ((EMAHook, 'averages weights that each rank has only a part of'),
+                         (DynamicSamplingHook, 'gives other samples to each rank')):
+        if any(isinstance(hook, kind) for hook in runner.hooks):
+            raise FeatureSourceError(
+                f'feature_source.ranks_per_head={runner.model.replicas.size} with '
+                f'{kind.__name__}: this hook {reason}. Take it out of the config, or set '
+                f'ranks_per_head=1.')
+    if not isinstance(getattr(runner.model.module, 'decode_head', None), nn.Module):
+        raise FeatureSourceError(
+            f'feature_source.ranks_per_head splits model.decode_head, and '
+            f'{type(runner.model.module).__name__} has none. Set ranks_per_head=1.')
+    if not isinstance(runner.optim_wrapper, OptimWrapper):
+        raise FeatureSourceError(
+            f'feature_source.ranks_per_head needs one optimizer, and optim_wrapper is a '
+            f'{type(runner.optim_wrapper).__name__}. Use one optimizer with paramwise_cfg, or set '
+            f'ranks_per_head=1.')
+
+
+def _count(parameters: Any) -> int:
+    return sum(each.numel() for each in parameters)
