@@ -2,11 +2,9 @@
 from .data_checks import DataError
 from .data_order import ResumableSampler
 from .env_cfg import ConfigError
-from .optim_wrapper import AmpOptimWrapper, OptimWrapper
 from .resume import ResumeError
 from .runner import MapSageRunner
 
 __all__ = [
-    'AmpOptimWrapper', 'ConfigError', 'DataError', 'MapSageRunner', 'OptimWrapper',
-    'ResumableSampler', 'ResumeError'
+    'ConfigError', 'DataError', 'MapSageRunner', 'ResumableSampler', 'ResumeError'
 ]

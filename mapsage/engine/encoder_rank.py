@@ -26,10 +26,10 @@ from mapsage.features.remote.roles import (
     split_ranks,
 )
 from mapsage.wrappers import place_module
+from mapsage.wrappers.optim_wrapper import parse_dtype
 
 from . import startup
 from .env_cfg import parse_env_cfg
-from .optim_wrapper import parse_dtype
 
 _roles: List[Role] = []  # the role of this process, once it is known
 

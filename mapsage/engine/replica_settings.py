@@ -11,7 +11,7 @@ from mapsage.accelerator import Accelerator
 from mapsage.distributed import Replicas, resolve_backend
 from mapsage.distributed.staged import BACKEND as STAGED
 from mapsage.features.encoder_gate import FeatureSourceError
-from mapsage.features.replica.tensor_parallel import check_torch
+from mapsage.features.split_head.tensor_parallel import check_torch
 
 
 def ranks_per_head(cfg: Config) -> int:

@@ -6,10 +6,10 @@ from .remote.blocks import BlockError, BlockPool
 from .remote.roles import RoleError
 from .remote.sender import serve
 from .remote.streamed import Streamed
-from .replica.replica_features import ReplicaFeatures
-from .replica.replicated import Replicated
-from .replica.tensor_parallel import parallelize_head
 from .source import Encode, Features, FeatureSource, Item, Local, StreamingError
+from .split_head.replica_features import ReplicaFeatures
+from .split_head.replicated import Replicated
+from .split_head.tensor_parallel import parallelize_head
 from .wire.link import Link, LinkError, open_links
 
 __all__ = [

@@ -25,9 +25,9 @@ from .remote.blocks import BlockPool
 from .remote.encoder_weights import share_encoder
 from .remote.roles import ENCODERS_VARIABLE, connect_store
 from .remote.streamed import Streamed
-from .replica.replica_features import ReplicaFeatures
-from .replica.replicated import Replicated
 from .source import Encode, FeatureSource, Local
+from .split_head.replica_features import ReplicaFeatures
+from .split_head.replicated import Replicated
 from .wire.link import Link, open_links
 
 # Seconds without a word after which the other end of a link counts as lost. An encoder says nothing

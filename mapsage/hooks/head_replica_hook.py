@@ -12,7 +12,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from mapsage.features.encoder_gate import FeatureSourceError
-from mapsage.features.replica.trained_shares import TrainedShares
+from mapsage.features.split_head.trained_shares import TrainedShares
 
 from .dynamic_sampling_hook import DynamicSamplingHook
 

@@ -1,10 +1,12 @@
-"""Model wrappers, registered under MMEngine's names so that configs need no change."""
+"""Model and optimizer wrappers, registered under MMEngine's names so that configs need no change."""
 from .ddp import MMDistributedDataParallel, PlacementError, place_module
 from .device_map import DeviceMapError
 from .model_parallel import CrossDeviceError, MMModelParallel
+from .optim_wrapper import AmpOptimWrapper, OptimWrapper
 from .replica_parallel import HeadReplicas, whole_model
 
 __all__ = [
-    'CrossDeviceError', 'DeviceMapError', 'HeadReplicas', 'MMDistributedDataParallel',
-    'MMModelParallel', 'PlacementError', 'place_module', 'whole_model'
+    'AmpOptimWrapper', 'CrossDeviceError', 'DeviceMapError', 'HeadReplicas',
+    'MMDistributedDataParallel', 'MMModelParallel', 'OptimWrapper', 'PlacementError',
+    'place_module', 'whole_model'
 ]

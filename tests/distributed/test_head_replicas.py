@@ -18,8 +18,8 @@ from mapsage.distributed import RankLostError
 from mapsage.features import StreamingError
 from mapsage.features.remote.blocks import BlockPool
 from mapsage.features.remote.state import State
-from mapsage.features.replica.replica_facts import Agreed, read_agreed
-from mapsage.features.replica.replica_features import ReplicaFeatures
+from mapsage.features.split_head.replica_facts import Agreed, read_agreed
+from mapsage.features.split_head.replica_features import ReplicaFeatures
 from mapsage.features.wire.payload import Layout, pack_levels
 
 pytestmark = on_host

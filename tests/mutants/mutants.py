@@ -188,7 +188,7 @@ MUTANTS = (
            'span=arriving.progress.granted - offset', 'span=arriving.progress.granted',
            ('tests/distributed/test_streaming_transport.py'
             '::test_a_pool_smaller_than_several_items',)),
-    Mutant('replica_failure', 'mapsage/features/replica/replica_facts.py',
+    Mutant('replica_failure', 'mapsage/features/split_head/replica_facts.py',
            'a replica goes on although one of its ranks failed',
            "failed = facts.min('state') == State.FAILED",
            "failed = facts.max('state') == State.FAILED",
@@ -218,11 +218,11 @@ MUTANTS = (
            'the augmentation of a sample depends on the number of ranks',
            'position * self._world_size + self._rank', 'position + self._rank',
            ('tests/unit/engine/test_data_order.py',)),
-    Mutant('accumulation', 'mapsage/engine/optim_wrapper.py',
+    Mutant('accumulation', 'mapsage/wrappers/optim_wrapper.py',
            'with mixed precision ranks average gradients in each batch of an accumulated step',
            'with _OptimWrapper.optim_context(self, model), \\\n                current_accel',
            'with current_accel',
-           ('tests/unit/engine/test_optim_wrapper.py'
+           ('tests/unit/wrappers/test_optim_wrapper.py'
             '::test_ranks_average_their_gradients_once_a_step',)),
     Mutant('config_check', 'mapsage/commands/config_checks.py',
            'missing training data are a note and no problem',

@@ -32,8 +32,7 @@ from mapsage.distributed import (
     check_equal_weights,
     init_process_group,
 )
-from mapsage.engine import OptimWrapper
-from mapsage.wrappers import MMDistributedDataParallel
+from mapsage.wrappers import MMDistributedDataParallel, OptimWrapper
 
 pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg runs this')
 

@@ -16,8 +16,7 @@ from torch import nn
 
 from mapsage.accelerator import AcceleratorError, resolve_accelerator, set_current_accelerator
 from mapsage.distributed import init_process_group
-from mapsage.engine import OptimWrapper
-from mapsage.wrappers import MMDistributedDataParallel, PlacementError, place_module
+from mapsage.wrappers import MMDistributedDataParallel, OptimWrapper, PlacementError, place_module
 
 
 class Model(BaseModel):

@@ -27,8 +27,7 @@ from torch import nn
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.accelerator.sim import SimAccelerator
-from mapsage.engine import AmpOptimWrapper, OptimWrapper
-from mapsage.wrappers import CrossDeviceError, MMModelParallel
+from mapsage.wrappers import AmpOptimWrapper, CrossDeviceError, MMModelParallel, OptimWrapper
 
 pytestmark = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
                                 reason=f'sim: {SimAccelerator.why_unavailable()}')

@@ -14,7 +14,7 @@ from torch import nn
 
 from mapsage.accelerator import ACCELERATORS, set_current_accelerator
 from mapsage.distributed import init_process_group
-from mapsage.engine import OptimWrapper
+from mapsage.wrappers import OptimWrapper
 
 Cpu: Any = next(kind for kind in ACCELERATORS if kind.name == 'cpu')
 

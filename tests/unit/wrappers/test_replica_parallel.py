@@ -27,10 +27,10 @@ class Segmentor(nn.Module):
 def use_a_replica() -> Dict[str, Any]:
     from mapsage.accelerator import resolve_accelerator, set_current_accelerator
     from mapsage.distributed import make_replicas
-    from mapsage.engine.optim_wrapper import AmpOptimWrapper
-    from mapsage.features.replica.tensor_parallel import TensorParallelError
-    from mapsage.features.replica.trained_shares import TrainedShares
+    from mapsage.features.split_head.tensor_parallel import TensorParallelError
+    from mapsage.features.split_head.trained_shares import TrainedShares
     from mapsage.wrappers import HeadReplicas, whole_model
+    from mapsage.wrappers.optim_wrapper import AmpOptimWrapper
     dist.init_process_group('gloo', timeout=timedelta(seconds=30))
     set_current_accelerator(resolve_accelerator('cpu'))
     rank, replicas = dist.get_rank(), make_replicas(2, 30)
@@ -76,8 +76,8 @@ def use_a_replica() -> Dict[str, Any]:
 def run_scenarios(folder: Path) -> Any:
     import torch.distributed.tensor.parallel  # noqa: F401  (once, and not on every rank)
 
-    import mapsage.engine.optim_wrapper  # noqa: F401
-    import mapsage.features.replica.parallel_styles  # noqa: F401
+    import mapsage.features.split_head.parallel_styles  # noqa: F401
+    import mapsage.wrappers.optim_wrapper  # noqa: F401
     return fork_ranks(use_a_replica, 4, folder / 'ranks')
 
 

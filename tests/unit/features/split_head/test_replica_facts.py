@@ -16,8 +16,14 @@ from mapsage.distributed.consensus import fact_slots
 from mapsage.features import StreamingError
 from mapsage.features.remote.blocks import BlockPool
 from mapsage.features.remote.state import State
-from mapsage.features.replica.replica_facts import FIELDS, Agreed, facts_of, fault_of, read_agreed
-from mapsage.features.replica.replica_features import ReplicaFeatures
+from mapsage.features.split_head.replica_facts import (
+    FIELDS,
+    Agreed,
+    facts_of,
+    fault_of,
+    read_agreed,
+)
+from mapsage.features.split_head.replica_features import ReplicaFeatures
 from mapsage.features.wire.payload import DTYPES, Layout, pack_levels
 
 sizes = st.integers(0, 9)

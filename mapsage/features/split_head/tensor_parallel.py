@@ -141,7 +141,7 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
     ranks: seed the random state of the device alike on the ranks of a replica before each step.
 
     Call it before the optimizer is made, or hand the optimizer to
-    :class:`~mapsage.features.replica.trained_shares.TrainedShares`.
+    :class:`~mapsage.features.split_head.trained_shares.TrainedShares`.
 
     Args:
         head: On the devices of ``ranks``: the CPU for gloo, CUDA for nccl.

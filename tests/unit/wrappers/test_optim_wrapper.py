@@ -12,8 +12,7 @@ from torch import nn
 
 from mapsage.accelerator import AcceleratorError, resolve_accelerator, set_current_accelerator
 from mapsage.distributed import init_process_group
-from mapsage.engine import AmpOptimWrapper, OptimWrapper
-from mapsage.wrappers import MMDistributedDataParallel
+from mapsage.wrappers import AmpOptimWrapper, MMDistributedDataParallel, OptimWrapper
 
 
 @pytest.fixture(autouse=True)
