@@ -1,4 +1,4 @@
-"""Model and optimizer wrappers, registered under MMEngine's names so that configs need no change."""
+"""Wrappers of models and optimizers, under MMEngine's names so that configs need no change."""
 from .ddp import MMDistributedDataParallel, PlacementError, place_module
 from .device_map import DeviceMapError
 from .model_parallel import CrossDeviceError, MMModelParallel
