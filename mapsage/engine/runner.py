@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mapsage.accelerator import Accelerator, explain
 from mapsage.distributed import (
     Strategy,
+    all_ranks_or_none,
     check_equal_weights,
     local_rank,
     make_replicas,
@@ -30,7 +31,7 @@ from .data_order import KeyedDataset, ResumableSampler
 from .encoder_rank import take_role
 from .env_cfg import names_model_parallel, parse_env_cfg
 from .replica_settings import check_head_replicas, one_rank_a_replica, ranks_per_head
-from .resume import Choice, ResumeError, choose_checkpoint
+from .resume import Choice, choose_checkpoint
 from .training_memory import estimate_training_bytes
 
 # Hooks that are registered in this order, unless the config lists one of the same type.
@@ -202,15 +203,11 @@ class MapSageRunner(Runner):
     def _choose_checkpoint(self) -> None:
         # Rank 0 chooses for all, so that no two ranks resume from different files.
         shared: list = [None]
-        if is_main_process():
-            try:
+        with all_ranks_or_none('choosing the checkpoint'):
+            if is_main_process():
                 shared = [choose_checkpoint(self.work_dir, self._load_from)]
-            except ResumeError as error:
-                shared = [str(error)]
         broadcast_object_list(shared, src=0)
-        choice = shared[0]
-        if not isinstance(choice, Choice):
-            raise ResumeError(choice)
+        choice: Choice = shared[0]
         for line in choice.skipped:
             self.logger.warning(f'skipped a checkpoint that cannot be read. {line}')
         self.logger.info(f'resuming from {choice.path}')

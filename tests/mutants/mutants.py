@@ -185,7 +185,8 @@ MUTANTS = (
            ('tests/unit/features/wire/test_header.py',)),
     Mutant('credit', 'mapsage/features/remote/item.py',
            'the credit for the rest of an item counts what was granted before',
-           'return Credit(offset, span, blocks)', 'return Credit(offset, self._progress.granted, blocks)',
+           'return Credit(offset, span, blocks)',
+           'return Credit(offset, self._progress.granted, blocks)',
            ('tests/distributed/test_streaming_transport.py'
             '::test_a_pool_smaller_than_several_items',)),
     Mutant('replica_failure', 'mapsage/features/split_head/replica_facts.py',
