@@ -17,8 +17,8 @@ from support import Launch, check_finished, launch, main_leg, write_tiny_config
 
 pytestmark = main_leg
 
-# Parts with state (dropout, the moments of AdamW, batch statistics), and parts that look
-# at the whole head (clipping, the check of the weights).
+# What has a state of its own: dropout, the moments of AdamW, batch statistics; and what looks at
+# the whole head: clipping, the check of the weights.
 TRAINING = FROZEN + '''
 model['decode_head'].update(dropout_ratio=0.3)
 optim_wrapper = dict(
