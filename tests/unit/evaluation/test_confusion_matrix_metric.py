@@ -90,13 +90,13 @@ def test_counts_that_a_small_integer_cannot_hold_are_summed_on_the_host(
     pairs = [label_maps(number, 7) for number in range(5)]
     expected = evaluate('ConfusionMatrixMetric', pairs, size=4)
     drains = []
-    original = confusion_matrix_metric._Tally._drain
+    original = confusion_matrix_metric._PixelTally._drain
 
     def drain(tally: Any) -> None:
         drains.append(tally)
         original(tally)
 
-    monkeypatch.setattr(confusion_matrix_metric._Tally, '_drain', drain)
+    monkeypatch.setattr(confusion_matrix_metric._PixelTally, '_drain', drain)
     monkeypatch.setattr(confusion_matrix_metric, '_MAX_ON_DEVICE', 2 * 2000)
     assert evaluate('ConfusionMatrixMetric', pairs, size=4) == expected
     assert len(drains) == 3  # after two images, after four, at the end
