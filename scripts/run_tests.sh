@@ -19,19 +19,33 @@ esac
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PJRT_DEVICE=${PJRT_DEVICE:-CPU}  # the xla leg's device, unless there is a real one
 
+# Run the checks that read the code, all of them to their end. $1: folder of the programs.
+static_checks() {
+    local status=0
+    "$1/ruff" check . || status=1
+    "$1/mypy" || status=1
+    "$1/lint-imports" || status=1
+    return $status
+}
+
 failed=()
 times=()
 for leg in "${legs[@]}"; do
     echo "=== leg $leg"
     python=$(bash scripts/setup_env.sh "$leg" --dev) || { failed+=("$leg: environment"); continue; }
     SECONDS=0  # bash counts it up; making an environment is not part of a leg's time
+    checks=
     if [ "$leg" = main ] && [ $# -eq 0 ]; then
-        tools=$(dirname "$python")
-        "$tools/ruff" check . || failed+=("ruff")
-        "$tools/mypy" || failed+=("mypy")
-        "$tools/lint-imports" || failed+=("import-linter")
+        report=$(mktemp)
+        static_checks "$(dirname "$python")" >"$report" 2>&1 &  # while tests with ranks wait
+        checks=$!
     fi
-    "$python" -m pytest -n 2 --dist loadfile "$@" || failed+=("$leg: pytest")
+    "$python" -m pytest -n 2 --dist loadfile --durations 15 "$@" || failed+=("$leg: pytest")
+    if [ -n "$checks" ]; then
+        wait "$checks" || failed+=("$leg: ruff, mypy or import-linter")
+        cat "$report"
+        rm "$report"
+    fi
     times+=("leg $leg took $SECONDS s")
 done
 
