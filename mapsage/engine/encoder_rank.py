@@ -53,10 +53,10 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     if not _roles:  # a process may build several Runners
         startup.identify_process(launcher)
         encoders = cfg.feature_source.get('encoders', 1)
-        role = split_ranks(encoders, os.environ, own_devices=False)
+        role = split_ranks(encoders, os.environ, separate_devices=False)
         check_ranks_per_head(cfg.feature_source.get('ranks_per_head', 1), role.heads)
         if role.name == ENCODER and not _is_of_one_kind(cfg):
-            role = split_ranks(encoders, os.environ, own_devices=True)
+            role = split_ranks(encoders, os.environ, separate_devices=True)
         os.environ.update(role.environ)
         os.environ[ENCODERS_VARIABLE] = str(role.encoders)
         _roles.append(role)
