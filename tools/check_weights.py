@@ -1,4 +1,4 @@
-"""Check a DINOv3 weight file: its format, variant and training data, every key, its features.
+"""Check a DINOv3 weight file: its format, variant, training data, keys and features.
 
     python tools/check_weights.py FILE_OR_FOLDER [--arch large] [--image 000000039769.jpg]
 
@@ -18,26 +18,29 @@ from mapsage.models.backbones import dinov3_weights as weights  # noqa: E402
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description='Check a DINOv3 weight file.')
-    parser.add_argument('checkpoint', help='hub file, safetensors, Hugging Face folder, timm file')
-    parser.add_argument('--arch', choices=list(weights.ARCHS), help='default: as the file looks')
-    parser.add_argument('--prefix', default='', help="of the keys, for example 'backbone.'")
-    parser.add_argument('--image', help=f'compare the features of {reference.IMAGE}')
+    parser.add_argument('checkpoint',
+                        help='hub file, safetensors file, Hugging Face folder or timm file')
+    parser.add_argument('--arch', choices=list(weights.ARCHS),
+                        help='variant of the model (default: found from the file)')
+    parser.add_argument('--prefix', default='',
+                        help="prefix of the keys, for example 'backbone.'")
+    parser.add_argument('--image', help=f'path of {reference.IMAGE}, to compare its features')
     args = parser.parse_args(argv)
     state = weights.read_checkpoint(args.checkpoint, args.prefix)
     arch = args.arch or weights.variant_of(weights.convert(state))
-    told, how = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
+    data, how = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
     cfg = dict(type='Pretrained', checkpoint=args.checkpoint, prefix=args.prefix)
     model = reference.DINOv3ViT(arch, out_indices=(weights.ARCHS[arch].num_layers - 1, ),
-                                normalization=told or 'web', init_cfg=cfg)
+                                normalization=data or 'web', init_cfg=cfg)
     model.init_weights()
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f'{args.checkpoint}\n  format        {weights.detect_format(state)}, {len(state)} keys, '
           f'each accounted for\n  variant       {arch}, {count / 1e6:.1f} M parameters\n'
-          f'  trained on    {told or "unknown: set normalization in the config"} ({how})')
+          f'  trained on    {data or "unknown: set normalization in the config"} ({how})')
     if not args.image:
         print('  features      not compared: give --image')
         return 0
-    return compare(model, f'{arch} {told or "web"}', args.image)
+    return compare(model, f'{arch} {data or "web"}', args.image)
 
 
 def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
@@ -48,7 +51,7 @@ def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
         return 0
     image = cv2.imread(path)
     if image is None:
-        raise weights.WeightsError(f'{path} is no image that can be read')
+        raise weights.WeightsError(f'{path} cannot be read as an image')
     best = reference.compare(model, name, image[..., ::-1])[0]
     good = best.difference <= reference.TOLERANCE
     print(f'  features      {"as published" if good else "NOT as published"}: off by at most '

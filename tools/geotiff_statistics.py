@@ -1,4 +1,4 @@
-"""Print the statistics of the bands of scenes, and mean and std for a config.
+"""Print statistics of the bands of scenes, with mean and std in the form that a config takes.
 
     python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
 """
@@ -15,9 +15,10 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
     parser.add_argument('scenes', nargs='+', help='files, or folders of .tif and .tiff files')
     parser.add_argument('--bands', nargs='+', type=int,
-                        help='1-based, in the order of the config (default: all but alpha)')
-    parser.add_argument('--samples', type=int, default=50000000,
-                        help='pixels to read at most (default: 50,000,000)')
+                        help='bands counted from 1, in the order of the config (default: all but '
+                        'alpha)')
+    parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
+                        help='largest number of pixels to read (default: 50,000,000)')
     args = parser.parse_args(argv)
     paths = [path for scene in map(Path, args.scenes)
              for path in (sorted(path for path in scene.iterdir()

@@ -1,10 +1,10 @@
-"""Start the ranks of a training with torchrun, and end with the first failing rank's own error.
+"""Start the ranks of a training with torchrun; if ranks fail, print the first one's error last.
 
     python tools/launch.py [options of torchrun] tools/train.py CONFIG [options of tools/train.py]
 
-Called by scripts/start_8card_training.sh. Once all ranks have ended well it becomes the command in
-MAPSAGE_THEN, if there is one. Imports neither mapsage nor MMSegmentation, so that what can be
-refused is refused at once.
+scripts/start_8card_training.sh calls it. If the environment variable MAPSAGE_THEN is set, the
+process becomes that command once all ranks have ended successfully. This file imports neither
+mapsage nor MMSegmentation, so that errors in the arguments are reported at once.
 """
 import importlib.util
 import os
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# By its path: importing mapsage takes seconds.
+# Loaded by its path, since importing mapsage takes seconds.
 RANK_START = Path(__file__).resolve().parents[1] / 'mapsage' / 'engine' / 'rank_start.py'
 
 
@@ -28,9 +28,9 @@ def prepare_ranks() -> Any:
 
 
 def check_port_free(port: int) -> None:
-    """Exit when this machine's ``port`` is taken: ranks would wait for each other instead."""
+    """Exit if ``port`` is in use on this machine; otherwise ranks would wait for each other."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As torch's own store listens, so that a port in TIME_WAIT counts as free.
+        # torch's store listens with this option, so that a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(('', port))
@@ -40,11 +40,15 @@ def check_port_free(port: int) -> None:
 
 
 def report(failed, notes: Path) -> str:
-    """Return which rank of a ``ChildFailedError`` failed first, with its own words.
+    """Return which rank failed first, with its own error.
 
-    A rank that was killed is the cause of what the others then report, unless it was by SIGTERM,
-    with which torchrun itself ends the others. Otherwise the earliest note counts: torchrun may
-    see a rank end that has only lost its peer before it sees that peer end.
+    If a rank was killed, this is the cause of the other ranks' errors. SIGTERM does not count,
+    since torchrun itself ends the other ranks with it. If no rank was killed, the earliest note
+    decides: torchrun may notice the end of a rank that has lost its peer before that of the peer.
+
+    Args:
+        failed: ``ChildFailedError`` of torchrun.
+        notes: Folder of files with the ranks' errors, named after time and rank.
     """
     killed = [rank for rank, failure in failed.failures.items()
               if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM]
@@ -55,7 +59,7 @@ def report(failed, notes: Path) -> str:
         by = failure.signal_name() if failure.exitcode < 0 else ''
         message = f'killed by {by}' if by else str(failure.message)
         if by == 'SIGKILL':
-            message += '. If nobody sent it, the machine ran out of memory: see `dmesg`.'
+            message += '. If nobody has sent it, the machine ran out of memory: see `dmesg`.'
     else:
         rank, message = written[0].name.split('-')[1], written[0].read_text()
     return f'\nerror: rank {rank} failed first:\n{message}'
@@ -63,7 +67,7 @@ def report(failed, notes: Path) -> str:
 
 def main() -> None:
     ranks = prepare_ranks()
-    # After it, since what ranks are forked from imports torch as well, at the same time.
+    # These imports come later, so that they run at the same time as those of the fork server.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -81,14 +85,17 @@ def main() -> None:
         torchrun.run(args)
     except ChildFailedError as failed:
         print(report(failed, Path(notes.name)), file=sys.stderr, flush=True)
-        sys.exit(max(1, failed.get_first_failure()[1].exitcode))  # negative: killed by a signal
+        # The exit code is negative if the rank was killed by a signal.
+        sys.exit(max(1, failed.get_first_failure()[1].exitcode))
     except SignalException as stopped:
         print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
         sys.exit(128 + stopped.sigval.value)
     finally:
         ranks.stop()
     notes.cleanup()
-    if 'MAPSAGE_THEN' in os.environ:  # of the script that called; as this process, for its signals
+    # The script that called this sets the variable. The command replaces this process, so that it
+    # gets the signals that are sent to it.
+    if 'MAPSAGE_THEN' in os.environ:
         sys.stdout.flush()
         del os.environ['MAPSAGE_ERROR_NOTES']
         os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])

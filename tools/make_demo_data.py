@@ -36,7 +36,7 @@ def main() -> None:
     start = time.perf_counter()
     written = write_demo_data(root, params)
     if not written:
-        print(f'{root}: complete already')
+        print(f'{root}: already complete')
         return
     tiles = ' and '.join(f'{n} {split}' for split, n in params.tiles().items()) + ' tiles, '
     print(f"{root}: wrote {tiles * ('tiles' in written)}scene.tif and scene_label.tif in "

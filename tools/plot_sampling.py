@@ -13,7 +13,7 @@ from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling  # no
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description='Draw what dynamic sampling did in a training.')
-    parser.add_argument('work_dir', help='folder of a training with DynamicSamplingHook')
+    parser.add_argument('work_dir', help='work dir of a training with DynamicSamplingHook')
     parser.add_argument('--out', help='PNG file to write (default: '
                         'WORK_DIR/dynamic_sampling.png)')
     args = parser.parse_args(argv)

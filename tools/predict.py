@@ -18,21 +18,21 @@ def main(argv=None) -> int:
                         help='images, folders of images, GeoTIFF scenes')
     parser.add_argument('--out', required=True, help='write the maps into this folder')
     parser.add_argument('--window', type=int, metavar='PIXELS',
-                        help="side of a window (default: the config's crop size, else 512)")
+                        help="side length of a window (default: the config's crop size, else 512)")
     parser.add_argument('--overlap', type=int, metavar='PIXELS',
-                        help='what neighboring windows share (default: a quarter of a window)')
+                        help='overlap of neighboring windows (default: a quarter of a window)')
     parser.add_argument('--batch-size', type=int, default=4, metavar='N',
-                        help='windows at a time (default: 4)')
+                        help='number of windows predicted at a time (default: 4)')
     parser.add_argument('--bands', type=int, nargs='+', metavar='N',
-                        help='bands of the scene, counted from 1, in the order red green blue '
-                        'for a model of three (default: all but alpha)')
+                        help='bands of the scene, counted from 1; for a model of three bands in '
+                        'the order red, green, blue (default: all but alpha)')
     parser.add_argument('--tta', action='store_true',
                         help='average over each window and its three mirror images')
     parser.add_argument('--confidence', action='store_true',
-                        help='also write NAME_confidence.tif, in per cent')
+                        help='also write NAME_confidence.tif, in percent')
     parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
     parser.add_argument('--overwrite', action='store_true',
-                        help='make maps again that are there')
+                        help='make maps again that exist already')
     args = parser.parse_args(argv)
     if args.work_dir:
         parser.error('--work-dir is for training and testing; maps go into --out')

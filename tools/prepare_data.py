@@ -17,25 +17,25 @@ from mapsage.datasets.prepare.source_files import PrepareError  # noqa: E402
 
 def parse_args(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description='Write a dataset as MMSegmentation reads it. A run that was stopped goes on '
-        'where it was.')
+        description='Write a dataset in the folders and formats that MMSegmentation reads. Repeat '
+        'the command to continue a run that was stopped.')
     parser.add_argument('dataset', choices=sorted(LAYOUTS))
-    parser.add_argument('source', type=Path, help='folder of the downloaded archives, or of what '
-                        'they unpack to')
+    parser.add_argument('source', type=Path, help='folder of the downloaded archives, or of the '
+                        'files unpacked from them')
     parser.add_argument('--out', type=Path, required=True, help='folder to write')
-    parser.add_argument('--clip-size', type=int, help='side of a tile in pixels (default: 512; '
-                        'isaid 896; loveda is not cut)')
-    parser.add_argument('--stride', type=int, help='pixels from tile to tile (default: the clip '
-                        'size; isaid 512)')
-    parser.add_argument('--ignore-other-colors', action='store_true', help='label colors that '
-                        'are no class become ignored pixels (default: they are an error)')
+    parser.add_argument('--clip-size', type=int, help='side length of a tile in pixels (default: '
+                        '512; isaid 896; loveda is not cut into tiles)')
+    parser.add_argument('--stride', type=int, help='distance between tiles in pixels (default: '
+                        'the clip size; isaid 512)')
+    parser.add_argument('--ignore-other-colors', action='store_true', help='ignore pixels whose '
+                        'label has a color that is no class (default: such a color is an error)')
     parser.add_argument('--workers', type=int, default=min(8, os.cpu_count() or 1),
-                        help='processes (default: %(default)s)')
+                        help='number of processes (default: %(default)s)')
     return parser.parse_args(argv)
 
 
 class Progress:
-    """A line with images done: rewritten on a terminal, every ten seconds in a log."""
+    """Prints the number of images done: one line on a terminal, a line every 10 s in a log."""
 
     def __init__(self) -> None:
         self.start = self.shown = time.monotonic()
@@ -62,7 +62,7 @@ def main(argv=None) -> int:
     images = ', '.join(f'{count} {split}' for split, count in done.images.items())
     others = f'; {done.other_colors} pixels of other colors are ignored' * bool(done.other_colors)
     print(f'{args.out}: {args.dataset}, images: {images}; {done.new_files} files written'
-          f'{others}' if done.new_files else f'{args.out}: complete already')
+          f'{others}' if done.new_files else f'{args.out}: already complete')
     return 0
 
 

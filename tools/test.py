@@ -20,7 +20,7 @@ def main(argv=None) -> None:
     cfg = cli.load_config(args)
     cfg.load_from = args.checkpoint
     cfg.resume = False
-    cfg.pop('feature_source', None)  # of training
+    cfg.pop('feature_source', None)  # only training uses it
     if args.out:
         cli.write_masks_to(cfg, args.out)
     if args.show_dir:

@@ -1,4 +1,4 @@
-"""Environment variables that contradict the run, or that nothing reads."""
+"""Check for environment variables that contradict the run, or that no software reads."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
-        level: ``'ok'``; ``'no'``, not here and not needed; ``'note'``, worth knowing; or
-            ``'problem'``, training would not start.
-        text: What was found.
-        next_step: What to do about it.
+        level: ``'ok'``; ``'no'`` for what is absent and not needed; ``'note'`` for what is worth
+            knowing; or ``'problem'`` for what would keep a training from starting.
+        text: Description of what was found.
+        next_step: Advice on what to do about it; empty if there is nothing to do.
     """
 
     level: str
@@ -27,12 +27,12 @@ class Finding:
         return f'  {self.level:<8} {self.text}{arrow}'
 
 
-# The variable with which each vendor's driver hides devices from a process.
+# The variables with which each vendor's driver hides devices from a process.
 _MASKS = {'cuda': ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES'), 'gcu': ('TOPS_VISIBLE_DEVICES',),
           'gcu_t20': ('TOPS_VISIBLE_DEVICES',)}
 
-# Seen in training scripts for Enflame cards and in no source of Enflame's: torch_gcu 1.10 and 2.10,
-# ModelZoo, vllm-gcu. With what serves the purpose.
+# Variables that training scripts for Enflame cards set, but that none of Enflame's sources reads
+# (torch_gcu 1.10 and 2.10, ModelZoo, vllm-gcu). The values say what to use instead.
 _UNREAD = {
     'GCU_VISIBLE_DEVICES': 'TOPS_VISIBLE_DEVICES hides devices',
     'GCU_DEVICE_COUNT': 'NPROC_PER_NODE says how many ranks start',
@@ -42,20 +42,21 @@ _UNREAD = {
     'ECCL_DEVICE_TYPE': 'env_cfg.accelerator or ACCELERATOR chooses the device',
     'PTEX_DDP_BACKEND': 'env_cfg.dist_cfg.backend chooses the backend',
 }
-# What the scripts read and a Python program does not.
+# Variables that scripts/*.sh read and Python programs do not, and the options to use instead.
 _SCRIPTS_ONLY = {'ACCELERATOR': '--accelerator', 'WORK_DIR': '--work-dir'}
 
 
 def check_environment(environ: Mapping[str, str], accelerator: Optional[Accelerator],
                       launcher: str = 'none') -> List[Finding]:
-    """Return what is wrong or misleading in ``environ``; empty when nothing is.
+    """Return what is wrong or misleading in ``environ``; empty if nothing is.
 
-    Launcher variables are :func:`mapsage.distributed.resolve_strategy`'s.
+    The launcher's variables are not checked here but by
+    :func:`mapsage.distributed.resolve_strategy`.
 
     Args:
-        environ: The process environment.
-        accelerator: The one in force, or None when there is none.
-        launcher: What started this process.
+        environ: Environment of the process.
+        accelerator: Accelerator of the run, or None if there is none.
+        launcher: Name of the launcher that has started this process.
     """
     findings: List[Finding] = []
     if accelerator is not None:

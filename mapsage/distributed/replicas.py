@@ -13,15 +13,16 @@ import torch.distributed as dist
 class Replicas:
     """The head replicas of a job, as one of its ranks sees them.
 
-    Neighboring ranks form a replica: with 2 ranks a replica, ranks 0 and 1 are replica 0.
+    Neighboring ranks form a replica: with 2 ranks per replica, ranks 0 and 1 are replica 0.
 
     Attributes:
-        size: Ranks in each replica.
-        count: Replicas in the job; this is the size of the data-parallel world.
+        size: Number of ranks in each replica.
+        count: Number of replicas in the job, which is the size of the data-parallel world.
         index: Number of this rank's replica.
-        place: Number of this rank in its replica; place 0 talks to the encoders.
-        group: The ranks of this replica.
-        peers: The ranks with the same place in all replicas, by the number of their replica.
+        place: Number of this rank in its replica. The rank at place 0 talks to the encoders.
+        group: Process group of the ranks of this replica.
+        peers: Process group of the ranks with the same place in all replicas, in the order of the
+            replicas.
     """
 
     size: int
@@ -32,7 +33,7 @@ class Replicas:
     peers: Any
 
     def leaders(self) -> range:
-        """Return the ranks that talk to the encoders, one a replica."""
+        """Return the ranks that talk to the encoders, one per replica."""
         return range(0, self.size * self.count, self.size)
 
 
@@ -40,13 +41,13 @@ def make_replicas(size: int, timeout: float) -> Replicas:
     """Form replicas of ``size`` ranks out of the default process group. Collective.
 
     Args:
-        size: Ranks in each replica; it divides the world size.
+        size: Number of ranks in each replica; it must divide the world size.
         timeout: Seconds that a collective may take.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     count = world // size
     limit = timedelta(seconds=timeout)
-    # every rank takes part in the making of every group, in the same order
+    # Making a group is collective: every rank makes every group, in the same order.
     groups = [dist.new_group(list(range(first, first + size)), timeout=limit)
               for first in range(0, world, size)]
     peers = [dist.new_group(list(range(place, world, size)), timeout=limit)
@@ -62,8 +63,8 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: Any) -> None:
     collective must not depend on what one rank has computed.
 
     Args:
-        parameters: Of the same shapes, dtypes and order on all ranks of the group.
-        group: The ranks to average over.
+        parameters: Parameters with the same shapes, dtypes and order on all ranks of the group.
+        group: Process group of the ranks to average over.
     """
     for parameter in parameters:
         if parameter.grad is None:

@@ -1,9 +1,9 @@
-"""What a run's config changes against the files it inherits from.
+"""The differences between a run's config and the files that it inherits from.
 
-The base is what MMEngine makes of the config's ``_base_`` files (each with its own bases merged
-in); the other side is the config in memory, so ``--cfg-options`` and anything a tool has set
-since are differences too. Base files are read a second time for this, the config file itself
-and its ``custom_imports`` are not executed again.
+The base is what MMEngine makes of the config's ``_base_`` files, each merged with its own bases.
+It is compared with the config in memory, so that ``--cfg-options`` and values that a tool has set
+since are differences too. Base files are read a second time for this; the config file itself and
+its ``custom_imports`` are not executed again.
 """
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class _Missing:
 MISSING = _Missing()
 Difference = Tuple[str, Any, Any]
 
-# Characters of one value on a line of the report.
+# Largest number of characters of one value in the report.
 _VALUE_WIDTH = 56
 
 
 def base_files(cfg: Config) -> List[str]:
-    """Return the paths of the files ``cfg`` names in ``_base_``, in its order.
+    """Return the paths of the files that ``cfg`` names in ``_base_``, in its order.
 
     Args:
-        cfg: A config from ``Config.fromfile``, in either of MMEngine's two styles.
+        cfg: Config from ``Config.fromfile``, in either of MMEngine's two styles.
 
     Returns:
-        The paths; empty for a config without a file or without bases.
+        Paths of the files; empty for a config without a file or without bases.
     """
     filename = _config_file(cfg)
     if not filename:
@@ -52,11 +52,11 @@ def config_differences(cfg: Config) -> List[Difference]:
     """Compare a config with its merged ``_base_`` files.
 
     Args:
-        cfg: The config in memory.
+        cfg: Config in memory.
 
     Returns:
-        ``(dotted key, base value or MISSING, value or MISSING)`` in the order of the keys.
-        Dictionaries are compared key by key, lists as a whole; a list and a tuple of equal
+        Tuples ``(dotted key, base value or MISSING, value or MISSING)`` in the order of the keys.
+        Dictionaries are compared key by key and lists as a whole. A list and a tuple of equal
         elements are equal. Empty for a config without a file or without bases.
 
     Raises:
@@ -72,21 +72,21 @@ def config_differences(cfg: Config) -> List[Difference]:
     else:
         for path, scope in _scoped_base_files(filename):
             values = Config.fromfile(path, import_custom_modules=False)._cfg_dict
-            # MMEngine notes the package a base comes from (mmseg::...) in its dictionaries.
+            # MMEngine writes the package that a base comes from (mmseg::...) into its dictionaries.
             base.update(Config._dict_to_config_dict(values, scope).to_dict())
     return _compare(base, cfg.to_dict(), '')
 
 
 def format_differences(rows: Sequence[Difference]) -> str:
-    """Return the differences as aligned lines, long values shortened.
+    """Return the differences as aligned lines in which long values are shortened.
 
-    Of a list that keeps its length, only the elements that changed are shown.
+    If a list keeps its length, only the elements that have changed are shown.
 
     Args:
-        rows: What :func:`config_differences` returned.
+        rows: Differences that :func:`config_differences` has returned.
 
     Returns:
-        One line a difference, or one line that says there is none.
+        One line per difference, or one line that says that there is none.
     """
     if not rows:
         return '  (no differences)'
@@ -101,7 +101,7 @@ def config_report(cfg: Config) -> str:
     """Return the lines that are printed at the start of a run.
 
     Args:
-        cfg: The config in memory.
+        cfg: Config in memory.
 
     Returns:
         A headline that names the config and its bases, and the differences below it.
@@ -112,7 +112,7 @@ def config_report(cfg: Config) -> str:
     if not cfg.filename:
         return 'config: built in memory, no file and so no base to compare with'
     if not _config_file(cfg):
-        return f'config: {cfg.filename} is no longer there, its bases cannot be compared'
+        return f'config: {cfg.filename} no longer exists; its bases cannot be compared'
     bases = base_files(cfg)
     if not bases:
         return f'config: {cfg.filename} has no _base_, nothing to compare with'
@@ -122,7 +122,7 @@ def config_report(cfg: Config) -> str:
 
 
 def _config_file(cfg: Config) -> str:
-    """Return the absolute path of the config's file, or '' when there is none."""
+    """Return the absolute path of the config's file, or '' if there is none."""
     path = os.path.abspath(os.path.expanduser(cfg.filename)) if cfg.filename else ''
     return path if os.path.isfile(path) else ''
 
@@ -176,12 +176,12 @@ def _equal(old: Any, new: Any) -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
     if callable(old) and callable(new):
-        # A function of a base file is another object each time that file is read.
+        # Each time a base file is read, its functions are new objects.
         return _qualified_name(old) == _qualified_name(new)
     if isinstance(old, (bool, int, float)) and isinstance(new, (bool, int, float)):
         return isinstance(old, bool) == isinstance(new, bool) and (old == new
                                                                    or repr(old) == repr(new))
-    # Arrays and other objects have no single truth value when compared; their text has.
+    # Arrays and some other objects have no single truth value when compared; their text has one.
     return type(old) is type(new) and repr(old) == repr(new)
 
 
@@ -193,7 +193,7 @@ def _qualified_name(function: Any) -> Tuple[str, str]:
 def _lines(key: str, old: Any, new: Any) -> List[Tuple[str, str, str]]:
     """Return the printed (key, base, value) of one difference."""
     sequences = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
-    # Short lists read better whole: (512, 512) rather than two lines of numbers.
+    # Short lists are easier to read as a whole: (512, 512) rather than two lines of numbers.
     if not sequences or len(old) != len(new) or len(repr(old)) <= _VALUE_WIDTH // 2:
         return [(key, _short(old), _short(new))]
     lines = []

@@ -1,4 +1,4 @@
-"""Find the user's mistakes in a dataset, and name the file."""
+"""Find mistakes in a user's dataset, and name the file."""
 from __future__ import annotations
 
 import os
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 import numpy as np
 import torch
 
-IGNORE_INDEX = 255  # MMSegmentation's, when a dataset has none of its own
+IGNORE_INDEX = 255  # MMSegmentation's default, for a dataset that does not set ignore_index
 
 
 class DataError(ValueError):
@@ -16,15 +16,15 @@ class DataError(ValueError):
 
 
 def build_checked(build: Any, config: Dict[str, Any]) -> Any:
-    """Build a dataset and check that it holds samples whose files exist.
+    """Build a dataset and check that it has samples and that their files exist.
 
     Args:
-        build: Turns ``config`` into a fully initialized dataset.
-        config: The dataset's config.
+        build: Function that turns ``config`` into a fully initialized dataset.
+        config: Config of the dataset.
 
     Raises:
-        DataError: If its folder is missing or empty, an image has no mask, or the dataset itself
-            refuses its files or arguments.
+        DataError: If its folder is missing or empty, if an image has no mask, or if the dataset
+            itself refuses its files or arguments.
     """
     kind, place = config.get('type', 'dataset'), config.get('data_root', '')
     try:
@@ -35,12 +35,12 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
             f'{_name(kind)}: {missing} does not exist (data_root={place!r}). Point data_root and '
             f'data_prefix at the data, or make it first (docs/datasets.md).') from error
     except ValueError as error:
-        # NumPy's words in MMEngine's BaseDataset for an empty list of samples
+        # For an empty list of samples, MMEngine's BaseDataset raises this error of NumPy's.
         if 'need at least one array to concatenate' not in str(error):
             raise DataError(f'{_name(kind)}: {error}') from error
         dataset = ()
     if not hasattr(dataset, '__len__'):
-        return dataset  # a stream
+        return dataset  # a stream has no length
     if len(dataset) == 0:
         raise DataError(
             f'{_name(kind)} found no samples under data_root={place!r}, data_prefix='
@@ -51,10 +51,12 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
 
 
 def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
-    """Return a warning if scenes whose files begin with red reach a model that expects blue first.
+    """Return a warning if the bands of scenes would reach the model in reverse order, else None.
+
+    The bands of a scene's file usually begin with red, and ``bgr_to_rgb`` expects blue first.
 
     Args:
-        cfg: A whole config.
+        cfg: Config of the run.
     """
     preprocessor = _part(_part(cfg, 'model'), 'data_preprocessor')
     if not preprocessor.get('bgr_to_rgb'):
@@ -66,22 +68,22 @@ def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
         if isinstance(first, Mapping) and first.get('type') == 'LoadGeoTiffWindow' \
                 and bands == sorted(bands):
             return (f'{loader}: LoadGeoTiffWindow gives the bands as {bands}, and bgr_to_rgb=True '
-                    f'of the data_preprocessor turns them round. If the files begin with red, set '
-                    f'bands={bands[::-1]} in the dataset, or leave bgr_to_rgb out.')
+                    f'of the data_preprocessor reverses them. If the files begin with red, set '
+                    f'bands={bands[::-1]} in the dataset, or remove bgr_to_rgb.')
     return None
 
 
 def _part(cfg: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a part of a config, empty where it is missing or was built already."""
+    """Return a part of a config; empty if it is missing or has been built already."""
     part = cfg.get(key)
     return part if isinstance(part, Mapping) else {}
 
 
 def check_files_exist(dataset: Any) -> None:
-    """Check that every local image and mask a dataset lists exists, with one listing a folder.
+    """Check that every local image and mask of a dataset exists, by listing each folder once.
 
     Raises:
-        DataError: Names the first missing file and counts the others.
+        DataError: If files are missing. It gives the name of the first and the number of them.
     """
     if not hasattr(dataset, 'get_data_info') or getattr(dataset, 'backend_args', None):
         return
@@ -109,10 +111,10 @@ def check_files_exist(dataset: Any) -> None:
 
 
 def check_labels(dataset: Any, index: int, sample: Any) -> None:
-    """Check that a packed sample's mask holds class indices or the ignore index only.
+    """Check that the mask of a packed sample has only class indices and the ignore index.
 
     Raises:
-        DataError: Names the mask file and the value in it.
+        DataError: If it has another value. The message names the mask file and the value.
     """
     truth = getattr(_data_sample(sample), 'gt_sem_seg', None)
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
@@ -120,7 +122,7 @@ def check_labels(dataset: Any, index: int, sample: Any) -> None:
         return
     labels = truth.data
     ignore = getattr(dataset, 'ignore_index', IGNORE_INDEX)
-    # Two reductions instead of a sort: this runs on every sample.
+    # Comparisons are used instead of a sort, since this runs on every sample.
     bad = (labels != ignore) & ((labels >= len(classes)) | (labels < 0))
     if not bool(bad.any()):
         return
@@ -137,7 +139,7 @@ def check_labels(dataset: Any, index: int, sample: Any) -> None:
 
 
 def explain_error(dataset: Any, index: int, error: Exception) -> Exception:
-    """Return a :class:`DataError` that says which files a failed sample was made of, and why."""
+    """Return a :class:`DataError` that names the files of a failed sample and the reason."""
     if isinstance(error, DataError):
         return error
     info = _info(dataset, index)
@@ -150,7 +152,7 @@ def explain_error(dataset: Any, index: int, error: Exception) -> Exception:
 
 
 def _unreadable(path: Any) -> Optional[str]:
-    """Return why the image file at ``path`` cannot be decoded, or None when it can."""
+    """Return why the image file at ``path`` cannot be decoded, or None if it can."""
     if not isinstance(path, str) or '://' in path:
         return None
     if not os.path.isfile(path):

@@ -1,9 +1,8 @@
 """Data order and augmentation as pure functions of the seed, so that a resumed run is exact.
 
-Every sample is drawn under a random state derived from ``(seed, epoch, global position)``, where
-the global position counts samples over all ranks. What a sample looks like then depends neither on
-the number of workers nor on the number of ranks nor on where the run was interrupted, and nothing
-but the iteration number has to be saved.
+Every sample is drawn with a random state derived from ``(seed, epoch, global position)``, where the
+global position counts samples over all ranks. A sample therefore looks the same for any number of
+workers and ranks, and wherever the run was interrupted. Only the iteration number has to be saved.
 """
 from __future__ import annotations
 
@@ -42,25 +41,25 @@ def seed_sample(entropy: Tuple[int, ...]) -> None:
 
 
 class ResumableSampler(Sampler):
-    """Wraps one rank's sampler: its indices become :class:`SampleKey`, and it can skip.
+    """Wraps one rank's sampler: its indices become :class:`SampleKey`, and it can skip samples.
 
     MMEngine's samplers give rank ``r`` the positions ``r, r + world_size, ...`` of one global
     order, so position ``i`` on rank ``r`` is global position ``i * world_size + r``.
 
     Args:
-        sampler: The sampler of this rank, endless or not.
-        seed: The seed of the run (>= 0); one of the sampler's own takes precedence.
-        rank: This rank.
-        world_size: The number of ranks.
-        batch_size: Samples a batch on this rank.
+        sampler: Sampler of this rank, finite or infinite.
+        seed: Seed of the run (>= 0). If the sampler has an attribute ``seed``, that one is used.
+        rank: Number of this rank.
+        world_size: Number of ranks.
+        batch_size: Number of samples in a batch on this rank.
         drop_last: Whether the loader drops an incomplete last batch.
     """
 
     def __init__(self, sampler: Sampler, seed: int, rank: int, world_size: int, batch_size: int,
                  drop_last: bool = False) -> None:
         self.sampler = sampler
-        own = getattr(sampler, 'seed', None)
-        self._seed = int(seed if own is None else own)
+        sampler_seed = getattr(sampler, 'seed', None)
+        self._seed = int(seed if sampler_seed is None else sampler_seed)
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._drop_last = batch_size, drop_last
         self._epoch = self._epoch_offset = 0
@@ -70,21 +69,24 @@ class ResumableSampler(Sampler):
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'sampler':  # not yet set while unpickling
+        if name == 'sampler':  # while this object is unpickled, it is not set yet
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the order of ``epoch``, counted from where :meth:`skip` ended."""
+        """Start the order of ``epoch``; epochs that :meth:`skip` has left out are added."""
         self._epoch = epoch + self._epoch_offset
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(self._epoch)
 
     def skip(self, num_samples: int) -> None:
-        """Leave out the first ``num_samples`` (whole batches) of the run at the next iteration.
+        """Leave out the first ``num_samples`` samples of the run when iteration starts next.
 
-        Only indices are drawn, no data is loaded. The name and meaning are those that
-        onedl-mmengine's loop looks for.
+        Only indices are drawn; no data is loaded. The loop of onedl-mmengine looks for a method
+        with this name and meaning.
+
+        Args:
+            num_samples: Number of samples on this rank, a multiple of the batch size.
         """
         self._skip_batches = num_samples // self._batch_size
 
@@ -101,7 +103,7 @@ class ResumableSampler(Sampler):
                     f'cannot resume: an epoch has {position} sample(s) on this rank, less than a '
                     f'batch of {self._batch_size}. Lower batch_size or add data.')
             batches -= self._batches_in(position)
-            epoch = self._epoch - self._epoch_offset  # as the loop counts
+            epoch = self._epoch - self._epoch_offset  # the number that the loop uses
             self._epoch_offset += 1
             self.set_epoch(epoch)
             stream, position = iter(self.sampler), 0
@@ -121,23 +123,24 @@ def _advance(stream: Iterator[Any], count: int) -> int:
 
 
 class KeyedDataset(torch.utils.data.Dataset):
-    """Stands in for a dataset in the loader: seeds each sample and explains its errors.
+    """Takes the place of a dataset in the loader: seeds each sample and explains its errors.
 
-    Anything else is asked of the dataset behind it.
+    All other attributes are those of the wrapped dataset.
 
     Args:
-        dataset: A map-style dataset.
-        check: Called with ``(dataset, index, sample)`` on every sample; raises on a bad one.
-        explain: Called with ``(dataset, index, error)`` when loading fails; returns the error to
-            raise.
+        dataset: Map-style dataset to wrap.
+        check: Function called with ``(dataset, index, sample)`` for every sample; it raises an
+            error for a bad one.
+        explain: Function called with ``(dataset, index, error)`` if loading fails; it returns the
+            error to raise.
 
     Attributes:
-        finish: Called with ``(index, seed, sample)`` on every sample, in the worker that loaded it;
-            what it returns takes the sample's place. None for no such call.
-        reseed: Called with ``(index, seed)`` before a sample is loaded; what it returns is the
-            sample's seed, for ``finish`` too. The seed is ``()`` where the sampler gave none. None
-            for no such call.
-        keep_keys: Whether ``(index, seed)`` goes into the metainfo of each sample's
+        finish: Function called with ``(index, seed, sample)`` for every sample, in the worker that
+            has loaded it; its result replaces the sample. None for no such call.
+        reseed: Function called with ``(index, seed)`` before a sample is loaded; its result is the
+            sample's seed, also for ``finish``. The seed passed to it is ``()`` if the sampler gave
+            none. None for no such call.
+        keep_keys: Whether ``(index, seed)`` is written into the metainfo of each sample's
             ``data_samples``, as ``sample_key``.
     """
 
@@ -153,13 +156,13 @@ class KeyedDataset(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ('dataset', '__getitems__'):  # batched access would pass by __getitem__
+        if name in ('dataset', '__getitems__'):  # batched access would bypass __getitem__
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __getitem__(self, key: int) -> Any:
         if not self._tied_to_parent and torch.utils.data.get_worker_info() is not None:
-            # torch's workers look every five seconds whether their rank is alive
+            # torch's own workers check only every five seconds whether their rank is alive.
             die_with_parent()
             self._tied_to_parent = True
         seed: Optional[Tuple[int, ...]] = getattr(key, 'seed', None)
@@ -170,7 +173,7 @@ class KeyedDataset(torch.utils.data.Dataset):
             seed_sample(seed)
         try:
             sample = self.dataset[index]
-        except Exception as error:  # any transform may fail in any way; facts are added
+        except Exception as error:  # any transform may fail; explain adds the names of the files
             raise self._explain(self.dataset, index, error) from error
         self._check(self.dataset, index, sample)
         if self.keep_keys:
@@ -178,5 +181,5 @@ class KeyedDataset(torch.utils.data.Dataset):
         return sample if self.finish is None else self.finish(index, seed or (), sample)
 
     def load(self, index: int, seed: Tuple[int, ...]) -> Any:
-        """Return the sample at ``index`` as it was drawn from ``seed``."""
+        """Return the sample at ``index``, drawn with ``seed``."""
         return self[SampleKey(index, tuple(seed))]

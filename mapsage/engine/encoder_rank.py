@@ -31,32 +31,35 @@ from mapsage.wrappers.optim_wrapper import parse_dtype
 from . import startup
 from .env_cfg import parse_env_cfg
 
-_roles: List[Role] = []  # the role of this process, once it is known
+_roles: List[Role] = []  # holds the role of this process, once it is known
 
 
 def take_role(cfg: Config) -> Optional[EncoderRank]:
-    """Split the job's ranks into encoders and heads; return the encoder if this rank is one.
+    """Split the job's ranks into encoders and heads.
 
-    A head's launcher variables are set so that it sees the heads alone.
+    The launcher variables of a head are set to those of a job of heads only.
 
     Args:
         cfg: Config with ``feature_source`` of type ``'Streamed'``. Its ``launcher`` is set to
-            ``'pytorch'``, since that launcher's variables are the ones that are right from now on.
+            ``'pytorch'``, since only that launcher's variables are updated.
+
+    Returns:
+        The encoder if this rank encodes; None if it trains the head.
 
     Raises:
-        RoleError: If the launcher started too few ranks, or ``ranks_per_head`` does not divide
-            those that train.
+        RoleError: If the launcher has started too few ranks, or if ``ranks_per_head`` does not
+            divide the number of those that train.
     """
     launcher = cfg.get('launcher', 'none')
     if launcher == 'none':
-        return None  # a test runs alone; a training is refused when its feature source is built
+        return None  # Testing needs no encoders. Training fails when its feature source is built.
     if not _roles:  # a process may build several Runners
         startup.identify_process(launcher)
         encoders = cfg.feature_source.get('encoders', 1)
-        role = split_ranks(encoders, os.environ, own_devices=False)
+        role = split_ranks(encoders, os.environ, separate_devices=False)
         check_ranks_per_head(cfg.feature_source.get('ranks_per_head', 1), role.heads)
         if role.name == ENCODER and not _is_of_one_kind(cfg):
-            role = split_ranks(encoders, os.environ, own_devices=True)
+            role = split_ranks(encoders, os.environ, separate_devices=True)
         os.environ.update(role.environ)
         os.environ[ENCODERS_VARIABLE] = str(role.encoders)
         _roles.append(role)
@@ -65,24 +68,24 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
 
 
 def _is_of_one_kind(cfg: Config) -> bool:
-    """Return whether encoders and heads use one kind of device, of which each has its own."""
+    """Return whether encoders and heads run on the same kind of device."""
     heads = parse_env_cfg(cfg.get('env_cfg') or {}).accelerator
     encoders = cfg.feature_source.get('accelerator') or heads
     if encoders == heads:
         return True
     try:
         return resolve_accelerator(encoders).name == resolve_accelerator(heads).name
-    except AcceleratorError:  # if it is the encoders' own kind, train() says so
+    except AcceleratorError:  # train() raises it again if encoders cannot use their accelerator
         return False
 
 
 class EncoderRank:
-    """Takes the place of a Runner on a rank that encodes; the rank is in no process group.
+    """Takes the place of a Runner on a rank that encodes. The rank is in no process group.
 
-    The encoder is built from ``model.backbone``, and gets its weights from the first head.
+    The encoder is built from ``model.backbone`` and gets its weights from the first head.
 
     Args:
-        cfg: The config of the run.
+        cfg: Config of the run.
         role: Role of this process.
     """
 
@@ -94,9 +97,10 @@ class EncoderRank:
         """Encode for the heads until they have finished.
 
         Raises:
-            FeatureSourceError: If something in the encoder trains.
-            WeightsDifferError: If the heads built another encoder.
-            LinkError: If heads do not connect in time, or all disconnect before they have finished.
+            FeatureSourceError: If the encoder is not frozen.
+            WeightsDifferError: If the heads have built a different encoder.
+            LinkError: If heads do not connect in time, or if all of them disconnect before they
+                have finished.
         """
         cfg, role, source = self._cfg, self._role, self._cfg.feature_source
         env = parse_env_cfg(cfg.get('env_cfg') or {})
@@ -128,11 +132,11 @@ class EncoderRank:
         self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
                          f'{role.heads} head rank(s), weights {digest}')
         counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16))
-        facts = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
-        self.logger.info(f'encoder {role.index} has finished: {facts}')
+        numbers = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
+        self.logger.info(f'encoder {role.index} has finished: {numbers}')
 
     def val(self) -> None:
-        """Do nothing: heads encode locally when they evaluate."""
+        """Do nothing, since heads encode locally when they evaluate."""
 
     test = val
 

@@ -1,4 +1,4 @@
-"""Read ``env_cfg``: MMEngine's keys and MapSage's; any other key is an error that names it."""
+"""Read ``env_cfg``, which has keys of MMEngine and of MapSage; any other key is an error."""
 from __future__ import annotations
 
 import difflib
@@ -8,24 +8,25 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',  # MMEngine's
-         'accelerator', 'use_model_parallel')  # ours
+         'accelerator', 'use_model_parallel')  # MapSage's
 _DIST_KEYS = ('backend', 'timeout')
 
 
 class ConfigError(ValueError):
-    """A config says something MapSage cannot do."""
+    """A config asks for something that MapSage cannot do."""
 
 
 @dataclass(frozen=True)
 class EnvCfg:
-    """The part of ``env_cfg`` that MapSage acts on.
+    """The part of ``env_cfg`` that MapSage uses.
 
     Attributes:
-        accelerator: ``'auto'`` or an accelerator's name.
-        backend: ``'auto'`` or a communication backend.
-        timeout: Seconds a collective may wait.
-        use_model_parallel: True or False: obey or fail; None: decide.
-        note: Line for the log about a value that was not taken literally; empty without one.
+        accelerator: Name of an accelerator, or ``'auto'``.
+        backend: Name of a communication backend, or ``'auto'``.
+        timeout: Seconds that a collective may wait.
+        use_model_parallel: Whether model parallelism is required (True) or forbidden (False); it is
+            an error if that is impossible. None lets MapSage decide.
+        note: Line for the log about a value that was not taken literally; empty if there is none.
     """
 
     accelerator: str = 'auto'
@@ -39,10 +40,15 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
                   model_wrapper_cfg: Optional[Mapping[str, Any]] = None) -> EnvCfg:
     """Check and read ``env_cfg``. Pure.
 
-    A ``model_wrapper_cfg`` of type ``MMModelParallel`` says ``use_model_parallel=True``.
+    A ``model_wrapper_cfg`` of type ``MMModelParallel`` means ``use_model_parallel=True``.
 
     MMSegmentation's default runtime names the backend ``nccl`` in every config. In a config that
-    names no accelerator this counts as MMEngine's default, not as a choice, and reads as ``auto``.
+    names no accelerator, this counts as MMEngine's default and not as a choice, and is read as
+    ``auto``.
+
+    Args:
+        env_cfg: Value of ``env_cfg`` in the config.
+        model_wrapper_cfg: Value of ``model_wrapper_cfg`` in the config, if it has one.
 
     Raises:
         ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, or
@@ -70,7 +76,8 @@ def names_model_parallel(wrapper_type: Any) -> bool:
 
 
 def _use_model_parallel(value: Any, wrapper_type: Any) -> Optional[bool]:
-    # `is`, since 1 == True and a config's 1 is more likely a number of devices
+    # Compared with `is`, since 1 == True and the 1 of a config more likely means a number of
+    # devices.
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.use_model_parallel must be True, False or None, got {value!r}. None lets '

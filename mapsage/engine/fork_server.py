@@ -1,18 +1,19 @@
 """Start Python scripts as forks of one process that has done their imports.
 
-Importing torch, MMEngine and MMSegmentation takes a rank seconds of processor time. Three kinds of
-processes share that work:
+Importing torch, MMEngine and MMSegmentation costs each rank seconds of processor time. Three kinds
+of processes do this work once for all ranks:
 
-- the owner: tools/launch.py, or a test session, through rank_start.py.
-- the server: ``fork_server.py --serve``. Imports everything once, then forks for each request.
-- the caller: ``fork_server.py --call``. Stands where the script's process would stand: it hands its
+- The owner is tools/launch.py or a test session. It starts the server through rank_start.py.
+- The server is ``fork_server.py --serve``. It imports everything once, then forks for each request.
+- A caller is ``fork_server.py --call``. It is started instead of the script. It sends its
   arguments, environment, folder and open files to the server, passes signals on to the fork, and
-  ends as the fork ends.
+  ends with the status of the fork.
 
 The kernel kills the server when its owner dies, and a fork when the server dies. The server kills a
-fork whose caller has gone. So nothing outlives the owner, however it ends. Linux only.
+fork whose caller is gone. Nothing therefore outlives the owner, however it ends. Linux only.
 
-Run by its path, and importing the standard library alone, so that a caller starts in milliseconds.
+This file is run by its path and imports the standard library alone, so that a caller starts in
+milliseconds.
 """
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ import struct
 import sys
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-# What a rank imports until its first training step, also what others import lazily.
+# Modules that a rank imports until its first training step, including those that other modules
+# import lazily.
 _IMPORTS = ('mapsage', 'mapsage.commands.cli', 'mmengine.runner', 'mmengine.visualization',
             'mmseg.apis', 'mmseg.datasets', 'mmseg.engine', 'mmseg.evaluation', 'mmseg.models',
             'mmseg.visualization', 'matplotlib.pyplot', 'rich.progress', 'torch.profiler')
@@ -38,21 +40,22 @@ _SECONDS_TO_READ_A_REQUEST = 30
 
 
 def freeze_imports() -> None:
-    """Take everything that exists by now out of garbage collection.
+    """Exclude all objects that exist now from garbage collection.
 
-    MMEngine collects garbage whenever it serialises a dataset, and walks the 338,000 objects of the
-    imported modules each time. Imported modules stay until the process ends. In a fork it also
-    keeps the collector from writing to, and so copying, the memory shared with the server.
+    MMEngine collects garbage whenever it serializes a dataset, and visits the 338,000 objects of
+    the imported modules each time. Imported modules stay until the process ends, so this finds
+    nothing. In a fork, freezing also keeps the collector from writing to the memory that is shared
+    with the server, which would copy it.
     """
     gc.freeze()
 
 
 def _die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; ``parent`` is the parent's pid."""
+    """Ask the kernel to kill this process when its parent, of pid ``parent``, dies."""
     import ctypes
     PR_SET_PDEATHSIG = 1  # linux/prctl.h
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it had died before
+    if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -61,12 +64,13 @@ def _die_with_parent(parent: int) -> None:
 def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     while arguments and arguments[0] == '-u':  # the server's streams are unbuffered
         arguments = arguments[1:]
-    if not arguments or arguments[0].startswith('-'):  # no script: not for the server
+    if not arguments or arguments[0].startswith('-'):  # no script, so nothing to fork
         os.execv(sys.executable, [sys.executable, *arguments])
     _die_with_parent(parent)
     ignored = [number for number in _PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
     if signal.SIGINT not in ignored:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a fork to pass it on to
+        # Until there is a fork to pass the signal on to, it ends the caller.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f'\0{address}')
@@ -102,8 +106,8 @@ def _read_all(connection: socket.socket) -> bytes:
 
 
 def _give_up(refusal: bytes) -> NoReturn:
-    """End without the script's own status."""
-    if not refusal:  # the kernel has killed, or will not let start, what the server forked
+    """End this caller if there is no fork, or no status of it, and say why."""
+    if not refusal:  # the server or the fork has been killed
         sys.stderr.write('the process that this rank was forked from has died\n')
         sys.stderr.flush()
         _end_as(-signal.SIGKILL)
@@ -111,17 +115,17 @@ def _give_up(refusal: bytes) -> NoReturn:
     sys.stderr.write(f'{text}\n')
     sys.stderr.flush()
     notes = os.environ.get('MAPSAGE_ERROR_NOTES')
-    if notes:  # for tools/launch.py, which prints the earliest one last
+    if notes:  # tools/launch.py prints the earliest note last
         with open(os.path.join(notes, f"0-{os.environ.get('RANK', '0')}"), 'w') as file:
             file.write(text)
     os._exit(1)
 
 
 def _end_as(status: int) -> NoReturn:
-    """End with an exit status; a negative one is the number of the signal to end by."""
+    """End with an exit status. A negative status is the number of a signal to end by, negated."""
     if status < 0:
         import resource
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has left the core file
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has written the core file
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -137,7 +141,7 @@ class _Server:
         self._listener, self._refusal, self._imported = listener, refusal, imported
         self._omp_threads = os.environ.get('OMP_NUM_THREADS')
         self._forks: Dict[socket.socket, int] = {}  # the caller's connection to the fork's pid
-        self._ended, self._wake = os.pipe()  # written to when a fork has ended
+        self._ended, self._wake = os.pipe()  # becomes readable when a fork has ended
         for end in (self._ended, self._wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake)
@@ -167,7 +171,7 @@ class _Server:
             request = _receive(connection, fds) if user == os.getuid() else None
             if request is not None:
                 connection.sendall(refusal.encode() or _STARTED)
-        except OSError:  # the caller has gone
+        except OSError:  # the caller is gone
             request = None
         if request is None or refusal:
             connection.close()
@@ -189,10 +193,10 @@ class _Server:
         if number:
             os.kill(self._forks[connection], number[0])
             return
-        self._selector.unregister(connection)  # the caller has gone
+        self._selector.unregister(connection)  # the caller is gone
         try:
             os.killpg(self._forks[connection], signal.SIGKILL)
-        except ProcessLookupError:  # it does not lead its group yet
+        except ProcessLookupError:  # the fork has not called setsid yet, so it has no group
             os.kill(self._forks[connection], signal.SIGKILL)
 
     def _send_statuses(self) -> None:
@@ -205,14 +209,14 @@ class _Server:
             try:
                 self._selector.unregister(connection)
                 connection.sendall(struct.pack('<q', code))
-            except (KeyError, OSError):  # the caller has gone
+            except (KeyError, OSError):  # the caller is gone
                 pass
             connection.close()
 
     def _become(self, request: Dict[str, Any], fds: List[int], server: int,
                 connection: socket.socket) -> NoReturn:
         """Turn this fork into the script."""
-        status = 70  # EX_SOFTWARE, of an error below
+        status = 70  # EX_SOFTWARE, for an error before the script runs
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -236,7 +240,11 @@ class _Server:
             os._exit(status)
 
     def _take_over(self, environ: Dict[str, str], folder: str) -> None:
-        """Take the caller's environment, and what the imports had read of the server's."""
+        """Take the caller's environment, folder and import path.
+
+        Variables that imports have set in the server are kept, unless the caller sets them. Other
+        settings that modules have read from the environment at their import are repeated.
+        """
         paths = os.environ.get('PYTHONPATH', '').split(os.pathsep)
         os.environ.clear()
         os.environ.update({**self._imported, **environ})
@@ -245,14 +253,15 @@ class _Server:
             path for path in sys.path if path not in paths]
         threads = environ.get('OMP_NUM_THREADS')
         if threads != self._omp_threads and threads is not None and threads.isdigit():
-            # no more than there are cores, as a new Python's torch decides at its import
+            # At most as many as there are cores, as torch decides at its import in a new Python.
             sys.modules['torch'].set_num_threads(
                 max(1, min(int(threads), len(os.sched_getaffinity(0)))))
-        sys.modules['numpy'].random.seed()  # else all forks draw the same; Python's own does it
+        # Otherwise all forks draw the same numbers. Python's own generator is reseeded by os.fork.
+        sys.modules['numpy'].random.seed()
 
 
 def _receive(connection: socket.socket, fds: array.array) -> Optional[Dict[str, Any]]:
-    """Return a request, its open files in ``fds``; None when its sender ends too early."""
+    """Return a request and append its open files to ``fds``; None if its sender ends too early."""
     connection.settimeout(_SECONDS_TO_READ_A_REQUEST)
     head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * fds.itemsize))
     if not ancillary or len(head) < 8:
@@ -269,16 +278,18 @@ def _receive(connection: socket.socket, fds: array.array) -> Optional[Dict[str, 
 
 
 def _why_not_fork() -> str:
+    """Return why this process cannot fork now; empty if it can."""
     threads = len(os.listdir('/proc/self/task'))
     if threads == 1:
         return ''
     # A lock that another thread holds is never released in a fork.
     return (f'ranks cannot be forked from a process with {threads} threads; a package starts them '
-            f'when it is imported. Start each rank anew: PYTHON_EXEC={sys.executable}')
+            f'when it is imported. Set PYTHON_EXEC={sys.executable} in the environment to start '
+            f'each rank as a new Python process.')
 
 
 def _run(arguments: List[str]) -> int:
-    """Run the script ``arguments[0]`` as ``__main__``; return the exit status."""
+    """Run the script ``arguments[0]`` as ``__main__``; return its exit status."""
     import atexit
     import threading
     import types
@@ -298,7 +309,8 @@ def _run(arguments: List[str]) -> int:
     except SystemExit as end:
         status = end.code
     except BaseException as error:
-        trace = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        # The traceback leaves out this function.
+        trace = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]
@@ -318,10 +330,10 @@ def _import_everything(more: Sequence[str]) -> None:
     here, root = os.path.dirname(__file__), os.path.dirname(os.path.dirname(
         os.path.dirname(os.path.abspath(__file__))))
     sys.path[:] = [root] + [path for path in sys.path if path != here]
-    gc.disable()  # nothing of it is garbage
+    gc.disable()  # imports leave hardly any garbage
     import torch
 
-    # Asked for its devices, CUDA is of no more use in a fork.
+    # Once a process has asked CUDA for its devices, CUDA cannot be used in a fork of it.
     asks = getattr(torch._C, '_cuda_getDeviceCount', None)
     if asks is not None:
         torch._C._cuda_getDeviceCount = lambda: 0
@@ -342,7 +354,7 @@ def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
     before, refusal = dict(os.environ), ''
     try:
         _import_everything(more)
-    except BaseException as error:  # whoever asks for a fork is told
+    except BaseException as error:  # every caller that asks for a fork gets it as the refusal
         sys.excepthook(type(error), error, error.__traceback__)
         refusal = f'ranks cannot be forked, an import fails: {type(error).__name__}: {error}'
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}

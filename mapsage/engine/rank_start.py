@@ -1,6 +1,8 @@
-"""How the launcher's ranks start: forked from one process that has done their imports, or anew.
+"""How the launcher's ranks start: as forks of one process that has done their imports, or each as a
+new Python process.
 
-Needs the standard library alone: tools/launch.py and test sessions load this file by its path.
+This file imports the standard library alone, since tools/launch.py and test sessions load it by its
+path.
 """
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, List, Sequence
 
-# Names a fork server that already runs, that of a test session.
+# Environment variable with the address of a fork server that is already running. Test sessions set
+# it.
 ADDRESS = 'MAPSAGE_FORK_SERVER'
 
 _FORK_SERVER = Path(__file__).with_name('fork_server.py')
@@ -23,68 +26,73 @@ _DRIVERS = Path(__file__).resolve().parents[1] / 'accelerator' / 'drivers.py'
 class ForkServer:
     """A running fork server. It begins its imports at once and ends with this process.
 
-    To be made in the main thread: the kernel takes the end of the thread that started a process for
-    the end of its parent.
+    It must be made in the main thread, since the kernel treats the end of the thread that started a
+    process as the death of its parent.
 
     Args:
-        more: Names of more modules to import.
+        more: Names of additional modules to import.
+
+    Attributes:
+        address: Name of the server's Unix socket, for :func:`caller_command`.
     """
 
     def __init__(self, more: Sequence[str] = ()) -> None:
         self.address = f'mapsage-{os.urandom(16).hex()}'
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f'\0{self.address}')  # in no file system, so that nothing is left of it
+            # A leading zero byte means an abstract socket, which leaves no file behind.
+            listener.bind(f'\0{self.address}')
             listener.listen(128)
-            # OpenBLAS would start its threads while numpy is imported, and then nothing may fork.
+            # OpenBLAS starts threads when numpy is imported, and a process with threads cannot fork
+            # safely.
             environ = dict(os.environ, OPENBLAS_NUM_THREADS='1')
             self._process = subprocess.Popen(
                 [sys.executable, '-u', str(_FORK_SERVER), '--serve', str(listener.fileno()),
                  str(os.getpid()), *more],
                 stdin=subprocess.DEVNULL, env=environ, pass_fds=[listener.fileno()],
-                start_new_session=True)  # Ctrl-C reaches the launcher, which passes it on
+                start_new_session=True)  # Ctrl-C goes to the launcher alone, which passes it on
 
     def stop(self) -> None:
-        """End the server, and with it what it has forked."""
+        """End the server and all of its forks."""
         self._process.kill()
         self._process.wait()
 
 
 def caller_command(address: str, parent: str) -> List[str]:
-    """Return the command that, put before a script, has it forked by the server at ``address``.
+    """Return a command that runs the script behind it as a fork of the server at ``address``.
 
     Args:
-        address: :attr:`ForkServer.address`.
+        address: Address of the server, :attr:`ForkServer.address`.
         parent: Pid of the process that will start the command.
     """
     return [sys.executable, '-I', '-S', str(_FORK_SERVER), '--call', address, parent]
 
 
 class RankStart:
-    """Decides how ranks start; where they are forked, the server begins its imports here.
+    """Decides how ranks start. If they are forked, the fork server begins its imports here.
 
-    Made before torch is imported, so that both imports run side by side.
+    It is made before the launcher imports torch, so that both imports run side by side.
 
     Args:
-        arguments: What the launcher was called with.
+        arguments: Command line arguments of the launcher.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._server = None
         self._address = ''
-        self._anew = _why_anew(arguments)
-        if not self._anew:
+        self._why_new = _why_new_processes(arguments)
+        if not self._why_new:
             self._address = os.environ.get(ADDRESS, '')
-        if not self._anew and not self._address:
+        if not self._why_new and not self._address:
             self._server = ForkServer()
             self._address = self._server.address
 
     def apply(self, args: argparse.Namespace) -> str:
         """Change torchrun's parsed arguments; return a line that says how ranks start."""
         if args.no_python or args.module:
-            self._anew = 'not a Python script'
-        if self._anew:
+            self._why_new = 'not a Python script'
+        if self._why_new:
             self.stop()
-            return f'ranks: started anew ({self._anew})'
+            return f'ranks: each started as a new process ({self._why_new})'
         command = caller_command(self._address, str(os.getpid()))
         args.training_script_args = [*command[1:], '-u', args.training_script,
                                      *args.training_script_args]
@@ -92,13 +100,13 @@ class RankStart:
         return 'ranks: forked from one process that imported everything (CPU)'
 
     def stop(self) -> None:
-        """End the server, if there is one of this launcher's."""
+        """End the server, if this launcher has started one."""
         if self._server is not None:
             self._server.stop()
 
 
-def _why_anew(arguments: Sequence[str]) -> str:
-    """Return why each rank has to be a new Python, '' when it can be a fork."""
+def _why_new_processes(arguments: Sequence[str]) -> str:
+    """Return why ranks cannot be forks; empty if they can."""
     if sys.platform != 'linux':
         return sys.platform
     if 'PYTHON_EXEC' in os.environ:

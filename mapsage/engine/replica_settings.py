@@ -1,4 +1,4 @@
-"""What a Runner does differently where several ranks train one head."""
+"""What a Runner does differently if several ranks train one head."""
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -23,12 +23,12 @@ def check_head_replicas(cfg: Config, accelerator: Accelerator, backend: str) -> 
     """Check that head replicas of several ranks can train a config. Pure.
 
     Args:
-        cfg: The config of the run.
-        accelerator: The accelerator in force.
-        backend: ``env_cfg.dist_cfg.backend``.
+        cfg: Config of the run.
+        accelerator: Accelerator of the run.
+        backend: Value of ``env_cfg.dist_cfg.backend``.
 
     Raises:
-        FeatureSourceError: Naming the setting, why it does not go with them, and what to do.
+        FeatureSourceError: If they cannot. It names the setting, the reason, and what to do.
     """
     asked = f'feature_source.ranks_per_head={ranks_per_head(cfg)}'
     try:
@@ -48,19 +48,19 @@ def check_head_replicas(cfg: Config, accelerator: Accelerator, backend: str) -> 
     for name, value in refused.items():
         if value:
             raise FeatureSourceError(
-                f'{asked} with {name}={value!r}: this setting does not know that several ranks '
-                f'train one head. Take it out of the config, or set ranks_per_head=1.')
+                f'{asked} with {name}={value!r}: this setting assumes that each rank trains a '
+                f'model of its own. Take it out of the config, or set ranks_per_head=1.')
 
 
 @contextmanager
 def one_rank_a_replica(replicas: Replicas) -> Iterator[None]:
-    """Let MMEngine take each replica for one rank while the context is open.
+    """Make MMEngine treat each replica as one rank while the context is open.
 
-    Samplers read rank and world size through ``mmengine.dist`` when they are built and have no
-    argument for them.
+    Samplers read rank and world size through ``mmengine.dist`` when they are built, and have no
+    arguments for them.
 
     Args:
-        replicas: The replicas of the job.
+        replicas: Head replicas of the job.
     """
     utils: Any = mmengine.dist.utils
     genuine, utils.get_default_group = utils.get_default_group, lambda: replicas.peers

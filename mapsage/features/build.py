@@ -30,25 +30,25 @@ from .split_head.replica_features import ReplicaFeatures
 from .split_head.replicated import Replicated
 from .wire.link import Link, open_links
 
-# Seconds without a word after which the other end of a link counts as lost. An encoder says nothing
-# while it encodes one batch.
+# Seconds without a message after which the other end of a link counts as lost. An encoder sends
+# nothing while it encodes a batch.
 PEER_TIMEOUT = 120.
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a source is built into.
+    """The parts of a run that a source is built from.
 
     Attributes:
-        encoder: The frozen encoder, with its weights, on ``device``.
-        encode: Encodes locally, with the run's precision.
-        accelerator: The accelerator in force.
-        local_rank: This rank on its node.
-        device: Where features are wanted.
-        runner: The Runner.
+        encoder: Frozen encoder, with its weights, on ``device``.
+        encode: Function that encodes locally, in the run's precision.
+        accelerator: Accelerator of the run.
+        local_rank: Number of this rank on its machine.
+        device: Device on which features are wanted.
+        runner: Runner of the training.
         timeout: Seconds to wait for other ranks.
-        replicas: The head replicas where several ranks train one head; None where each rank
-            trains a head of its own.
+        replicas: Head replicas if several ranks train one head; None if each rank trains a whole
+            head.
     """
 
     encoder: nn.Module
@@ -62,7 +62,11 @@ class Surroundings:
 
 
 def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> FeatureSource:
-    """Return the source of ``config``.
+    """Return the source that ``config`` describes.
+
+    Args:
+        config: ``feature_source`` of the run's config: ``type`` and the settings of that type.
+        surroundings: Parts of the run that the source uses.
 
     Raises:
         FeatureSourceError: If its type or one of its settings is unknown, missing or out of range.
@@ -93,9 +97,10 @@ def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> Featu
 
 
 def view_seeds(config: Mapping[str, Any]) -> Optional[ViewSeeds]:
-    """Return what chooses the cached view of a sample, None for a source that is no cache.
+    """Return the seeds that choose the cached view of a sample; None for a source without a cache.
 
-    A cache that cannot be read is an error when the source is built.
+    None is also returned for a cache that cannot be read, which is an error once the source is
+    built.
     """
     if config.get('type') != 'Cached' or 'folder' not in config:
         return None
@@ -129,13 +134,14 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
               peer_timeout: float = PEER_TIMEOUT, wire_dtype: Optional[str] = None,
               ahead: Optional[int] = None, local_fallback: bool = True,
               ranks_per_head: int = 1) -> FeatureSource:
-    # `accelerator` is the encoders' affair: mapsage/engine/encoder_rank.py
+    # Only encoder ranks use `accelerator`, in mapsage/engine/encoder_rank.py.
     if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
         raise FeatureSourceError(
             f"feature_source of type 'Streamed' needs {encoders} rank(s) that encode, beside those "
-            f'that train, and this process is alone or was not told so. Use '
-            f'scripts/start_8card_training.sh, or --launcher with tools/train.py or '
-            f"MMSegmentation's own; in one process, a source of type 'Prefetched' or 'Cached'.")
+            f'that train, but this process was started alone or without a launcher. Start the '
+            f'training with scripts/start_8card_training.sh, or give --launcher to tools/train.py '
+            f"or to MMSegmentation's own tools/train.py. For one process, use a source of type "
+            f"'Prefetched' or 'Cached'.")
     heads, rank, replicas = int(os.environ['WORLD_SIZE']), int(os.environ['RANK']), around.replicas
     receivers = range(heads) if replicas is None else replicas.leaders()
     streamed: Optional[Streamed] = None
@@ -146,7 +152,8 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
         if replicas is None:
             return streamed
     assert replicas is not None
-    # the rank that receives from the encoders needs no blocks to pass items on
+    # The rank that receives from the encoders sends items on without blocks, but a pool has at
+    # least one.
     blocks = 1 if streamed is not None else pool_bytes // block_bytes
     return Replicated(
         ReplicaFeatures(replicas.group, BlockPool(blocks, block_bytes), around.device, timeout),
@@ -155,7 +162,7 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
 
 def _meet_encoders(around: Surroundings, encoders: int, receivers: range,
                    peer_timeout: float) -> Tuple[List[Link], int]:
-    """Return links to all encoders and the digest of the weights that they were given."""
+    """Connect to all encoders; return the links and the digest of the encoder's weights."""
     heads, rank = int(os.environ['WORLD_SIZE']), int(os.environ['RANK'])
     store = connect_store(around.timeout)
     if rank == 0:

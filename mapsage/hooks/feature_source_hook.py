@@ -22,22 +22,22 @@ from .dynamic_sampling_hook import DynamicSamplingHook, log_interval
 
 @HOOKS.register_module()
 class FeatureSourceHook(Hook):
-    """Gets the features of ``model.backbone`` from a source, in every training step.
+    """Hook that gets the features of ``model.backbone`` from a source, in every training step.
 
     ``MapSageRunner`` registers it for a config with ``feature_source``. Validation, testing and
-    checkpoints are what they were: the encoder stays in the model.
+    checkpoints work as without it, since the encoder stays in the model.
 
     Args:
         source: ``feature_source`` of the config: ``type`` is ``'Local'``, ``'Prefetched'``,
-            ``'Cached'`` or ``'Streamed'``, the rest are the source's settings.
-        interval: Steps between summaries in the log; that of LoggerHook when None.
+            ``'Cached'`` or ``'Streamed'``; the other keys are settings of that type.
+        interval: Steps between summaries in the log; the interval of LoggerHook when None.
         timeout: Seconds to wait for other ranks at the start.
 
     Raises:
         FeatureSourceError: If the source, its settings, the model or the loader do not go together.
     """
 
-    # After DynamicSamplingHook, which stands between the loader and what this hook sees.
+    # After DynamicSamplingHook, so that this hook gets the batches that dynamic sampling makes.
     priority = 'NORMAL'
 
     def __init__(self, source: Dict[str, Any], interval: Optional[int] = None,
@@ -52,7 +52,10 @@ class FeatureSourceHook(Hook):
         self._report: Dict[str, float] = {}
 
     def before_run(self, runner: Any) -> None:
-        """Let samples be the cached views, and say so, before any of them is loaded."""
+        """Make the dataset load the cached views and keep the keys of its samples.
+
+        This happens before any sample is loaded.
+        """
         loop = runner._train_loop
         dataset = getattr(getattr(loop, 'dataloader', None), 'dataset', None)
         seeds = view_seeds(self._config)
@@ -60,7 +63,7 @@ class FeatureSourceHook(Hook):
             dataset.reseed, dataset.keep_keys = seeds, True
 
     def before_train(self, runner: Any) -> None:
-        """Put the source between the loop, its loader and the encoder."""
+        """Build the source, and put it between the loader and the encoder."""
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         self._preprocessor = model.data_preprocessor
         _check_model(model)
@@ -83,16 +86,16 @@ class FeatureSourceHook(Hook):
         if self._source.ahead and any(isinstance(hook, DynamicSamplingHook)
                                       for hook in runner.hooks):
             raise FeatureSourceError(
-                f"feature_source of type {self._config['type']!r} works ahead of the step, and "
+                f"feature_source of type {self._config['type']!r} works ahead of the step, but "
                 f"DynamicSamplingHook fills one step at a time. Use 'Local' or 'Cached' with it.")
-        self._stand_in(runner.train_loop)
+        self._replace_batches(runner.train_loop)
         self._interval = self._interval or log_interval(runner)
         self._begin = time.monotonic()
         runner.logger.info(f"[Features] source {self._config['type']}: up to {self._source.ahead} "
                            f'batch(es) ahead of the step')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Let the encoder answer with this step's features."""
+        """Make the encoder return this step's features."""
         assert self._gate is not None and self._source is not None and self._item is not None
         source, item = self._source, self._item
         self._gate.open(lambda: source.features(item),
@@ -100,7 +103,7 @@ class FeatureSourceHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
-        """Let the encoder compute again, and report at the interval."""
+        """Let the encoder compute again, and log a summary at the interval."""
         assert self._gate is not None and self._source is not None and self._interval is not None
         self._gate.close()
         for name, value in self._source.report().items():
@@ -109,30 +112,30 @@ class FeatureSourceHook(Hook):
             self._summarize(runner)
 
     def after_train(self, runner: Any) -> None:
-        """Let go of the source, and of the encoder."""
-        self._leave()
+        """Close the source and restore the encoder."""
+        self._close()
 
     def after_run(self, runner: Any) -> None:
-        """The same, for a run that ends otherwise."""
-        self._leave()
+        """Close the source and restore the encoder, if the training has not done so."""
+        self._close()
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         if self._source is not None:
             self._source.close()
         if self._gate is not None:
             self._gate.remove()
         self._source = self._gate = None
 
-    def _stand_in(self, loop: Any) -> None:
-        """Put this hook's steps where the loop takes its batches from."""
+    def _replace_batches(self, loop: Any) -> None:
+        """Let the loop take its batches from this hook's steps."""
         assert self._source is not None
         source = self._source
         dataset = getattr(loop.dataloader, 'dataset', None)
         if not source.needs_images and not hasattr(dataset, 'reseed'):
             raise FeatureSourceError(
                 f"feature_source of type {self._config['type']!r} finds features by the number of "
-                f'a sample, and the training dataset ({type(dataset).__name__}) has none: expected '
-                f'a map-style dataset.')
+                f'a sample, but the samples of the training dataset ({type(dataset).__name__}) '
+                f'have no numbers: expected a map-style dataset.')
         if hasattr(loop, 'dataloader_iterator'):
             def still_wanted() -> int:
                 return loop.max_iters - loop.iter - 1
@@ -164,12 +167,12 @@ class FeatureSourceHook(Hook):
         for name, value in report.items():
             runner.message_hub.update_scalar(f'features/{name}', value)
         if report and is_main_process():
-            told = ', '.join(f'{name} {value:.4g}' for name, value in report.items())
-            runner.logger.info(f'[Features] of {seconds:.1f} s: {told}')
+            counts = ', '.join(f'{name} {value:.4g}' for name, value in report.items())
+            runner.logger.info(f'[Features] of {seconds:.1f} s: {counts}')
 
 
 def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:
-    """Return the keys that ``KeyedDataset`` wrote into a batch."""
+    """Return the key (index, seed) of each sample, which ``KeyedDataset`` wrote into the batch."""
     samples: Sequence[Any] = batch['data_samples']
     return tuple((sample.metainfo['sample_key'][0], tuple(sample.metainfo['sample_key'][1]))
                  for sample in samples)
@@ -178,10 +181,10 @@ def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:
 def _check_model(model: Any) -> None:
     if not isinstance(getattr(model, 'backbone', None), torch.nn.Module):
         raise FeatureSourceError(
-            f'feature_source stands in for model.backbone, and {type(model).__name__} has none. '
-            f'Take feature_source out of the config.')
+            f'feature_source takes the place of model.backbone, but {type(model).__name__} has '
+            f'none. Take feature_source out of the config.')
     if getattr(model.data_preprocessor, 'batch_augments', None) is not None:
         raise FeatureSourceError(
-            'feature_source looks at a batch before the step does, and '
-            'data_preprocessor.batch_augments would change it at random a second time. Move that '
-            'augmentation into the pipeline.')
+            'feature_source preprocesses each batch before the step does, so that the random '
+            'data_preprocessor.batch_augments would be applied twice, with different results. Move '
+            'that augmentation into the pipeline.')

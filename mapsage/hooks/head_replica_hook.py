@@ -1,4 +1,4 @@
-"""Splits the head over the ranks of each head replica, and puts it together where it is needed."""
+"""Splits the head over the ranks of each head replica, and reassembles it where needed."""
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -19,20 +19,21 @@ from .dynamic_sampling_hook import DynamicSamplingHook
 
 @HOOKS.register_module()
 class HeadReplicaHook(Hook):
-    """Trains ``model.decode_head`` split over the ranks of a head replica.
+    """Hook that trains ``model.decode_head`` split over the ranks of a head replica.
 
-    ``MapSageRunner`` registers it where ``feature_source.ranks_per_head`` is 2 or more.
+    ``MapSageRunner`` registers it if ``feature_source.ranks_per_head`` is 2 or more.
 
-    - Before training, once weights and optimizer are initialized or loaded, each rank keeps its
-      shares of both.
-    - While a validation runs, every rank has the whole head and evaluates its part of the data.
-    - Checkpoints hold the whole head and the whole state of the optimizer, as one rank would write
-      them.
+    - Before training, once weights and optimizer are initialized or loaded, each rank keeps only
+      its shares of both.
+    - During a validation, every rank has the whole head and evaluates its part of the data.
+    - Checkpoints hold the whole head and the whole state of the optimizer, like those of a run
+      without replicas.
 
     Raises:
-        FeatureSourceError: If the model has no ``decode_head``, or a hook or the optimizer wrapper
-            does not go with a split head.
-        TensorParallelError: If the optimizer or the norm it clips by does not.
+        FeatureSourceError: If the model has no ``decode_head``, or if a hook or the optimizer
+            wrapper does not work with a split head.
+        TensorParallelError: If the optimizer, or the norm by which gradients are clipped, does not
+            work with a split head.
     """
 
     # After DeviceCheckHook (LOW), which compares the whole weights before training.
@@ -59,22 +60,22 @@ class HeadReplicaHook(Hook):
             f'trains {_count(shares)} values of split weights and {_count(whole)} of whole ones')
 
     def before_val_epoch(self, runner: Any) -> None:
-        """Put the head together on every rank. Collective."""
+        """Assemble the whole head on every rank. Collective."""
         self._evaluation.enter_context(runner.model.whole())
 
     def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
-        """Train on shares again."""
+        """Continue to train with the split head."""
         self._evaluation.close()
 
     def gather_state(self, runner: Any) -> None:
-        """Collect what the optimizer remembers, before a checkpoint. Collective."""
+        """Collect the whole state of the optimizer before a checkpoint. Collective."""
         if self._shares is not None:
             state = self._shares.gather_optimizer_state(runner.optim_wrapper.optimizer)
-            # which alone writes the checkpoint
+            # Only the main process writes the checkpoint.
             self._optimizer_state = state if is_main_process() else {}
 
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Put the whole state of the optimizer in place of this rank's share."""
+        """Replace this rank's share of the optimizer's state by the whole state."""
         state = checkpoint.get('optimizer', {}).get('state', {})
         for number, values in self._optimizer_state.items():
             if number in state:
@@ -83,7 +84,7 @@ class HeadReplicaHook(Hook):
 
 
 def _check_run(runner: Any) -> None:
-    """Raise FeatureSourceError where something does not go with a split head."""
+    """Raise FeatureSourceError if a part of the run does not work with a split head."""
     for kind, reason in ((EMAHook, 'averages weights that each rank has only a part of'),
                          (DynamicSamplingHook, 'gives other samples to each rank')):
         if any(isinstance(hook, kind) for hook in runner.hooks):
@@ -93,11 +94,11 @@ def _check_run(runner: Any) -> None:
                 f'ranks_per_head=1.')
     if not isinstance(getattr(runner.model.module, 'decode_head', None), nn.Module):
         raise FeatureSourceError(
-            f'feature_source.ranks_per_head splits model.decode_head, and '
+            f'feature_source.ranks_per_head splits model.decode_head, but '
             f'{type(runner.model.module).__name__} has none. Set ranks_per_head=1.')
     if not isinstance(runner.optim_wrapper, OptimWrapper):
         raise FeatureSourceError(
-            f'feature_source.ranks_per_head needs one optimizer, and optim_wrapper is a '
+            f'feature_source.ranks_per_head needs one optimizer, but optim_wrapper is a '
             f'{type(runner.optim_wrapper).__name__}. Use one optimizer with paramwise_cfg, or set '
             f'ranks_per_head=1.')
 

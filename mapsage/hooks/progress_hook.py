@@ -29,19 +29,20 @@ class ProgressBarHook(Hook):
     every other line is printed above the bar. Without a terminal (a pipe, a log file, nohup) and on
     other ranks the hook does nothing, so that the plain lines stay as they are.
 
-    The numbers come from the runner's message hub, where hooks of MMEngine have put them. The hook
+    The numbers come from the runner's message hub, into which MMEngine's hooks write them. The hook
     therefore never reads a tensor and never waits for the device.
 
     Args:
-        refresh_interval: Shortest time between two drawings in seconds.
+        refresh_interval: Shortest time between two drawings, in seconds.
         show_lr: Whether to show the learning rate.
 
     Raises:
         ValueError: If ``refresh_interval`` is negative.
     """
 
-    # Before LoggerHook (BELOW_NORMAL), so that the filter is set when it logs; after the hooks
-    # that measure (RuntimeInfoHook, and IterTimerHook, which is NORMAL too but registered first).
+    # Before LoggerHook (BELOW_NORMAL), so that the filter is set when LoggerHook logs. After the
+    # hooks that measure: RuntimeInfoHook, and IterTimerHook, which is NORMAL too but registered
+    # first.
     priority = 'NORMAL'
 
     def __init__(self, refresh_interval: float = 0.2, show_lr: bool = True) -> None:
@@ -104,12 +105,12 @@ class ProgressBarHook(Hook):
         self._evaluation_step(runner, 'test', batch_idx + 1, len(runner.test_dataloader))
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
-        """Remove the second bar, and let LoggerHook's line with the metrics pass."""
+        """Remove the second bar, and show LoggerHook's line with the metrics on the terminal."""
         self._end_evaluation()
 
     def after_test_epoch(self, runner: Runner,
                          metrics: Optional[Dict[str, float]] = None) -> None:
-        """Remove the bar, and let LoggerHook's line with the metrics pass."""
+        """Remove the bar, and show LoggerHook's line with the metrics on the terminal."""
         self._end_evaluation()
 
     def after_val(self, runner: Runner) -> None:
@@ -118,9 +119,9 @@ class ProgressBarHook(Hook):
             self._bar.hides_iterations = True
 
     def _guard(self, loop: Any) -> None:
-        """Make ``loop.run`` take the bar down when it ends by an exception or Ctrl-C.
+        """Make ``loop.run`` remove the bar when it ends with an exception or Ctrl-C.
 
-        MMEngine calls no hook then, and the redirected streams would outlive the run.
+        MMEngine calls no hook in this case, and the streams would stay redirected after the run.
         """
         if hasattr(loop.run, '__wrapped__'):
             return
@@ -128,7 +129,7 @@ class ProgressBarHook(Hook):
 
         @functools.wraps(run)
         def run_then_stop(*args: Any, **kwargs: Any) -> Any:
-            # A validation runs inside the training loop and must leave its bar alone.
+            # A validation runs inside the training loop and must not remove the training's bar.
             self._loops_running += 1
             try:
                 return run(*args, **kwargs)
@@ -173,11 +174,11 @@ class ProgressBarHook(Hook):
 
     def _show(self, runner: Runner, task: TaskID, done: int, label: str,
               scalars: Sequence[str]) -> None:
-        facts = _facts(runner, [name for name in scalars if name != 'lr' or self.show_lr])
-        self._draw(runner, lambda bar: bar.show(task, done, label, facts))
+        numbers = _numbers(runner, [name for name in scalars if name != 'lr' or self.show_lr])
+        self._draw(runner, lambda bar: bar.show(task, done, label, numbers))
 
     def _draw(self, runner: Runner, draw: Callable[[_TerminalBar], _T]) -> Optional[_T]:
-        """Draw, and go on without a bar when the terminal is gone (a closed SSH session)."""
+        """Draw; continue without a bar if the terminal is gone, as after an SSH session closes."""
         if self._bar is None:
             return None
         try:
@@ -188,15 +189,15 @@ class ProgressBarHook(Hook):
 
     def _give_up(self, runner: Runner, error: OSError) -> None:
         self._stop()
-        runner.logger.warning('progress bar: the terminal cannot be written, the run goes on '
+        runner.logger.warning('progress bar: the terminal cannot be written to; the run continues '
                               f'without the bar: {error}')
 
 
 class _Console(Console):
-    """A console that leaves the cursor alone.
+    """A console that never hides the cursor.
 
-    Rich hides it while a bar is up. A rank ended by torchrun's SIGTERM could not bring it back
-    and would leave the user with a terminal without a cursor.
+    Rich hides it while a bar is shown. A rank that torchrun ends with SIGTERM could not show it
+    again, and the user's terminal would be left without a cursor.
     """
 
     def show_cursor(self, show: bool = True) -> bool:
@@ -204,7 +205,7 @@ class _Console(Console):
 
 
 class _HideIterationLines(logging.Filter):
-    """Keep LoggerHook's lines of single iterations off the terminal while the bar shows them."""
+    """Hides LoggerHook's lines of single iterations on the terminal while the bar shows them."""
 
     def __init__(self, bar: _TerminalBar) -> None:
         super().__init__()
@@ -217,8 +218,8 @@ class _HideIterationLines(logging.Filter):
 class _TerminalBar:
     """The bars of one run and the redirection of the log around them.
 
-    It is drawn from the training thread only. A drawing thread could hold Rich's lock at the
-    moment a dataloader forks a worker, and that worker would hang on its first print.
+    The bars are drawn from the training thread only. A separate thread could hold Rich's lock at
+    the moment when a data loader forks a worker, and that worker would hang at its first print.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -227,7 +228,7 @@ class _TerminalBar:
         terminal = sys.stdout
         self._progress = Progress(
             TextColumn('{task.description}'), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TextColumn('{task.fields[facts]}'), console=_Console(file=terminal),
+            TextColumn('{task.fields[numbers]}'), console=_Console(file=terminal),
             auto_refresh=False)
         self._progress.start()
         self._filter = _HideIterationLines(self)
@@ -242,7 +243,7 @@ class _TerminalBar:
                 handler.addFilter(self._filter)
 
     def add(self, label: str, total: int, done: int) -> TaskID:
-        return self._progress.add_task(label, total=total, completed=done, facts='')
+        return self._progress.add_task(label, total=total, completed=done, numbers='')
 
     def remove(self, task: TaskID) -> None:
         self._progress.remove_task(task)
@@ -251,17 +252,18 @@ class _TerminalBar:
         """Return whether ``interval`` seconds have passed since the last drawing."""
         return time.monotonic() - self._drawn >= interval
 
-    def show(self, task: TaskID, done: int, label: str, facts: str) -> None:
+    def show(self, task: TaskID, done: int, label: str, numbers: str) -> None:
         """Draw the bars.
 
         Raises:
-            OSError: If the terminal cannot be written.
+            OSError: If the terminal cannot be written to.
         """
         self._drawn = time.monotonic()
-        self._progress.update(task, completed=done, description=label, facts=facts, refresh=True)
+        self._progress.update(task, completed=done, description=label, numbers=numbers,
+                              refresh=True)
 
     def stop(self) -> None:
-        """Draw a last time and give streams and log back."""
+        """Draw a last time and restore the streams and the log."""
         for handler, stream in self._handlers:
             handler.removeFilter(self._filter)
             handler.setStream(stream)
@@ -269,12 +271,12 @@ class _TerminalBar:
         try:
             self._progress.stop()
         except OSError:
-            # Only the last drawing is lost; Rich has restored the streams before it failed.
+            # Only the last drawing is lost: Rich restores the streams even if drawing fails.
             pass
 
 
 def _is_live_terminal(stream: Any) -> bool:
-    """Return whether a bar can be redrawn in place on ``stream``."""
+    """Return whether ``stream`` is a terminal on which a bar can be redrawn."""
     return stream.isatty() and not Console(file=stream).is_dumb_terminal
 
 
@@ -285,8 +287,8 @@ def _train_label(runner: Runner) -> str:
     return 'train'
 
 
-def _facts(runner: Runner, scalars: Sequence[str]) -> str:
-    """Return 'eta 0:12:30  loss 0.4321  lr 1.0e-04' from what the message hub holds."""
+def _numbers(runner: Runner, scalars: Sequence[str]) -> str:
+    """Return the message hub's numbers as text, such as 'eta 0:12:30  loss 0.4321  lr 1.0e-04'."""
     hub = runner.message_hub
     parts = []
     eta = hub.get_info('eta')

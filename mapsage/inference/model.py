@@ -1,4 +1,4 @@
-"""A model's weights, classes and bands, from its config and its checkpoint."""
+"""The weights, classes and bands of a model, read from its config and its checkpoint."""
 from __future__ import annotations
 
 import hashlib
@@ -18,7 +18,7 @@ from mapsage.drawing.tiles import class_palette
 from .blending import NO_DATA
 from .errors import PredictError
 
-# Modules that a model has for training alone.
+# Beginning of the names of modules that only training uses.
 _TRAINING_ONLY = 'auxiliary_head.'
 DEFAULT_WINDOW = 512
 
@@ -28,8 +28,8 @@ class Classes:
     """Names and colors of the values of a map.
 
     Attributes:
-        names: Class names in index order.
-        palette: ``(classes, 3)`` uint8 RGB.
+        names: Class names in the order of their indices.
+        palette: RGB colors, ``(classes, 3)`` uint8.
     """
 
     names: Tuple[str, ...]
@@ -38,17 +38,16 @@ class Classes:
 
 @dataclass(frozen=True)
 class Bands:
-    """Which bands of an image the model sees, as the loader of the test pipeline gives them.
+    """The bands of an image that the model gets, in the order of the test pipeline's loader.
 
     Attributes:
         count: Number of bands.
-        like_opencv: The loader is LoadImageFromFile: three bands of 8 bits in the order blue,
-            green, red, of a gray image three times the same, and without alpha.
-        chosen: 1-based bands of a file, in the order in which they were trained on; None for all
-            but alpha.
-        ignored: Steps of the test pipeline that are not made on scenes, such as ``Resize``.
-        backend: What LoadImageFromFile decodes with; None for OpenCV.
-        color_type: With which flag.
+        like_opencv: Whether the loader is LoadImageFromFile, which gives three bands of 8 bits in
+            the order blue, green, red, without alpha. A gray image gives three equal bands.
+        chosen: Bands of the file in the order of training, counted from 1; None for all but alpha.
+        ignored: Steps of the test pipeline that are not applied to scenes, such as ``Resize``.
+        backend: Decoder that LoadImageFromFile uses; None for OpenCV.
+        color_type: Flag of LoadImageFromFile that says how colors are decoded.
     """
 
     count: int
@@ -62,8 +61,12 @@ class Bands:
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
     """Load a checkpoint into ``model`` and return the checkpoint's ``meta``.
 
+    Args:
+        model: Model that gets the weights.
+        path: Path of the checkpoint, a local file.
+
     Raises:
-        PredictError: If it cannot be read, lacks weights of the model, or has others.
+        PredictError: If the checkpoint cannot be read, or if its weights do not fit the model.
     """
     if '://' in path:
         raise PredictError(f'checkpoint {path!r} is not a local file. Download it first.')
@@ -73,7 +76,7 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
         raise PredictError(f'checkpoint {path} cannot be read: {error}') from error
     weights = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(weights, dict) or not weights:
-        raise PredictError(f'{path} is no checkpoint of a training: it has no state_dict.')
+        raise PredictError(f'{path} is not a checkpoint of a training: it has no state_dict.')
     weights = {name[7:] if name.startswith('module.') else name: weight
                for name, weight in weights.items()}
     wanted = model.state_dict()
@@ -97,23 +100,28 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
 
 
 def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes:
-    """Return the classes that the checkpoint was trained with, else those of the config's data.
+    """Return the classes that the checkpoint was trained with, or else those of the config's data.
+
+    Args:
+        cfg: Config of the run.
+        meta: ``meta`` of the checkpoint.
+        model: Model with an attribute ``num_classes``.
 
     Raises:
-        PredictError: If there are none, or not as many as the model has.
+        PredictError: If there are no classes, or not as many as the model has.
     """
     count = int(cast(Any, model).num_classes)
     if count == 1:
-        raise PredictError('the decode head has num_classes=1: a map needs a class for what it is '
-                           'not, too. Set num_classes=2 (out_channels=1 may stay) and name both '
-                           'classes.')
+        raise PredictError('the decode head has num_classes=1, but a map also needs a class for '
+                           'everything else. Set num_classes=2 (out_channels=1 may stay) and name '
+                           'both classes.')
     for where, found in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
                          ("the config's dataset", _dataset_meta(cfg))):
         names = (found or {}).get('classes')
         if not names:
             continue
         if len(names) != count:
-            raise PredictError(f'the model has {count} classes and {where} {len(names)}: '
+            raise PredictError(f'the model has {count} classes, but {where} names {len(names)}: '
                                f'{", ".join(map(str, names[:10]))}. Correct num_classes of the '
                                f'decode head or the metainfo of the dataset.')
         if count >= NO_DATA:
@@ -125,14 +133,14 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
 
 
 def find_bands(cfg: Config, model: nn.Module) -> Bands:
-    """Return how many bands the model takes, and in which order its test pipeline gives them.
+    """Return the number of bands that the model takes, and the order of its test pipeline.
 
     Raises:
-        PredictError: If that order depends on the file (``color_type='unchanged'``).
+        PredictError: If the order of bands depends on the file (``color_type='unchanged'``).
     """
     mean = getattr(model.data_preprocessor, 'mean', None)
     count = 0 if mean is None else int(mean.numel())
-    if count < 2:  # one mean may serve any number of bands
+    if count < 2:  # a single mean applies to any number of bands
         first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
         count = 3 if first is None else first.in_channels * first.groups
     steps = _test_pipeline(cfg)
@@ -140,20 +148,24 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
     loader = steps[0] if steps else {}
     color_type = loader.get('color_type', 'color')
     by_opencv = (not names or names[0] == 'LoadImageFromFile') \
-        and loader.get('imdecode_backend') != 'tifffile'  # this one keeps the order of the file
+        and loader.get('imdecode_backend') != 'tifffile'  # tifffile keeps the order of the file
     if by_opencv and count > 1 and color_type not in ('color', 'color_ignore_orientation'):
-        raise PredictError(f"LoadImageFromFile(color_type={color_type!r}) and a model of {count} "
-                           "bands: which band comes first depends on the file. Use color_type="
-                           "'color', or train on scenes with GeoTiffDataset.")
+        raise PredictError(f"the test pipeline has LoadImageFromFile(color_type={color_type!r}) "
+                           f'and the model takes {count} bands: which band comes first depends on '
+                           "the file. Use color_type='color', or train on scenes with "
+                           'GeoTiffDataset.')
     like_opencv = count == 3 and by_opencv
     ignored = tuple(name for name in names[1:] if not name.startswith(('Load', 'Pack', 'Collect')))
-    chosen = (_dataset(cfg) or {}).get('bands')  # of a GeoTiffDataset
+    chosen = (_dataset(cfg) or {}).get('bands')  # a GeoTiffDataset has this key
     return Bands(count, like_opencv, tuple(chosen) if chosen else None, ignored,
                  loader.get('imdecode_backend'), color_type)
 
 
 def default_window(cfg: Config) -> Tuple[int, int]:
-    """Return the height and width that the model was trained on, as far as the config says."""
+    """Return the height and width that the model was trained on.
+
+    :data:`DEFAULT_WINDOW` is used if the config does not give them.
+    """
     model = cfg.model
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
     for size in ((model.get('test_cfg') or {}).get('crop_size'), cfg.get('crop_size'),
@@ -174,7 +186,7 @@ def file_hash(path: str) -> str:
 
 
 def settings_of(cfg: Config) -> str:
-    """Return all of the config that decides what the model answers to a window."""
+    """Return, as text, all parts of the config that decide what the model predicts for a window."""
     parts = dict(model=cfg.model, data_preprocessor=cfg.get('data_preprocessor'),
                  loader=_test_pipeline(cfg)[:1])
     return repr(Config(parts).to_dict())

@@ -17,7 +17,7 @@ _DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
 
 @OPTIM_WRAPPERS.register_module(name='OptimWrapper', force=True)
 class OptimWrapper(_OptimWrapper):
-    """MMEngine's ``OptimWrapper``, registered under its name, that steps the accelerator's way."""
+    """MMEngine's ``OptimWrapper``, whose step is the accelerator's. It replaces the original."""
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients if asked to, then update the parameters."""
@@ -26,27 +26,28 @@ class OptimWrapper(_OptimWrapper):
         current_accelerator().optimizer_step(self.optimizer, **kwargs)
 
     def _clip_grad(self) -> None:
-        # MMEngine reads the norm as a Python float. On a lazy device that would run the forward and
-        # backward pass for this one number and leave all of it to be run again at the step.
+        # MMEngine reads the norm as a Python float. Without the flush, a lazy device would run the
+        # forward and backward pass for this number alone, and run them again at the step.
         current_accelerator().flush()
         super()._clip_grad()
 
 
 @OPTIM_WRAPPERS.register_module(name='AmpOptimWrapper', force=True)
 class AmpOptimWrapper(_AmpOptimWrapper):
-    """Mixed precision on every accelerator, registered under MMEngine's name.
+    """Mixed precision on every accelerator. It replaces MMEngine's wrapper of the same name.
 
     float16 trains with a gradient scaler, bfloat16 without one.
 
     Args:
-        loss_scale: ``'dynamic'``, a constant, or the arguments of the scaler. Used by float16 only.
-        dtype: ``'float16'``, ``'bfloat16'`` or the torch dtype; the accelerator's own choice when
-            None (float16 on cuda, bfloat16 elsewhere).
-        use_fsdp: Must be False.
+        loss_scale: Scale of the loss: ``'dynamic'``, a constant, or the arguments of the gradient
+            scaler. It is used with float16 only.
+        dtype: Data type ``'float16'`` or ``'bfloat16'``, as text or as torch's dtype. If None, the
+            accelerator decides (float16 on cuda, bfloat16 on the others).
+        use_fsdp: MMEngine's argument, which must be False.
         **kwargs: Arguments of ``OptimWrapper``.
 
     Raises:
-        ValueError: If an argument has another value.
+        ValueError: If an argument has a value that is not allowed.
     """
 
     def __init__(self, loss_scale: Union[str, float, Dict[str, Any]] = 'dynamic',
@@ -54,12 +55,13 @@ class AmpOptimWrapper(_AmpOptimWrapper):
                  **kwargs: Any) -> None:
         if use_fsdp:
             raise ValueError('AmpOptimWrapper: use_fsdp=True is not supported; remove it.')
-        # Past MMEngine's own __init__, which asserts one of four vendors.
+        # This skips MMEngine's own __init__, which asserts that the device is of one of four
+        # vendors.
         _OptimWrapper.__init__(self, **kwargs)
         accelerator = current_accelerator()
         self.cast_dtype = parse_dtype(dtype) or accelerator.amp_dtype
         scaler_args = _scaler_args(loss_scale)
-        # a constant scale is set again after every step
+        # A constant scale is set again after every step.
         self._scale_update_param = (None if isinstance(loss_scale, dict) else
                                     scaler_args.get('init_scale'))
         self.loss_scaler = accelerator.grad_scaler(self.cast_dtype, **scaler_args)
@@ -92,17 +94,17 @@ class AmpOptimWrapper(_AmpOptimWrapper):
 
 
 def parse_dtype(dtype: Optional[Union[str, torch.dtype]]) -> Optional[torch.dtype]:
-    """Return the dtype that ``optim_wrapper.dtype`` names, None for none.
+    """Return the dtype that ``optim_wrapper.dtype`` names; None if it is None.
 
     Raises:
-        ValueError: If it is neither float16 nor bfloat16.
+        ValueError: If it names neither float16 nor bfloat16.
     """
     if dtype is None or dtype in _DTYPES.values():
         return dtype  # type: ignore[return-value]
     if dtype not in _DTYPES:
         raise ValueError(
             f"optim_wrapper.dtype is {dtype!r}: expected {' or '.join(map(repr, _DTYPES))}, or "
-            f"no dtype for the accelerator's own choice.")
+            f'no dtype, to let the accelerator decide.')
     return _DTYPES[str(dtype)]
 
 

@@ -1,4 +1,4 @@
-"""Data parallelism over head replicas, each of which is several ranks that hold one head."""
+"""Data parallelism over head replicas, each of which consists of several ranks with one head."""
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
@@ -18,39 +18,40 @@ from .ddp import place_module
 
 
 class Shares(Protocol):
-    """What a head that is split over the ranks of a replica does for :class:`HeadReplicas`."""
+    """The operations of a split head that :class:`HeadReplicas` uses."""
 
     head: nn.Module
 
     def parameters_of(self, optimizer: torch.optim.Optimizer
                       ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
-        """Return what is trained: this rank's shares, and what all ranks hold whole."""
+        """Return what ``optimizer`` trains: this rank's shares, and the whole parameters."""
 
     def take_gradients(self) -> None:
         """Move the gradients of the last backward passes to the trained parameters."""
 
     def assemble(self) -> nn.Module:
-        """Return the head in one piece. Collective."""
+        """Return a copy of the head in one piece. Collective."""
 
     def put_away(self) -> None:
-        """Release what :meth:`assemble` returned."""
+        """Free the device memory of the copy that :meth:`assemble` has returned."""
 
 
 @MODEL_WRAPPERS.register_module()
 class HeadReplicas(nn.Module):
-    """Trains one model on several replicas, whose ``decode_head`` may be split over their ranks.
+    """Trains one model on several replicas, each of which may have split ``decode_head``.
 
-    The ranks of a replica train on the same samples. Gradients are averaged over the replicas, by
-    the ranks with the same place, once a step: just before the optimizer's.
+    The ranks of a replica train on the same samples. Ranks with the same place average their
+    gradients over the replicas, once per optimizer step and just before it.
 
-    Until :meth:`use_shares` all ranks hold the whole model, for initializing and loading it.
+    Until :meth:`use_shares` is called, all ranks hold the whole model, so that it can be
+    initialized and loaded.
 
     Args:
-        module: The model, on any device.
-        replicas: Which ranks form the replicas.
+        module: Model to train, on any device.
+        replicas: Head replicas of the job.
 
     Raises:
-        PlacementError: If a parameter or buffer did not reach the device.
+        PlacementError: If a parameter or buffer was not moved to the device.
     """
 
     val_step = _MMDistributedDataParallel.val_step
@@ -69,18 +70,18 @@ class HeadReplicas(nn.Module):
         return self.module(*args, **kwargs)
 
     def use_shares(self, shares: Shares) -> None:
-        """Train ``model.decode_head`` split over the ranks of this replica from now on."""
+        """Train with ``model.decode_head`` split over the ranks of this replica from now on."""
         self._shares = shares
         for module in self.module.modules():
             if isinstance(module, nn.SyncBatchNorm):
-                # samples of a replica are on all of its ranks, and count once
+                # All ranks of a replica have the same samples, which must count once.
                 module.process_group = self.replicas.peers
 
     def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
-        """Train as ``MMDistributedDataParallel`` does, with gradients averaged over replicas.
+        """Train like ``MMDistributedDataParallel``, with gradients averaged over replicas.
 
         Args:
-            data: A batch of the loader.
+            data: Batch of the loader.
             optim_wrapper: MMEngine's wrapper of one optimizer.
 
         Returns:
@@ -91,7 +92,7 @@ class HeadReplicas(nn.Module):
             data = module.data_preprocessor(data, training=True)
             losses = self._run_forward(data, mode='loss')
         loss, log_vars = module.parse_losses(losses)
-        # update_params() in its parts, since gradients must be complete before the step
+        # These are the parts of update_params(). Gradients are averaged between two of them.
         optim_wrapper.backward(optim_wrapper.scale_loss(loss))
         if optim_wrapper.should_update():
             self._complete_gradients(optim_wrapper)
@@ -101,10 +102,10 @@ class HeadReplicas(nn.Module):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Put the head together on every rank while the context is open. Collective at its begin.
+        """Assemble the whole head on every rank while the context is open. Collective on entry.
 
-        The model in it computes alone what all ranks of a replica compute otherwise, and its state
-        dict is that of a model on one rank. May be nested.
+        Within the context each rank runs the whole model on its own, and the model's state dict is
+        that of a model that is not split. Contexts may be nested.
         """
         if self._shares is None or self._assembled:
             yield
@@ -121,8 +122,8 @@ class HeadReplicas(nn.Module):
         assert self._shares is not None
         self._shares.take_gradients()
         shares, whole = self._shares.parameters_of(optim_wrapper.optimizer)
-        # Apart, so that what is whole lies at the same offsets on all ranks: an all-reduce adds in
-        # an order that may depend on the offset.
+        # Shares and whole parameters are averaged separately, so that whole ones are at the same
+        # offsets on all ranks: the order in which an all-reduce adds may depend on the offset.
         for parameters in (shares, whole):
             average_gradients(parameters, self.replicas.peers)
         scaler = getattr(optim_wrapper, 'loss_scaler', None)
@@ -130,7 +131,7 @@ class HeadReplicas(nn.Module):
             self._agree_on_overflow(shares)
 
     def _agree_on_overflow(self, shares: List[nn.Parameter]) -> None:
-        """Let a gradient that is not finite on one rank be so on all, which then skip the step."""
+        """Make the gradients of all ranks infinite if one rank's are, so that all skip the step."""
         finite = torch.stack([each.grad.isfinite().all() for each in shares
                               if each.grad is not None]).all()
         overflow = (~finite).to(torch.float32).reshape(1)
@@ -141,9 +142,10 @@ class HeadReplicas(nn.Module):
 
 
 def whole_model(model: nn.Module) -> Any:
-    """Return a context in which ``model`` has no head that is split over ranks. Collective.
+    """Return a context in which the head of ``model`` is whole on every rank. Collective.
 
     Args:
-        model: The model or its wrapper, of any type.
+        model: Model or wrapped model, of any type. Nothing is done unless it is a
+            :class:`HeadReplicas`.
     """
     return model.whole() if isinstance(model, HeadReplicas) else nullcontext()

@@ -441,7 +441,7 @@ def test_bands_follow_the_loader_that_is_run(model: Tuple[Path, Path], tmp_path:
     checkpoint = tmp_path / 'one.pth'
     torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1, 3, 1, 1),
                                 'decode_head.conv_seg.bias': torch.zeros(1)}), str(checkpoint))
-    with pytest.raises(PredictError, match='num_classes=1: a map needs a class for what it is not'):
+    with pytest.raises(PredictError, match='num_classes=1, but a map also needs a class for'):
         run((one, checkpoint), scene, '--out', tmp_path / 'out')
 
 

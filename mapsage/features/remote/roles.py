@@ -10,27 +10,27 @@ from typing import Any, Dict, Mapping
 import torch.distributed as dist
 
 ENCODER, HEAD = 'encoder', 'head'
-# Set in every process of a job that was split: how many of its ranks encode.
+# Environment variable with the number of encoders, set in every process of a job that was split.
 ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
 
 _connections = itertools.count()
 
 
 class RoleError(ValueError):
-    """A job cannot be split into encoders and heads as asked."""
+    """The ranks of a job cannot be split into encoders and heads as the config says."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one process of a split job is.
+    """The role of one process of a split job.
 
     Attributes:
         name: ``'encoder'`` or ``'head'``.
-        index: Its number among those of its name.
-        encoders: Encoders in the job.
-        heads: Head ranks in the job.
-        environ: Launcher variables to be set anew: a head sees heads only, as if they were all; an
-            encoder, which is in no process group, has its device's number.
+        index: Number of the process among those with the same name.
+        encoders: Number of encoders in the job.
+        heads: Number of head ranks in the job.
+        environ: Launcher variables to replace. For a head they describe a job of heads only. For an
+            encoder, which is in no process group, they give the number of its device.
     """
 
     name: str
@@ -40,20 +40,22 @@ class Role:
     environ: Dict[str, str]
 
 
-def split_ranks(encoders: int, environ: Mapping[str, str], own_devices: bool) -> Role:
+def split_ranks(encoders: int, environ: Mapping[str, str], separate_devices: bool) -> Role:
     """Return the role of the process with these launcher variables. Pure.
 
-    The last ranks encode: rank 0 writes logs and checkpoints and is always a head, and on several
-    machines the encoders are together on the last ones.
+    The last ranks encode. Rank 0, which writes logs and checkpoints, is therefore always a head,
+    and on several machines the encoders are together on the last ones.
 
     Args:
-        encoders: Ranks that encode.
-        environ: With ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and, if set, ``LOCAL_WORLD_SIZE``.
-        own_devices: Encoders run on another kind of device than heads, so that both count their
-            devices from 0. Otherwise a process keeps the device of its rank on the node.
+        encoders: Number of ranks that encode.
+        environ: Environment with ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and, if the launcher sets
+            it, ``LOCAL_WORLD_SIZE``.
+        separate_devices: Whether encoders run on another kind of device than heads, so that both
+            count their devices from 0. Otherwise a process uses the device with the number of its
+            rank on the machine.
 
     Raises:
-        RoleError: If there is no rank left for the head, or ``encoders`` is no positive number.
+        RoleError: If no rank is left for the head, or ``encoders`` is not a positive integer.
     """
     if not isinstance(encoders, int) or isinstance(encoders, bool) or encoders < 1:
         raise RoleError(f'feature_source.encoders={encoders!r}, expected a number of ranks, 1 or '
@@ -65,23 +67,22 @@ def split_ranks(encoders: int, environ: Mapping[str, str], own_devices: bool) ->
             f'feature_source.encoders={encoders} of {world_size} rank(s) leaves none for the head: '
             f'start at least {encoders + 1} (NPROC_PER_NODE), or lower encoders.')
     local_rank = int(environ['LOCAL_RANK'])
-    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))  # slurm may not say
-    first = rank - local_rank  # of this node
+    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))  # Slurm may not set it
+    first = rank - local_rank  # first rank of this machine
     local_heads = max(0, min(local_size, heads - first))
     if rank < heads:
-        own = dict(WORLD_SIZE=heads, LOCAL_WORLD_SIZE=local_heads)
+        variables = dict(WORLD_SIZE=heads, LOCAL_WORLD_SIZE=local_heads)
         name, index = HEAD, rank
     else:
-        own = dict(LOCAL_RANK=local_rank - local_heads if own_devices else local_rank,
-                   LOCAL_WORLD_SIZE=local_size - local_heads if own_devices else local_size)
+        before = local_heads if separate_devices else 0  # devices that are not counted
+        variables = dict(LOCAL_RANK=local_rank - before, LOCAL_WORLD_SIZE=local_size - before)
         name, index = ENCODER, rank - heads
-    return Role(name, index, encoders, heads, {key: str(value) for key, value in own.items()
+    return Role(name, index, encoders, heads, {key: str(value) for key, value in variables.items()
                                                if key in environ})
 
 
 def check_ranks_per_head(ranks_per_head: int, heads: int) -> None:
-    """Raise RoleError unless ``heads`` ranks form whole replicas of ``ranks_per_head`` ranks. Pure.
-    """
+    """Raise RoleError unless ``ranks_per_head`` is positive and divides ``heads``. Pure."""
     if not isinstance(ranks_per_head, int) or isinstance(ranks_per_head, bool) \
             or ranks_per_head < 1:
         raise RoleError(f'feature_source.ranks_per_head={ranks_per_head!r}, expected a number of '
@@ -94,12 +95,13 @@ def check_ranks_per_head(ranks_per_head: int, heads: int) -> None:
 
 
 def connect_store(timeout: float) -> Any:
-    """Return a client of its own to the job's rendezvous store, which heads and encoders share.
+    """Return a new client of the job's rendezvous store, which heads and encoders share.
 
     Args:
         timeout: Seconds to wait for the store.
     """
-    # where env:// finds it; it outlives a restart by torchrun, and this process may train again
+    # The store is the one that env:// uses. It outlives a restart by torchrun, and this process may
+    # train several times, so that the keys of each connection have a prefix of their own.
     place = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_connections)}"
     store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
                           is_master=False, timeout=timedelta(seconds=timeout),

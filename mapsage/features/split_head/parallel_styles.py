@@ -1,7 +1,8 @@
 """How single modules of a head are split over the ranks of a replica. Needs torch >= 2.7.
 
-Between the modules every rank holds the whole activations, equal on all ranks, so that what is not
-split (norms, resizing, the loss) needs no change. Only inside an MLP it is otherwise.
+Between modules every rank holds the whole activations, and they are equal on all ranks. Whatever is
+not split (norms, resizing, the loss) therefore needs no change. Only between the layers of an MLP
+are the activations split.
 """
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 
 def split_parameter(module: nn.Module, name: str, mesh: DeviceMesh) -> None:
-    """Keep only this rank's rows of a parameter, as group rank 0 has it. Collective.
+    """Replace a parameter by this rank's rows of it. Collective.
+
+    The values are those of group rank 0.
 
     Args:
-        module: Which has the parameter.
-        name: The parameter; one that is None stays.
-        mesh: One dimension, the ranks of the replica.
+        module: Module that has the parameter.
+        name: Name of the parameter. A parameter that is None stays None.
+        mesh: One-dimensional mesh of the ranks of the replica.
     """
     parameter = getattr(module, name)
     if parameter is not None:
@@ -29,28 +32,30 @@ def split_parameter(module: nn.Module, name: str, mesh: DeviceMesh) -> None:
 
 
 def show_plain(module: nn.Module, child: str, plain: Callable[[Any], torch.Tensor]) -> None:
-    """Show a module plain tensors in place of its split parameters, until :func:`hide_plain`.
+    """Replace a module's split parameters by plain tensors, until :func:`hide_plain` is called.
 
-    Its forward code knows nothing of DTensor, and convolutions of DTensors are not implemented for
-    split channels. Gradients reach the parameters.
+    The module's forward code knows nothing of DTensor, and convolutions of DTensors are not
+    implemented for split channels. Gradients reach the split parameters.
 
     Args:
-        module: Which will run.
-        child: Whose parameters are split; empty for the module's own.
-        plain: Makes a plain tensor of a split parameter.
+        module: Module that is about to run.
+        child: Name of the child whose parameters are split; empty for those of ``module`` itself.
+        plain: Function that makes a plain tensor of a split parameter.
     """
     owner = getattr(module, child) if child else module
     split = list(owner.named_parameters(recurse=False))
-    # on the module and not in a hook: a copy of a module has the hooks of the first
+    # Kept on the module and not in a hook, since a copy of a module shares the hooks of the
+    # original.
     module.__dict__['_split_parameters'] = (owner, split)
     for name, parameter in split:
         delattr(owner, name)
-        # past nn.Module, which takes what to_local returns for a parameter
+        # This bypasses nn.Module.__setattr__, which would register the result of to_local as a
+        # parameter.
         object.__setattr__(owner, name, plain(parameter))
 
 
 def hide_plain(module: nn.Module) -> None:
-    """Put the split parameters back, in their order."""
+    """Put the split parameters back in their original order."""
     owner, split = module.__dict__.pop('_split_parameters', (module, []))
     for name, parameter in split:
         delattr(owner, name)
@@ -58,13 +63,13 @@ def hide_plain(module: nn.Module) -> None:
 
 
 def into_shares(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Return ``x``, equal on all ranks; its gradients are summed over them."""
+    """Return ``x``, which is equal on all ranks, with gradients that are summed over the ranks."""
     return DTensor.from_local(x, mesh, [Replicate()],
                               run_check=False).to_local(grad_placements=[Partial()])
 
 
 def gather_channels(x: torch.Tensor, channels: int, mesh: DeviceMesh) -> torch.Tensor:
-    """Return the shares of all ranks, (n, channels, ...), on every rank."""
+    """Return the channels of all ranks together, (n, channels, ...), on every rank."""
     shape = (x.shape[0], channels) + tuple(x.shape[2:])
     stride = torch.empty(shape, device='meta').stride()
     split = DTensor.from_local(x.contiguous(), mesh, [Shard(1)], run_check=False,
@@ -73,9 +78,9 @@ def gather_channels(x: torch.Tensor, channels: int, mesh: DeviceMesh) -> torch.T
 
 
 class SplitConv2d(ParallelStyle):
-    """Each rank computes a share of a convolution's output channels; these are gathered.
+    """Each rank computes a share of a convolution's output channels, and all ranks gather them.
 
-    The shares need not be equal.
+    The shares need not be of equal size.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -91,7 +96,7 @@ class SplitConv2d(ParallelStyle):
 
         def leave(module: nn.Module, args: Tuple[Any, ...], output: Any) -> Any:
             hide_plain(module)
-            # None where forward raised
+            # The output is None if the forward code raised an error.
             return None if output is None else gather_channels(output, channels, device_mesh)
 
         module.register_forward_pre_hook(enter)
@@ -100,10 +105,10 @@ class SplitConv2d(ParallelStyle):
 
 
 class GatherQkv(ParallelStyle):
-    """Each rank keeps a share of an attention's ``qkv`` weights, gathered while it runs.
+    """Each rank keeps a share of an attention's ``qkv`` weights and gathers them while it runs.
 
-    For an attention that multiplies by ``qkv.weight`` itself, as DINOv3's. Memory is split; the
-    multiplication is not.
+    This is for an attention that multiplies by ``qkv.weight`` itself, such as DINOv3's. The memory
+    is split; the multiplication is not.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

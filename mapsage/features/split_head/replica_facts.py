@@ -1,4 +1,4 @@
-"""What the ranks of a head replica tell each other about an item in one tick, as pure functions."""
+"""What the ranks of a head replica exchange about an item in one tick, as pure functions."""
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Protocol
@@ -11,64 +11,65 @@ from mapsage.features.wire.payload import DIMS, DTYPES, MAX_LEVELS, Layout
 
 _SIZES = tuple(f'size{level}{axis}' for level in range(MAX_LEVELS) for axis in range(DIMS))
 
-# The layout is told here and not in front of the data: who lacks the data knows it as well.
+# The layout is among the facts and not in front of the data, so that ranks without the data know it
+# as well.
 FIELDS = ('owner', 'item', 'attempt', 'state', 'total', 'arrived', 'checksum', 'dtype', 'original',
           'levels') + _SIZES
 
 
 class ArrivingItem(Protocol):
-    """An item on the rank that holds its data, while the data comes. Bytes come in order.
+    """An item on the rank that receives its data. Bytes arrive in order.
 
-    An attempt that follows another begins at byte 0 again; what was read before is then void.
+    Each new attempt begins at byte 0 again, and what was read of the attempt before is void.
     """
 
     @property
     def number(self) -> int:
-        """Of the item."""
+        """Number of the item."""
 
     @property
     def attempt(self) -> int:
-        """0, 1, ...: which of the encoders that were asked for it, one after the other."""
+        """Number of the attempt, from 0: encoders are asked for the item one after the other."""
 
     @property
     def state(self) -> State:
-        """How far it is; READY once all bytes are here and checked."""
+        """State of the item; READY once all bytes have arrived and their checksum is right."""
 
     @property
     def total(self) -> Optional[int]:
-        """Bytes; None before the header came."""
+        """Number of bytes of the item; None until its header has arrived."""
 
     @property
     def arrived(self) -> int:
-        """Bytes from 0 on that may be read."""
+        """Number of bytes, counted from byte 0, that may be read."""
 
     @property
     def error(self) -> Optional[str]:
-        """Why it is FAILED."""
+        """Reason why the state is FAILED."""
 
     @property
     def layout(self) -> Optional[Layout]:
-        """None before the header came."""
+        """Shapes and dtypes of the features; None until the header has arrived."""
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return bytes, uint8 (stop - start,), of those that arrived."""
+        """Return bytes ``start`` to ``stop``, uint8 (stop - start,); they must have arrived."""
 
     def wait(self, timeout: float) -> None:
-        """Return when something changed, or after ``timeout`` seconds."""
+        """Return when something has changed, or after ``timeout`` seconds."""
 
 
 class Agreed(NamedTuple):
-    """What every rank of a replica read in a tick.
+    """What every rank of a replica has read in a tick.
 
     Attributes:
-        owner: Group rank that holds the data; None when nobody does.
-        item: Its number.
-        attempt: See :class:`ArrivingItem`.
-        state: The owner's; FAILED where any rank failed.
-        total: Bytes; None before the header came.
-        arrived: Bytes that the owner has.
-        layout: What the bytes are; None before the header came.
-        several: Whether more than one rank holds data, which is an error.
+        owner: Group rank that holds the data; None if no rank does.
+        item: Number of the item.
+        attempt: Number of the attempt, see :class:`ArrivingItem`.
+        state: State of the item on its owner; FAILED if any rank failed.
+        total: Number of bytes of the item; None until its header has arrived.
+        arrived: Number of bytes that the owner has.
+        layout: Shapes and dtypes of the features; None until the header has arrived.
+        has_many_owners: Whether more than one rank holds data, which is an error.
     """
 
     owner: Optional[int]
@@ -78,28 +79,28 @@ class Agreed(NamedTuple):
     total: Optional[int] = None
     arrived: int = 0
     layout: Optional[Layout] = None
-    several: bool = False
+    has_many_owners: bool = False
 
     @property
     def ready(self) -> bool:
-        """Whether the owner has all of it, checked."""
+        """Whether the owner has the whole item, with the right checksum."""
         return self.state >= State.READY
 
 
 def facts_of(arriving: ArrivingItem, rank: int) -> Dict[str, int]:
-    """Return what the rank that holds an item tells the others. Pure.
+    """Return the facts that the rank that holds an item sends to the others. Pure.
 
     Args:
-        arriving: The item; another thread may be filling it.
-        rank: This rank in its group.
+        arriving: Item of this rank; another thread may be filling it.
+        rank: This rank's number in its group.
 
     Raises:
-        ValueError: If its layout is none that :data:`FIELDS` can hold.
+        ValueError: If :data:`FIELDS` cannot hold the layout of the item.
     """
     while True:
         attempt = arriving.attempt
-        # The state first: an item that is READY a moment later than it was asked for its bytes
-        # would be READY without all of them.
+        # The state is read before the number of bytes. If it were read after it, an item that
+        # becomes READY in between would be reported READY with some of its bytes missing.
         state = arriving.state
         facts = dict(owner=rank, item=arriving.number, attempt=attempt, state=int(state))
         total, layout, arrived = arriving.total, arriving.layout, arriving.arrived
@@ -126,7 +127,7 @@ def _layout_facts(layout: Layout) -> Dict[str, int]:
 
 
 def read_agreed(facts: Facts) -> Agreed:
-    """Return what all ranks read in a tick. Pure."""
+    """Return the agreement that all ranks read from the facts of a tick. Pure."""
     failed = facts.min('state') == State.FAILED
     owner, levels = facts.max('owner'), facts.max('levels')
     if owner is None:
@@ -144,17 +145,18 @@ def read_agreed(facts: Facts) -> Agreed:
 
 
 def fault_of(agreed: Agreed, before: Agreed) -> Optional[str]:
-    """Return why what was agreed cannot be, or None. Pure: all ranks find the same.
+    """Return why the agreed facts contradict each other, or None. Pure: all ranks find the same.
 
     Args:
-        agreed: In this tick.
-        before: In the tick before, of the same item; without an owner in its first.
+        agreed: Agreement of this tick.
+        before: Agreement of the tick before, about the same item. In the first tick of an item it
+            has no owner.
     """
     if agreed.owner is None:
         return 'no rank of the replica holds an item: one of them must bring what arrives'
     if agreed.total is None:
-        told = f'{agreed.arrived} bytes arrived before a header, state {agreed.state.name}'
-        return told if agreed.arrived or agreed.ready else None
+        fault = f'{agreed.arrived} bytes arrived before a header, state {agreed.state.name}'
+        return fault if agreed.arrived or agreed.ready else None
     if not 0 <= agreed.arrived <= agreed.total:
         return f'{agreed.arrived} bytes arrived of {agreed.total}'
     if agreed.ready and agreed.arrived < agreed.total:

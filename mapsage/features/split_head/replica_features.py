@@ -1,8 +1,9 @@
-"""One item's features on every rank of a head replica, from the one rank that gets the data.
+"""One item's features on every rank of a head replica, from the one rank that receives the data.
 
-A head replica is the ranks that train one copy of the head together. One of them talks to the
-encoders; the others hold no data and still take every step: in each tick all ranks tell what they
-know and read the same numbers, and only those decide which collective comes next.
+A head replica is the group of ranks that train one copy of the head together. One of them talks to
+the encoders. The others receive no data from encoders and still take part in every step: in each
+tick all ranks send the facts that they know and read the same numbers, and these numbers alone
+decide which collective comes next.
 """
 from __future__ import annotations
 
@@ -20,31 +21,33 @@ from mapsage.features.wire.payload import checksum, host_bytes
 
 from .replica_facts import FIELDS, Agreed, ArrivingItem, facts_of, fault_of, read_agreed
 
-# While nothing changes the rank with the data ticks this often, in seconds, so that the others know
-# that it lives; seldom, because a tick costs all of them.
-_LOOK_SECONDS = 1.0
+# While nothing changes, the rank with the data ticks at this interval, so that the others know that
+# it is alive. The interval is long because a tick costs all ranks time.
+_POLL_SECONDS = 1.0
 _BROKEN = -1  # no checksum is negative
 
 
 class ReplicaFeatures:
     """Delivers items to all ranks of a head replica. Making one is collective over its ranks.
 
-    While an item comes, each rank receives it piece by piece into blocks of its own pool; where
-    those are fewer than the item needs, it empties them and goes on from the byte it reached.
+    While an item arrives, each rank receives it piece by piece into blocks of its own pool. If the
+    pool has fewer blocks than the item needs, the rank empties the blocks and continues from the
+    byte that it has reached.
 
-    One tick a step is enough where the next item is named: the tick that compares the checksums of
-    one item tells how far the next one is.
+    One tick per step is enough if the next item is named: the tick that compares the checksums of
+    one item also says how far the next one is.
 
     Args:
-        group: The ranks of the replica, over gloo; all ranks when None.
-        pool: The blocks of this rank. Ids need not be equal on the ranks, ``block_bytes`` must.
-        device: Where the features shall be.
-        timeout: Seconds that a rank may be late, and that an item may stand still; equal on all
-            ranks. A rank that trains longer than this between two deliveries counts as lost.
+        group: Process group of the replica, over gloo; all ranks when None.
+        pool: Blocks of this rank. The ids of the blocks may differ between ranks; ``block_bytes``
+            must be equal.
+        device: Device on which the features are wanted.
+        timeout: Seconds that a rank may be late, and that an item may make no progress; equal on
+            all ranks. A rank that trains longer than this between two deliveries counts as lost.
 
     Raises:
         ValueError: On every rank, if ``block_bytes`` differs; if ``timeout`` is not positive.
-        RankLostError: Naming the ranks that did not come.
+        RankLostError: Naming the ranks that did not take part.
     """
 
     def __init__(self, group: Optional[dist.ProcessGroup], pool: BlockPool, device: torch.device,
@@ -70,18 +73,19 @@ class ReplicaFeatures:
         """Return an item's features on every rank. Collective over the replica.
 
         Args:
-            arriving: The item, on the one rank that holds its data; None on the others.
-            following: The item of the next call, if it is known; None on the others.
+            arriving: Item to deliver, on the one rank that holds its data; None on the others.
+            following: Item of the next call, on the same rank, if it is known; None on the others.
 
         Returns:
-            One (n, channels, height, width) a level on this rank's device, detached, with the same
-            bytes on every rank.
+            One tensor (n, channels, height, width) per level on this rank's device, detached, with
+            the same bytes on every rank.
 
         Raises:
             StreamingError: On every rank with the same text, if the item failed on any of them,
-                stood still, or arrived differently. All blocks are free again and the next item
-                may be delivered.
-            RankLostError: Naming the ranks that did not come. The replica is of no more use.
+                made no progress, or arrived with different bytes. All blocks are free again and the
+                next item may be delivered.
+            RankLostError: Naming the ranks that did not take part. The replica cannot be used any
+                more.
         """
         agreed, self._announced, self._error = self._announced, None, None
         parts = _Parts(self._pool)
@@ -96,29 +100,29 @@ class ReplicaFeatures:
         finally:
             parts.release()
         self._announced = announced if announced.owner is not None else None
-        assert agreed.layout is not None  # fault_of would have told
+        assert agreed.layout is not None  # fault_of would have reported it
         return agreed.layout.unpack(parts.host, self._device)
 
     def report(self) -> Dict[str, float]:
-        """Return what happened since the last report on this rank.
+        """Return what this rank has counted since the last report.
 
         Returns:
-            ``items``, ``ticks`` and ``bytes``; and where seconds went: ``tick_seconds`` with the
-            waiting for late ranks, ``broadcast_seconds``, ``wait_seconds`` for data.
+            ``items``, ``ticks`` and ``bytes``, and the time spent: ``tick_seconds``, which
+            includes waiting for late ranks, ``broadcast_seconds``, and ``wait_seconds`` for data.
         """
-        told, self._counts = self._counts, {}
-        return told
+        counts, self._counts = self._counts, {}
+        return counts
 
     def close(self) -> None:
-        """Check that all blocks of this rank came back. May be called twice.
+        """Check that all blocks of this rank were given back. May be called twice.
 
         Raises:
-            BlockError: Naming what kept a block.
+            BlockError: Naming the owner of a block that was not given back.
         """
         self._pool.close()
 
     def _bring_all(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> Agreed:
-        """Tick and receive until all ranks hold the item; return what was agreed last."""
+        """Tick and receive until all ranks hold the item; return the last agreement."""
         since = time.monotonic()
         while True:
             self._raise_if_failed(agreed, parts.last, arriving)
@@ -141,7 +145,7 @@ class ReplicaFeatures:
             facts = dict(owner=self._me)
             try:
                 facts = facts_of(arriving, self._me)
-            except Exception:  # every rank raises it, once _reason has told it
+            except Exception:  # _reason repeats it, and then every rank raises it
                 failed = True
         if failed:
             facts['state'] = int(State.FAILED)
@@ -153,7 +157,7 @@ class ReplicaFeatures:
         return self._facts
 
     def _check_announced(self, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
-        """Remember an error if what is delivered is not what was announced."""
+        """Remember an error if the item delivered is not the one that was announced."""
         mine = agreed.owner == self._me
         if mine != (arriving is not None) or (
                 arriving is not None and arriving.number != agreed.item):
@@ -164,8 +168,8 @@ class ReplicaFeatures:
 
     def _raise_if_failed(self, agreed: Agreed, before: Agreed,
                          arriving: Optional[ArrivingItem]) -> None:
-        """Raise the same error on all ranks if any of them failed. Collective only then."""
-        if agreed.several:
+        """Raise the same error on all ranks if any of them failed. Collective in that case only."""
+        if agreed.has_many_owners:
             assert self._facts is not None  # agreed was read from it
             ranks = list(self._facts.by_rank('owner'))
             raise StreamingError(f'ranks {ranks} of one head replica all hold an item, expected '
@@ -201,7 +205,7 @@ class ReplicaFeatures:
                 f'rank {rank}: {text}' for rank, text in texts.items())))
 
     def _receive(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
-        """Bring all ranks to the bytes that the owner told. Collective, in agreed pieces."""
+        """Give all ranks the bytes that the owner has reported. Collective, in agreed pieces."""
         start = time.perf_counter()
         self._count(bytes=agreed.arrived - parts.held)
         size = self._pool.block_bytes
@@ -214,7 +218,10 @@ class ReplicaFeatures:
 
     def _piece(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem], begin: int,
                stop: int) -> torch.Tensor:
-        """Return bytes to send, or where to receive them. Never fails: the next tick tells."""
+        """Return bytes to send, or where to receive them.
+
+        This never raises: an error is remembered, and the next tick reports it to all ranks.
+        """
         try:
             if self._error is None:
                 if self._me != agreed.owner:
@@ -226,24 +233,27 @@ class ReplicaFeatures:
                 parts.host[begin:stop] = data
                 return parts.host[begin:stop]
         except Exception as error:  # raised on all ranks in the next tick
-            # Another attempt may have begun since the tick; then all ranks begin again.
+            # If another attempt has begun since the tick, this is no error: all ranks begin again.
             if arriving is None or arriving.attempt == agreed.attempt:
                 self._error = error
-        # The other ranks are in a collective of this size.
+        # The other ranks have entered a collective of this size.
         return torch.zeros(stop - begin, dtype=torch.uint8)
 
-    def _await_change(self, arriving: ArrivingItem, told: Agreed, since: float) -> None:
-        """Return when the item is worth a tick, or the others should hear that this rank lives."""
+    def _await_change(self, arriving: ArrivingItem, reported: Agreed, since: float) -> None:
+        """Return when the item has changed enough for a tick, or when the poll interval is over.
+
+        In the second case the tick shows the other ranks that this one is alive.
+        """
         start = time.monotonic()
-        end = start + min(_LOOK_SECONDS, self._timeout / 4)
-        while self._error is None and not self._worth_telling(arriving, told):
+        end = start + min(_POLL_SECONDS, self._timeout / 4)
+        while self._error is None and not self._is_worth_a_tick(arriving, reported):
             now = time.monotonic()
             if now - since > self._timeout:
-                total = 'an unknown number' if told.total is None else told.total
+                total = 'an unknown number' if reported.total is None else reported.total
                 self._error = StreamingError(
                     f'nothing came for {self._timeout:g} s; it is {arriving.state.name} with '
-                    f'{told.arrived} of {total} bytes. Look at the log of the encoders, or raise '
-                    f'the timeout of the feature source.')
+                    f'{reported.arrived} of {total} bytes. Look at the log of the encoders, or '
+                    f'raise the timeout of the feature source.')
             if now >= end or self._error is not None:
                 break
             try:
@@ -252,15 +262,15 @@ class ReplicaFeatures:
                 self._error = error
         self._count(wait_seconds=time.monotonic() - start)
 
-    def _worth_telling(self, arriving: ArrivingItem, told: Agreed) -> bool:
+    def _is_worth_a_tick(self, arriving: ArrivingItem, reported: Agreed) -> bool:
         state = arriving.state
-        if arriving.attempt != told.attempt or state != told.state:
+        if arriving.attempt != reported.attempt or state != reported.state:
             return True
-        return arriving.arrived - told.arrived >= self._pool.block_bytes
+        return arriving.arrived - reported.arrived >= self._pool.block_bytes
 
     def _compare(self, mine: int, agreed: Agreed, arriving: Optional[ArrivingItem],
                  following: Optional[ArrivingItem]) -> Agreed:
-        """Check that all ranks hold the same bytes; return what is agreed of the next item."""
+        """Check that all ranks hold the same bytes; return the agreement about the next item."""
         facts = self._ask(following, False, mine)
         if facts.min('checksum') == _BROKEN:
             self._fail_together(agreed, self._reason(arriving))
@@ -277,10 +287,10 @@ class ReplicaFeatures:
 
 
 class _Parts:
-    """The bytes of one item that this rank holds, in order, some of them still in blocks.
+    """The bytes of one item that this rank holds, in order. Some of them may still be in blocks.
 
     Args:
-        pool: The blocks of this rank.
+        pool: Blocks of this rank.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -293,9 +303,9 @@ class _Parts:
         self.held = 0
 
     def begin(self, agreed: Agreed) -> bool:
-        """Prepare for what comes next; return whether anything is other than before."""
+        """Prepare for the bytes of this tick; return whether anything has changed."""
         last, self.last = self.last, agreed
-        if agreed.attempt != last.attempt:  # what came before is void
+        if agreed.attempt != last.attempt:  # the bytes of the attempt before are void
             self.release()
             self.held = 0
         if agreed.total is not None and len(self.host) != agreed.total:
@@ -304,7 +314,7 @@ class _Parts:
         return last != agreed
 
     def next_piece(self, begin: int, stop: int) -> torch.Tensor:
-        """Return a block's first bytes, into which those of the item shall be received.
+        """Return the first bytes of a block, into which the item's bytes are to be received.
 
         Raises:
             StreamingError: If the pool has no free block.
@@ -323,12 +333,12 @@ class _Parts:
         return self._pool.data(block, self._owner)[:stop - begin]
 
     def finish(self) -> torch.Tensor:
-        """Return all bytes, uint8 (total,), out of the blocks."""
+        """Copy what is still in blocks; return all bytes, uint8 (total,)."""
         self._empty()
         return self.host
 
     def release(self) -> None:
-        """Free what is left of the blocks."""
+        """Free all blocks that are still taken."""
         blocks = self._unused + [block for block, _, _ in self._full]
         self._unused, self._full = [], []
         if blocks:

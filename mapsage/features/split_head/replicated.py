@@ -13,13 +13,14 @@ from .replica_features import ReplicaFeatures
 class Replicated(FeatureSource):
     """One rank of a head replica receives from the encoders, and all of its ranks get the features.
 
-    All ranks of the replica make one, request the same items and fetch them in the same order; the
-    samples and their seeds must be the same on each of them.
+    All ranks of the replica make a ``Replicated``, request the same items and fetch them in the
+    same order. The samples and their seeds must be the same on each of them.
 
     Args:
-        replica: Delivers on the ranks of this replica.
-        source: Of the rank that talks to the encoders; None on the others.
-        ahead: Items worth requesting ahead, equal on all ranks of the replica.
+        replica: Object that delivers items to all ranks of this replica.
+        source: Source that receives from the encoders, on the rank that talks to them; None on the
+            others.
+        ahead: Number of items worth requesting ahead, equal on all ranks of the replica.
     """
 
     def __init__(self, replica: ReplicaFeatures, source: Optional[Streamed], ahead: int) -> None:
@@ -38,7 +39,7 @@ class Replicated(FeatureSource):
 
         Raises:
             StreamingError: On every rank with the same text, if the item failed on any of them.
-            RankLostError: Naming the ranks of the replica that did not come.
+            RankLostError: Naming the ranks of the replica that did not take part.
         """
         if not self._requested or self._requested[0] != item.number:
             raise StreamingError(f'item {item.number} was asked for, and of those requested '
@@ -51,18 +52,19 @@ class Replicated(FeatureSource):
         try:
             return self._replica.deliver(arriving, following)
         finally:
-            self._source.drop(item.number)  # another rank may have failed before it was here
+            # The item may still be on its way here if another rank has failed.
+            self._source.drop(item.number)
 
     def report(self) -> Dict[str, float]:
         """Return the reports of delivery and, where there is one, of the source."""
-        told = {} if self._source is None else self._source.report()
-        return {**told, **self._replica.report()}
+        counts = {} if self._source is None else self._source.report()
+        return {**counts, **self._replica.report()}
 
     def close(self) -> None:
-        """Close the source, where there is one, and check that all blocks came back.
+        """Close the source, where there is one, and check that all blocks were given back.
 
         Raises:
-            BlockError: Naming what kept a block.
+            BlockError: Naming the owner of a block that was not given back.
         """
         if self._source is not None:
             self._source.close()

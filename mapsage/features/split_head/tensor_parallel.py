@@ -7,27 +7,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# distribute_tensor(src_data_rank=) came with it
+# The oldest torch whose distribute_tensor takes src_data_rank.
 TORCH = (2, 7)
 
 
 class TensorParallelError(ValueError):
-    """A head that cannot be split: over which ranks, why, and what to do."""
+    """A head cannot be split; the message says why and what to do."""
 
 
 class SplitHead:
-    """A head that :func:`parallelize_head` has split, as a whole.
+    """Operations on the whole of a head that :func:`parallelize_head` has split.
 
     Attributes:
-        head: The module, as it was given; each rank holds its shares.
-        mesh: The ranks of the replica, a ``DeviceMesh`` of one dimension.
-        plan: How each module that is split is split, by its name; the others are whole.
+        head: Module that was split; each rank holds its shares of it.
+        mesh: Ranks of the replica, a ``DeviceMesh`` of one dimension.
+        plan: ``ParallelStyle`` of each split module, by the module's name. Modules that are not in
+            it are whole.
 
     Args:
-        head: The module.
-        mesh: The ranks.
-        plan: The styles that were applied.
-        shapes: Of the values of the head's state dict before it was split.
+        head: Module that was split.
+        mesh: Ranks of the replica.
+        plan: Styles that were applied.
+        shapes: Shapes of the values in the head's state dict before it was split.
     """
 
     def __init__(self, head: nn.Module, mesh: Any, plan: Mapping[str, Any],
@@ -35,7 +36,7 @@ class SplitHead:
         self.head, self.mesh, self.plan, self._shapes = head, mesh, dict(plan), dict(shapes)
 
     def gather_state_dict(self) -> Dict[str, torch.Tensor]:
-        """Return the state dict that the head would have on one rank. Collective.
+        """Return the state dict that the head would have in one piece. Collective.
 
         Returns:
             Copies in host memory, equal on every rank.
@@ -47,10 +48,10 @@ class SplitHead:
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load a state dict of the head on one rank; every rank takes its shares.
+        """Load a state dict of the head in one piece; every rank takes its shares.
 
         Args:
-            state: Equal on every rank.
+            state: State dict of the whole head, equal on every rank.
 
         Raises:
             TensorParallelError: If names or shapes are not those of the head. Nothing is changed.
@@ -80,21 +81,22 @@ class SplitHead:
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients so that their L2 norm over the whole head is at most ``max_norm``.
 
-        ``torch.nn.utils.clip_grad_norm_`` would take each share for a whole. Collective.
+        Collective. ``torch.nn.utils.clip_grad_norm_`` would take each share for the whole gradient.
 
         Args:
-            max_norm: Positive.
+            max_norm: Largest norm, positive.
 
         Returns:
-            The norm before, equal on every rank.
+            Norm before the scaling, equal on every rank.
         """
         grads: List[Any] = [parameter.grad for parameter in self.head.parameters()
                             if parameter.grad is not None]
-        own: List[torch.Tensor] = []
+        shares: List[torch.Tensor] = []
         whole: List[torch.Tensor] = []
         for grad in grads:
-            (own if is_share(grad) else whole).append(grad.to_local() if _is_split(grad) else grad)
-        return scale_to_norm(own, whole, self.mesh.get_group(), max_norm)
+            (shares if is_share(grad) else whole).append(
+                grad.to_local() if _is_split(grad) else grad)
+        return scale_to_norm(shares, whole, self.mesh.get_group(), max_norm)
 
 
 def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
@@ -104,13 +106,13 @@ def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
     Collective over the replica. At least one tensor must be given.
 
     Args:
-        shares: This rank's parts of gradients that are split over the ranks, plain tensors.
+        shares: This rank's parts of the gradients that are split over the ranks, plain tensors.
         whole: Gradients that every rank holds, equal on all ranks.
-        group: The ranks of the replica.
-        max_norm: Positive.
+        group: Process group of the replica.
+        max_norm: Largest norm, positive.
 
     Returns:
-        The norm before, equal on every rank.
+        Norm before the scaling, equal on every rank.
     """
     squares = torch.zeros((), dtype=torch.float64, device=[*shares, *whole][0].device)
     for grad in shares:
@@ -119,8 +121,8 @@ def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
     for grad in whole:
         squares += grad.double().square().sum()
     norm = float(squares.sqrt())
-    scale = max_norm / (norm + 1e-6)  # as torch's
-    if not scale >= 1:  # so that NaN spreads, as torch's does
+    scale = max_norm / (norm + 1e-6)  # the formula of torch's clip_grad_norm_
+    if not scale >= 1:  # also true for NaN, which then spreads to all gradients, as in torch
         for grad in [*shares, *whole]:
             grad.mul_(scale)
     return norm
@@ -129,26 +131,28 @@ def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
 def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> SplitHead:
     """Split a head in place over the ranks of its replica. Collective; needs torch >= 2.7.
 
-    Convolutions and linear layers are split by output channels, whose shares are gathered behind
-    each of them. An MLP that is nothing but its linear layers takes one sum instead. An attention
-    of DINOv3's keeps a share of its ``qkv`` and gathers it while it runs. Grouped and transposed
-    convolutions, norms, and what has fewer output channels than ranks stay whole.
+    Convolutions and linear layers are split by output channels, and the channels of all ranks are
+    gathered after each of these layers. An MLP that consists of linear layers only needs one sum
+    over the ranks instead. An attention like DINOv3's keeps a share of its ``qkv`` on each rank and
+    gathers it while it runs. Grouped and transposed convolutions, norms, and layers with fewer
+    output channels than ranks stay whole.
 
-    All ranks begin with the weights of the first. They must then train on the same features and
-    labels; the gradients of what is whole are equal on all of them.
+    All ranks begin with the weights of the first one. They must then train on the same features
+    and labels. The gradients of modules that stay whole are equal on all ranks.
 
-    Dropout and stochastic depth act on whole activations, so their draws must be equal on all
-    ranks: seed the random state of the device alike on the ranks of a replica before each step.
+    Dropout and stochastic depth act on whole activations, so their random numbers must be equal on
+    all ranks: give the device's generator the same seed on all ranks of a replica before each step.
 
-    Call it before the optimizer is made, or hand the optimizer to
+    Call this before the optimizer is made, or pass the optimizer to
     :class:`~mapsage.features.split_head.trained_shares.TrainedShares`.
 
     Args:
-        head: On the devices of ``ranks``: the CPU for gloo, CUDA for nccl.
-        ranks: The process group of the replica, or a DeviceMesh of one dimension.
+        head: Head to split, on the devices of ``ranks``: the CPU for gloo, CUDA for nccl.
+        ranks: Process group of the replica, or a DeviceMesh of one dimension.
 
     Returns:
-        What gathers, loads and clips the head as a whole. The head itself is trained as before.
+        An object that gathers, loads and clips the head as a whole. The head itself is trained as
+        before.
 
     Raises:
         RuntimeError: If this torch has no tensor parallelism.
@@ -177,7 +181,7 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
 
 
 def check_torch() -> None:
-    """Raise RuntimeError unless this torch can split a head."""
+    """Raise ``RuntimeError`` unless this torch can split a head."""
     version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
     if version < TORCH:
         raise RuntimeError(
@@ -187,7 +191,11 @@ def check_torch() -> None:
 
 
 def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
-    """Return how the modules of a head are split, a ``ParallelStyle`` by name. Pure."""
+    """Return how the modules of a head are split over ``ranks`` ranks. Pure.
+
+    Returns:
+        A ``ParallelStyle`` for each split module, by the module's name.
+    """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -209,25 +217,26 @@ def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
         if isinstance(module, nn.Conv2d) and module.groups == 1 \
                 and _all_have_some(module.out_channels, ranks):
             plan[name] = SplitConv2d()
-        # not its subclasses: nn.MultiheadAttention reads the weights of one without calling it
+        # Subclasses are left whole: nn.MultiheadAttention reads the weights of one directly,
+        # without calling it.
         elif type(module) is nn.Linear and _all_have_some(module.out_features, ranks):
             plan[name] = ColwiseParallel(output_layouts=Replicate())
     return plan
 
 
 def _all_have_some(channels: int, ranks: int) -> bool:
-    """Return whether no rank is left without a channel: shares are rounded up."""
+    """Return whether every rank gets a channel. The size of a share is rounded up."""
     return -(-channels // ranks) * (ranks - 1) < channels
 
 
 def _reads_qkv(module: nn.Module) -> bool:
-    """Return whether a module is an attention as DINOv3's, which does not call its ``qkv``."""
+    """Return whether a module is an attention like DINOv3's, which does not call its ``qkv``."""
     return (isinstance(getattr(module, 'qkv', None), nn.Linear)
             and all(hasattr(module, name) for name in ('proj', 'num_heads', 'has_bias')))
 
 
 def _mlp_layers(module: nn.Module) -> List[str]:
-    """Return the linear layers of an MLP that has nothing else in it, the last one last."""
+    """Return the names of an MLP's layers in order; empty unless all of them are linear layers."""
     names = [name for name, _ in module.named_children()]
     return names if names in (['fc1', 'fc2'], ['w1', 'w2', 'w3']) and all(
         type(each) is nn.Linear for each in module.children()) else []

@@ -1,8 +1,8 @@
-"""A split head in training: what an optimizer updates, and what a checkpoint holds.
+"""A split head in training: what the optimizer updates, and what a checkpoint holds.
 
-The optimizer gets this rank's shares as plain tensors, which share their memory with the split
-parameters. Optimizers that work element by element then compute what they would on the whole head,
-and gradient scalers and fused steps meet no DTensor.
+The optimizer gets this rank's shares as plain tensors, which use the same memory as the split
+parameters. An optimizer that works element by element then computes the same as on the whole head,
+and gradient scalers and fused steps never see a DTensor.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from .tensor_parallel import TensorParallelError, is_share, parallelize_head, scale_to_norm
 
-# Optimizers of torch.optim that update each element by itself.
+# Optimizers of torch.optim that update each element on its own.
 _ELEMENTWISE = ('ASGD', 'Adadelta', 'Adagrad', 'Adam', 'AdamW', 'Adamax', 'NAdam', 'RAdam',
                 'RMSprop', 'Rprop', 'SGD')
 
@@ -23,16 +23,16 @@ _ELEMENTWISE = ('ASGD', 'Adadelta', 'Adagrad', 'Adam', 'AdamW', 'Adamax', 'NAdam
 class TrainedShares:
     """Splits a head and the state of its optimizer over the ranks of a replica. Collective.
 
-    Head and optimizer may have been loaded from a checkpoint before: every rank then takes its
-    shares of weights and of what the optimizer remembers.
+    Head and optimizer may have been loaded from a checkpoint before. Every rank then takes its
+    shares of the weights and of the optimizer's state.
 
     Args:
-        head: The whole head, on this rank's device, with the same weights on all ranks.
-        group: The ranks of the replica.
-        optimizer: Updates the head's parameters, among others.
+        head: Whole head, on this rank's device, with the same weights on all ranks.
+        group: Process group of the replica.
+        optimizer: Optimizer that updates the parameters of the head, among others.
 
     Attributes:
-        head: The head as it is trained: the module that was given, with split parameters.
+        head: Head as it is trained: the module that was given, with split parameters.
 
     Raises:
         RuntimeError: If this torch has no tensor parallelism.
@@ -53,7 +53,7 @@ class TrainedShares:
         self.head = head
         self._split = parallelize_head(head, group)
         self._group = group
-        self._shares: List[Tuple[Any, nn.Parameter]] = []  # a split parameter, its local part
+        self._shares: List[Tuple[Any, nn.Parameter]] = []  # (split parameter, its local part)
         taken: Dict[nn.Parameter, nn.Parameter] = {}
         with torch.no_grad():
             for name, parameter in head.named_parameters():
@@ -66,7 +66,7 @@ class TrainedShares:
 
     def parameters_of(self, optimizer: torch.optim.Optimizer
                       ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
-        """Return what ``optimizer`` trains: this rank's shares, and what all ranks hold whole."""
+        """Return what ``optimizer`` trains: this rank's shares, and the whole parameters."""
         split = {id(share) for parameter, share in self._shares if is_share(parameter)}
         trained = [each for group in optimizer.param_groups for each in group['params']
                    if each.requires_grad]
@@ -88,15 +88,15 @@ class TrainedShares:
         """Clip like ``torch.nn.utils.clip_grad_norm_``, over the whole head. Collective.
 
         Args:
-            parameters: With gradients, as the optimizer has them.
-            max_norm: Positive.
-            norm_type: Must be 2.
+            parameters: Parameters of the optimizer, with gradients.
+            max_norm: Largest norm, positive.
+            norm_type: Type of the norm, which must be 2.
 
         Returns:
-            The norm before, equal on every rank.
+            Norm before the clipping, equal on every rank.
 
         Raises:
-            TensorParallelError: If another norm is asked for.
+            TensorParallelError: If ``norm_type`` is not 2.
         """
         if float(norm_type) != 2:
             raise TensorParallelError(
@@ -111,7 +111,7 @@ class TrainedShares:
     def assemble(self) -> nn.Module:
         """Return a copy of the head in one piece, on the head's device. Collective.
 
-        There is one such copy, which waits in host memory for :meth:`put_away`.
+        There is one such copy. :meth:`put_away` moves it back to host memory.
         """
         device = next(self.head.parameters()).device
         self._assembled.load_state_dict(self._split.gather_state_dict())
@@ -123,11 +123,11 @@ class TrainedShares:
 
     def gather_optimizer_state(self, optimizer: torch.optim.Optimizer
                                ) -> Dict[int, Dict[str, torch.Tensor]]:
-        """Return what the optimizer remembers of each split parameter, in one piece. Collective.
+        """Return the optimizer's state of each split parameter, in one piece. Collective.
 
         Returns:
-            Tensors in host memory by their name and by the parameter's number in
-            ``optimizer.state_dict()``.
+            Tensors in host memory, by the parameter's number in ``optimizer.state_dict()`` and by
+            the name of the value.
         """
         from torch.distributed.tensor import DTensor
         whole: Dict[int, Dict[str, torch.Tensor]] = {}
@@ -145,7 +145,7 @@ class TrainedShares:
 
     def _hand_over(self, optimizer: torch.optim.Optimizer,
                    taken: Dict[nn.Parameter, nn.Parameter]) -> None:
-        """Let the optimizer update shares instead of the whole parameters it had."""
+        """Let the optimizer update the shares instead of the whole parameters."""
         from torch.distributed.tensor import distribute_tensor
         split_of = {id(share): parameter for parameter, share in self._shares}
         for group in optimizer.param_groups:
@@ -155,7 +155,7 @@ class TrainedShares:
             state = optimizer.state.pop(old, {})
             for name, value in state.items():
                 if _is_like(value, old):
-                    # each rank cuts its own share out of what all ranks have loaded
+                    # Each rank cuts its share out of the state that all ranks have loaded.
                     state[name] = distribute_tensor(
                         value, parameter.device_mesh, parameter.placements,
                         src_data_rank=None).to_local().clone()

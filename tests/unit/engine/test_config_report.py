@@ -151,7 +151,7 @@ def test_nothing_to_compare_is_said(tmp_path: Path) -> None:
     assert config_differences(in_memory) == []
     assert 'built in memory' in config_report(in_memory)
     alone.unlink()
-    assert 'no longer there' in config_report(without_base)
+    assert 'no longer exists' in config_report(without_base)
 
 
 def test_an_unchanged_config_says_so(config: Config, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_lost_terminal_does_not_end_the_training(
     runner = tiny_run.build_runner(str(tmp_path / 'run'), [ProgressBarHook(0)])
     runner.train()
     assert runner.iter == 4
-    assert 'the run goes on without the bar' in log_text(tmp_path / 'run')
+    assert 'the run continues without the bar' in log_text(tmp_path / 'run')
     assert sys.stdout is terminal
 
 

@@ -160,7 +160,7 @@ def test_a_stopped_run_goes_on_and_a_finished_one_is_kept(
     changed = {name for name in again if again[name] != complete[name]}
     assert changed == {LEDGER, *(str(path.relative_to(out)) for path in gone)}
     assert run_tool('potsdam', source, '--out', out, '--clip-size', 32) == 0
-    assert 'complete already' in capsys.readouterr().out
+    assert 'already complete' in capsys.readouterr().out
     assert listing(out) == again
     assert run_tool('potsdam', tmp_path / 'lost', '--out', out, '--clip-size', 32) == 1
     assert 'lost does not exist' in capsys.readouterr().err

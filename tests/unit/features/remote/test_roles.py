@@ -17,7 +17,7 @@ def launched(nodes: int, per_node: int) -> List[Dict[str, str]]:
 
 
 def test_two_of_four_on_one_machine() -> None:
-    roles = [split_ranks(2, environ, own_devices=False) for environ in launched(1, 4)]
+    roles = [split_ranks(2, environ, separate_devices=False) for environ in launched(1, 4)]
     assert [(role.name, role.index) for role in roles] == [
         ('head', 0), ('head', 1), ('encoder', 0), ('encoder', 1)]
     assert roles[1].environ == dict(WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
@@ -25,7 +25,7 @@ def test_two_of_four_on_one_machine() -> None:
 
 
 def test_encoders_on_devices_of_their_own_count_from_0() -> None:
-    roles = [split_ranks(2, environ, own_devices=True) for environ in launched(1, 4)]
+    roles = [split_ranks(2, environ, separate_devices=True) for environ in launched(1, 4)]
     assert [role.environ.get('LOCAL_RANK') for role in roles] == [None, None, '0', '1']
     assert roles[3].environ['LOCAL_WORLD_SIZE'] == '2'
 

@@ -84,7 +84,7 @@ def test_all_ranks_read_what_the_owner_tells(layout: Layout, ranks: int, owner: 
 def test_silence_two_owners_and_an_unknown_total() -> None:
     assert read_agreed(tick([{}, {}])) == Agreed(None)
     both = read_agreed(tick([facts_of(Item(3), 0), facts_of(Item(3), 1)]))
-    assert both.several and both.owner == 1
+    assert both.has_many_owners and both.owner == 1
     early = read_agreed(tick([{}, facts_of(Item(3, state=State.NEW), 1)]))
     assert early == Agreed(1, 3, 0, State.NEW) and fault_of(early, Agreed(None)) is None
 
