@@ -10,7 +10,7 @@ from typing import Union
 def atomic_write(path: Union[str, Path], data: bytes, durable: bool = False) -> None:
     """Write a file that takes the place of ``path`` once it is whole.
 
-    Until then it has a hidden name in the same folder, ``.NAME.partial-*``, since a rename is
+    Until then it has a hidden name in the same folder, ``.partial-*``, since a rename is
     atomic within one file system only. After an error it is removed and ``path`` is as it was. Its
     permissions are what the umask gives.
 
@@ -24,7 +24,7 @@ def atomic_write(path: Union[str, Path], data: bytes, durable: bool = False) -> 
         OSError: If the folder cannot be written or is full.
     """
     path = Path(path)
-    partial = path.with_name(f'.{path.name}.partial-{uuid.uuid4().hex}')
+    partial = path.with_name(f'.partial-{uuid.uuid4().hex}')
     try:
         with open(partial, 'wb') as file:
             file.write(data)

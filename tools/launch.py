@@ -61,7 +61,7 @@ def report(failed, notes: Path) -> str:
         if by == 'SIGKILL':
             message += '. If nobody has sent it, the machine ran out of memory: see `dmesg`.'
     else:
-        rank, message = written[0].name.split('-')[1], written[0].read_text()
+        rank, message = written[0].name.split('-')[1], written[0].read_text(encoding='utf-8')
     return f'\nerror: rank {rank} failed first:\n{message}'
 
 

@@ -26,6 +26,7 @@ from mapsage.distributed import (
     RankLostError,
     StrategyError,
     die_with_parent,
+    error_text,
 )
 from mapsage.engine.data_checks import DataError
 from mapsage.engine.env_cfg import ConfigError
@@ -181,11 +182,12 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         sys.exit(130)  # 128 + SIGINT, as a shell reports it
     except Exception as caught:  # the outermost frame: everything is reported, and the status is 1
         error = _without_worker_traceback(caught)
-        note_for_launcher(f'{type(error).__name__}: {error}')
+        text = error_text(error)
+        note_for_launcher(text)
         rank = os.environ.get('RANK')
         where = '' if rank is None else f'[rank {rank}] '
         if isinstance(error, _USER_ERRORS):
-            print(f'{where}{type(error).__name__}: {error}', file=sys.stderr, flush=True)
+            print(f'{where}{text}', file=sys.stderr, flush=True)
         else:
             traceback.print_exc()
         status = 1
@@ -197,7 +199,7 @@ def note_for_launcher(text: str) -> None:
     folder = os.environ.get('MAPSAGE_ERROR_NOTES')
     if folder:
         name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}"
-        Path(folder, name).write_text(text)
+        Path(folder, name).write_text(text, encoding='utf-8')
 
 
 def _leave(status: int) -> None:

@@ -11,7 +11,7 @@ import time
 import weakref
 import zlib
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -201,7 +201,9 @@ class GroupChannel(Channel):
 
 
 _channels: Any = weakref.WeakKeyDictionary()  # by group, then by timeout and purpose
-_numbers: Any = itertools.count()
+# By ranks: channels over the same ranks must not count their arrivals under the same keys, and a
+# process may create several groups over them, one after the other.
+_numbers: Dict[Tuple[int, ...], Iterator[int]] = {}
 
 
 def open_channel(group: Optional[dist.ProcessGroup] = None,
@@ -235,7 +237,7 @@ def open_channel(group: Optional[dist.ProcessGroup] = None,
     if timeout not in known:
         ranks = _global_ranks(group)
         seconds = timeout if timeout is not None else _group_timeout(group)
-        known[timeout] = GroupChannel(group, ranks, seconds, _prefix(ranks, len(known)))
+        known[timeout] = GroupChannel(group, ranks, seconds, _new_prefix(ranks))
     return known[timeout]
 
 
@@ -244,7 +246,7 @@ def _open_default(default: dist.ProcessGroup, timeout: Optional[float], purpose:
     if (timeout, purpose) not in known:
         ranks = _global_ranks(default)
         seconds = timeout if timeout is not None else _group_timeout(default)
-        prefix = _prefix(ranks, next(_numbers))
+        prefix = _new_prefix(ranks)
         _await_all(prefix, ranks, seconds)
         with store_lock:  # all ranks are here, so no thread waits long for the lock
             group = dist.new_group(timeout=timedelta(seconds=seconds), backend='gloo')
@@ -267,7 +269,9 @@ def _await_all(prefix: str, ranks: Sequence[int], timeout: float) -> None:
         here = store.add(f'{prefix}/here', 0)
 
 
-def _prefix(ranks: Sequence[int], number: int) -> str:
+def _new_prefix(ranks: Sequence[int]) -> str:
+    """Return a place in the rendezvous store, equal on ranks that open channels equally often."""
+    number = next(_numbers.setdefault(tuple(ranks), itertools.count()))
     return f'mapsage/{zlib.crc32(repr(list(ranks)).encode()):08x}/{number}'
 
 

@@ -64,7 +64,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: Any) -> None:
 
     Args:
         parameters: Parameters with the same shapes, dtypes and order on all ranks of the group.
-        group: Process group of the ranks to average over.
+        group: Process group of the ranks to average over; all ranks when None.
     """
     for parameter in parameters:
         if parameter.grad is None:

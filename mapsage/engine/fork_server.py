@@ -71,11 +71,11 @@ def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     if signal.SIGINT not in ignored:
         # Until there is a fork to pass the signal on to, it ends the caller.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    request = json.dumps(dict(arguments=arguments, folder=os.getcwd(), environ=dict(os.environ),
+                              ignored=ignored)).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f'\0{address}')
-        request = json.dumps(dict(arguments=arguments, folder=os.getcwd(),
-                                  environ=dict(os.environ), ignored=ignored)).encode()
         connection.sendmsg([struct.pack('<q', len(request))],
                            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))])
         connection.sendall(request)
@@ -83,13 +83,15 @@ def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     except OSError:
         answer = b''
     if answer != _STARTED:
-        _give_up(answer + _read_all(connection))
+        refusal = (answer + _read_all(connection)).decode()
+        connection.close()
+        _start_anew(refusal, arguments) if refusal else _lost_fork()
     for number in _PASSED_ON:
         if number not in ignored:
             signal.signal(number, lambda number, _: connection.sendall(bytes([number])))
     status = _read_all(connection)
     if not status:
-        _give_up(b'')
+        _lost_fork()
     _end_as(struct.unpack('<q', status)[0])
 
 
@@ -105,20 +107,18 @@ def _read_all(connection: socket.socket) -> bytes:
         data += part
 
 
-def _give_up(refusal: bytes) -> NoReturn:
-    """End this caller if there is no fork, or no status of it, and say why."""
-    if not refusal:  # the server or the fork has been killed
-        sys.stderr.write('the process that this rank was forked from has died\n')
-        sys.stderr.flush()
-        _end_as(-signal.SIGKILL)
-    text = refusal.decode()
-    sys.stderr.write(f'{text}\n')
+def _start_anew(refusal: str, arguments: List[str]) -> NoReturn:
+    """Become a new Python that runs the script, because the server refuses to fork."""
+    sys.stderr.write(f'{refusal}\nthis rank starts anew\n')
     sys.stderr.flush()
-    notes = os.environ.get('MAPSAGE_ERROR_NOTES')
-    if notes:  # tools/launch.py prints the earliest note last
-        with open(os.path.join(notes, f"0-{os.environ.get('RANK', '0')}"), 'w') as file:
-            file.write(text)
-    os._exit(1)
+    os.execv(sys.executable, [sys.executable, '-u', *arguments])
+
+
+def _lost_fork() -> NoReturn:
+    """End as a rank that was killed: the server or the fork has been."""
+    sys.stderr.write('the process that this rank was forked from has died\n')
+    sys.stderr.flush()
+    _end_as(-signal.SIGKILL)
 
 
 def _end_as(status: int) -> NoReturn:
@@ -236,6 +236,9 @@ class _Server:
                 signal.signal(number, signal.SIG_IGN if number in request['ignored'] else handler)
             self._take_over(request['environ'], request['folder'])
             status = _run(request['arguments'])
+        except BaseException:
+            import traceback
+            traceback.print_exc()
         finally:
             os._exit(status)
 
@@ -285,7 +288,7 @@ def _why_not_fork() -> str:
     # A lock that another thread holds is never released in a fork.
     return (f'ranks cannot be forked from a process with {threads} threads; a package starts them '
             f'when it is imported. Set PYTHON_EXEC={sys.executable} in the environment to start '
-            f'each rank as a new Python process.')
+            f'each rank as a new Python process at once.')
 
 
 def _run(arguments: List[str]) -> int:
@@ -311,6 +314,8 @@ def _run(arguments: List[str]) -> int:
     except BaseException as error:
         # The traceback leaves out this function.
         trace = error.__traceback__ and error.__traceback__.tb_next
+        # As the interpreter does it; what runs at the end looks there for an error.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]

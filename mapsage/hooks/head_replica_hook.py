@@ -67,6 +67,10 @@ class HeadReplicaHook(Hook):
         """Continue to train with the split head."""
         self._evaluation.close()
 
+    def after_train(self, runner: Any) -> None:
+        """Leave the whole head in the model, for a test in the same process. Collective."""
+        self._evaluation.enter_context(runner.model.whole())
+
     def gather_state(self, runner: Any) -> None:
         """Collect the whole state of the optimizer before a checkpoint. Collective."""
         if self._shares is not None:

@@ -122,10 +122,10 @@ class HeadReplicas(nn.Module):
         assert self._shares is not None
         self._shares.take_gradients()
         shares, whole = self._shares.parameters_of(optim_wrapper.optimizer)
-        # Shares and whole parameters are averaged separately, so that whole ones are at the same
-        # offsets on all ranks: the order in which an all-reduce adds may depend on the offset.
-        for parameters in (shares, whole):
-            average_gradients(parameters, self.replicas.peers)
+        average_gradients(shares, self.replicas.peers)
+        # Over all ranks: kernels with atomics give the ranks of one replica gradients that differ
+        # in the last bits, and with them weights that drift apart.
+        average_gradients(whole, None)
         scaler = getattr(optim_wrapper, 'loss_scaler', None)
         if shares and scaler is not None and scaler.is_enabled():
             self._agree_on_overflow(shares)

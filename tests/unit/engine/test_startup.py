@@ -16,11 +16,14 @@ from mapsage.accelerator import (
     resolve_accelerator,
     set_current_accelerator,
 )
+from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import LauncherError, StrategyError, local_rank
 from mapsage.distributed.process_group import select_device
 from mapsage.distributed.strategy import LAUNCHER_VARIABLES
 from mapsage.engine.startup import choose_accelerator, identify_process, join_ranks
 
+simulated = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
+                               reason=str(SimAccelerator.why_unavailable()))
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='10.255.255.1')
 MPI = dict(OMPI_COMM_WORLD_RANK='5', OMPI_COMM_WORLD_SIZE='8', OMPI_COMM_WORLD_LOCAL_RANK='1',
            OMPI_COMM_WORLD_LOCAL_SIZE='4', MASTER_ADDR='10.255.255.1')
@@ -79,6 +82,7 @@ def test_refused_without_a_change(launcher: str, variables: Dict[str, str], word
     assert dict(os.environ) == before
 
 
+@simulated
 def test_the_accelerator_is_in_force_for_mmengine_too() -> None:
     accelerator = choose_accelerator('sim')
     assert accelerator.name == 'sim' and current_accelerator() is accelerator
@@ -86,6 +90,7 @@ def test_the_accelerator_is_in_force_for_mmengine_too() -> None:
     assert choose_accelerator('cpu').name == 'cpu' and get_device() == 'cpu'
 
 
+@simulated
 def test_more_ranks_than_devices_are_refused() -> None:
     accelerator = choose_accelerator('sim')
     os.environ['LOCAL_WORLD_SIZE'] = str(accelerator.device_count() + 1)
@@ -93,6 +98,7 @@ def test_more_ranks_than_devices_are_refused() -> None:
         select_device(accelerator)
 
 
+@simulated
 def test_a_process_without_a_launcher_joins_nobody() -> None:
     accelerator = choose_accelerator('sim')
     accelerator.set_device(1)

@@ -61,8 +61,8 @@ def use_a_replica() -> Dict[str, Any]:
         each.grad = torch.full_like(each, float(rank + 1))
     wrapper = AmpOptimWrapper(optimizer=optimizer, dtype='float16')
     model._complete_gradients(wrapper)
-    told['mean'] = sorted({float(value) for each in (*split, *held) for value in
-                           each.grad.reshape(-1)})
+    told['means'] = [sorted({float(value) for each in parameters
+                             for value in each.grad.reshape(-1)}) for parameters in (split, held)]
     with pytest.raises(TensorParallelError) as caught:
         shares.clip_grad_norm([*split, *held], 1.0, norm_type=1)
     told['norm'] = str(caught.value)
@@ -89,7 +89,8 @@ def test_two_replicas_of_two_ranks(tmp_path: Path) -> None:
                                   [place, place + 2]]
         assert told['whole'] and told['split']
         assert told['shapes'] == ([(3, 4, 1, 1), (3,)], [(4, 3, 1, 1), (4,)])
-        assert told['mean'] == [2.0 + place]  # of ranks 0 and 2, of ranks 1 and 3
+        # shares: of ranks 0 and 2, of ranks 1 and 3; what is held whole: of all four
+        assert told['means'] == [[2.0 + place], [2.5]]
         assert told['overflow']
         assert 'the optimizer is LBFGS, expected one' in told['optimizer']
         assert 'norm_type=1, expected 2' in told['norm']
