@@ -1,4 +1,5 @@
-# Sourced by start_8card_training.sh and doctor.sh, whose top documents the variables read here.
+# Sourced by the scripts that start ranks. The top of start_8card_training.sh describes the
+# variables that are read here.
 #
 # Sets root and python; defines find_config CONFIG and launch PROGRAM CONFIG [options].
 
@@ -10,12 +11,13 @@ case "${ACCELERATOR:-}" in
 esac
 python=$(bash "$root/scripts/setup_env.sh" "${MAPSAGE_LEG:-$leg}")
 
-# Paths are relative to where the user stands; a shipped config is found from anywhere.
+# Paths are relative to the current folder. A shipped config is also found from other folders.
 find_config() {
     if [ ! -f "$1" ] && [ -f "$root/$1" ]; then echo "$root/$1"; else echo "$1"; fi
 }
 
-# Become the launcher of NPROC_PER_NODE ranks of a program of tools/. CONFIG may be empty.
+# Replace this process by the launcher of NPROC_PER_NODE ranks of a program in tools/. CONFIG may be
+# empty.
 launch() {
     local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-8} nodes=${NNODES:-1} rendezvous
     shift 2
@@ -30,7 +32,7 @@ launch() {
                     --master_port "${MASTER_PORT:-29500}")
     fi
 
-    # One thread a rank unless told otherwise: ranks share the cores.
+    # One thread per rank by default, since the ranks share the cores.
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
 
     exec "$python" "$root/tools/launch.py" --nnodes "$nodes" --nproc_per_node "$ranks" \

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compute the frozen encoder's features on all cards of a machine (or of several).
+# Compute the frozen encoder's features on all cards of this machine (or of several).
 #
 #   bash scripts/cache_features.sh CONFIG [options of tools/cache_features.py]
 #
-# Reads the environment variables of scripts/start_8card_training.sh; with several machines the
-# cache's folder is on a storage they share. On one device: python tools/cache_features.py ...
+# It reads the environment variables of scripts/start_8card_training.sh. With several machines, the
+# cache's folder must be on storage that they share. On one device: python tools/cache_features.py
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/_launch.sh"

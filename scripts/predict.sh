@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Predict maps on all cards of a machine (or of several): the ranks share the scenes.
+# Predict maps on all cards of this machine (or of several). The ranks divide each scene among
+# themselves.
 #
 #   bash scripts/predict.sh CONFIG CHECKPOINT INPUT... --out DIR [options of tools/predict.py]
 #
-# Reads the environment variables of scripts/start_8card_training.sh, WORK_DIR apart; with several
-# machines --out is on a storage they share. On one device: python tools/predict.py ...
+# It reads the environment variables of scripts/start_8card_training.sh, except WORK_DIR. With
+# several machines, --out must be on storage that they share. On one device: python tools/predict.py
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/_launch.sh"

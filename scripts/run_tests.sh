@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Set up what is needed and run the tests.
+# Set up the environments of the tests and run the tests.
 #
 #   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20] [arguments of pytest]
 #
-# Two workers share the test files; `-n 0` among the arguments of pytest runs them in one process.
-# The main leg also runs ruff, mypy and import-linter. With --all-legs the legs run one after the
-# other, each to its end, and the exit status is 0 only when all of them passed.
+# Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
+# arguments of pytest, the main leg also runs ruff, mypy and import-linter. With --all-legs the legs
+# run one after the other, each to its end, and the exit status is 0 only if all of them pass.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,7 +17,7 @@ case "${1:-}" in
 esac
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export PJRT_DEVICE=${PJRT_DEVICE:-CPU}  # the xla leg's device, unless there is a real one
+export PJRT_DEVICE=${PJRT_DEVICE:-CPU}  # device of the xla leg; set it to use a real one
 
 # Run the checks that read the code, all of them to their end. $1: folder of the programs.
 static_checks() {
@@ -33,7 +33,7 @@ times=()
 for leg in "${legs[@]}"; do
     echo "=== leg $leg"
     python=$(bash scripts/setup_env.sh "$leg" --dev) || { failed+=("$leg: environment"); continue; }
-    SECONDS=0  # bash counts it up; making an environment is not part of a leg's time
+    SECONDS=0  # bash counts up from here, so that a leg's time does not include its environment
     checks=
     if [ "$leg" = main ] && [ $# -eq 0 ]; then
         report=$(mktemp)

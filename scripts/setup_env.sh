@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Make the Python environment of a leg, once a machine, and print the path of its Python.
+# Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
 #   bash scripts/setup_env.sh [main|xla|t20] [--dev]
 #
-#   --dev            adds requirements/dev.txt (tests and checks)
-#   MAPSAGE_ENVS     where environments live (default: ~/.cache/mapsage/envs); shared by all clones
-#   MAPSAGE_PYTHON   use this Python, with whatever it has installed, and make nothing
+#   --dev            also install requirements/dev.txt (tests and checks)
+#   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs); clones share it
+#   MAPSAGE_PYTHON   Python to use instead, with the packages that it has; no environment is made
 #
-# An environment is keyed by a hash of its requirement file: change the file and a new one is made.
+# The name of an environment has a hash of its requirement file, so that a changed file gives a new
+# environment.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -24,7 +25,7 @@ for argument in "$@"; do
 done
 
 if [ -n "${MAPSAGE_PYTHON:-}" ]; then
-    command -v "$MAPSAGE_PYTHON" >/dev/null || { say "MAPSAGE_PYTHON=$MAPSAGE_PYTHON is no program"; exit 2; }
+    command -v "$MAPSAGE_PYTHON" >/dev/null || { say "MAPSAGE_PYTHON=$MAPSAGE_PYTHON is not a program"; exit 2; }
     command -v "$MAPSAGE_PYTHON"
     exit
 fi
@@ -35,7 +36,7 @@ case "$leg" in
     t20) requirements=$root/requirements/t20.txt; version=3.8 ;;
 esac
 
-# Print a Python of the version in $1: on the path, or one that pyenv holds.
+# Print the path of a Python of version $1, from PATH or from pyenv.
 find_python() {
     local candidate
     for candidate in "python$1" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python; do
@@ -53,14 +54,14 @@ if ! python=$(find_python "$version"); then
     exit 3
 fi
 
-# The leading 16 characters of a hash of the files in $@.
+# Print the first 16 characters of a hash of the files in $@.
 hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])'; }
 
 home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
 env=$home/$leg-$(hash_of "$requirements")
 dev_mark=$env/.dev-$(hash_of "$root/requirements/dev.txt")
 
-# Write what pip says to $log, and show its end when it fails.
+# Install with pip. Its output goes into $log, whose end is shown if pip fails.
 install() {
     if ! MMCV_WITH_OPS=0 "$env/bin/python" -m pip install --disable-pip-version-check "$@" >>"$log" 2>&1; then
         tail -n 30 "$log" >&2
@@ -71,7 +72,7 @@ install() {
 
 if [ ! -f "$env/.complete" ] || { [ -n "$dev" ] && [ ! -f "$dev_mark" ]; }; then
     mkdir -p "$home"
-    # One builder at a time; the others wait here and then find it done.
+    # Only one process at a time makes an environment. Others wait here and then find it complete.
     exec 9>"$env.lock"
     if command -v flock >/dev/null; then flock 9; fi
     log=$env.log

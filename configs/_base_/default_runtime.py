@@ -1,4 +1,4 @@
-"""Settings that all runs share: the MapSage runner, device, logging, hooks, test-time setup.
+"""Settings that all runs share: MapSage's runner, the device, logging, hooks, testing.
 
 Lengths are counted in optimizer steps. A config that trains for another length overrides
 ``train_cfg``, ``param_scheduler`` and the intervals.

@@ -3,13 +3,13 @@
 Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.sh \
               configs/dinov3/vit_l_sat_frozen_upernet_loveda.py
 Hardware: 8 accelerators, 2 crops each. The authors' batch is 8: train_dataloader.batch_size=1
-Score:    not yet run. Expected about 52 mIoU on val (51.98 of whu-pzhang/dinov3_geo, which
-          normalizes as for web images). The authors report 54.4 on the test server (paper, table
-          19). Web weights are the better ones here and on iSAID; satellite weights are better at
-          metric tasks such as canopy height (dinov3 #117)
+Score:    not yet run. Expected: about 52 mIoU on val (whu-pzhang/dinov3_geo has 51.98, normalized
+          as for web images). The authors report 54.4 on the test server (paper, table 19). Web
+          weights are better than satellite weights here and on iSAID; satellite weights are better
+          at metric tasks such as canopy height (dinov3 #117)
 
-Differs from vit_l_web_frozen_upernet_loveda.py in the weights. Their mean and std are taken from
-the file and stated in the log.
+Differs from vit_l_web_frozen_upernet_loveda.py in the weights. Their mean and std are found from
+the file and logged.
 """
 _base_ = [
     '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',

@@ -4,13 +4,13 @@ Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.s
               configs/dinov3/vit_l_sat_frozen_upernet_loveda_t20.py
 Hardware: 8 Enflame T20, 2 crops each. Not yet run on such cards; the T20 software line is tested
           with a stand-in for its torch_gcu
-Score:    not yet run. Expected as vit_l_sat_frozen_upernet_loveda.py: about 52 mIoU on val
+Score:    not yet run. Expected: about 52 mIoU on val, as with vit_l_sat_frozen_upernet_loveda.py
 
-Differs from vit_l_sat_frozen_upernet_loveda.py where T20 asks for it: group norm, since SyncBN does
-not compute there and two crops are too few for batch norm; whole 1024x1024 images in validation,
-one graph to compile, where each of nine crops would be padded into its place by another. Mixed
-precision stays off: a user's run of such a model ended in 'free(): invalid pointer' with it.
-Trained on real masks: the image-text set MMRS-1M has none.
+Differs from vit_l_sat_frozen_upernet_loveda.py where the T20 needs it. Norms are group norms, since
+SyncBN does not compute there and two crops are too few for batch norm. Validation takes whole
+1024x1024 images, which is one graph to compile; each of nine crops would be padded into its place
+by another graph. Mixed precision is off, since a user's run of such a model ended with 'free():
+invalid pointer' with it. LoveDA has masks; the image-text set MMRS-1M has none.
 """
 _base_ = [
     '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',

@@ -2,11 +2,12 @@
 
 Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.sh \
               configs/dinov3/vit_l_web_finetune_upernet_loveda.py
-Hardware: 8 accelerators, 2 crops each. Where memory is short: model.backbone.with_cp=True
-Score:    not yet run. Expected above the frozen backbone's 53.7 mIoU on val; fine-tuned remote-
-          sensing ViT-L reach 54.2 (MTP) and 55.7 (S5) there
+Hardware: 8 accelerators, 2 crops each. If memory is short, set model.backbone.with_cp=True
+Score:    not yet run. Expected: above the frozen backbone's 53.7 mIoU on val; fine-tuned ViT-L of
+          remote sensing reach 54.2 (MTP) and 55.7 (S5) there
 
-Learning rate, both decays and drop path are those of MMSeg's BEiT-B + UPerNet; not tuned on LoveDA.
+Learning rate, both decays and drop path are those of MMSeg's BEiT-B + UPerNet. They were not tuned
+on LoveDA.
 """
 _base_ = [
     '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',

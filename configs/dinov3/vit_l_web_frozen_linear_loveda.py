@@ -2,7 +2,7 @@
 
 Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.sh \
               configs/dinov3/vit_l_web_frozen_linear_loveda.py
-Hardware: 8 accelerators, 2 crops each, as the authors
+Hardware: 8 accelerators, 2 crops each, as used by the authors
 Score:    not yet run. No figure for LoveDA is published; on ADE20K the authors' linear ViT-L
           reaches 54.9 mIoU, 2.3 more than a frozen ViT-L + UPerNet by dinov3_geo (52.65)
 

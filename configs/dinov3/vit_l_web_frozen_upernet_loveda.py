@@ -3,12 +3,12 @@
 Command:  MAPSAGE_DINOV3=<folder of weights> bash scripts/start_8card_training.sh \
               configs/dinov3/vit_l_web_frozen_upernet_loveda.py
 Hardware: 8 accelerators, 2 crops each. The authors' batch is 8: train_dataloader.batch_size=1
-Score:    not yet run. Expected about 53.7 mIoU on val (53.72 of whu-pzhang/dinov3_geo: MMSeg, 80k
-          steps of 8 crops, blocks 7, 11, 15, 23, weight decay 0.05). The authors report test-server
-          figures only: 56.2 for the 7B model (paper, table 19)
+Score:    not yet run. Expected: about 53.7 mIoU on val (whu-pzhang/dinov3_geo has 53.72: MMSeg, 80k
+          steps of 8 crops, blocks 7, 11, 15, 23, weight decay 0.05). The authors report figures of
+          the test server only: 56.2 for the 7B model (paper, table 19)
 
-AdamW 6e-5, weight decay 0.01, 1,500 steps of warm-up, 80k steps, poly, crops of 512, cross entropy,
-normed features: facebookresearch/dinov3 #112.
+Settings of facebookresearch/dinov3 #112: AdamW 6e-5, weight decay 0.01, 1,500 steps of warm-up, 80k
+steps, poly, crops of 512, cross entropy, normed features.
 """
 _base_ = [
     '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',

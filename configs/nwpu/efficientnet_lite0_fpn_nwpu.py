@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 FPN on NWPU VHR-10 polygons: real images, 10 classes and background.
 
 Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/nwpu/efficientnet_lite0_fpn_nwpu.py
-Hardware: one CPU process, one thread of a 2-core AMD EPYC, 3 min 3 s with start and validation
+Hardware: one CPU process with one thread on a 2-core AMD EPYC, 3 min 3 s with start and validation
           (torch 2.13.0, 2026-11-21)
 Score:    mIoU 53.6 on 40 images after training on 160; predicting background everywhere gives 8.7.
           Weakest: ship 18, tennis court 34, airplane 38; best: ground track field 71

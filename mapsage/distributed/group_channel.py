@@ -48,6 +48,7 @@ class GroupChannel(Channel):
         self._prefix = prefix
         self._entered = 0
         self._failure: Optional[RankLostError] = None
+        self._last_work: Any = None
 
     def max(self, tensor: torch.Tensor, timeout: Optional[float] = None) -> None:
         """Replace a tensor by its maximum over the ranks, see :meth:`Channel.max`."""
@@ -160,6 +161,11 @@ class GroupChannel(Channel):
             work.wait()
         except RuntimeError as error:
             self._fail(_first_line(error), error, _GRACE_SECONDS)
+        # Kept until the next collective. Otherwise gloo's thread may be the last to hold the
+        # tensors, and enters the interpreter to release them. A process that forks its loader
+        # workers at that moment leaves them in a deadlock on Python 3.8, whose lock over all
+        # threads a fork copies in the state it has.
+        self._last_work = work
 
     def _fail(self, what: str, error: Optional[RuntimeError], grace: float) -> None:
         """Report the failure to the other ranks, find out which are missing, and raise."""
