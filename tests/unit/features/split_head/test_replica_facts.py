@@ -1,20 +1,16 @@
-"""What the ranks of a head replica agree on, without ranks; and a replica of one."""
+"""What the ranks of a head replica agree on, without ranks."""
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Dict, List, Optional
 
 import pytest
 import torch
+from arriving_items import Item
 from hypothesis import given
 from hypothesis import strategies as st
-from support import main_leg
 
-from mapsage.accelerator import resolve_accelerator
 from mapsage.distributed import Facts
 from mapsage.distributed.consensus import fact_slots
-from mapsage.features import StreamingError
-from mapsage.features.remote.blocks import BlockPool
 from mapsage.features.remote.state import State
 from mapsage.features.split_head.replica_facts import (
     FIELDS,
@@ -23,39 +19,12 @@ from mapsage.features.split_head.replica_facts import (
     fault_of,
     read_agreed,
 )
-from mapsage.features.split_head.replica_features import ReplicaFeatures
-from mapsage.features.wire.payload import DTYPES, Layout, pack_levels
+from mapsage.features.wire.payload import DTYPES, Layout
 
 sizes = st.integers(0, 9)
 layouts = st.builds(
     Layout, st.lists(st.tuples(sizes, sizes, sizes, sizes), max_size=8).map(tuple),
     st.sampled_from(DTYPES), st.sampled_from(DTYPES))
-
-
-@dataclasses.dataclass
-class Item:
-    """An item as the rank that holds it sees it."""
-
-    number: int = 0
-    attempt: int = 0
-    state: State = State.READY
-    total: Optional[int] = None
-    arrived: int = 0
-    error: Optional[str] = None
-    layout: Optional[Layout] = None
-    data: Optional[torch.Tensor] = None
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        assert self.data is not None
-        return self.data[start:stop]
-
-    def wait(self, timeout: float) -> None:
-        raise StreamingError('the source was closed')
-
-
-def ready(levels: List[torch.Tensor], **other: Any) -> Item:
-    layout, data = pack_levels(levels)
-    return Item(total=len(data), arrived=len(data), layout=layout, data=data, **other)
 
 
 def tick(every: List[Dict[str, int]]) -> Facts:
@@ -139,39 +108,3 @@ def test_bytes_of_one_attempt_are_not_told_with_another() -> None:
 def test_a_layout_that_cannot_be_told(layout: Layout, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         facts_of(Item(total=2, layout=layout), 0)
-
-
-def alone(device: str = 'cpu', timeout: float = 5) -> ReplicaFeatures:
-    return ReplicaFeatures(None, BlockPool(2, 8), torch.device(device), timeout)
-
-
-def test_a_replica_of_one_rank() -> None:
-    replica = alone()
-    levels = [torch.randn(1, 2, 3, 5), torch.randn(1, 1, 1, 1)]
-    features = replica.deliver(ready(levels))
-    assert all(torch.equal(mine, its) for mine, its in zip(features, levels))
-    features[0].zero_()  # the caller's own
-    assert torch.equal(replica.deliver(ready(levels))[0], levels[0])
-    with pytest.raises(StreamingError, match='^item 4 failed on rank 0: out of memory$'):
-        replica.deliver(Item(4, state=State.FAILED, error='out of memory'))
-    with pytest.raises(StreamingError, match='item 5 failed on rank 0: the source was closed'):
-        replica.deliver(Item(5, state=State.NEW))
-    with pytest.raises(StreamingError, match='no rank of the replica holds an item'):
-        replica.deliver()
-    assert replica.report()['items'] == 2 and replica.report() == {}
-
-
-def test_a_time_out_that_is_none() -> None:
-    with pytest.raises(ValueError, match='timeout=0, expected a positive number'):
-        alone(timeout=0)
-
-
-@main_leg
-def test_features_come_to_a_simulated_card() -> None:
-    if resolve_accelerator('sim').device_count() < 1:
-        pytest.skip('no simulated card')
-    device = resolve_accelerator('sim').device(0)
-    levels = [torch.randn(1, 2, 3, 5), torch.randn(0, 1, 1, 1)]
-    features = alone(str(device)).deliver(ready(levels))
-    assert all(mine.device == device and torch.equal(mine.cpu(), its)
-               for mine, its in zip(features, levels))
