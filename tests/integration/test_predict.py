@@ -397,7 +397,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_written(
     with pytest.raises(PredictError, match='names classes'):
         run((nameless, checkpoint), scene, '--out', out)
     few = write_config(tmp_path, "test_dataloader['dataset']['metainfo']['classes'] = ('a', 'b')\n")
-    with pytest.raises(PredictError, match='has 4 classes and .* 2: a, b'):
+    with pytest.raises(PredictError, match='has 4 classes, but .* 2: a, b'):
         run((few, checkpoint), scene, '--out', out)
     assert not out.exists() or list(out.iterdir()) == []
 
