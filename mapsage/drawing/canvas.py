@@ -6,7 +6,7 @@ training script that uses pyplot are not affected.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, Tuple
+from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
 import numpy as np
 
@@ -52,6 +52,23 @@ class Canvas:
     def picture(self, left: int, top: int, pixels: np.ndarray) -> None:
         """Place an array, RGB uint8 ``(height, width, 3)``, without resampling, in a thin frame."""
         self._pictures.append((left, top, pixels))
+
+    def legend(self, left: int, top: int, entries: Sequence[Tuple[str, np.ndarray]],
+               columns: int, column_width: int, line_height: int) -> None:
+        """Write names beside swatches, ``columns`` of them per line; lengths in pixels.
+
+        Args:
+            left: Left edge of the first swatch.
+            top: Upper edge of the first swatch.
+            entries: Names and swatches, ``(18, 18, 3)`` uint8 RGB.
+            columns: Number of entries per line.
+            column_width: Distance from one entry of a line to the next.
+            line_height: Distance from one line to the next.
+        """
+        for index, (name, swatch) in enumerate(entries):
+            x, y = left + index % columns * column_width, top + index // columns * line_height
+            self.picture(x, y, swatch)
+            self.text(x + 26, y + 14, name, size=10)
 
     def pixels(self) -> np.ndarray:
         """Return the drawing as RGB uint8 ``(height, width, 3)``."""

@@ -127,9 +127,5 @@ def _draw(pictures: Sequence[np.ndarray], entries: Sequence[Tuple[str, np.ndarra
         canvas.text(left, _HEADER - 8, name, 11, 'bold')
         canvas.picture(left, _HEADER, picture)
     top = _HEADER + height + _MARGIN
-    for index, (name, swatch) in enumerate(entries):
-        left = _MARGIN + index % per_line * column
-        line = top + index // per_line * _LEGEND_LINE
-        canvas.picture(left, line, swatch)
-        canvas.text(left + 26, line + 14, name, size=10)
+    canvas.legend(_MARGIN, top, entries, per_line, column, _LEGEND_LINE)
     return canvas.pixels()

@@ -191,11 +191,7 @@ def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
                         color=FAINT)
         top += row_height
     top += _MARGIN // 2
-    for index, (name, swatch) in enumerate(entries):
-        left = _MARGIN + index % per_line * _legend_column(entries)
-        line = top + index // per_line * _LEGEND_LINE
-        canvas.picture(left, line, swatch)
-        canvas.text(left + 26, line + 14, name, size=10)
+    canvas.legend(_MARGIN, top, entries, per_line, _legend_column(entries), _LEGEND_LINE)
     return canvas.pixels()
 
 

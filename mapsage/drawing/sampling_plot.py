@@ -117,11 +117,7 @@ def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTile
     for index, block in enumerate(blocks):
         _draw_block(canvas, block, ('Kept', 'Dropped')[index], MARGIN + index *
                     (_BLOCK_WIDTH + _BLOCK_GAP), samples.palette)  # type: ignore[union-attr]
-    for index, (name, swatch) in enumerate(entries):
-        left = MARGIN + index % a_line * _legend_pitch(entries)
-        top = bottom + index // a_line * _LEGEND_LINE
-        canvas.picture(left, top, swatch)
-        canvas.text(left + 26, top + 14, name, size=10)
+    canvas.legend(MARGIN, bottom, entries, a_line, _legend_pitch(entries), _LEGEND_LINE)
     return canvas.pixels()
 
 

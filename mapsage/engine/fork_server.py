@@ -236,7 +236,7 @@ class _Server:
                 signal.signal(number, signal.SIG_IGN if number in request['ignored'] else handler)
             self._take_over(request['environ'], request['folder'])
             status = _run(request['arguments'])
-        except BaseException:
+        except BaseException:  # shown here, since the exit below would lose it
             import traceback
             traceback.print_exc()
         finally:

@@ -57,7 +57,7 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
         group_size: Number of samples that stay together.
 
     Raises:
-        ShortfallError: As the policy says, or if a rank has no original batch to take.
+        ShortfallError: With policy ``'raise'``, or if a rank has no original batch to take.
         ValueError: As in :func:`plan_exchange`, or for a policy that does not exist.
     """
     check_policy(policy)
