@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import cv2
 import mmengine.fileio as fileio
 import numpy as np
 from mmcv.transforms import BaseTransform
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
+from rasterio.features import rasterize
 
 
 @DATASETS.register_module()
@@ -160,8 +160,9 @@ class NWPUPolygonDataset(CocoPolygonDataset):
 class LoadPolygonAnnotations(BaseTransform):
     """Transform that draws polygons of ``CocoPolygonDataset`` into ``gt_seg_map``, uint8 (H, W).
 
-    The outline is part of an instance; vertices are rounded to the nearest pixel. Like MMSeg's
-    ``LoadAnnotations`` it belongs before resizing in training and after resizing in testing.
+    A pixel belongs to an instance if its center lies inside; pixel (0, 0) spans 0 to 1, as in
+    pycocotools. Like MMSeg's ``LoadAnnotations`` it belongs before resizing in training and after
+    resizing in testing.
 
     Required keys: ``polygons``, ``mask_shape``, ``label_map``, ``seg_fields``. Added:
     ``gt_seg_map``.
@@ -180,9 +181,11 @@ class LoadPolygonAnnotations(BaseTransform):
                              f'{loaded[1]} pixels (height x width), the JSON says {shape[0]} x '
                              f'{shape[1]}; polygons would not fit, correct one of them')
         mask = np.zeros(shape, np.uint8)
-        for label, parts in results['polygons']:
-            for part in parts:  # drawn together, overlapping parts would cancel out
-                cv2.fillPoly(mask, [np.round(part).astype(np.int32)], int(label))
+        # Overlapping parts of one geometry would cancel out, so each part is one.
+        shapes = [(dict(type='Polygon', coordinates=[part]), int(label))
+                  for label, parts in results['polygons'] for part in parts]
+        if shapes:
+            rasterize(shapes, out=mask)
         if results['label_map'] is not None:
             lookup = np.arange(256, dtype=np.uint8)
             for old, new in results['label_map'].items():

@@ -1,13 +1,17 @@
 """Training windows read directly from GeoTIFF scenes of any size and number of bands."""
 from __future__ import annotations
 
+import bisect
 import glob
+import logging
 import os
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from mmcv.transforms import BaseTransform
+from mmengine.dist import get_dist_info
+from mmengine.logging import print_log
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 
@@ -43,7 +47,9 @@ class GeoTiffDataset(BaseSegDataset):
       folder ``labels``. Vector labels: polygons with a class name or index in ``class_field``, in
       any CRS; either one file for all scenes or one for each, found by name.
     * Mask: uint8, value = class index; 255 beyond the scene and where the scene or the labels have
-      no data.
+      no data. With ``test_mode=True``, which MapSageRunner sets for validation and test, each pixel
+      of a scene has its class in one window only: overlaps are divided in their middle, and the
+      other part is 255. So any metric counts each pixel once.
 
     The pipeline begins with ``LoadGeoTiffWindow`` and ``LoadGeoTiffLabels``.
 
@@ -55,6 +61,9 @@ class GeoTiffDataset(BaseSegDataset):
         bands: Band numbers, counted from 1; default: all but an alpha band.
         class_field: Name of the attribute of vector labels that holds the class.
         outside: Class index of pixels that no polygon covers; 255 to ignore them.
+        label_nodata: Value of label rasters that means "no label"; None for no such value;
+            ``'file'`` for the no-data value that each file names. If that is a class index, a
+            warning says how many pixels it takes from the class.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
@@ -72,6 +81,7 @@ class GeoTiffDataset(BaseSegDataset):
                  bands: Optional[Sequence[int]] = None,
                  class_field: str = 'class_name',
                  outside: int = 0,
+                 label_nodata: Union[None, int, str] = 'file',
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = window, window if stride is None else stride
@@ -79,6 +89,9 @@ class GeoTiffDataset(BaseSegDataset):
             raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
         self.bands = bands
         self.class_field, self.outside = class_field, outside
+        if not (label_nodata in (None, 'file') or isinstance(label_nodata, int)):
+            raise GeoError(f"label_nodata={label_nodata!r}, expected 'file', None or an integer.")
+        self.label_nodata = label_nodata
         self._scenes: List[Dict[str, Any]] = []
         self._vectors: Dict[str, VectorLabels] = {}
         super().__init__(**kwargs)
@@ -92,10 +105,12 @@ class GeoTiffDataset(BaseSegDataset):
             with Raster(path, self.bands) as scene:
                 counts.setdefault(len(scene.bands), path)
                 self._scenes.append(dict(scene=path, bands=scene.bands,
-                                         labels=self._labels_of(scene)))
+                                         labels=self._labels_of(scene),
+                                         scene_shape=(scene.height, scene.width)))
                 entries += [dict(scene=number, place=place) for place in self._windows(scene)]
         for vector in self._vectors.values():
             vector.check_met()
+        self._warn_of_hidden_classes()
         if len(counts) > 1:
             raise GeoError(f'scenes differ in their number of bands: {counts}; choose with bands=.')
         if not entries:
@@ -108,7 +123,11 @@ class GeoTiffDataset(BaseSegDataset):
         """Return the facts that the pipeline needs to load window ``idx``."""
         info = super().get_data_info(idx)
         column, row = info.pop('place')
-        return dict(info, **self._scenes[info['scene']], window=(column, row, self.window),
+        scene = self._scenes[info['scene']]
+        height, width = scene['scene_shape']
+        counted = (*_share(row, height, self.window, self.stride),
+                   *_share(column, width, self.window, self.stride)) if self.test_mode else None
+        return dict(info, **scene, window=(column, row, self.window), counted=counted,
                     ignore_index=self.ignore_index, num_classes=len(self._file_classes()),
                     label_map=self.label_map, reduce_zero_label=self.reduce_zero_label,
                     seg_fields=[])
@@ -143,7 +162,7 @@ class GeoTiffDataset(BaseSegDataset):
                            f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
         path = find_labels(os.path.join(self.data_root or '', self.labels), scene.path)
         if Path(path).suffix.lower() not in VECTOR_SUFFIXES:
-            return RasterLabels(path, scene)
+            return RasterLabels(path, scene, self.label_nodata)
         if self.reduce_zero_label:
             raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
                            'polygons name their class, leave it out.')
@@ -151,15 +170,37 @@ class GeoTiffDataset(BaseSegDataset):
             self._vectors[path] = VectorLabels(path, self.class_field, classes, self.ignore_index)
         return self._vectors[path].for_scene(scene, self.outside)
 
+    def _warn_of_hidden_classes(self) -> None:
+        """Warn if the no-data value of label files is the index of a class."""
+        if self.label_nodata != 'file' or self.reduce_zero_label or get_dist_info()[0]:
+            return
+        classes = self._file_classes()
+        labels = [scene['labels'] for scene in self._scenes]
+        hiding = [each for each in labels if isinstance(each, RasterLabels)
+                  and each.nodata is not None and 0 <= float(each.nodata) < len(classes)]
+        pixels = sum(each.count_unlabeled() for each in hiding)
+        if pixels:
+            first = hiding[0]
+            value = int(first.nodata)  # type: ignore[arg-type]
+            print_log(
+                f'labels {first.path}' + f' and {len(hiding) - 1} more' * (len(hiding) > 1)
+                + f' name {value} as their no-data value, which is the index of class '
+                f'{classes[value]!r}: {pixels:,} pixels are ignored, not of that class. Set '
+                f'label_nodata=None if they are of that class, label_nodata={value} if they '
+                f'have no label.', logger='current', level=logging.WARNING)
+
     def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
         """Yield (column, row) of each window with a valid pixel."""
         factor = max(1, self.window // _LOOKS)
-        seen = scene.read_reduced(factor)[1] if scene.may_have_gaps else None
         for row in _grid(scene.height, self.window, self.stride):
+            # Row by row of windows, so that memory does not grow with the scene.
+            seen: Optional[np.ndarray] = None
+            if scene.may_have_gaps:
+                rows = min(self.window, scene.height - row)
+                seen = np.logical_or.reduce(scene.read_reduced(factor, row, rows)[1])
             for column in _grid(scene.width, self.window, self.stride):
                 if seen is None or seen[
-                        _cells(row, self.window, scene.height, seen.shape[0]),
-                        _cells(column, self.window, scene.width, seen.shape[1])].any() \
+                        _cells(column, self.window, scene.width, len(seen))].any() \
                         or self._holds_data(scene, column, row):
                     yield column, row
 
@@ -198,8 +239,9 @@ class LoadGeoTiffWindow(BaseTransform):
 class LoadGeoTiffLabels(BaseTransform):
     """Transform that reads or burns the labels of a window, after ``LoadGeoTiffWindow``.
 
-    Required keys: ``labels``, ``window``, ``valid``, ``num_classes``, ``ignore_index``. Added:
-    ``gt_seg_map``, uint8 (window, window).
+    Required keys: ``labels``, ``window``, ``valid``, ``counted`` (the first row that counts and the
+    one behind the last, and the same of the columns; None for all), ``num_classes``,
+    ``ignore_index``. Added: ``gt_seg_map``, uint8 (window, window).
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -215,6 +257,10 @@ class LoadGeoTiffLabels(BaseTransform):
         ignore = results['ignore_index']
         labels = results['labels'].read(column, row, side, side)
         ignored = (labels == UNLABELED) | (labels == ignore) | ~results['valid']
+        if results['counted'] is not None:
+            top, bottom, left, right = results['counted']
+            ignored[:top] = ignored[bottom:] = True
+            ignored[:, :left] = ignored[:, right:] = True
         shift = int(results['reduce_zero_label'])
         if shift:
             ignored |= labels == 0
@@ -247,6 +293,20 @@ def _grid(size: int, window: int, stride: int) -> List[int]:
     """Return the start of each window along a side; the last window ends with the scene."""
     starts = list(range(0, max(size - window, 0) + 1, stride))
     return starts if starts[-1] + window >= size else starts + [size - window]
+
+
+def _share(start: int, size: int, window: int, stride: int) -> Tuple[int, int]:
+    """Return which part of a window along a side counts: first pixel, and the one behind the last.
+
+    The part that two neighbors have in common is divided in its middle.
+    """
+    starts = _grid(size, window, stride)
+    number = bisect.bisect_left(starts, start)
+    cuts = [(starts[i - 1] + window + starts[i]) // 2 - start
+            for i in (number, number + 1) if 0 < i < len(starts)]
+    first = max(0, cuts[0]) if number > 0 else 0
+    last = min(window, cuts[-1]) if number + 1 < len(starts) else window
+    return first, last
 
 
 def _cells(start: int, window: int, size: int, cells: int) -> slice:

@@ -50,7 +50,8 @@ def render_preview(samples: Sequence[PreviewSample],
                    classes: Sequence[str],
                    palette: Optional[Sequence[Sequence[int]]] = None,
                    title: str = '',
-                   subtitle: str = '') -> np.ndarray:
+                   subtitle: str = '',
+                   labels: str = 'Prediction') -> np.ndarray:
     """Draw the preview.
 
     Args:
@@ -60,6 +61,7 @@ def render_preview(samples: Sequence[PreviewSample],
             in the same way.
         title: First line, such as the name of the experiment.
         subtitle: Second line, such as iteration and mIoU.
+        labels: Title of the column of ``prediction``, which may be other labels.
 
     Returns:
         Picture, RGB uint8 ``(H, W, 3)``.
@@ -75,7 +77,7 @@ def render_preview(samples: Sequence[PreviewSample],
     with_truth = any(sample.truth is not None for sample in samples)
     rows = [_row(sample, colors, with_truth) for sample in samples]
     entries, note = _legend_entries(samples, classes, colors)
-    return _draw(rows, _column_titles(with_truth), entries, title,
+    return _draw(rows, _column_titles(with_truth, labels), entries, title,
                  '   '.join(part for part in (subtitle, note) if part))
 
 
@@ -84,24 +86,23 @@ def save_preview(path: str,
                  classes: Sequence[str],
                  palette: Optional[Sequence[Sequence[int]]] = None,
                  title: str = '',
-                 subtitle: str = '') -> None:
+                 subtitle: str = '',
+                 labels: str = 'Prediction') -> None:
     """Draw the preview and write it to ``path`` in one step, replacing the previous one.
 
     Args:
         path: Path of the PNG file; its folder is created.
-        samples, classes, palette, title, subtitle: Arguments of :func:`render_preview`.
+        samples, classes, palette, title, subtitle, labels: Arguments of :func:`render_preview`.
 
     Raises:
         ValueError: For the same reasons as in :func:`render_preview`.
         OSError: If the folder cannot be written.
     """
-    save_png(path, render_preview(samples, classes, palette, title, subtitle))
+    save_png(path, render_preview(samples, classes, palette, title, subtitle, labels))
 
 
-def _column_titles(with_truth: bool) -> List[str]:
-    if not with_truth:
-        return ['Image', 'Prediction']
-    return ['Image', 'Truth', 'Prediction', 'Disagreement']
+def _column_titles(with_truth: bool, labels: str) -> List[str]:
+    return ['Image', 'Truth', labels, 'Disagreement'] if with_truth else ['Image', labels]
 
 
 def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:

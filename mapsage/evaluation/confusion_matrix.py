@@ -115,7 +115,7 @@ def describe_outside(outside: Sequence[int], num_classes: int, ignore_index: int
 
 
 Scores = Dict[str, Union[float, np.ndarray]]
-_PER_CLASS = ('IoU', 'Acc', 'Dice', 'Fscore', 'Precision', 'Recall')
+_PER_CLASS = ('IoU', 'Acc', 'Dice', 'Fscore', 'Fbeta', 'Precision', 'Recall')
 
 
 def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
@@ -123,15 +123,17 @@ def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
     """Score a confusion matrix. Figures are float64 fractions; undefined ones are NaN.
 
     With TP, T (row sum) and P (column sum) of a class: IoU = TP / (T + P - TP), Acc = Recall =
-    TP / T, Precision = TP / P, Dice = 2 TP / (T + P), Fscore = (1 + b^2) TP / (b^2 T + P). aAcc =
-    sum TP / N, kappa = 1 - (1 - aAcc) / (1 - sum T P / N^2) (Cohen 1960,
-    https://doi.org/10.1177/001316446002000104). A mean is taken over the
-    classes whose figure is defined.
+    TP / T, Precision = TP / P, Dice = 2 TP / (T + P), Fscore = Fbeta = (1 + b^2) TP /
+    (b^2 T + P). aAcc = sum TP / N, kappa = 1 - (1 - aAcc) / (1 - sum T P / N^2) (Cohen 1960,
+    https://doi.org/10.1177/001316446002000104). A mean is taken over the classes whose figure is
+    defined.
 
     The undefined figures are the same as in MMSeg's ``IoUMetric``: IoU and Dice of a class that
     neither occurs nor is predicted, Acc and Recall of a class that does not occur, Precision of a
-    class that is never predicted, Fscore of a class without a correct pixel (scikit-learn gives 0),
-    and all figures of a matrix of zeros. kappa is undefined if chance alone is always right.
+    class that is never predicted, Fscore of a class without a correct pixel, and all figures of a
+    matrix of zeros. kappa is undefined if chance alone is always right. Fbeta is scikit-learn's
+    ``fbeta_score``: 0, and part of the mean, for a class that occurs or is predicted and is never
+    right.
 
     Args:
         matrix: Confusion matrix, integers ``(C, C)``.
@@ -139,8 +141,9 @@ def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
         nan_to_num: Value that replaces undefined figures and counts in the means; None keeps NaN.
 
     Returns:
-        Arrays ``IoU``, ``Acc``, ``Dice``, ``Fscore``, ``Precision`` and ``Recall``, each
-        ``(C,)``; their means, under the same names with an ``m`` in front; ``aAcc`` and ``kappa``.
+        Arrays ``IoU``, ``Acc``, ``Dice``, ``Fscore``, ``Fbeta``, ``Precision`` and ``Recall``,
+        each ``(C,)``; their means, under the same names with an ``m`` in front; ``aAcc`` and
+        ``kappa``.
 
     Raises:
         ValueError: If ``matrix`` is not square.
@@ -152,13 +155,13 @@ def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
     total = counts.sum()
     with np.errstate(divide='ignore', invalid='ignore'):
         by_chance = (truth * predicted).sum() / total
+        fbeta = (1 + beta**2) * right / (beta**2 * truth + predicted)
         found: Dict[str, Any] = dict(
             aAcc=right.sum() / total,
             kappa=1 - (total - right.sum()) / (total - by_chance),
             IoU=right / (truth + predicted - right), Acc=right / truth,
             Dice=2 * right / (truth + predicted), Precision=right / predicted, Recall=right / truth,
-            Fscore=np.where(right > 0, (1 + beta**2) * right / (beta**2 * truth + predicted),
-                            np.nan))
+            Fscore=np.where(right > 0, fbeta, np.nan), Fbeta=fbeta)
     if nan_to_num is not None:
         found = {name: np.nan_to_num(value, nan=nan_to_num) for name, value in found.items()}
     result: Scores = dict(aAcc=float(found['aAcc']), kappa=float(found['kappa']))

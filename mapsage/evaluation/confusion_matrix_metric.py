@@ -26,7 +26,7 @@ from .confusion_matrix import (
 # Figures that each option reports, for each class and as a mean.
 COLUMNS: Dict[str, Sequence[str]] = dict(
     mIoU=('IoU', 'Acc'), mDice=('Dice', 'Acc'), mFscore=('Fscore', 'Precision', 'Recall'),
-    mBoundaryIoU=('BoundaryIoU',), kappa=())
+    mFbeta=('Fbeta',), mBoundaryIoU=('BoundaryIoU',), kappa=())
 # Number of pixels summed up on the device, because some devices have 32-bit integers only.
 _MAX_ON_DEVICE = 2**31 - 1
 
@@ -51,9 +51,11 @@ class ConfusionMatrixMetric(BaseMetric):
         ignore_index: Label of the truth that is not counted.
         iou_metrics: Names of the figures to report beside aAcc, one or more of ``mIoU`` (with
             mAcc), ``mDice`` (with mAcc), ``mFscore`` (with mPrecision and mRecall),
-            ``mBoundaryIoU``, ``kappa``.
+            ``mFbeta``, ``mBoundaryIoU``, ``kappa``. ``mFscore`` leaves out classes without a
+            correct pixel, as IoUMetric does, which is logged; ``mFbeta`` counts them as 0, and so
+            is scikit-learn's macro F1 (with ``beta=1``).
         nan_to_num: Value that replaces undefined figures; None leaves them out of means.
-        beta: Weight of recall in the F-score.
+        beta: Weight of recall in the F-scores.
         output_dir: Folder for predicted masks, written as PNG files of uint8 labels (plus 1 with
             ``reduce_zero_label``) that are named after the images.
         format_only: Whether to write masks only, without scores, for a test set without truth.
@@ -207,10 +209,21 @@ class ConfusionMatrixMetric(BaseMetric):
         columns = list(dict.fromkeys(name for metric in self.metrics for name in COLUMNS[metric]))
         keys = ['aAcc', *(f'm{name}' for name in columns)] + ['kappa'] * ('kappa' in self.metrics)
         if get_dist_info()[0] == 0:
+            if 'mFscore' in self.metrics:
+                self._warn_of_left_out(found)
             self._log({name: found[name] for name in columns})
             if self.picture:
                 self.plot(self.picture)
         return {key: float(np.round(found[key] * 100, 2)) for key in keys}
+
+    def _warn_of_left_out(self, found: Any) -> None:
+        left_out = np.isnan(found['Fscore']) & ~np.isnan(found['Fbeta'])
+        if left_out.any():
+            names = ', '.join(np.asarray(self._classes())[left_out])
+            print_log(
+                f'mFscore {100 * found["mFscore"]:.2f} leaves out {names}: without a correct '
+                f'pixel. mFbeta, which counts them as 0, is {100 * found["mFbeta"]:.2f}; '
+                "iou_metrics=['mFbeta'] reports it", logger='current', level=logging.WARNING)
 
     def _log(self, columns: Dict[str, Any]) -> None:
         table = PrettyTable()

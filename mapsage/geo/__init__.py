@@ -7,6 +7,7 @@ from .cog import (
     read_classes,
     write_cog,
 )
+from .ellipsoid import pixel_side
 from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
@@ -17,6 +18,6 @@ from .vector_labels import BurntLabels, VectorLabels
 __all__ = [
     'BandStatistics', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter', 'GeoError', 'MapInfo',
     'Raster', 'RasterBlockError', 'RasterLabels', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'confidence_path', 'find_labels', 'open_raster', 'read_classes', 'to_map',
-    'write_cog', 'write_polygons'
+    'band_statistics', 'confidence_path', 'find_labels', 'open_raster', 'pixel_side',
+    'read_classes', 'to_map', 'write_cog', 'write_polygons'
 ]

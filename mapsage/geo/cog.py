@@ -18,7 +18,6 @@ import affine
 import numpy as np
 import rasterio
 import rasterio.shutil
-from rasterio._err import CPLE_BaseError  # raised by rasterio.shutil.copy; has no public name
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
@@ -246,7 +245,10 @@ def _disk_errors(path: Any) -> Iterator[None]:
     """Turn a failed write into an error that names the free space."""
     try:
         yield
-    except (OSError, rasterio.errors.RasterioError, CPLE_BaseError) as error:
+    except Exception as error:
+        # The errors of GDAL that rasterio.shutil.copy raises have no public base class.
+        if not isinstance(error, OSError) and not type(error).__module__.startswith('rasterio.'):
+            raise
         raise GeoError(disk_message(path, error)) from error
 
 

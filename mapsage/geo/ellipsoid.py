@@ -6,9 +6,10 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 import pyproj
+import shapely
 
-from .outlines import Rings, polygon_areas, ring_areas
-from .raster import to_map
+from .outlines import Rings, polygon_areas, ring_areas, walk
+from .raster import Raster, to_map
 
 # A straight edge on the map is curved on the ellipsoid. With a point at least every 16 pixels, the
 # error of an edge is below a hundredth of a pixel for pixels of 1 km.
@@ -17,6 +18,18 @@ _STEP = 16
 # Deviation of a row from its parallel that still counts as straight: degrees of latitude, about a
 # tenth of a millimeter.
 _STRAIGHT = 1e-9
+
+
+def pixel_side(raster: Raster) -> float:
+    """Return the side in meters of a square as large as the pixel in the middle of a raster.
+
+    It is measured on the ellipsoid, whatever the projection; NaN without a georeference.
+    """
+    crs = raster.crs.to_wkt() if raster.crs is not None and raster.is_georeferenced else None
+    column, row = raster.width // 2, raster.height // 2
+    pixel = walk(np.array([shapely.box(column, row, column + 1, row + 1)]))
+    area = EllipsoidArea(crs, raster.transform, raster.width, raster.height).of(pixel)
+    return math.sqrt(area[0])
 
 
 class EllipsoidArea:

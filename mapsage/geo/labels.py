@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from .raster import GeoError, Raster, short_crs, to_map
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 
 RASTER_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.png')
+
+_ROWS = 512  # read at a time to count
 
 UNLABELED = -1 << 31
 """Value of pixels that have no label: no-data pixels, and pixels beyond the scene."""
@@ -23,15 +25,24 @@ class RasterLabels:
     Args:
         path: Path of a raster with one band of integers.
         scene: Scene that the labels belong to.
+        nodata: Value of pixels without a label; None for no such value, and ``'file'`` for the
+            no-data value that the file names.
+
+    Attributes:
+        nodata: The value in force, or None. Pixels that a mask or alpha band hides have no label
+            either.
 
     Raises:
         GeoError: If CRS, transform or size differ; the message names both files. Of a raster
             without georeference only the size must match.
     """
 
-    def __init__(self, path: Any, scene: Raster) -> None:
+    def __init__(self, path: Any, scene: Raster, nodata: Union[None, int, str] = 'file') -> None:
         self.path = str(path)
         labels = Raster(path)
+        # Of hidden pixels the value is known if the file's no-data value hides them.
+        self._hidden = labels.nodata if labels.hides_by_value else None
+        self.nodata: Optional[float] = self._hidden if isinstance(nodata, str) else nodata
         if len(labels.bands) != 1 or labels.dtype.kind not in 'ui':
             raise GeoError(f'labels {path} have {len(labels.bands)} band(s) of '
                            f'{labels.dtype}, expected one band of class indices (integers); '
@@ -40,8 +51,21 @@ class RasterLabels:
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return the values of a window in pixels, int32 (height, width), or ``UNLABELED``."""
-        values, valid = open_raster(self.path).read(column, row, width, height)
-        return np.where(valid, values[0].astype(np.int32), np.int32(UNLABELED))
+        raster = open_raster(self.path)
+        values, valid = raster.read(column, row, width, height)
+        labels = np.where(valid, values[0].astype(np.int32), np.int32(UNLABELED))
+        if self._hidden is not None and self.nodata != self._hidden:
+            inside = labels[max(0, -row):raster.height - row, max(0, -column):raster.width - column]
+            inside[inside == UNLABELED] = self._hidden
+        if self.nodata is not None:
+            labels[labels == self.nodata] = UNLABELED
+        return labels
+
+    def count_unlabeled(self) -> int:
+        """Return how many pixels of the raster have no label."""
+        with Raster(self.path) as raster:
+            return sum(int((self.read(0, row, raster.width, min(_ROWS, raster.height - row))
+                            == UNLABELED).sum()) for row in range(0, raster.height, _ROWS))
 
 
 def find_labels(labels: str, scene: str) -> str:
@@ -80,9 +104,7 @@ def _check_same_grid(labels: Raster, scene: Raster) -> None:
                        f'{short_crs(scene.crs)}; reproject them to its grid (rio warp --like, '
                        'resampling nearest).')
     corners = np.array([(0, 0), (scene.width, 0), (0, scene.height)])
-    step = np.abs(to_map(scene.transform, np.array([(1, 1)]))
-                  - to_map(scene.transform, np.array([(0, 0)])))
-    offset = np.abs(to_map(labels.transform, corners) - to_map(scene.transform, corners)) / step
+    offset = np.abs(to_map(~scene.transform, to_map(labels.transform, corners)) - corners)
     if offset.max() > 0.1:
         raise GeoError(f'{here} lie up to {offset.max():.4g} pixels beside their scene '
                        f'{scene.path} (transforms {tuple(labels.transform)[:6]} and '

@@ -11,12 +11,17 @@ import numpy as np
 import rasterio
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
+from rasterio.session import DummySession
 from rasterio.windows import Window
 
 # GDAL caches decoded blocks, by default in up to 5 % of the machine's memory in every process. On a
 # node with many ranks and workers that adds up to more memory than there is. The limit here is in
 # megabytes; a limit that the user has set takes precedence.
 os.environ.setdefault('GDAL_CACHEMAX', '256')
+
+# GDAL's pool of threads does not survive a fork: a worker would wait for ever for threads that only
+# its parent has. VRT mosaics use all cores unless told otherwise, since GDAL 3.10.
+_ONE_THREAD = dict(GDAL_NUM_THREADS=1, VRT_NUM_THREADS=1, GTI_NUM_THREADS=1)
 
 Box = Tuple[int, int, int, int]
 """A window in pixels: column, row, width, height."""
@@ -69,6 +74,7 @@ class Raster:
         is_georeferenced: Whether there are both a CRS and a transform; if not, positions in the
             scene are known in pixels only.
         nodata: Value that means "no data" in the first of ``bands``, or None.
+        hides_by_value: Whether no-data values say which pixels are invalid, not a mask or alpha.
         descriptions: Description of each band, or None for a band without one.
 
     Raises:
@@ -88,6 +94,7 @@ class Raster:
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
             self._mask = _mask_kind(source, self.bands)
+        self.hides_by_value = self._mask == 'bands' and self.nodata is not None
         self.may_have_gaps = self._mask is not None or self.dtype.kind == 'f'
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
 
@@ -123,17 +130,41 @@ class Raster:
                 left, top, right - left, bottom - top)
         return values, valid
 
-    def read_reduced(self, factor: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Read the whole scene at a lower resolution: one of ``factor`` pixels in each direction.
+    def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
+                     ) -> Tuple[np.ndarray, np.ndarray]:
+        """Read rows of the scene at a lower resolution: one of ``factor`` pixels in each direction.
 
         GDAL takes the pixels from an overview where the file has a suitable one.
+
+        Args:
+            factor: Number of pixels, in each direction, that become one.
+            row: First row.
+            height: Number of rows; default: all below.
 
         Returns:
             Values and valid pixels as from ``read``, with ceil(height / factor) rows and
             ceil(width / factor) columns.
         """
-        shape = -(-self.height // factor), -(-self.width // factor)
-        return self._read_inside(0, 0, self.width, self.height, shape)
+        height = self.height - row if height is None else height
+        shape = -(-height // factor), -(-self.width // factor)
+        return self._read_inside(0, row, self.width, height, shape)
+
+    def files(self) -> List[str]:
+        """Return the paths of all files that the pixels come from, such as the sources of a VRT.
+
+        Statistics and overviews that a GIS leaves beside a raster are not among them.
+        """
+        found: Dict[str, None] = {}
+        waiting = [self.path]
+        while waiting:
+            path = waiting.pop()
+            if path in found or path.endswith(('.aux.xml', '.ovr')):
+                continue
+            found[path] = None
+            if path == self.path or path.lower().endswith('.vrt'):
+                with open_file(path) as source:
+                    waiting += source.files
+        return list(found)
 
     def close(self) -> None:
         """Close the handles of this process; a later read opens a new one."""
@@ -179,10 +210,12 @@ class Raster:
         present = None
         try:
             source, window = self._handle(), Window(column, row, width, height)
-            values = source.read(self.bands, window=window, out_shape=(len(self.bands), *shape))
-            if self._mask is not None:
-                present = source.read_masks(masked, window=window,
-                                            out_shape=(len(masked), *shape)) != 0
+            with _one_thread():
+                values = source.read(self.bands, window=window,
+                                     out_shape=(len(self.bands), *shape))
+                if self._mask is not None:
+                    present = source.read_masks(masked, window=window,
+                                                out_shape=(len(masked), *shape)) != 0
         except RasterioIOError as error:
             raise self._block_error((column, row, width, height), error) from error
         valid = np.ones(shape, bool) if present is None else present.any(0)
@@ -213,17 +246,26 @@ class Raster:
             for left in range(column // columns * columns, column + width, columns):
                 box = (left, top, min(columns, self.width - left), min(rows, self.height - top))
                 try:
-                    self._handle().read(self.bands, window=Window(*box))
+                    with _one_thread():
+                        self._handle().read(self.bands, window=Window(*box))
                 except RasterioIOError:
                     damaged.append(box)
         return damaged
 
 
 def open_file(path: Any, mode: str = 'r', **profile: Any) -> Any:
-    """Call ``rasterio.open`` without its warning about files that are not georeferenced."""
-    with warnings.catch_warnings():
+    """Call ``rasterio.open``, without its warning about files that are not georeferenced.
+
+    The file is read and written by one thread, whatever ``GDAL_NUM_THREADS`` says.
+    """
+    with _one_thread(), warnings.catch_warnings():
         warnings.simplefilter('ignore', NotGeoreferencedWarning)
         return rasterio.open(path, mode, **profile)
+
+
+def _one_thread() -> Any:
+    """Return a context in which GDAL starts no threads."""
+    return rasterio.Env(session=DummySession(), **_ONE_THREAD)  # the session asks for no secrets
 
 
 def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:

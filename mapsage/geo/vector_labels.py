@@ -91,6 +91,9 @@ class VectorLabels:
             self._missed = scene
         return BurntLabels(self, crs, scene.transform, outside)
 
+    def __deepcopy__(self, memo: Any) -> VectorLabels:
+        return self  # its polygons never change, and a copied sample must not copy them all
+
     def check_met(self) -> None:
         """Check that the polygons meet at least one scene that ``for_scene`` was called with.
 
@@ -141,6 +144,9 @@ class BurntLabels:
         self.path = source.path
         self._source, self._crs, self._transform = source, crs, transform
         self._outside = outside
+
+    def __deepcopy__(self, memo: Any) -> BurntLabels:
+        return self
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return the class indices of a window given in pixels, int32 (height, width)."""

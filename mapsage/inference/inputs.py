@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import mmcv
 import numpy as np
 from PIL import Image
 
-from mapsage.geo import GeoError, Raster, RasterBlockError
+from mapsage.geo import GeoError, Raster, RasterBlockError, pixel_side
 
 from .errors import PredictError
 from .model import Bands
@@ -62,27 +62,31 @@ class Scene:
     Args:
         path: File that GDAL can read.
         bands: Bands that are read, and how the model sees them.
+        size: Height and width in pixels that the model sees the scene in; default: its own.
 
     Attributes:
         path: The file.
         raster: It, opened.
+        size: Height and width in pixels that the model sees it in.
+        is_picture: Whether it is decoded whole.
 
     Raises:
         PredictError: If it cannot be opened, its bands are not as many as the model's, or hold
             values that the model was not trained on.
     """
 
-    def __init__(self, path: str, bands: Bands) -> None:
+    def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None) -> None:
         self.path = path
         try:
             self.raster = Raster(path, bands.chosen)
         except GeoError as error:
             raise PredictError(str(error)) from error
         self._bands = bands
-        self._is_picture = (bands.like_opencv and bands.chosen is None
+        self.size = size or (self.raster.height, self.raster.width)
+        self.is_picture = (bands.like_opencv and bands.chosen is None
                             and Path(path).suffix.lower() in _PICTURES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
-        if self._is_picture:
+        if self.is_picture:
             self._check_upright()
         else:
             self._check_bands()
@@ -91,28 +95,42 @@ class Scene:
              ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
         """Read a window; beyond the scene its pixels are mirrored, damaged blocks are 0.
 
+        In another size than its own, the scene is interpolated bilinearly between the centers of
+        its pixels, without smoothing, as OpenCV and so the pipeline's ``Resize`` do.
+
         Args:
-            column, row: Position of the window's first pixel in the scene.
+            column, row: Position of the window's first pixel, in the size of the scene here.
             window: Height and width of the window in pixels.
 
         Returns:
             ``(bands, height, width)`` uint8, of other types float32; the part in the scene
             ``(h, w)`` bool, True where there is data; and a line on what could not be read.
         """
-        box = (column, row, min(window[1], self.raster.width - column),
-               min(window[0], self.raster.height - row))
-        damage: List[str] = []
+        height, width = (min(side, whole - first) for side, whole, first in zip(
+            window, self.size, (row, column)))
+        if self.size == (self.raster.height, self.raster.width):
+            values, valid, damage = self._read_box((column, row, width, height))
+        else:
+            y, x = (_Samples(first, count, here, there) for first, count, here, there in zip(
+                (row, column), (height, width), self.size,
+                (self.raster.height, self.raster.width)))
+            values, valid, damage = self._read_box(
+                (x.first, y.first, x.last + 1 - x.first, y.last + 1 - y.first))
+            values, valid = _interpolate(values, y, x), valid[y.nearest][:, x.nearest]
+        if valid.shape != tuple(window):
+            missing = (0, 0), (0, window[0] - height), (0, window[1] - width)
+            values = np.pad(values, missing, mode='reflect')
+        return values, valid, damage
+
+    def _read_box(self, box: Box) -> Tuple[np.ndarray, np.ndarray, List[str]]:
         try:
-            values, valid = self._read_picture(box) if self._is_picture else self._read_scene(box)
+            values, valid = self._read_picture(box) if self.is_picture else self._read_scene(box)
         except RasterBlockError as error:
             values, valid = self._read_around(box, error)
             shown = ', '.join(map(str, error.blocks[:4])) + ', ...' * (len(error.blocks) > 4)
-            damage.append(f'window (column, row, width, height) = {box}: damaged block(s) '
-                          f"{shown or 'unknown'} ({error.reason})")
-        if valid.shape != tuple(window):
-            missing = (0, 0), (0, window[0] - box[3]), (0, window[1] - box[2])
-            values = np.pad(values, missing, mode='reflect')
-        return values, valid, damage
+            return values, valid, [f'window (column, row, width, height) = {box}: damaged block(s) '
+                                   f"{shown or 'unknown'} ({error.reason})"]
+        return values, valid, []
 
     def _check_upright(self) -> None:
         if self._bands.color_type != 'color':
@@ -179,7 +197,7 @@ class Scene:
         valid = np.zeros((height, width), bool)
         rows, columns = self.raster.blocks
         damaged = {(left, top) for left, top, _, _ in error.blocks}
-        if self._is_picture or not damaged:
+        if self.is_picture or not damaged:
             return self._in_order(values, valid)
         for top in range(row // rows * rows, row + height, rows):
             for left in range(column // columns * columns, column + width, columns):
@@ -191,3 +209,76 @@ class Scene:
                 values[(slice(None), *part)], valid[part] = self.raster.read(
                     *first, last[0] - first[0], last[1] - first[1])
         return self._in_order(values, valid)
+
+
+class _Samples:
+    """Places along a side of a scene that pixels of another size lie at.
+
+    Attributes:
+        first, last: First and last pixel of the scene that is needed.
+        lower, upper: Pixels before and behind each place, counted from ``first``.
+        share: Weight of ``upper``, float32.
+        nearest: Nearest pixel of each place, counted from ``first``.
+    """
+
+    def __init__(self, start: int, count: int, here: int, there: int) -> None:
+        places = np.clip((np.arange(start, start + count) + 0.5) * there / here - 0.5, 0, there - 1)
+        lower = np.floor(places).astype(np.int64)
+        upper = np.minimum(lower + 1, there - 1)
+        self.first, self.last = int(lower[0]), int(upper[-1])
+        self.lower, self.upper = lower - self.first, upper - self.first
+        self.share = (places - lower).astype(np.float32)
+        self.nearest = np.floor(places + 0.5).astype(np.int64) - self.first
+
+
+def _interpolate(values: np.ndarray, y: _Samples, x: _Samples) -> np.ndarray:
+    """Return ``(bands, height, width)`` values at the places of both sides, in their dtype."""
+    rows = values[:, y.lower] + y.share[:, None] * (
+        values[:, y.upper].astype(np.float32) - values[:, y.lower])
+    found = rows[:, :, x.lower] + x.share * (rows[:, :, x.upper] - rows[:, :, x.lower])
+    return (np.rint(found) if values.dtype == np.uint8 else found).astype(values.dtype)
+
+
+def choose_size(scene: Scene, resize: Optional[Dict[str, Any]], scale: Optional[float] = None,
+                gsd: Optional[float] = None) -> Tuple[Tuple[int, int], str]:
+    """Return the height and width that the model should see a scene in, and where they are from.
+
+    Args:
+        scene: The scene.
+        resize: Arguments of the test pipeline's ``Resize``. A factor applies to every scene. A size
+            applies to pictures only: it says nothing of the pixels of a scene of any size.
+        scale: Factor that is asked for.
+        gsd: Side in meters of the pixels that the model was trained on, in place of a factor.
+
+    Raises:
+        PredictError: If ``gsd`` is asked for and the scene's pixels have no size in meters.
+    """
+    height, width = scene.raster.height, scene.raster.width
+    factors, why = (1.0, 1.0), 'its own size'
+    if gsd is not None:
+        side = pixel_side(scene.raster)
+        if not side > 0:
+            raise PredictError(f'--gsd {gsd:g} needs the size of a pixel in meters, and '
+                               f'{scene.path} has no CRS or no transform. Give --scale, or '
+                               f'georeference it.')
+        factors, why = (side / gsd,) * 2, f'--gsd {gsd:g}, and its pixels have {side:.4g} m'
+    elif scale is not None:
+        factors, why = (scale, scale), f'--scale {scale:g}'
+    elif resize is not None and resize.get('scale_factor') is not None:
+        factor = resize['scale_factor']
+        across, down = factor if isinstance(factor, (tuple, list)) else (factor, factor)
+        factors, why = (down, across), f"scale_factor={factor} of the test pipeline's Resize"
+    elif resize is not None and resize.get('scale') is not None:
+        size = resize['scale']
+        across, down = size if isinstance(size, (tuple, list)) else (size, size)
+        if not scene.is_picture:
+            why = (f"its own size: scale={size} of the test pipeline's Resize is for whole images; "
+                   f"--scale or --gsd say the model's scale")
+        elif resize.get('keep_ratio'):
+            factor = min(max(across, down) / max(height, width),
+                         min(across, down) / min(height, width))
+            factors, why = (factor, factor), f"scale={size} of the test pipeline's Resize"
+        else:
+            return (int(down), int(across)), f"scale={size} of the test pipeline's Resize"
+    size = max(1, int(height * factors[0] + 0.5)), max(1, int(width * factors[1] + 0.5))
+    return size, why

@@ -45,7 +45,8 @@ class Bands:
         like_opencv: Whether the loader is LoadImageFromFile, which gives three bands of 8 bits in
             the order blue, green, red, without alpha. A gray image gives three equal bands.
         chosen: Bands of the file in the order of training, counted from 1; None for all but alpha.
-        ignored: Steps of the test pipeline that are not applied to scenes, such as ``Resize``.
+        ignored: Steps of the test pipeline that are not applied to scenes, such as ``Pad``.
+        resize: Arguments of the test pipeline's ``Resize``, or None.
         backend: Decoder that LoadImageFromFile uses; None for OpenCV.
         color_type: Flag of LoadImageFromFile that says how colors are decoded.
     """
@@ -56,6 +57,7 @@ class Bands:
     ignored: Tuple[str, ...] = ()
     backend: Optional[str] = None
     color_type: str = 'color'
+    resize: Optional[Dict[str, Any]] = None
 
 
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
@@ -155,10 +157,12 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
                            "the file. Use color_type='color', or train on scenes with "
                            'GeoTiffDataset.')
     like_opencv = count == 3 and by_opencv
-    ignored = tuple(name for name in names[1:] if not name.startswith(('Load', 'Pack', 'Collect')))
+    ignored = tuple(name for name in names[1:]
+                    if not name.startswith(('Load', 'Pack', 'Collect', 'Resize')))
+    resize = next((dict(step) for step, name in zip(steps, names) if name == 'Resize'), None)
     chosen = (_dataset(cfg) or {}).get('bands')  # a GeoTiffDataset has this key
     return Bands(count, like_opencv, tuple(chosen) if chosen else None, ignored,
-                 loader.get('imdecode_backend'), color_type)
+                 loader.get('imdecode_backend'), color_type, resize)
 
 
 def default_window(cfg: Config) -> Tuple[int, int]:

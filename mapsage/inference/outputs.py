@@ -103,16 +103,19 @@ def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
 
 
 def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: Grid, parts: Parts,
-             classes: Classes) -> None:
+             classes: Classes, outlines: Dict[str, Any]) -> None:
     """Write the outputs of a scene whose strips are finished, and remove the strips.
+
+    They have the pixels of the scene, also where the model saw it in another size.
 
     Args:
         outputs: Files to write.
         settings: Settings that the map was made with, for the report.
         raster: The scene.
-        grid: Windows of the scene.
+        grid: Windows of the scene, in the size that the model sees it in.
         parts: The finished strips.
         classes: Names and colors of the values.
+        outlines: Options of ``mapsage.geo.write_polygons``, as JSON holds them.
 
     Raises:
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
@@ -122,35 +125,49 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     info = MapInfo(class_names=classes.names, palette=classes.palette.tolist(),
                    crs=raster.crs if raster.is_georeferenced else None,
                    transform=raster.transform if has_transform(raster) else None)
-    factor = -(-max(grid.height, grid.width) // _PREVIEW_SIDE)
+    width, height = raster.width, raster.height
+    columns = _sources(width, grid.width)
+    rows = _sources(height, grid.height)
+    factor = -(-max(height, width) // _PREVIEW_SIDE)
     counts = np.zeros(256, np.int64)
     damage: List[str] = []
     small: List[np.ndarray] = []
     working = parts.folder / 'map.tif'
-    with ClassMapWriter(working, grid.width, grid.height, info,
-                        outputs.confidence is not None) as writer:
+    with ClassMapWriter(working, width, height, info, outputs.confidence is not None) as writer:
         for number in range(len(grid.rows)):
-            strip, row = parts.read(number), grid.strip(number)[0]
-            writer.write(row, strip.classes, strip.confidence)
-            counts += np.bincount(strip.classes.ravel(), minlength=256)
-            small.append(shrink_labels(strip.classes, row, factor))
+            strip, (start, stop) = parts.read(number), grid.strip(number)
             damage += strip.damage
+            first, last = np.searchsorted(rows, (start, stop))
+            if first == last:
+                continue  # no row of the scene is nearest to a row of the strip
+            place = np.ix_(rows[first:last] - start, columns)
+            classes_here = strip.classes[place]
+            writer.write(int(first), classes_here,
+                         None if strip.confidence is None else strip.confidence[place])
+            counts += np.bincount(classes_here.ravel(), minlength=256)
+            small.append(shrink_labels(classes_here, int(first), factor))
     _retire(outputs)
     write_cog(working, outputs.map)
     if outputs.confidence is not None:
         write_cog(confidence_path(working), outputs.confidence)
     polygons = None
     if outputs.polygons is not None:
-        polygons = write_polygons(outputs.map, outputs.polygons, classes.names)
+        polygons = write_polygons(outputs.map, outputs.polygons, classes.names, **outlines)
     pixels = counts[:len(classes.names)]
     shares = pixels / max(1, pixels.sum())
     save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor, outputs.map.stem,
                      classes.names, classes.palette, shares.tolist(), NO_DATA)
     _write_report(outputs.report, dict(
-        settings=settings, width=grid.width, height=grid.height,
+        settings=settings, width=width, height=height,
         pixels=dict(zip(classes.names, pixels.tolist())), no_data=int(counts.sum() - pixels.sum()),
-        polygons=polygons, damage=damage, files=[path.name for path in outputs.files()]))
+        polygons=polygons, outlines=outlines, damage=damage,
+        files=[path.name for path in outputs.files()]))
     parts.remove()
+
+
+def _sources(there: int, here: int) -> np.ndarray:
+    """Return, for each of a scene's pixels along a side, the one of the predicted side it is in."""
+    return ((np.arange(there) + 0.5) * here / there).astype(np.int64)
 
 
 def has_transform(raster: Raster) -> bool:
@@ -158,13 +175,16 @@ def has_transform(raster: Raster) -> bool:
     return raster.transform != affine.identity
 
 
-def add_polygons(outputs: Outputs, classes: Classes) -> None:
-    """Write the polygons of a map that was finished without them."""
-    report = outputs.read_report()
-    if report is not None and outputs.polygons is not None:
-        report['polygons'] = write_polygons(outputs.map, outputs.polygons, classes.names)
-        report['files'] = [path.name for path in outputs.files()]
-        _write_report(outputs.report, report)
+def add_polygons(outputs: Outputs, classes: Classes, outlines: Dict[str, Any]) -> None:
+    """Write the polygons of a finished map, unless they are there with the same options."""
+    report, path = outputs.read_report(), outputs.polygons
+    if report is None or path is None or (
+            path.exists() and path.name in report['files'] and report.get('outlines') == outlines):
+        return
+    report['polygons'] = write_polygons(outputs.map, path, classes.names, **outlines)
+    report['outlines'] = outlines
+    report['files'] = [each.name for each in outputs.files()]
+    _write_report(outputs.report, report)
 
 
 def _retire(outputs: Outputs) -> None:

@@ -1,10 +1,13 @@
 """Windows and labels from GeoTIFF scenes."""
 from __future__ import annotations
 
+import copy
 import importlib.util
 import re
 import sys
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +20,16 @@ from geo_scenes import (
     paint,
     write_raster,
 )
-from geotiff_data import build_dataset, load_window, write_scene
-from support import ROOT, check_finished, launch, main_leg, write_tiny_config
+from geotiff_data import PIPELINE, build_dataset, load_window, write_scene
+from mmengine.dataset import ConcatDataset
+from mmengine.logging import MMLogger
+from mmengine.registry import DefaultScope
+from mmseg.datasets import MultiImageMixDataset
+from support import ROOT, check_finished, launch, main_leg
 
-from mapsage.engine.data_checks import DataError, build_checked, check_labels, explain_error
-from mapsage.engine.data_order import KeyedDataset
+from mapsage.engine.loading.data_checks import DataError, build_checked, check_labels, explain_error
+from mapsage.engine.loading.keyed_loader import KeyedDataset
+from mapsage.evaluation import ConfusionMatrixMetric
 from mapsage.geo import GeoError, RasterBlockError, write_polygons
 
 
@@ -40,6 +48,33 @@ def test_windows_cover_the_scene_and_carry_its_pixels(tmp_path: Path, stride: in
     assert seen.min() == 1 and len(dataset) == 9
     names = [dataset[i]['data_samples'].img_path for i in range(9)]
     assert len(set(names)) == 9 and names[1] == str(tmp_path / f'scenes/a_{stride}_0.tif')
+
+
+@pytest.mark.parametrize('window, stride', [(128, 128), (128, 50), (128, 31), (50, 60), (280, 9)])
+def test_each_pixel_is_scored_once(tmp_path: Path, window: int, stride: int) -> None:
+    values, classes = write_scene(tmp_path)
+    values[:, 200:, :90] = 0
+    write_raster(tmp_path / 'scenes/a.tif', values, nodata=0)
+    dataset = build_dataset(tmp_path, window=window, stride=stride, test_mode=True)
+    metric = ConfusionMatrixMetric()
+    metric.dataset_meta = dataset.metainfo
+    covered = np.zeros(classes.shape, int)
+    for index in range(len(dataset)):
+        sample = dataset[index]['data_samples']
+        sample.pred_sem_seg = sample.gt_sem_seg
+        metric.process(None, [sample.to_dict()])
+        column, row, _ = dataset.get_data_info(index)['window']
+        mask = sample.gt_sem_seg.data[0].numpy()[:260 - row, :300 - column]
+        here = covered[row:row + window, column:column + window]
+        here += mask != 255
+        np.testing.assert_array_equal(
+            mask[mask != 255], classes[row:row + window, column:column + window][mask != 255])
+    metric.evaluate(len(dataset))
+    data = values[0] > 0
+    assert covered.max() == 1 and not covered[~data].any()
+    if stride <= window:
+        assert (covered == data).all()
+        np.testing.assert_array_equal(np.diag(metric.matrix), np.bincount(classes[data]))
 
 
 @pytest.mark.parametrize('dtype', ['uint8', 'uint16', 'int16', 'float32'])
@@ -74,6 +109,18 @@ def test_no_data_is_ignored_and_empty_windows_are_left_out(tmp_path: Path) -> No
     assert (load_window(dataset, 0)[1] != 255).sum() == 1
     expected = np.where(values[0] == -1, 255, np.where(classes == 2, 255, classes))
     np.testing.assert_array_equal(load_window(dataset, 3)[1], expected[128:256, 172:300])
+
+
+def test_small_windows_do_not_read_a_scene_at_once(tmp_path: Path) -> None:
+    values = np.ones((1, 2000, 400), 'float32')
+    values[:, 900:1000] = np.nan
+    write_raster(tmp_path / 'scenes/a.tif', values, nodata=None)
+    tracemalloc.start()
+    dataset = build_dataset(tmp_path, labels=None, window=40)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(dataset) == 48 * 10  # two rows of windows hold no data
+    assert peak < values.nbytes / 2
 
 
 def test_no_data_everywhere(tmp_path: Path) -> None:
@@ -120,6 +167,29 @@ def test_labels_that_begin_at_one(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mask, np.where(classes == 2, 255, classes)[128:256, :128])
 
 
+@pytest.mark.parametrize('nodata, value, left_out', [
+    (0, 'file', 0), (0, None, None), (0, 0, 0), (2, None, None), (2, 1, 1), (None, 2, 2)])
+def test_no_data_of_labels_that_is_a_class(tmp_path: Path, nodata: Any, value: Any,
+                                           left_out: Any, caplog: Any) -> None:
+    _, classes = write_scene(tmp_path)
+    write_raster(tmp_path / 'labels/a.tif', classes, nodata=nodata)
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    try:
+        dataset = build_dataset(tmp_path, window=280, label_nodata=value)
+    finally:
+        logger.removeHandler(caplog.handler)
+    _, mask = load_window(dataset, 1)
+    expected = np.full((280, 280), 255)
+    expected[:260] = np.where(classes == left_out, 255, classes)[:, 20:]
+    np.testing.assert_array_equal(mask, expected)
+    if (nodata, value) == (0, 'file'):
+        count = f'{(classes == 0).sum():,}'
+        assert f"is the index of class 'ground': {count} pixels are ignored" in caplog.text
+    else:
+        assert 'no-data value' not in caplog.text
+
+
 def test_damaged_block_is_named_through_the_runner(tmp_path: Path) -> None:
     write_scene(tmp_path)
     damage_block(tmp_path / 'scenes/a.tif', 1, 2, 1)
@@ -146,6 +216,22 @@ def test_workers_read_what_the_process_reads(tmp_path: Path, method: str) -> Non
             assert torch.equal(one['inputs'], other['inputs'])
             assert torch.equal(one['data_samples'].gt_sem_seg.data,
                                other['data_samples'].gt_sem_seg.data)
+
+
+def test_copies_of_a_sample_share_the_polygons(tmp_path: Path) -> None:
+    """MMSeg's MultiImageMixDataset copies each sample in depth."""
+    write_scene(tmp_path)
+    write_polygons(tmp_path / 'labels/a.tif', tmp_path / 'map.gpkg', CLASSES, simplify=0)
+    dataset = build_dataset(tmp_path, labels='map.gpkg', pipeline=PIPELINE[:2])
+    sample = dataset[0]
+    copied = copy.deepcopy(sample)
+    assert copied['labels'] is sample['labels'] and copied['img'] is not sample['img']
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        mixed = MultiImageMixDataset(ConcatDataset([dataset]), [
+            dict(type='RandomMosaic', prob=1.0, img_scale=(128, 128)), PIPELINE[2]])
+    assert mixed[0]['inputs'].shape == (3, 256, 256)
+    part = copy.deepcopy(dataset)
+    assert part._vectors[str(tmp_path / 'map.gpkg')] is dataset._vectors[str(tmp_path / 'map.gpkg')]
 
 
 def test_statistics_command(tmp_path: Path) -> None:
@@ -177,7 +263,7 @@ def _documented_example() -> str:
 
 @main_leg
 def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
-    """The example of docs/datasets.md in the tiny config, on 4-band scenes with polygons."""
+    """The example of docs/datasets.md in a config of configs/, on 4-band scenes with polygons."""
     for name in ('train/a', 'val/b'):
         values = paint(draw_classes(), 4, 'uint16')
         write_raster(tmp_path / f'data/city/{name}.tif', values, photometric='minisblack')
@@ -187,11 +273,13 @@ def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
     example = re.sub(r'\b(512|256)\b', '64', _documented_example())
     assert example.count('64') == 4 and "'data/city'" in example
     example = example.replace("'data/city'", repr(str(tmp_path / 'data/city')))
-    write_tiny_config(tmp_path / 'base.py', tmp_path)
     config = tmp_path / 'config.py'
-    config.write_text("_base_ = 'base.py'\n" + example
-                      + 'train_cfg = dict(max_iters=4, val_interval=4)\n')
+    base = ROOT / 'configs/loveda/efficientnet_lite0_fpn_loveda.py'
+    config.write_text(f"_base_ = '{base}'\n" + example
+                      + 'train_cfg = dict(max_iters=2, val_interval=2)\n')
     done = launch(command=[sys.executable, str(ROOT / 'tools/train.py'), str(config),
                            '--work-dir', str(tmp_path / 'work')])
     check_finished(done)
     assert 'mIoU' in done.output and 'water' in done.output
+    assert 'EfficientNetLite: ImageNet weights' in done.output
+    assert 'size mismatch' not in done.output

@@ -108,6 +108,9 @@ def test_scores_are_scikit_learns() -> None:
             assert found[f'm{name}'] == pytest.approx(function(*pair, average='macro'), rel=1e-15)
         np.testing.assert_allclose(found['Fscore'],
                                    metrics.fbeta_score(*pair, beta=2, average=None), rtol=1e-15)
+        rare = np.where(pair[1] == 1, 0, pair[1])  # class 1 is never right
+        assert scores(by_hand(torch.from_numpy(rare), truth[known], num_classes, 255), beta=2)[
+            'mFbeta'] == pytest.approx(metrics.fbeta_score(pair[0], rare, beta=2, average='macro'))
         assert found['aAcc'] == metrics.accuracy_score(*pair)
         assert found['kappa'] == pytest.approx(metrics.cohen_kappa_score(*pair), rel=1e-14)
 

@@ -35,11 +35,11 @@ class Table(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def with_table(kind: str, *args: Any, **options: Any) -> Any:
+def with_table(kind: str, *args: Any, count: int = 2, **options: Any) -> Any:
     table, logger = Table(), MMLogger.get_current_instance()
     logger.addHandler(table)
     try:
-        return evaluate(kind, *args, **options), table.lines[-2:]
+        return evaluate(kind, *args, **options), table.lines[-count:]
     finally:
         logger.removeHandler(table)
 
@@ -70,6 +70,26 @@ def test_kappa_and_boundary_iou_when_asked_for() -> None:
                          mBoundaryIoU=round(100 * float(values.mean()), 2),
                          kappa=round(100 * scores(matrix)['kappa'], 2))
     assert f'{100 * values[0]:.2f}' in lines[-1] and 'BoundaryIoU' in lines[-1]
+
+
+def test_a_class_without_a_hit_counts_in_fbeta_alone() -> None:
+    # Of two classes, one is right but for its false alarms and the other is never found.
+    truth = torch.cat([torch.zeros(90), torch.ones(10)]).long().reshape(10, 10)
+    prediction = torch.zeros_like(truth)
+    options: Dict[str, Any] = dict(classes=('ground', 'house', 'lake'))
+    host, _ = with_table('IoUMetric', [(prediction, truth)], iou_metrics=['mFscore'], **options)
+    found, lines = with_table('ConfusionMatrixMetric', [(prediction, truth)],
+                              iou_metrics=['mFscore', 'mFbeta'], **options)
+    assert {key: found[key] for key in host} == {k: round(float(v), 2) for k, v in host.items()}
+    assert (found['mFscore'], found['mFbeta']) == (94.74, 47.37)
+    assert ' Fbeta ' in lines[-1]
+    _, lines = with_table('ConfusionMatrixMetric', [(prediction, truth)], iou_metrics=['mFscore'],
+                          count=3, **options)
+    assert 'mFscore 94.74 leaves out house' in lines[0] and 'mFbeta' in lines[0] \
+        and '47.37' in lines[0]
+    metrics = pytest.importorskip('sklearn.metrics', reason='scikit-learn is not installed')
+    expected = metrics.f1_score(truth.reshape(-1), prediction.reshape(-1), average='macro')
+    assert found['mFbeta'] == round(100 * expected, 2)
 
 
 def test_nothing_but_ignored_pixels_is_no_number_and_no_error() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio.transform
+from affine import Affine
 from geo_scenes import PIXELS, UTM, draw_classes, paint, write_raster
 from geotiff_data import build_dataset, write_scene
 
@@ -36,6 +37,22 @@ def test_label_rasters_that_do_not_fit(tmp_path: Path) -> None:
         build_dataset(tmp_path)
     write_raster(label, classes, PIXELS)  # without georeference, of the scene's size
     assert len(build_dataset(tmp_path)) == 9
+
+
+@pytest.mark.parametrize('angle', [0, 30, 45, 90, 135])
+def test_grids_that_are_rotated(tmp_path: Path, angle: int) -> None:
+    classes = draw_classes(60, 60)
+    grid = UTM['transform'] * Affine.rotation(angle)
+    scene = Raster(write_raster(tmp_path / 'scene.tif', paint(classes), dict(UTM, transform=grid)))
+    for shift, refused in ((0.05, False), (40, True)):
+        for move in ((shift, shift), (shift, 0), (-shift, shift)):
+            path = write_raster(tmp_path / 'labels.tif', classes,
+                                dict(UTM, transform=grid * Affine.translation(*move)))
+            if refused:
+                with pytest.raises(GeoError, match='lie up to 40 pixels beside'):
+                    RasterLabels(path, scene)
+            else:
+                RasterLabels(path, scene)
 
 
 def test_pixels_without_a_label_are_marked(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def _regions(fields: Dict[str, np.ndarray]) -> List[Tuple[int, int]]:
 def test_shapes_areas_and_crs(tmp_path: Path, place: dict) -> None:
     meta, polygons, fields = map_polygons(tmp_path, draw_classes(), place)
     assert pyproj.CRS(meta['crs']) == pyproj.CRS(place['crs'].to_wkt())
-    assert list(fields) == ['class_id', 'class_name', 'area_m2', 'area_px']
+    assert list(fields) == ['class_id', 'class_name', 'area_m2', 'area_px',
+                            'is_cut']
     assert _regions(fields) == _one_piece_at_a_time(draw_classes())
     assert [CLASSES[i] for i in fields['class_id']] == fields['class_name'].tolist()
     assert shapely.is_valid(polygons).all() and set(shapely.get_type_id(polygons)) == {3}
@@ -134,6 +135,60 @@ def test_any_map_in_strips(tmp_path_factory: Any, seed: int, height: int, width:
         module._STRIP_PIXELS = before
     assert _regions(fields) == _one_piece_at_a_time(drawn)
     assert shapely.is_valid(polygons).all()
+
+
+@pytest.mark.parametrize('height, width, share, rows', [
+    (40, 37, 0.05, 8), (33, 40, 0.5, 3), (5, 40, 0.2, 2), (40, 8, 0.2, 5), (24, 24, 0.1, 24)])
+def test_regions_larger_than_a_tile_are_cut(tmp_path: Path, height: int, width: int, share: float,
+                                            rows: int, monkeypatch: Any) -> None:
+    drawn = (np.random.RandomState(0).rand(height, width) < share).astype(np.uint8)
+    tile = 8
+    monkeypatch.setattr(module, 'TILE', tile)
+    monkeypatch.setattr(module, '_STRIP_PIXELS', rows * width)
+    monkeypatch.setattr(module, '_BATCH_POINTS', 500)
+    _, exact, fields = map_polygons(tmp_path, drawn, PIXELS, simplify=0)
+    assert shapely.is_valid(exact).all()
+    burnt = rasterio.features.rasterize(
+        zip(exact, fields['class_id'].tolist()), out_shape=drawn.shape, fill=9)
+    np.testing.assert_array_equal(burnt, drawn)
+    assert fields['area_px'].sum() == drawn.size
+    whole, cut = [], np.zeros(drawn.shape, int)
+    for shape, value in rasterio.features.shapes(drawn, connectivity=4):
+        polygon = shapely.geometry.shape(shape)
+        left, top, right, bottom = polygon.bounds
+        if max(right - left, bottom - top) <= tile:
+            whole.append((int(value), int(polygon.area)))
+        else:
+            cut += rasterio.features.rasterize([polygon], out_shape=drawn.shape)
+    is_cut = fields['is_cut'].astype(bool)
+    assert _regions({key: values[~is_cut] for key, values in fields.items()}) == sorted(whole)
+    assert fields['area_px'][is_cut].sum() == cut.sum()
+    bounds = shapely.bounds(exact[is_cut]).reshape(-1, 4)
+    assert (bounds[:, :2] // tile == (bounds[:, 2:] - 1) // tile).all()
+    # each part of a tile is in one piece
+    tiles = np.indices(drawn.shape) // tile
+    parts = rasterio.features.shapes(
+        (2 * (tiles[0] * 5 + tiles[1]) + drawn).astype(np.uint8), mask=cut > 0, connectivity=4)
+    assert is_cut.sum() == len(list(parts))
+
+
+def test_neighbors_share_their_simplified_border_where_they_are_cut(tmp_path: Path,
+                                                                    monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, 'TILE', 64)
+    classes = draw_classes()
+    _, polygons, fields = map_polygons(tmp_path, classes, PIXELS)
+    assert fields['is_cut'].any() and not fields['is_cut'].all()
+    assert shapely.area(polygons).sum() == pytest.approx(300 * 260, abs=1e-6)
+    assert shapely.area(shapely.union_all(polygons)) == pytest.approx(300 * 260, abs=1e-6)
+
+
+def test_a_thin_region_that_is_cut_is_kept_whole(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, 'TILE', 64)
+    classes = np.zeros((200, 200), np.uint8)
+    classes[30, :] = 1  # a road
+    classes[100, 100:160] = 1
+    _, _, fields = map_polygons(tmp_path, classes, min_area=100, background=(0, 2))
+    assert fields['area_px'].tolist() == [64, 64, 64, 8] and fields['is_cut'].all()
 
 
 def test_class_without_a_name(tmp_path: Path) -> None:

@@ -22,9 +22,11 @@ from geo_scenes import (
     draw_classes,
     open_file_positions,
     paint,
+    write_mosaic,
     write_raster,
 )
 from rasterio.enums import ColorInterp
+from rasterio.transform import from_origin
 
 from mapsage.geo import GeoError, Raster, RasterBlockError
 
@@ -55,6 +57,17 @@ def test_windows_inside_across_and_beyond_the_border(tmp_path: Path, dtype: str)
         assert not read.any() and not valid.any()
         coarse, valid = raster.read_reduced(7)
         assert coarse.shape == (2, 38, 43) and valid.shape == (38, 43)
+
+
+def test_files_of_a_mosaic_of_mosaics(tmp_path: Path) -> None:
+    paths = [write_raster(tmp_path / f'{name}.tif', draw_classes()) for name in 'ab']
+    inner = write_mosaic(tmp_path / 'inner.vrt', paths)
+    outer = write_mosaic(tmp_path / 'outer.vrt', [inner])
+    (tmp_path / 'a.tif.aux.xml').write_text('<PAMDataset/>')
+    raster = Raster(outer)
+    assert sorted(raster.files()) == sorted(map(str, (outer, inner, *paths)))
+    raster = Raster(paths[0])
+    assert raster.files() == [str(paths[0])]
 
 
 def test_no_data_in_every_band_is_invalid(tmp_path: Path) -> None:
@@ -164,6 +177,27 @@ def test_forked_processes_open_their_own_handle(tmp_path: Path) -> None:
     assert same and inherited == 1 and opened == 1 and child.exitcode == 0
     assert open_file_positions(Path(raster.path)) == position  # which both would have moved
     assert raster.read(0, 0, 10, 10)[1].all()
+
+
+@pytest.mark.parametrize('kind', ['tif', 'vrt'])
+def test_forked_processes_read_where_gdal_uses_threads(tmp_path: Path, kind: str,
+                                                       monkeypatch: Any) -> None:
+    monkeypatch.setenv('GDAL_NUM_THREADS', '2')
+    halves = np.random.RandomState(0).randint(0, 255, (2, 1024, 1024), 'uint8')
+    paths = [write_raster(tmp_path / f'{place}.tif', half, dict(
+        UTM, transform=from_origin(500000.0 + 512 * place, 4100000.0, 0.5, 0.5)),
+        blockxsize=512, blockysize=512) for place, half in enumerate(halves)]
+    path = paths[0] if kind == 'tif' else write_mosaic(tmp_path / 'a.vrt', paths)
+    raster = Raster(path)
+    whole = 0, 0, raster.width, raster.height  # from a million pixels on, mosaics use threads
+    expected = raster.read(*whole)[0].sum()
+    context = multiprocessing.get_context('fork')
+    queue = context.Queue()
+    child = context.Process(target=lambda: queue.put(Raster(path).read(*whole)[0].sum()),
+                            daemon=True)  # which ends a child that waits for ever
+    child.start()
+    assert queue.get(timeout=60) == expected
+    child.join(60)
 
 
 def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Scenes in another size than their own."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from geo_scenes import DEGREES, UTM, draw_classes, paint, write_raster
+
+from mapsage.geo import Raster, pixel_side
+from mapsage.inference.inputs import Scene
+from mapsage.inference.model import Bands
+
+
+@pytest.mark.parametrize('dtype', ['uint8', 'float32'])
+@pytest.mark.parametrize('size', [(130, 150), (97, 111), (441, 509), (260, 150)])
+def test_windows_in_another_size_are_those_of_the_resized_scene(tmp_path: Path, size: tuple,
+                                                                dtype: str) -> None:
+    values = paint(draw_classes(), 3, dtype)
+    path = write_raster(tmp_path / 'a.tif', values)
+    scene = Scene(str(path), Bands(3, False), size)
+    expected = cv2.resize(values.transpose(1, 2, 0), size[::-1], interpolation=cv2.INTER_LINEAR)
+    for column, row in ((0, 0), (30, 31), (size[1] - 64, size[0] - 64)):
+        window, valid, damage = scene.read(column, row, (64, 64))
+        assert window.dtype == dtype and valid.all() and valid.shape == (64, 64) and not damage
+        np.testing.assert_allclose(
+            window.transpose(1, 2, 0).astype(float), expected[row:row + 64, column:column + 64],
+            atol=1 if dtype == 'uint8' else 1e-3)
+    window, valid, _ = scene.read(size[1] - 40, size[0] - 30, (64, 64))
+    assert valid.shape == (30, 40) and window.shape == (3, 64, 64)
+    np.testing.assert_array_equal(window[:, 30:50], window[:, 28:8:-1])  # mirrored
+
+
+def test_a_pixel_of_the_ground_in_meters(tmp_path: Path) -> None:
+    assert pixel_side(Raster(write_raster(tmp_path / 'a.tif', draw_classes()))) == pytest.approx(
+        0.5, rel=1e-3)
+    # an arc second is 30.9 m, and half as wide at 60 degrees north
+    degrees = Raster(write_raster(tmp_path / 'b.tif', draw_classes(), DEGREES))
+    assert pixel_side(degrees) == pytest.approx(30.9 * 0.5 ** 0.5, rel=5e-3)
+    bare = Raster(write_raster(tmp_path / 'c.tif', draw_classes(), dict(UTM, crs=None)))
+    assert np.isnan(pixel_side(bare))
