@@ -1,4 +1,4 @@
-"""Backbones, decode heads, and learning rates by layer."""
+"""Backbones, decode heads, losses, and learning rates by layer."""
 from .backbones import (
     BackboneInputError,
     DINOv3ConvNeXt,
@@ -8,8 +8,10 @@ from .backbones import (
 )
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
+from .losses import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 
 __all__ = [
     'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
-    'EfficientNetLite', 'LinearHead', 'WeightsError'
+    'EfficientNetLite', 'LinearHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
+    'SegTverskyLoss', 'WeightsError'
 ]

@@ -12,8 +12,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from . import dinov3_weights as weights
+from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
 from .dinov3_blocks import NORM_EPS, Block
 from .dinov3_weights import ARCHS, NORMALIZATION, Arch
+from .pixels import BackboneInputError, PixelRange
 from .rope import RotaryPositions
 
 PATCH_SIZE = 16
@@ -21,10 +23,6 @@ PATCH_SIZE = 16
 # Since torch 2.4 autocast's state can be read for any device type. Older versions use the reentrant
 # kind of checkpointing.
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
-
-
-class BackboneInputError(ValueError):
-    """An image has a size or values that the backbone does not accept."""
 
 
 @MODELS.register_module()
@@ -38,7 +36,8 @@ class DINOv3ViT(BaseModule):
 
     Normalization: by default the input is RGB in 0..255, and the backbone normalizes it as the
     weights expect. Mean and std are part of the state dict, so the data preprocessor must not
-    normalize.
+    normalize. The mean and std of other bands are not known to the weights, so that with other
+    bands the data preprocessor must normalize.
 
     Source: facebookresearch/dinov3@6876159, dinov3/models/vision_transformer.py.
 
@@ -57,7 +56,12 @@ class DINOv3ViT(BaseModule):
             the latter, -1 freezes nothing.
         frozen: Whether to freeze everything, including the final norm.
         normalization: Normalization of the input: 'weights' for that of the weights, 'web' or
-            'sat493m' to choose one, None if the data preprocessor normalizes.
+            'sat493m' to choose one, None if the data preprocessor normalizes. With other bands
+            than red, green, blue it is None.
+        in_channels: Number of bands of the image.
+        bands: Channels that are red, green and blue, as ``dict(rgb=(2, 1, 0))``, counted from 0;
+            None in place of one that is not there. By default 0, 1, 2 of three or more. Pretrained
+            kernels go to them, and their mean to the other channels (see :func:`adapt_bands`).
         init_cfg: Config of the weights, as described above.
 
     Raises:
@@ -76,6 +80,8 @@ class DINOv3ViT(BaseModule):
                  frozen_stages: int = -1,
                  frozen: bool = False,
                  normalization: Optional[str] = 'weights',
+                 in_channels: int = 3,
+                 bands: Optional[Dict[str, Any]] = None,
                  init_cfg: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(init_cfg)
         self.arch = _parse_arch(arch)
@@ -87,11 +93,19 @@ class DINOv3ViT(BaseModule):
         self.with_cp = with_cp
         self.frozen_stages = self.out_indices[-1] + 1 if frozen else frozen_stages
         self.frozen = frozen
+        self.in_channels, self.rgb = in_channels, parse_bands(in_channels, bands)
         self.normalization = normalization
+        if in_channels != len(RGB) or self.rgb != RGB:
+            if normalization in NORMALIZATION:
+                raise ValueError(f'normalization={normalization!r} is for the bands red, green, '
+                                 f'blue, not for in_channels={in_channels}, bands={bands}; set it '
+                                 'to None and mean and std of the bands in BandDataPreProcessor')
+            self.normalization = None
         self.out_channels = (self.arch.embed_dims, ) * len(self.out_indices)
 
         dims = self.arch.embed_dims
-        self.patch_embed = nn.Conv2d(3, dims, PATCH_SIZE, stride=PATCH_SIZE)
+        self.patch_embed = nn.Conv2d(in_channels, dims, PATCH_SIZE, stride=PATCH_SIZE)
+        widen_checkpoints(self.patch_embed, in_channels, self.rgb)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
         if self.arch.num_registers:
             self.register_tokens = nn.Parameter(torch.zeros(1, self.arch.num_registers, dims))
@@ -103,7 +117,8 @@ class DINOv3ViT(BaseModule):
         self.register_buffer('pixel_mean', torch.zeros(3, 1, 1))
         self.register_buffer('pixel_std', torch.ones(3, 1, 1))
         self._set_pixels('sat493m' if normalization == 'sat493m' else 'web')
-        self._input_checked = normalization is None
+        self._check_pixels = PixelRange('DINOv3ViT', ', or set normalization=None and let the data '
+                                        'preprocessor normalize them')
         self._reset_parameters()
         self._freeze()
 
@@ -111,14 +126,15 @@ class DINOv3ViT(BaseModule):
         """Return the maps of the chosen blocks.
 
         Args:
-            x: RGB image, float (N, 3, H, W), in 0..255, or normalized if ``normalization=None``.
+            x: RGB image, float (N, 3, H, W), in 0..255, or normalized and of any number of bands
+                if ``normalization=None``.
 
         Returns:
             One map, float (N, embed_dims, H / 16, W / 16), for each entry of ``out_indices``.
 
         Raises:
             BackboneInputError: If H or W is not a multiple of 16, or the input is already
-                normalized.
+                normalized. Values above 255 or of 0 to 1 are logged.
         """
         rows, columns = self._grid(x)
         enabled = torch.is_grad_enabled()
@@ -168,15 +184,8 @@ class DINOv3ViT(BaseModule):
         return height // PATCH_SIZE, width // PATCH_SIZE
 
     def _embed(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._input_checked:
-            # Checked once only, because reading the value waits for the device.
-            if float(x.min()) < 0:
-                raise BackboneInputError(
-                    f'input down to {float(x.min()):.3f}, expected RGB in 0..255, which DINOv3ViT '
-                    'normalizes; take mean and std out of the data preprocessor, or set '
-                    'normalization=None')
-            self._input_checked = True
         if self.normalization is not None:
+            self._check_pixels(x)
             x = (x - self.pixel_mean) / self.pixel_std
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)
         prefix = [token.expand(len(x), -1, -1).to(patches.dtype)
@@ -186,6 +195,10 @@ class DINOv3ViT(BaseModule):
     def _load(self, path: str, prefix: str) -> None:
         state = weights.read_checkpoint(path, prefix)
         converted = weights.convert(state)
+        stem = converted.get('patch_embed.weight')
+        if stem is not None and stem.shape[1] == len(RGB) and (
+                weights.detect_format(state) != 'mapsage' or self.in_channels != len(RGB)):
+            converted['patch_embed.weight'] = adapt_bands(stem, self.in_channels, self.rgb)
         fitted, filled = weights.fit(converted, self.state_dict(), self.arch)
         kind: Optional[str] = None
         how = 'it is in the checkpoint'

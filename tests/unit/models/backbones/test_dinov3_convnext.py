@@ -41,7 +41,10 @@ def test_maps_are_those_of_the_saved_model(tmp_path: Path) -> None:
         tokens = reference(normalized).last_hidden_state[:, 1:]
     assert eighth.shape == (1, 16, 8, 12) and last.shape == (1, 32, 2, 3)
     assert model.out_channels == (16, 32)
-    torch.testing.assert_close(reference.layer_norm(last.flatten(2).transpose(1, 2)), tokens)
+    torch.testing.assert_close(last.flatten(2).transpose(1, 2), tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(eighth, reference(
+            normalized, output_hidden_states=True).hidden_states[-3])
 
 
 def test_every_parameter_learns_unless_frozen(tmp_path: Path) -> None:
@@ -50,6 +53,7 @@ def test_every_parameter_learns_unless_frozen(tmp_path: Path) -> None:
     model = loaded(tmp_path).train()
     sum(each.sum() for each in model(x)).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.model.layer_norm.weight.std() > .1  # that of the file, not ones
     frozen = loaded(tmp_path, frozen=True, drop_path_rate=.5).train()
     assert not any(module.training for module in frozen.modules())
     assert not any(each.requires_grad for each in frozen(x))
@@ -65,6 +69,13 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         DINOv3ConvNeXt('huge')
     with pytest.raises(ValueError, match='ascending stages'):
         DINOv3ConvNeXt(ARCH, out_indices=(4, ))
+
+
+def test_maps_of_lower_stages_leave_no_parameter_of_the_norm(tmp_path: Path) -> None:
+    saved(tmp_path)
+    model = loaded(tmp_path, out_indices=(0, 2))
+    assert not [name for name, _ in model.named_parameters() if 'layer_norm' in name.split('.')[1]]
+    assert [each.shape[1] for each in model(torch.rand(1, 3, 32, 32) * 255)] == [8, 24]
 
 
 def test_official_sizes() -> None:
