@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import abc
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import torch
 from torch import nn
@@ -49,6 +50,8 @@ class Accelerator(abc.ABC):
             about the vendor's.
         native_group: Whether :attr:`communication` is a separate library of the vendor, with its
             own process group and DDP, instead of a backend of torch.distributed.
+        masks: Names of the environment variables that hide cards from a process. Slurm's
+            ``--gpus-per-task=1`` and MIG show each rank one card only, which is device 0 there.
     """
 
     name: ClassVar[str]
@@ -59,6 +62,7 @@ class Accelerator(abc.ABC):
     amp_dtype: ClassVar[torch.dtype] = torch.bfloat16
     simulated: ClassVar[bool] = False
     native_group: ClassVar[bool] = False
+    masks: ClassVar[Tuple[str, ...]] = ()
 
     @classmethod
     @abc.abstractmethod
@@ -92,7 +96,20 @@ class Accelerator(abc.ABC):
 
     @abc.abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed the generators of the CPU and the current device; 0 <= ``seed`` < 2**32."""
+        """Seed the generators of the CPU and of all visible devices; 0 <= ``seed`` < 2**32.
+
+        A model that is split over several devices draws on each of them.
+        """
+
+    def make_deterministic(self) -> Optional[str]:
+        """Set what the stack needs for deterministic results; return a line for the log, or None.
+
+        It comes before the first computation on the device.
+
+        Raises:
+            AcceleratorError: If the environment rules deterministic results out.
+        """
+        return None
 
     def flush(self) -> None:
         """Run the operations that a lazy device has recorded; do nothing on other devices."""
@@ -143,7 +160,8 @@ class Accelerator(abc.ABC):
         """
         return torch.autocast(self.device_type, dtype=dtype or self.amp_dtype)
 
-    def grad_scaler(self, dtype: Optional[torch.dtype] = None, **kwargs: Any) -> Any:
+    def grad_scaler(self, dtype: Optional[torch.dtype] = None, enabled: bool = True,
+                    **kwargs: Any) -> Any:
         """Return a gradient scaler for training in ``dtype``.
 
         Unless ``dtype`` is float16 the scaler is disabled and does not change anything, because
@@ -151,9 +169,10 @@ class Accelerator(abc.ABC):
 
         Args:
             dtype: Data type of autocast; None for :attr:`amp_dtype`.
-            **kwargs: Arguments of ``torch.amp.GradScaler``.
+            enabled: Whether to scale where ``dtype`` needs it.
+            **kwargs: Other arguments of ``torch.amp.GradScaler``.
         """
-        enabled = (dtype or self.amp_dtype) == torch.float16
+        enabled = enabled and (dtype or self.amp_dtype) == torch.float16
         if hasattr(getattr(torch, 'amp', None), 'GradScaler'):  # torch 2.3
             return torch.amp.GradScaler(self.device_type, enabled=enabled, **kwargs)
         return torch.cuda.amp.GradScaler(enabled=enabled, **kwargs)
@@ -170,6 +189,28 @@ class Accelerator(abc.ABC):
         """Return the memory of the current device in bytes, or None if unknown."""
         return None
 
+    def card(self, local_rank: int = 0) -> Optional[str]:
+        """Return the vendor's own name of the card of a local rank, whatever masks hide cards.
+
+        None where the stack has none.
+        """
+        return None
+
+    def card_model(self, local_rank: int = 0) -> str:
+        """Return the model of the card of a local rank; cards of one model round alike."""
+        return self.name
+
+    def software(self) -> Dict[str, str]:
+        """Return what the rounding on the device depends on besides its model, by name.
+
+        These are versions of the vendor's libraries and driver, and settings that choose kernels.
+        """
+        return {}
+
+    def one_card_a_rank(self) -> bool:
+        """Return whether a mask leaves this process exactly one card."""
+        return any(name in os.environ for name in self.masks) and self.device_count() == 1
+
     def describe(self) -> str:
         """Return one line for the log: name, devices and communication."""
         path = ('through host memory over gloo' if self.communication == 'staged' else
@@ -177,10 +218,14 @@ class Accelerator(abc.ABC):
         kind = 'simulated device(s)' if self.simulated else 'device(s)'
         return f'{self.name} ({self.device_count()} {kind}, gradients {path})'
 
-    def _check_local_rank(self, local_rank: int) -> None:
+    def _index(self, local_rank: int) -> int:
+        """Return the index of a local rank's device; raise AcceleratorError if it has none."""
         count = self.device_count()
+        if os.environ.get('LOCAL_RANK') == str(local_rank) and self.one_card_a_rank():
+            return 0
         if not 0 <= local_rank < count:
             raise AcceleratorError(
                 f'local rank {local_rank} has no {self.name} device: this node shows {count} '
                 f'device(s). Start at most {count} rank(s) per node (NPROC_PER_NODE={count}), '
                 f'or make more devices visible.')
+        return local_rank

@@ -1,6 +1,7 @@
 """Plain CPU processes, which are always available and the reference for every other stack."""
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from typing import Optional
 
@@ -36,6 +37,9 @@ class CpuAccelerator(Accelerator):
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
+    def card_model(self, local_rank: int = 0) -> str:
+        return f'cpu {cpu_capability()}'
+
     def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
         dtype = dtype or self.amp_dtype
         if dtype != torch.bfloat16:
@@ -43,3 +47,10 @@ class CpuAccelerator(Accelerator):
                 f'AMP on cpu computes in bfloat16, got {dtype}: set '
                 f"optim_wrapper.dtype='bfloat16' or remove it.")
         return super().autocast(dtype)
+
+
+def cpu_capability() -> str:
+    """Return the instruction set for which torch has chosen its CPU kernels, such as AVX2."""
+    capability = getattr(getattr(torch.backends, 'cpu', None), 'get_cpu_capability', None)
+    found = re.search(r'CPU capability usage: (\S+)', torch.__config__.show())
+    return str(capability()) if capability else found.group(1) if found else 'unknown'

@@ -1,7 +1,10 @@
 """NVIDIA GPUs (and AMD ones under a ROCm build of PyTorch)."""
 from __future__ import annotations
 
-from typing import Optional
+import os
+import re
+from pathlib import Path
+from typing import Dict, Optional
 
 import torch
 
@@ -10,6 +13,30 @@ from .base import Accelerator, AcceleratorError, Supports
 # Messages of PyTorch if there is no GPU; any other message means a broken installation.
 _ABSENT = ('Found no NVIDIA driver', 'No CUDA GPUs are available', 'No HIP GPUs are available',
            'no CUDA-capable device is detected')
+
+
+# Without this variable cuBLAS may return different bits in each run, and PyTorch refuses matrix
+# products in deterministic mode. https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+WORKSPACE = 'CUBLAS_WORKSPACE_CONFIG'
+_DETERMINISTIC_WORKSPACES = (':4096:8', ':16:8')
+
+
+def set_workspace() -> Optional[str]:
+    """Set cuBLAS's workspace for deterministic products unless the user has; return what to log.
+
+    Raises:
+        AcceleratorError: If the user has set it to a value with which PyTorch refuses them.
+    """
+    found = os.environ.get(WORKSPACE)
+    if found is None:
+        os.environ[WORKSPACE] = ':4096:8'  # 24 MiB; :16:8 takes less memory and is slower
+        return f'{WORKSPACE}=:4096:8 is set, which deterministic matrix products need'
+    if found not in _DETERMINISTIC_WORKSPACES:
+        raise AcceleratorError(
+            f'{WORKSPACE}={found!r}: PyTorch multiplies matrices deterministically with '
+            f"{' or '.join(_DETERMINISTIC_WORKSPACES)} only. Unset it, or set "
+            f'randomness.deterministic=False.')
+    return None
 
 
 class CudaAccelerator(Accelerator):
@@ -21,6 +48,7 @@ class CudaAccelerator(Accelerator):
     supports = Supports(
         sync_bn=True, compile=hasattr(torch, 'compile'), fused_optimizer=True)
     amp_dtype = torch.float16
+    masks = ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES')
 
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
@@ -43,8 +71,7 @@ class CudaAccelerator(Accelerator):
         return torch.cuda.device_count()
 
     def device(self, local_rank: int = 0) -> torch.device:
-        self._check_local_rank(local_rank)
-        return torch.device('cuda', local_rank)
+        return torch.device('cuda', self._index(local_rank))
 
     def set_device(self, local_rank: int) -> None:
         torch.cuda.set_device(self.device(local_rank))
@@ -52,9 +79,33 @@ class CudaAccelerator(Accelerator):
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def make_deterministic(self) -> Optional[str]:
+        return set_workspace()
+
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
-        torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
+
+    def card(self, local_rank: int = 0) -> Optional[str]:
+        for name in self.masks:
+            first = os.environ.get(name, '').split(',')[0]
+            if first.startswith('MIG') and self.device_count() == 1:
+                return first  # the properties may name the whole card instead of its part
+        uuid = getattr(torch.cuda.get_device_properties(self.device(local_rank)), 'uuid', None)
+        return None if uuid is None else str(uuid)  # since torch 2.5
+
+    def card_model(self, local_rank: int = 0) -> str:
+        return torch.cuda.get_device_name(self.device(local_rank))
+
+    def software(self) -> Dict[str, str]:
+        found = {'CUDA': str(torch.version.cuda or getattr(torch.version, 'hip', None)),
+                 'cuDNN': str(torch.backends.cudnn.version()),
+                 'cudnn_benchmark': str(torch.backends.cudnn.benchmark)}
+        driver = Path('/proc/driver/nvidia/version')
+        if driver.exists():
+            match = re.search(r'\b\d+\.\d+(\.\d+)?\b', driver.read_text(errors='replace'))
+            found['driver'] = match.group() if match else 'unknown'
+        return found
 
     def memory_allocated(self) -> Optional[int]:
         return torch.cuda.memory_allocated()

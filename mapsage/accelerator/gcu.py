@@ -5,7 +5,7 @@ not on a real GCU.
 """
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -25,6 +25,7 @@ class GcuAccelerator(Accelerator):
     communication = 'eccl'
     supports = Supports(sync_bn=False, float64=False, int64=False)
     amp_dtype = torch.bfloat16
+    masks = ('TOPS_VISIBLE_DEVICES',)
 
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
@@ -45,8 +46,7 @@ class GcuAccelerator(Accelerator):
         return int(self._gcu.device_count())
 
     def device(self, local_rank: int = 0) -> torch.device:
-        self._check_local_rank(local_rank)
-        return torch.device('gcu', local_rank)
+        return torch.device('gcu', self._index(local_rank))
 
     def set_device(self, local_rank: int) -> None:
         index = self.device(local_rank).index
@@ -58,6 +58,17 @@ class GcuAccelerator(Accelerator):
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         self._gcu.manual_seed_all(seed)
+
+    def card(self, local_rank: int = 0) -> Optional[str]:
+        properties = getattr(self._gcu, 'get_device_properties', None)
+        uuid = properties and getattr(properties(self._index(local_rank)), 'uuid', None)
+        return None if uuid is None else str(uuid)
+
+    def card_model(self, local_rank: int = 0) -> str:
+        return str(self._gcu.get_device_name(self._index(local_rank)))
+
+    def software(self) -> Dict[str, str]:
+        return {'torch_gcu': str(getattr(import_vendor('torch_gcu'), '__version__', 'unknown'))}
 
     def memory_allocated(self) -> Optional[int]:
         probe = getattr(self._gcu, 'memory_allocated', None)

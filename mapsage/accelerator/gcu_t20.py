@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ class GcuT20Accelerator(Accelerator):
     lazy = True
     native_group = True
     supports = Supports(sync_bn=False, float64=False, int64=False)
+    masks = ('TOPS_VISIBLE_DEVICES',)
 
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
@@ -53,12 +54,10 @@ class GcuT20Accelerator(Accelerator):
         return int(self._gcu.device_count())
 
     def device(self, local_rank: int = 0) -> torch.device:
-        self._check_local_rank(local_rank)
-        return self._gcu.gcu_device(local_rank)
+        return self._gcu.gcu_device(self._index(local_rank))
 
     def set_device(self, local_rank: int) -> None:
-        self._check_local_rank(local_rank)
-        self._gcu.set_device(local_rank)
+        self._gcu.set_device(self._index(local_rank))
 
     def synchronize(self) -> None:
         self.flush()
@@ -96,7 +95,8 @@ class GcuT20Accelerator(Accelerator):
                 f"{', '.join(_DDP_OPTIONS)}. Remove the rest from model_wrapper_cfg.")
         parallel: Any = import_vendor('torch_gcu.nn.parallel')
         # device_ids=None would use every visible card
-        return parallel.DistributedDataParallel(module, device_ids=[local_rank], **given)
+        return parallel.DistributedDataParallel(
+            module, device_ids=[self._index(local_rank)], **given)
 
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
@@ -105,10 +105,17 @@ class GcuT20Accelerator(Accelerator):
     def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
         return self._gcu.amp.autocast(enabled=True, dtype=dtype or self.amp_dtype)
 
-    def grad_scaler(self, dtype: Optional[torch.dtype] = None, **kwargs: Any) -> Any:
-        enabled = (dtype or self.amp_dtype) == torch.float16
+    def grad_scaler(self, dtype: Optional[torch.dtype] = None, enabled: bool = True,
+                    **kwargs: Any) -> Any:
+        enabled = enabled and (dtype or self.amp_dtype) == torch.float16
         # use_zero_grad=False calls unlazy() with wrong arguments in torch_gcu 1.10.0+2.5.136
         return self._gcu.amp.GradScaler(enabled=enabled, use_zero_grad=True, **kwargs)
+
+    def card_model(self, local_rank: int = 0) -> str:
+        return str(self._gcu.get_device_name(self._index(local_rank)))
+
+    def software(self) -> Dict[str, str]:
+        return {'torch_gcu': str(getattr(import_vendor('torch_gcu'), '__version__', 'unknown'))}
 
     def memory_allocated(self) -> Optional[int]:
         return int(self._gcu.get_hbm_alloc_size(self._gcu.current_device()))

@@ -1,9 +1,10 @@
 """Simulated GCUs of the S60 line: the code of the ``gcu`` accelerator on simulated devices."""
 from __future__ import annotations
 
-from typing import Optional
+from typing import Dict, Optional
 
 from . import simulator
+from .cuda import set_workspace
 from .gcu import GcuAccelerator
 
 
@@ -19,6 +20,12 @@ class SimAccelerator(GcuAccelerator):
 
     def __init__(self) -> None:
         self.settings = simulator.load_simulator()
+
+    def make_deterministic(self) -> Optional[str]:
+        return set_workspace() if self.settings.needs_workspace_setting else None
+
+    def software(self) -> Dict[str, str]:
+        return {}
 
     @classmethod
     def why_unavailable(cls) -> Optional[str]:

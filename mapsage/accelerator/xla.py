@@ -1,7 +1,7 @@
 """torch_xla devices through PJRT: TPU, Neuron, or a CPU used in the same way."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -57,6 +57,12 @@ class XlaAccelerator(Accelerator):
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         self._xla.manual_seed(seed)
+
+    def card_model(self, local_rank: int = 0) -> str:
+        return f'{self.name} {_runtime().device_type()}'
+
+    def software(self) -> Dict[str, str]:
+        return {'torch_xla': str(self._xla.__version__)}
 
     def memory_allocated(self) -> Optional[int]:
         if self.is_cpu_stand_in():

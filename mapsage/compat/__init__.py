@@ -3,9 +3,20 @@ from . import mmcv_ops
 
 mmcv_ops.apply()  # before mmengine's runner, which checks for mmcv's ops
 
-from . import checkpoint_loading, config_text, loop_resume, quiet_import  # noqa: E402
+from . import (  # noqa: E402
+    checkpoint_contents,
+    checkpoint_loading,
+    config_text,
+    git_hash,
+    loop_resume,
+    quiet_import,
+    xla_batch_norm,
+)
 
+checkpoint_contents.apply()
 checkpoint_loading.apply()
 config_text.apply()
+git_hash.apply()
 loop_resume.apply()
 quiet_import.apply()
+xla_batch_norm.apply()

@@ -11,15 +11,18 @@ import io
 import os
 import pickle
 import re
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 from urllib.parse import urlparse
 
 import numpy as np
 import torch
+from mmengine.config import ConfigDict
 from mmengine.dist import barrier
 from mmengine.logging.history_buffer import HistoryBuffer
+from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.runner import checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
+from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
@@ -45,7 +48,7 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
     Raises:
         FileNotFoundError: If there is no such file.
         UnsafeCheckpointError: If it holds anything but tensors, plain containers, NumPy arrays and
-            MMEngine's log history.
+            types of MMEngine that cannot run code.
         RuntimeError: If the file is truncated or is not a checkpoint.
     """
     filename = os.path.expanduser(filename)
@@ -53,11 +56,7 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
         raise FileNotFoundError(f'checkpoint {filename} does not exist.')
     file = open(filename, 'rb')
     try:
-        if _HAS_ALLOW_LIST:
-            pairs: Any = [(thing, name) for name, thing in _allowed().items()]
-            with torch.serialization.safe_globals(pairs):
-                return torch.load(file, map_location=map_location, weights_only=True)
-        return torch.load(file, map_location=map_location, pickle_module=_RestrictedPickle)
+        return read_checkpoint(file, map_location)
     except Exception as error:  # errors of damaged files have no common class
         reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
         if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
@@ -72,6 +71,15 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
         file.close()
 
 
+def read_checkpoint(file: Any, map_location: Any = None) -> Any:
+    """Read a checkpoint from a binary file; whatever is wrong with it, an error is raised."""
+    if _HAS_ALLOW_LIST:
+        pairs: Any = [(thing, name) for name, thing in _allowed().items()]
+        with torch.serialization.safe_globals(pairs):
+            return torch.load(file, map_location=map_location, weights_only=True)
+    return torch.load(file, map_location=map_location, pickle_module=_RestrictedPickle)
+
+
 def apply() -> bool:
     """Make MMEngine load local files with :func:`load_from_local`."""
     CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
@@ -79,7 +87,18 @@ def apply() -> bool:
                                      force=True)
     # The loaders of torchvision:// and open-mmlab:// call it by this name.
     checkpoint.load_from_http = load_from_http
+    HistoryBuffer.__getstate__ = _state_of_buffer  # type: ignore[method-assign]
     return True
+
+
+def _state_of_buffer(buffer: HistoryBuffer) -> Dict[str, Any]:
+    """Return what is pickled of a buffer.
+
+    The class has the statistics that users have registered with it, whatever a file holds.
+    """
+    return dict(vars(buffer), statistics_methods={
+        name: method for name, method in buffer._statistics_methods.items()
+        if name in _METHODS[HistoryBuffer]})
 
 
 def load_from_http(filename: str, map_location: Any = None,
@@ -100,11 +119,24 @@ def load_from_http(filename: str, map_location: Any = None,
     return load_from_local(path, map_location)
 
 
-def _history_buffer_method(owner: Any, name: str) -> Any:
-    """Replacement of ``getattr``, with which a HistoryBuffer pickles four of its methods."""
-    if owner is not HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
+class _OneCycle:
+    """Takes the place of OneCycleParamScheduler, whose state names one of its two functions."""
+
+    _annealing_cos = staticmethod(OneCycleParamScheduler._annealing_cos)
+    _annealing_linear = staticmethod(OneCycleParamScheduler._annealing_linear)
+
+
+# Methods that MMEngine's states pickle by way of ``getattr``.
+_METHODS: Dict[Any, Tuple[str, ...]] = {
+    HistoryBuffer: ('min', 'max', 'current', 'mean'),
+    _OneCycle: ('_annealing_cos', '_annealing_linear')}
+
+
+def _method(owner: Any, name: str) -> Any:
+    """Replacement of ``getattr``, which gives only the methods above."""
+    if not isinstance(owner, type) or name not in _METHODS.get(owner, ()):
         raise UnsafeCheckpointError(f'it asks for attribute {name!r} of {owner!r}.')
-    return getattr(HistoryBuffer, name)
+    return getattr(owner, name)
 
 
 def _allowed() -> Dict[str, Callable[..., Any]]:
@@ -112,14 +144,19 @@ def _allowed() -> Dict[str, Callable[..., Any]]:
     core: Any = getattr(np, '_core' if np.__version__ >= '2' else 'core')
     allowed: Dict[str, Any] = {
         'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
-        'builtins.getattr': _history_buffer_method,
+        'builtins.getattr': _method,
+        'builtins.frozenset': frozenset,
+        'builtins.bytes': bytes,  # empty arrays and texts of bytes call it
+        f'{OneCycleParamScheduler.__module__}.OneCycleParamScheduler': _OneCycle,
         'numpy.ndarray': np.ndarray,
         'numpy.dtype': np.dtype,
     }
+    for kind in (ConfigDict, BaseDataElement, InstanceData, LabelData, PixelData):
+        allowed[f'{kind.__module__}.{kind.__qualname__}'] = kind
     for package in ('numpy.core', 'numpy._core'):  # NumPy 1 and 2 read each other's files
         for name in ('_reconstruct', 'scalar'):
             allowed[f'{package}.multiarray.{name}'] = getattr(core.multiarray, name)
-    for code in '?bhilqBHILQefd':
+    for code in '?bhilqBHILQefdgFDGUS':
         kind = type(np.dtype(code))
         allowed[f'{kind.__module__}.{kind.__qualname__}'] = kind
     return allowed
@@ -131,8 +168,9 @@ class _RestrictedPickle:
     # Functions that torch writes into a state dict, and containers (torch/_utils.py, 1.10 to 2.5).
     _TORCH_NAMES = ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter')
     _PLAIN = {
-        'collections.OrderedDict', 'collections.defaultdict', 'builtins.set', 'builtins.dict',
-        'builtins.slice', '_codecs.encode', 'torch.Size', 'torch.device'
+        'collections.OrderedDict', 'collections.defaultdict', 'collections.Counter',
+        'builtins.set', 'builtins.dict', 'builtins.slice', 'builtins.complex',
+        'builtins.bytearray', '_codecs.encode', 'torch.Size', 'torch.device'
     }
 
     class Unpickler(pickle.Unpickler):

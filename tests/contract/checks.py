@@ -22,6 +22,7 @@ from mapsage.accelerator import (
     set_current_accelerator,
 )
 from mapsage.distributed import init_process_group
+from mapsage.models import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from mapsage.wrappers import MMDistributedDataParallel
 
 Check = Callable[[Accelerator], None]
@@ -150,6 +151,21 @@ def a_step_equals_the_cpu(accelerator: Accelerator) -> None:
 
 
 @one_process
+def losses_for_unequal_classes_equal_the_cpu(accelerator: Accelerator) -> None:
+    labels = torch.arange(2 * 8 * 8).reshape(2, 8, 8) % 5
+    labels[labels == 4] = 255
+    for kind in (SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss):
+        found = []
+        for where in (torch.device('cpu'), own_device(accelerator)):
+            logits = some_images(3).repeat(1, 2, 1, 1)[:, :4, :8, :8].to(where).requires_grad_()
+            value = kind(class_weight=[1, 2, .5, 1])(logits, labels.to(where))
+            value.backward()
+            found.append((value.detach().cpu(), logits.grad.cpu()))
+        for one, other in zip(*found):
+            assert_close(other, one, kind.__name__)
+
+
+@one_process
 def a_seed_repeats_the_numbers(accelerator: Accelerator) -> None:
     device = own_device(accelerator)
 
@@ -163,6 +179,23 @@ def a_seed_repeats_the_numbers(accelerator: Accelerator) -> None:
     for a, b, c in zip(first, second, other):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
+
+
+@one_process
+def a_seed_reaches_every_device(accelerator: Accelerator) -> None:
+    if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
+        raise NotApplicable(f'{accelerator.name} has one device a process')
+    if accelerator.device_count() < 2:
+        raise NotApplicable('one device')
+    last = accelerator.device(accelerator.device_count() - 1)
+
+    def draw() -> torch.Tensor:
+        accelerator.seed(11)
+        return nn.functional.dropout(torch.ones(64, device=last), 0.5).cpu()
+
+    first = draw()
+    torch.rand(7, device=last)
+    assert torch.equal(first, draw())
 
 
 @one_process

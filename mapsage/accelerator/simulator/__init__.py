@@ -2,8 +2,8 @@
 
 They use PyTorch's PrivateUse1 device type, renamed ``gcu``, and the kernels of the CPU
 (backend.cpp). Devices, placement and its errors, memory accounting, dispatch, autograd and autocast
-behave as on real devices. Speed, the vendor's numerics and kernels, streams, and a separate random
-generator for each device are not simulated.
+behave as on real devices, and so do device masks and, on request, a random generator for each
+device. Speed, the vendor's numerics and kernels, and streams are not simulated.
 """
 from .load import load_simulator, why_unavailable
 from .settings import SimulatorError, SimulatorSettings, read_settings

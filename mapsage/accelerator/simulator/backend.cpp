@@ -7,6 +7,7 @@
 //
 // Python reaches the settings and counters at the end of this file through ctypes.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,8 +19,10 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -39,7 +42,9 @@ struct Settings {
   std::set<int> absent;            // devices that are counted and cannot be used
   bool refuse_float64 = false;
   bool refuse_wide_int64 = false;      // values that 32 bits do not hold
-  std::set<std::string> refused_ops;  // schema names, "aten::bernoulli_"
+  bool needs_workspace_setting = false;  // as CUDA's matrix products in deterministic mode
+  bool own_streams = false;              // of random numbers, one a device
+  std::set<std::string> refused_ops;     // schema names, "aten::bernoulli_"
 };
 
 struct Account {
@@ -54,6 +59,18 @@ thread_local int current_device = 0;
 
 c10::Device device_at(int index) {
   return {kDevice, static_cast<c10::DeviceIndex>(index)};
+}
+
+// The generator behind a device's random numbers: its own, or the one of the CPU, with which a
+// rehearsal draws what a CPU run draws.
+const at::Generator& generator_of(int index) {
+  if (!settings.own_streams) return at::detail::getDefaultCPUGenerator();
+  static auto* generators = [] {
+    auto* made = new std::array<at::Generator, kMaxDevices>;
+    for (auto& each : *made) each = at::detail::createCPUGenerator();
+    return made;
+  }();
+  return (*generators)[index];
 }
 
 void check_usable(int index) {
@@ -185,9 +202,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return static_cast<c10::DeviceIndex>(current_device);
   }
   void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
-  // Random numbers come from the CPU's stream: a rehearsal draws what a CPU run draws.
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    return at::detail::getDefaultCPUGenerator();
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    return generator_of(index < 0 ? current_device : index);
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::detail::createCPUGenerator();
@@ -236,6 +252,35 @@ void check_narrow(const at::Tensor& tensor, const std::string& op) {
   }
 }
 
+// While it lives, the CPU's kernels draw from a device's generator.
+class DrawFrom {
+ public:
+  explicit DrawFrom(const at::Generator& device)
+      : lock_(mutex()), device_(device), host_(at::detail::getDefaultCPUGenerator()) {
+    host_state_ = state(host_);
+    host_.set_state(state(device_));
+  }
+  ~DrawFrom() {
+    device_.set_state(state(host_));
+    host_.set_state(host_state_);
+  }
+
+  static at::Tensor state(at::Generator generator) {  // a handle, not a copy
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    return generator.get_state();
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+
+  std::lock_guard<std::mutex> lock_;
+  at::Generator device_, host_;
+  at::Tensor host_state_;
+};
+
 // One call of an operator, lent to the CPU.
 class HostCall {
  public:
@@ -248,9 +293,16 @@ class HostCall {
                 " has no kernel on this device (simulated strictness: MAPSAGE_SIM_STRICT)");
     find_device();
     refuse_float64();
+    refuse_unset_workspace();
     const auto count = schema.arguments().size();
     for (size_t i = stack_->size() - count; i < stack_->size(); ++i) lend((*stack_)[i]);
-    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    {
+      std::optional<DrawFrom> stream;
+      if (settings.own_streams && op_.hasTag(at::Tag::nondeterministic_seeded)) {
+        stream.emplace(generator_of(device_.index()));
+      }
+      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    }
     follow_changes();
     const auto returns = schema.returns().size();
     for (size_t i = stack_->size() - returns; i < stack_->size(); ++i) take_back((*stack_)[i]);
@@ -424,6 +476,27 @@ class HostCall {
     });
   }
 
+  // CUDA's matrix products refuse to run deterministically without this variable; the words are
+  // PyTorch's.
+  void refuse_unset_workspace() const {
+    static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::bmm",
+                                                   "aten::baddbmm", "aten::linear"};
+    if (!settings.needs_workspace_setting || !at::globalContext().deterministicAlgorithms() ||
+        !products.count(op_.schema().name())) {
+      return;
+    }
+    const char* value = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+    const std::string found = value ? value : "";
+    TORCH_CHECK(found == ":4096:8" || found == ":16:8",
+                "Deterministic behavior was enabled with either "
+                "`torch.use_deterministic_algorithms(True)` or "
+                "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not "
+                "deterministic because it uses CuBLAS and you have CUDA >= 10.2. To enable "
+                "deterministic behavior in this case, you must set an environment variable before "
+                "running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or "
+                "CUBLAS_WORKSPACE_CONFIG=:16:8 (simulated strictness: MAPSAGE_SIM_STRICT)");
+  }
+
   void refuse_wide_int64() const {
     if (!settings.refuse_wide_int64 || moves_data_only()) return;
     const auto& name = op_.schema().name();
@@ -533,6 +606,7 @@ extern "C" {
 
 void mapsage_sim_configure(int devices, int64_t memory, int64_t failing_allocation,
                            uint64_t absent, int refuse_float64, int refuse_wide_int64,
+                           int needs_workspace_setting, int own_streams,
                            const char* refused_ops) {
   settings.devices = devices;
   settings.memory = memory;
@@ -543,6 +617,8 @@ void mapsage_sim_configure(int devices, int64_t memory, int64_t failing_allocati
   }
   settings.refuse_float64 = refuse_float64;
   settings.refuse_wide_int64 = refuse_wide_int64;
+  settings.needs_workspace_setting = needs_workspace_setting;
+  settings.own_streams = own_streams;
   settings.refused_ops.clear();
   std::string name;
   for (const char* at = refused_ops; *at; ++at) {
@@ -568,6 +644,25 @@ int mapsage_sim_current_device() { return current_device; }
 void mapsage_sim_set_device(int device) { current_device = device; }
 int64_t mapsage_sim_allocated(int device) { return accounts[device].allocated; }
 int64_t mapsage_sim_peak(int device) { return accounts[device].peak; }
+void mapsage_sim_seed(int device, uint64_t seed) {
+  auto generator = generator_of(device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+uint64_t mapsage_sim_initial_seed(int device) { return generator_of(device).current_seed(); }
+// Bytes of a generator's state, which is copied into `bytes` unless that is null.
+int64_t mapsage_sim_get_rng_state(int device, uint8_t* bytes) {
+  const auto state = DrawFrom::state(generator_of(device));
+  if (bytes) std::memcpy(bytes, state.const_data_ptr<uint8_t>(), state.numel());
+  return state.numel();
+}
+void mapsage_sim_set_rng_state(int device, const uint8_t* bytes) {
+  auto generator = generator_of(device);
+  auto state = DrawFrom::state(generator).clone();
+  std::memcpy(state.data_ptr<uint8_t>(), bytes, state.numel());
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
 void mapsage_sim_reset_peak(int device) {
   accounts[device].peak = accounts[device].allocated.load();
 }

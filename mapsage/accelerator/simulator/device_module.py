@@ -1,6 +1,7 @@
 """``torch.gcu`` with the interface of torch_gcu 2.10 (S60 line), for the simulated devices."""
 from __future__ import annotations
 
+import ctypes
 import os
 from types import SimpleNamespace, TracebackType
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, Union
@@ -16,10 +17,14 @@ _settings = SimulatorSettings()
 
 
 class DeviceProperties(NamedTuple):
-    """Result of ``get_device_properties``; ``total_memory`` is in bytes."""
+    """Result of ``get_device_properties``; ``total_memory`` is in bytes.
+
+    ``uuid`` names the card whatever the device masks of a process are, as on CUDA.
+    """
 
     name: str
     total_memory: int
+    uuid: str
 
 
 def attach(library: Any, settings: SimulatorSettings) -> None:
@@ -98,13 +103,14 @@ def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    """Return a name that cannot be mistaken for that of a real card."""
-    return f'Simulated GCU {_index(device)}'
+    """Return the model of a card, which cannot be mistaken for that of a real one."""
+    return f'Simulated {_settings.models[_index(device)]}'
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    """Return name and memory of a device."""
-    return DeviceProperties(get_device_name(device), mem_get_info(device)[1])
+    """Return name, memory and identity of a device."""
+    return DeviceProperties(get_device_name(device), mem_get_info(device)[1],
+                            f'SIM-{_settings.cards[_index(device)]}')
 
 
 def is_bf16_supported() -> bool:
@@ -118,26 +124,41 @@ def get_amp_supported_dtype() -> List[torch.dtype]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator that all simulated devices share with the CPU."""
-    torch.default_generator.manual_seed(seed)
+    """Seed the generator of the current device; by default all share that of the CPU."""
+    _library.mapsage_sim_seed(current_device(), ctypes.c_uint64(seed))
 
 
-manual_seed_all = manual_seed
+def manual_seed_all(seed: int) -> None:
+    """Seed the generators of all devices."""
+    for index in range(device_count()):
+        _library.mapsage_sim_seed(index, ctypes.c_uint64(seed))
 
 
 def initial_seed() -> int:
-    """Return the last seed."""
-    return torch.default_generator.initial_seed()
+    """Return the last seed of the current device."""
+    return int(_library.mapsage_sim_initial_seed(current_device()))
 
 
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
-    """Return the state of the shared generator, a uint8 CPU tensor."""
-    return torch.default_generator.get_state()
+    """Return the state of a device's generator, a uint8 CPU tensor."""
+    index = _index(device)
+    state = torch.empty(_library.mapsage_sim_get_rng_state(index, None), dtype=torch.uint8)
+    _library.mapsage_sim_get_rng_state(index, ctypes.c_void_p(state.data_ptr()))
+    return state
 
 
 def set_rng_state(state: torch.Tensor, device: DeviceLike = None) -> None:
-    """Restore what :func:`get_rng_state` returned."""
-    torch.default_generator.set_state(state)
+    """Restore what :func:`get_rng_state` returned.
+
+    Raises:
+        RuntimeError: If ``state`` does not have the bytes of a state.
+    """
+    index = _index(device)
+    expected = _library.mapsage_sim_get_rng_state(index, None)
+    host = state.detach().to('cpu', torch.uint8).contiguous()
+    if host.numel() != expected:
+        raise RuntimeError(f'a random state has {expected} bytes, got {host.numel()}')
+    _library.mapsage_sim_set_rng_state(index, ctypes.c_void_p(host.data_ptr()))
 
 
 def gcu_device(index: int) -> torch.device:

@@ -60,9 +60,12 @@ def load_simulator() -> SimulatorSettings:
         ctypes.c_int64(settings.failing_allocation),
         ctypes.c_uint64(sum(1 << device for device in settings.absent)),
         ctypes.c_int(settings.refuse_float64), ctypes.c_int(settings.refuse_wide_int64),
+        ctypes.c_int(settings.needs_workspace_setting),
+        ctypes.c_int(settings.random_streams == 'device'),
         ','.join(settings.refused_ops).encode())
-    for counter in ('mapsage_sim_allocated', 'mapsage_sim_peak'):
+    for counter in ('mapsage_sim_allocated', 'mapsage_sim_peak', 'mapsage_sim_get_rng_state'):
         getattr(library, counter).restype = ctypes.c_int64
+    library.mapsage_sim_initial_seed.restype = ctypes.c_uint64
     library.mapsage_sim_register()
     device_module.attach(library, settings)
     torch.utils.rename_privateuse1_backend('gcu')

@@ -11,7 +11,10 @@ from mapsage.accelerator.base import AcceleratorError
 MAX_DEVICES = 64  # as in backend.cpp
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30}
 _FAULTS = ('allocation', 'absent', 'stall')
-_CHECKS = ('float64', 'int64', 'sync_bn')
+_S60_CHECKS = ('float64', 'int64', 'sync_bn')
+_CHECKS = (*_S60_CHECKS, 'cublas')
+_RANDOM_STREAMS = ('cpu', 'device')
+_MODEL = 'GCU'
 # Kernels that the S60 line lacks: those of SyncBN and of fused optimizers.
 _SYNC_BN_OPS = ('aten::batch_norm_stats', 'aten::batch_norm_gather_stats_with_counts',
                 'aten::batch_norm_elemt', 'aten::batch_norm_backward_reduce',
@@ -28,7 +31,8 @@ class SimulatorSettings:
     """Settings of the simulated machine, as seen from one rank.
 
     Attributes:
-        devices: Number of devices.
+        cards: Index of the card behind each device that this process can see.
+        models: Name of the model of each of these cards.
         memory: Memory of a device in bytes; None for no limit.
         failing_allocation: Number (from 1) of the allocation of this process that fails as on a
             full device; 0 for none.
@@ -37,30 +41,48 @@ class SimulatorSettings:
             completes; 0 for none.
         refuse_float64: Whether float64 operations on a device are errors.
         refuse_wide_int64: Whether int64 results on a device that exceed 32 bits are errors.
+        needs_workspace_setting: Whether matrix products refuse to run deterministically unless
+            ``CUBLAS_WORKSPACE_CONFIG`` is set, as on CUDA.
+        random_streams: Where the devices' random numbers come from: ``'cpu'`` for the CPU's
+            generator, ``'device'`` for one generator a device.
         refused_ops: Schema names of operators that have no kernel.
     """
 
-    devices: int = 8
+    cards: Tuple[int, ...] = tuple(range(8))
+    models: Tuple[str, ...] = (_MODEL,) * 8
     memory: Optional[int] = None
     failing_allocation: int = 0
     absent: FrozenSet[int] = frozenset()
     stalled_collective: int = 0
     refuse_float64: bool = False
     refuse_wide_int64: bool = False
+    needs_workspace_setting: bool = False
+    random_streams: str = 'cpu'
     refused_ops: Tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that this process can see."""
+        return len(self.cards)
 
 
 def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     """Return the settings in ``environ``.
 
-    - ``MAPSAGE_SIM_DEVICES``: number of devices, 1 to 64; default 8.
+    - ``MAPSAGE_SIM_DEVICES``: number of cards of the machine, 1 to 64; default 8.
+    - ``TOPS_VISIBLE_DEVICES``: list of the cards that this process can see, in its order, as for
+      the vendor's driver; default: all.
+    - ``MAPSAGE_SIM_MODELS``: name of the cards' model, or a list with one for each card.
     - ``MAPSAGE_SIM_MEMORY``: memory of each device in bytes, or with a unit (``512M``, ``2G``);
       default: no limit.
     - ``MAPSAGE_SIM_FAULTS``: comma-separated list of ``allocation=N`` (the N-th allocation fails),
       ``absent=K`` (device K does not respond) and ``stall=N`` (the N-th collective never
       completes). Each applies to every rank, or with ``@RANK`` appended to one: ``stall=5@2``.
-    - ``MAPSAGE_SIM_STRICT``: ``1`` to refuse ``float64,int64,sync_bn`` and fused optimizers, or a
-      list of these three and of operator names (``aten::bernoulli_``) to refuse.
+    - ``MAPSAGE_SIM_STRICT``: ``1`` to refuse what the S60 line lacks (``float64,int64,sync_bn`` and
+      fused optimizers), or a list of these three, of operator names (``aten::bernoulli_``) and
+      ``cublas``, which refuses what CUDA does in deterministic mode.
+    - ``MAPSAGE_SIM_RANDOM``: ``cpu`` for the random numbers of a CPU run, the default, or
+      ``device`` for a generator of its own for each device, as on real cards.
 
     Raises:
         SimulatorError: If a setting cannot be read.
@@ -75,19 +97,49 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
         if rank in (None, environ.get('RANK', '0')):
             found[name].add(number)
     checks, ops = _strictness(environ.get('MAPSAGE_SIM_STRICT') or '')
+    random_streams = environ.get('MAPSAGE_SIM_RANDOM') or 'cpu'
+    if random_streams not in _RANDOM_STREAMS:
+        raise SimulatorError(f'MAPSAGE_SIM_RANDOM={random_streams!r}: expected '
+                             f"{' or '.join(_RANDOM_STREAMS)}.")
+    cards = _visible(environ.get('TOPS_VISIBLE_DEVICES'), int(devices))
+    models = _models(environ.get('MAPSAGE_SIM_MODELS'), int(devices))
     return SimulatorSettings(
-        devices=int(devices),
+        cards=cards,
+        models=tuple(models[card] for card in cards),
         memory=_memory(environ.get('MAPSAGE_SIM_MEMORY')),
         failing_allocation=min(found['allocation'], default=0),
-        absent=frozenset(found['absent']),
+        absent=frozenset(i for i, card in enumerate(cards) if card in found['absent']),
         stalled_collective=min(found['stall'], default=0),
         refuse_float64='float64' in checks,
         refuse_wide_int64='int64' in checks,
+        needs_workspace_setting='cublas' in checks,
+        random_streams=random_streams,
         refused_ops=ops)
 
 
 def _split(value: Optional[str]) -> Tuple[str, ...]:
     return tuple(part.strip() for part in (value or '').split(',') if part.strip())
+
+
+def _visible(mask: Optional[str], count: int) -> Tuple[int, ...]:
+    if mask is None:
+        return tuple(range(count))
+    cards = _split(mask)
+    if not cards or len(set(cards)) < len(cards) or not all(
+            card.isdigit() and int(card) < count for card in cards):
+        raise SimulatorError(
+            f'TOPS_VISIBLE_DEVICES={mask!r}: expected different numbers from 0 to {count - 1}, '
+            f'because there are {count} simulated cards (MAPSAGE_SIM_DEVICES). Unset it to see '
+            f'all.')
+    return tuple(int(card) for card in cards)
+
+
+def _models(names: Optional[str], count: int) -> Tuple[str, ...]:
+    models = _split(names) or (_MODEL,)
+    if len(models) not in (1, count):
+        raise SimulatorError(f'MAPSAGE_SIM_MODELS={names!r}: expected one name, or {count}, one '
+                             f'for each simulated card (MAPSAGE_SIM_DEVICES).')
+    return models if len(models) == count else models * count
 
 
 def _memory(value: Optional[str]) -> Optional[int]:
@@ -114,7 +166,7 @@ def _strictness(value: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
     if value in ('', '0'):
         return (), ()
     if value == '1':
-        return _CHECKS, _SYNC_BN_OPS + _STRICT_OPS
+        return _S60_CHECKS, _SYNC_BN_OPS + _STRICT_OPS
     words = _split(value)
     for word in words:
         if word not in _CHECKS and not re.match(r'\w+::\w+$', word):

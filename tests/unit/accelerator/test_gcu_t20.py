@@ -249,10 +249,12 @@ def test_the_vendors_group_in_the_double(two_ranks: List[dict]) -> None:
 
 
 def check_too_few_cards() -> None:
-    """Two ranks, of which this is one, on a node that shows one card."""
-    os.environ.update(LOCAL_WORLD_SIZE='2', TOPS_VISIBLE_DEVICES='0')
-    with pytest.raises(AcceleratorError, match="2 ranks .* 'gcu_t20' shows 1"):
+    """Ranks, of which this is one, on a node that shows each fewer cards; one may be its own."""
+    os.environ.update(LOCAL_WORLD_SIZE='3', TOPS_VISIBLE_DEVICES='0,1')
+    with pytest.raises(AcceleratorError, match="3 ranks .* 'gcu_t20' shows 2"):
         start()
+    os.environ.update(LOCAL_WORLD_SIZE='2', TOPS_VISIBLE_DEVICES='0')
+    assert current_accelerator().one_card_a_rank()
     os.environ.update(LOCAL_WORLD_SIZE='1')
     with pytest.raises(BackendError, match="'nccl'"):
         start(backend='nccl')
@@ -266,7 +268,7 @@ def check_one_port() -> None:
         eccl.init_process_group('eccl', init_method='env://')
     with pytest.raises(AcceleratorError, match='rank 0 of 1 cannot start the eccl group at udp:'):
         resolve_accelerator('gcu_t20').init_native_group('udp://127.0.0.1:1', 0, 1,
-                                                         timedelta(seconds=5))
+                                                         timedelta(seconds=60))
     dist.destroy_process_group()
 
 

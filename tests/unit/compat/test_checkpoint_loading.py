@@ -2,23 +2,31 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import functools
 import http.server
 import io
 import os
 import pickle
 import random
+import re
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+import mmengine.runner
 import numpy as np
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
+from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner.checkpoint import CheckpointLoader
+from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
+from mapsage.compat.checkpoint_contents import check_loadable
 from mapsage.compat.checkpoint_loading import UnsafeCheckpointError, load_from_local
 
 
@@ -225,3 +233,124 @@ def test_downloads_are_read_as_local_files_are(served: Any, tmp_path: Path,
     with pytest.raises(UnsafeCheckpointError):
         CheckpointLoader.load_checkpoint(f'{address}/evil.pth', map_location='cpu')
     assert not mark.exists()
+
+
+OPTIONS: Dict[str, Dict[str, Any]] = dict(
+    Cosine=dict(T_max=5), CosineRestart=dict(periods=[3, 3], restart_weights=[1, .5], eta_min=0),
+    Exponential=dict(gamma=.9), MultiStep=dict(milestones=[2, 2, 4]), Step=dict(step_size=2),
+    OneCycle=dict(eta_max=.1, total_steps=9))
+
+
+def schedulers() -> Iterator[Any]:
+    """One of every kind that MMEngine registers, in the middle of its work."""
+    for name, kind in PARAM_SCHEDULERS.module_dict.items():
+        if not kind.__module__.startswith('mmengine.'):
+            continue
+        weight = torch.nn.Parameter(torch.ones(1))
+        options = next((OPTIONS[key] for key in (
+            'CosineRestart', 'Cosine', 'Exponential', 'MultiStep', 'OneCycle', 'Step')
+            if key in name), {})
+        if name.endswith('ParamScheduler'):
+            options = dict(options, param_name='lr')
+        scheduler = kind(torch.optim.SGD([weight], lr=.1, momentum=.9), **options)
+        scheduler.optimizer.step()
+        scheduler.step(*([dict(loss=1.)] if 'Plateau' in name else []))
+        yield scheduler
+
+
+def test_every_scheduler_of_the_host_comes_back(tmp_path: Path) -> None:
+    names = []
+    for scheduler in schedulers():
+        state = scheduler.state_dict()
+        check_loadable(dict(param_schedulers=[state]))
+        assert load_from_local(save(tmp_path / 'a.pth', state)) == state
+        names.append(type(scheduler).__name__)
+    assert {'OneCycleLR', 'MultiStepLR', 'PolyLR', 'ReduceOnPlateauLR'} <= set(names)
+
+
+def hosts_own() -> Dict[str, Any]:
+    return dict(
+        config=ConfigDict(sensor=dict(name='S2', bands=[dict(gain=1.5)], size=(2, 3))),
+        counter=collections.Counter(a=2), ordered=collections.OrderedDict(a=1), some={1, 'a'},
+        fixed=frozenset([1]), number=1 + 2j, raw=b'abc', no_bytes=b'',
+        empty=np.zeros((0, 3)), buffer=bytearray(b'abc'),
+        element=BaseDataElement(metainfo=dict(path='a.png'), label=torch.ones(2)),
+        pixels=PixelData(data=torch.ones(1, 2, 2)), instances=InstanceData(boxes=torch.ones(1, 4)),
+        label=LabelData(item=torch.ones(1)), size=torch.Size([2, 3]), dtype=torch.float32)
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+@pytest.mark.parametrize('name', list(hosts_own()))
+def test_the_hosts_own_types_come_back(name: str, legacy: bool, tmp_path: Path) -> None:
+    want = hosts_own()[name]
+    check_loadable(dict(meta=dict(dataset_meta={name: want})))
+    got = load_from_local(save(tmp_path / 'a.pth', want, legacy))
+    assert type(got) is type(want) and without_address(got) == without_address(want)
+    if name == 'config':
+        assert got.sensor.bands[0].gain == 1.5 and type(got.sensor) is ConfigDict
+    if name == 'pixels':
+        assert torch.equal(got.data, want.data)
+
+
+def without_address(value: Any) -> str:
+    return re.sub(' at 0x[0-9a-f]+', '', str(value))
+
+
+def test_nothing_of_the_hosts_schedulers_can_be_called(tmp_path: Path) -> None:
+    for evil in (Call(OneCycleParamScheduler, 1, 2), Call(getattr, OneCycleParamScheduler, 'step'),
+                 Call(getattr, HistoryBuffer, '_annealing_cos')):
+        with pytest.raises((UnsafeCheckpointError, RuntimeError)):
+            load_from_local(save(tmp_path / 'a.pth', evil))
+
+
+class Tracker:
+    """What a user keeps, of a class of his own."""
+
+
+def nested(value: Any) -> Any:
+    return ConfigDict(parts=[0, dict(deep=value)])
+
+
+@pytest.mark.parametrize('checkpoint, words', [
+    (dict(meta=dict(dataset_meta=dict(root=Path('a')))),
+     r"\['meta'\]\['dataset_meta'\]\['root'\] is a pathlib.*metainfo of the dataset"),
+    (dict(message_hub=dict(runtime_info=collections.OrderedDict(tracker=[1, Tracker()]))),
+     r"\['message_hub'\]\['runtime_info'\]\['tracker'\]\[1\] is a .*Tracker.*resumed=False"),
+    (dict(param_schedulers=[dict(), dict(rule=lambda: 1)]),
+     r"\['param_schedulers'\]\[1\]\['rule'\] is a .*function.*state_dict"),
+    (dict(meta={}, extra=nested(datetime.date(2026, 1, 1))),
+     r"\['extra'\]\['parts'\]\[1\]\['deep'\] is a datetime.date"),
+    (dict(extra={Path('a'): 1}), r"\['extra'\] has a key that is a pathlib"),
+    (dict(optimizer=np.array([Tracker()])), r"\['optimizer'\] is a numpy.ndarray"),
+])
+def test_a_type_that_would_not_come_back_is_an_error_before_it_is_written(
+        checkpoint: Any, words: str, tmp_path: Path) -> None:
+    state = dict(genuine(), **checkpoint)
+    path = tmp_path / 'iter_1.pth'
+    path.write_bytes(b'the one before')
+    with pytest.raises(UnsafeCheckpointError, match=words):
+        mmengine.runner.save_checkpoint(state, str(path))
+    with pytest.raises(UnsafeCheckpointError, match=words):
+        mmengine.runner.runner.save_checkpoint(state, str(path))
+    assert path.read_bytes() == b'the one before'
+
+
+def test_a_statistic_of_the_users_own_is_not_written(monkeypatch: Any, tmp_path: Path) -> None:
+    state = genuine()
+    buffer = state['message_hub']['log_scalars']['train/loss']
+    methods = dict(buffer._statistics_methods, best=Tracker)
+    monkeypatch.setattr(HistoryBuffer, '_statistics_methods', methods)
+    check_loadable(state)
+    assert len(buffer.data[0]) == 3
+    torch.save(state, tmp_path / 'saved.pth')
+    loaded = load_from_local(str(tmp_path / 'saved.pth'))
+    assert len(loaded['message_hub']['log_scalars']['train/loss'].data[0]) == 3
+
+
+def test_tensors_are_neither_copied_nor_changed_by_the_check() -> None:
+    state = dict(genuine(), loop=[])
+    state['loop'].append(state['loop'])  # a list that holds itself can be written and read
+    large = torch.empty(1).expand(1 << 40)  # 4 TiB, if anybody wrote it
+    state['state_dict']['large'], state['array'] = large, np.broadcast_to(np.float32(0), (1 << 40,))
+    check_loadable(state)
+    assert state['state_dict']['large'] is large

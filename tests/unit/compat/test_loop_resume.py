@@ -9,7 +9,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import IterBasedTrainLoop, Runner, loops
 from torch.utils.data import DataLoader, Dataset
 
-from mapsage.engine.data_order import ResumableSampler
+from mapsage.engine.loading.data_order import ResumableSampler
 
 
 class Recorded(Dataset):

@@ -292,3 +292,51 @@ def test_a_real_backend_in_its_place_is_respected(monkeypatch: pytest.MonkeyPatc
     assert reason is not None and "'gcu' is loaded" in reason
     with pytest.raises(SimulatorError, match="'gcu' is loaded"):
         simulator.load_simulator()
+
+
+STREAMS = '''
+def draw(index):
+    return torch.nn.functional.dropout(torch.ones(16, device=f'gcu:{index}'), 0.5).cpu().tolist()
+
+torch.manual_seed(3)
+assert draw(0) == draw(1), 'equal seeds'
+draw(1)
+host = torch.rand(3)
+with torch.gcu.device(1):
+    torch.gcu.manual_seed(4)
+    assert torch.gcu.initial_seed() == 4
+torch.manual_seed(3)
+assert torch.equal(torch.rand(3), host), 'cards do not draw from the CPU'
+torch.manual_seed(3)
+torch.default_generator.manual_seed(9)
+with torch.gcu.device(0):
+    torch.gcu.manual_seed(5)
+assert draw(0) != draw(1)
+state = torch.gcu.get_rng_state(1)
+first = [draw(1), draw(0)]
+torch.gcu.set_rng_state(state, 1)
+assert [draw(1)] == first[:1] and draw(0) != first[1]
+assert (torch.randn(2, 3, device='gcu:1') != 0).all()
+try:
+    torch.gcu.set_rng_state(torch.zeros(3, dtype=torch.uint8), 1)
+except RuntimeError as error:
+    assert 'got 3' in str(error)
+print('held')
+'''
+
+
+def test_devices_with_generators_of_their_own(tmp_path: Path) -> None:
+    done = run_python(STREAMS, tmp_path, MAPSAGE_SIM_RANDOM='device')
+    assert done.stdout.strip().endswith('held'), done.stdout
+
+
+def test_devices_with_the_generator_of_the_cpu() -> None:
+    torch.manual_seed(3)
+    here = torch.rand(4)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(4, device='gcu:3').cpu(), here)
+    state = torch.gcu.get_rng_state(2)
+    assert torch.equal(state, torch.default_generator.get_state())
+    torch.rand(1)
+    torch.gcu.set_rng_state(state, 5)
+    assert torch.equal(torch.default_generator.get_state(), state)

@@ -11,6 +11,13 @@ def test_nothing_set_is_eight_devices_without_limits() -> None:
     assert SimulatorSettings().devices == 8
 
 
+def test_a_mask_chooses_and_orders_the_cards() -> None:
+    seen = read_settings({'TOPS_VISIBLE_DEVICES': '5, 2', 'MAPSAGE_SIM_FAULTS': 'absent=2',
+                          'MAPSAGE_SIM_MODELS': 'A,A,B,A,A,C,A,A'})
+    assert (seen.devices, seen.cards, seen.models, seen.absent) == (2, (5, 2), ('C', 'B'), {1})
+    assert read_settings({'MAPSAGE_SIM_MODELS': 'S60'}).models == ('S60',) * 8
+
+
 @pytest.mark.parametrize('text, expected', [
     ('1048576', 2**20), ('64M', 64 * 2**20), ('2g', 2 * 2**30), ('3KB', 3 * 2**10)])
 def test_memory(text: str, expected: int) -> None:
@@ -33,6 +40,8 @@ def test_strictness() -> None:
     some = read_settings({'MAPSAGE_SIM_STRICT': 'float64,aten::bernoulli_'})
     assert some.refuse_float64 and not some.refuse_wide_int64
     assert some.refused_ops == ('aten::bernoulli_',)
+    assert not some.needs_workspace_setting and not everything.needs_workspace_setting
+    assert read_settings({'MAPSAGE_SIM_STRICT': 'cublas'}).needs_workspace_setting
     assert read_settings({'MAPSAGE_SIM_STRICT': '0'}) == SimulatorSettings()
 
 
@@ -43,7 +52,12 @@ def test_strictness() -> None:
     ('MAPSAGE_SIM_MEMORY', '0', ["'0'", '64M']),
     ('MAPSAGE_SIM_FAULTS', 'alocation=3', ['alocation=3', 'Did you mean allocation']),
     ('MAPSAGE_SIM_FAULTS', 'stall', ["'stall'", 'stall=N']),
-    ('MAPSAGE_SIM_STRICT', 'double', ['double', 'float64']),
+    ('MAPSAGE_SIM_STRICT', 'double', ['double', 'float64', 'cublas']),
+    ('MAPSAGE_SIM_RANDOM', 'own', ["'own'", 'cpu or device']),
+    ('MAPSAGE_SIM_MODELS', 'A,B', ["'A,B'", 'or 8']),
+    ('TOPS_VISIBLE_DEVICES', '', ["''", '0 to 7']),
+    ('TOPS_VISIBLE_DEVICES', '8', ["'8'", '0 to 7']),
+    ('TOPS_VISIBLE_DEVICES', '1,1', ["'1,1'", 'different']),
 ])
 def test_what_cannot_be_read(name: str, value: str, words: list) -> None:
     with pytest.raises(SimulatorError) as caught:

@@ -1,0 +1,17 @@
+"""Ask git for the commit once instead of at every checkpoint.
+
+Gap: mmengine's ``Runner.save_checkpoint`` starts a git process each time, and waits until its pipe
+ends. A loader worker that another thread forks at that moment holds the pipe's other end for as
+long as it lives, and the training hangs: so seen with dynamic sampling ahead of the training.
+Remove when: ``get_git_hash`` of every supported mmengine caches its answer.
+"""
+from __future__ import annotations
+
+import functools
+
+from mmengine.runner import runner
+
+
+def apply() -> None:
+    """Give mmengine's Runner a function with a cache, which is filled before a training."""
+    runner.get_git_hash = functools.lru_cache(maxsize=None)(runner.get_git_hash)
