@@ -1,32 +1,39 @@
 """Process groups and launchers, without a call to any vendor."""
-from .agreement import RankError, all_ranks_or_none, error_text, raise_together
-from .channel import Channel, RankLostError, SerialChannel
-from .consensus import Consensus, DisagreementError, Facts
-from .group_channel import open_channel
-from .launcher import (
-                       LauncherError,
-                       apply_launcher_environment,
-                       die_with_parent,
-                       launcher_environment,
-                       local_rank,
-)
-from .process_group import (
+from .channels.agreement import RankError, all_ranks_or_none, error_text, raise_together
+from .channels.channel import Channel, RankLostError, SerialChannel
+from .channels.consensus import Consensus, DisagreementError, Facts
+from .channels.group_channel import open_channel, tell_why
+from .descriptors import DescriptorLimitError, check_descriptors
+from .groups.process_group import (
                        DEFAULT_TIMEOUT_SECONDS,
                        BackendError,
                        init_process_group,
                        resolve_backend,
                        usable_backends,
 )
-from .replicas import Replicas, make_replicas
-from .staged import StagedProcessGroup
+from .groups.replicas import Replicas, make_replicas
+from .groups.staged import StagedProcessGroup
+from .launcher import (
+                       LauncherError,
+                       apply_launcher_environment,
+                       die_with_launcher,
+                       die_with_parent,
+                       launcher_environment,
+                       local_rank,
+)
+from .lost_ranks import lost_ranks_named
+from .ordered_sum import Fold, OrderedSum, resolve_reduction
 from .strategy import Strategy, StrategyError, resolve_strategy
 from .weights import WeightsDifferError, check_equal_weights
 
 __all__ = [
-    'BackendError', 'Channel', 'Consensus', 'DEFAULT_TIMEOUT_SECONDS', 'DisagreementError',
-    'Facts', 'LauncherError', 'RankError', 'RankLostError', 'Replicas', 'SerialChannel',
-    'StagedProcessGroup', 'Strategy', 'StrategyError', 'WeightsDifferError', 'all_ranks_or_none',
-    'apply_launcher_environment', 'check_equal_weights', 'die_with_parent', 'error_text',
-    'init_process_group', 'launcher_environment', 'local_rank', 'make_replicas', 'open_channel',
-    'raise_together', 'resolve_backend', 'resolve_strategy', 'usable_backends'
+    'BackendError', 'Channel', 'Consensus', 'DEFAULT_TIMEOUT_SECONDS', 'DescriptorLimitError',
+    'DisagreementError', 'Facts', 'Fold', 'LauncherError', 'OrderedSum', 'RankError',
+    'RankLostError', 'Replicas',
+    'SerialChannel', 'StagedProcessGroup', 'Strategy', 'StrategyError', 'WeightsDifferError',
+    'all_ranks_or_none', 'apply_launcher_environment', 'check_descriptors', 'check_equal_weights',
+    'die_with_launcher', 'die_with_parent', 'error_text', 'init_process_group',
+    'launcher_environment', 'local_rank', 'lost_ranks_named',
+    'make_replicas', 'open_channel', 'raise_together', 'resolve_backend', 'resolve_reduction',
+    'resolve_strategy', 'tell_why', 'usable_backends'
 ]

@@ -21,13 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mapsage.accelerator import Accelerator
+from mapsage.accelerator import Accelerator, AcceleratorError
+from mapsage.accelerator.cuda import WORKSPACE
 
-from .process_group import uses_native_group
+from .channels.agreement import error_text, raise_together
+from .channels.group_channel import open_channel
+from .groups.process_group import uses_native_group
 
 SELF_TEST_SECONDS = 60.0
-# Variables that change which card a device index means.
-_MASKS = ('CUDA_VISIBLE_DEVICES', 'TOPS_VISIBLE_DEVICES', 'ENFLAME_VISIBLE_DEVICES')
 _SHOWN = 3  # number of problems of one kind that are listed
 
 
@@ -40,7 +41,7 @@ def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:
         found = (matrix.to(device) @ matrix.to(device)).cpu()
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
         return [f'{accelerator.name} device of local rank {local_rank} cannot allocate and compute '
-                f'({type(error).__name__}: {error}). Free its memory, or take another card.']
+                f'({error_text(error)}). {_advice(error)}']
     if not torch.equal(found, matrix @ matrix):
         return [f'{device} computes wrong numbers: an 8x8 product of whole numbers is off by '
                 f'{float((found - matrix @ matrix).abs().max()):g}, expected 0. Take this card out '
@@ -48,18 +49,62 @@ def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:
     return []
 
 
+def _advice(error: BaseException) -> str:
+    if WORKSPACE in str(error):
+        return (f'The card is sound: this is the setting of cuBLAS for deterministic=True. Unset '
+                f'{WORKSPACE}, which is {os.environ.get(WORKSPACE, "not set")!r} here, and MapSage '
+                f'sets it, or set it to :4096:8.')
+    if 'out of memory' in str(error):
+        return 'Free its memory, or take another card.'
+    return 'Look at the card with the tool of its vendor, or take another one.'
+
+
 def card_identity(accelerator: Accelerator, local_rank: int) -> Optional[str]:
     """Return a text that only ranks on the same card share; None where sharing is allowed.
 
-    Indices are compared between ranks with equal device masks on one host. Where the masks differ,
-    the same index may mean a different card, so nothing is reported.
+    This is the vendor's name of the card. Where there is none, indices are compared between ranks
+    with equal device masks on one host; where the masks differ, the same index may mean a different
+    card, so nothing is reported.
     """
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
         return None  # processes share a CPU, and under PJRT each has its own client
     boot = Path('/proc/sys/kernel/random/boot_id')
     host = f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
-    masks = [os.environ.get(name) for name in _MASKS]
+    card = accelerator.card(local_rank)
+    if card is not None:
+        return f'{host} {card}'
+    masks = [os.environ.get(name) for name in accelerator.masks]
     return f'{host} {masks} {accelerator.device(local_rank)}'
+
+
+def check_own_cards(accelerator: Accelerator, local_rank: int) -> None:
+    """Raise on every rank when two ranks were given the same card. Collective.
+
+    It uses the CPU's path only: a vendor's collectives may hang or fail without a reason then.
+
+    Raises:
+        AcceleratorError: Naming the ranks.
+        RankLostError: Naming the ranks that did not come.
+    """
+    error: Optional[Exception] = None
+    mine = ''
+    try:
+        mine = card_identity(accelerator, local_rank) or ''
+    except Exception as raised:  # of the vendor's software; the other ranks must hear of it
+        error = raised
+    channel = open_channel()
+    every = channel.gather_texts('raised' if error else mine)
+    if 'raised' in every:
+        raise_together(channel, error, "reading the card's name")
+    shared = shared_cards([each or None for each in every])
+    if shared:
+        pairs = '; '.join(f'rank {channel.ranks[rank]} is on the card of rank(s) '
+                          f'{[channel.ranks[each] for each in others]}'
+                          for rank, others in shared.items())
+        masks = ' and '.join(accelerator.masks) or 'the device masks'
+        raise AcceleratorError(
+            f'{pairs}. Every rank of a machine needs a card of its own: give each a different '
+            f'LOCAL_RANK, or, where each sees one card only, a different one in {masks}.')
 
 
 def shared_cards(identities: Sequence[Optional[str]]) -> Dict[int, List[int]]:
@@ -82,14 +127,29 @@ def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[
 
 
 def not_finite(module: nn.Module) -> Set[str]:
-    """Return the names of parameters and buffers that hold NaN or infinity.
+    """Return the names of parameters and running statistics that hold NaN or infinity."""
+    return not_finite_tensors((name, tensor) for name, kind, tensor in _tensors(module)
+                              if kind == 'parameter' or is_statistic(name))
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether a buffer holds the running statistics of a normalization layer.
+
+    Other buffers may be infinite on purpose: a mask, the smallest value so far.
+    """
+    return name.rpartition('.')[2] in ('running_mean', 'running_var')
+
+
+def not_finite_tensors(named: Iterable[Tuple[str, torch.Tensor]]) -> Set[str]:
+    """Return the names of the floating-point tensors that hold NaN or infinity.
 
     It computes one sum per tensor and reads one value per device: a sum is finite only if all its
-    terms are.
+    terms are. Tensors of an XLA device are copied to the host, since it would compile the sums.
     """
     sums: Dict[torch.device, List[Tuple[str, torch.Tensor, torch.Tensor]]] = {}
-    for name, _, tensor in _tensors(module):
+    for name, tensor in named:
         if tensor.is_floating_point():
+            tensor = tensor.detach().cpu() if tensor.device.type == 'xla' else tensor
             # in float32: a float16 sum overflows although its terms are finite
             total = tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
             sums.setdefault(tensor.device, []).append((name, tensor, total.float()))
@@ -102,7 +162,7 @@ def not_finite(module: nn.Module) -> Set[str]:
 
 
 def check_finite(module: nn.Module, besides: Iterable[str] = ()) -> List[str]:
-    """Return a problem for every tensor with NaN or infinity that is not named in ``besides``."""
+    """Return a problem for every name of :func:`not_finite` that is not in ``besides``."""
     found = not_finite(module).difference(besides)
     kinds = {name: kind for name, kind, _ in _tensors(module)}
     return _shorten([
@@ -147,7 +207,7 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
                                    f'answers {found.cpu().tolist()}, expected {expected.tolist()}')
             except Exception as error:  # would be lost with the thread
                 wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} fails '
-                               f'({type(error).__name__}: {error})')
+                               f'({error_text(error)})')
                 return
 
     thread = threading.Thread(target=run, daemon=True)
@@ -188,12 +248,23 @@ def compare_batches(every: Sequence[Mapping[str, str]]) -> List[List[str]]:
         values = [each.get(name, 'missing') for each in every]
         expected = max(values, key=values.count)
         for rank, value in enumerate(values):
-            if value != expected:
+            if not _are_alike(value, expected):
                 problems[rank].append(
                     f'{name} is {value}, expected {expected} as on rank '
                     f'{values.index(expected)}. Ranks must train on alike batches: look at this '
                     f"rank's data, pipeline and batch_size.")
     return problems
+
+
+def _are_alike(one: str, other: str) -> bool:
+    """Return whether two descriptions agree; of lists with several kinds, one kind must be in both.
+
+    A dataset may mix kinds of samples, for example two data types, of which a batch need not have
+    all.
+    """
+    (count, mark, kinds), (others, _, more) = one.partition(' x '), other.partition(' x ')
+    return one == other or bool(
+        mark and count == others and set(kinds.split(' / ')) & set(more.split(' / ')))
 
 
 def _all_reduce(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -5,12 +5,13 @@ The variables are those of MMEngine's ``init_dist``, without its calls to a vend
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
-from typing import Callable, Dict, Mapping, MutableMapping, Optional
+from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional
 
 # Slurm jobs that share a node must not share a port, so the default is derived from the job id:
 # 20000 is above the well-known services and the range ends below Linux's ephemeral ports (32768).
@@ -61,14 +62,43 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get('LOCAL_RANK', '0'))
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, so that nothing is left running.
+def die_with_launcher() -> None:
+    """Ask the kernel to kill this rank when the launcher's thread that started it ends.
 
-    Linux only (``prctl(PR_SET_PDEATHSIG)``); elsewhere nothing happens.
+    Linux only (``prctl(PR_SET_PDEATHSIG)``); elsewhere nothing happens. A rank of tools/launch.py
+    has asked for it before its first import, see mapsage/engine/ranks/fork_server.py.
     """
     if sys.platform == 'linux':
-        PR_SET_PDEATHSIG = 1  # linux/prctl.h
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _set_parent_death_signal(signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, so that nothing is left running. Linux only.
+
+    Call it in the main thread of a loader's worker. The kernel sends its signal also when only the
+    thread that started this process ends, so a handler looks whether the parent is still there.
+    """
+    if sys.platform != 'linux':
+        return
+    started_by = multiprocessing.parent_process()
+    parent = os.getppid() if started_by is None else started_by.pid
+
+    def end_if_orphaned(*_: Any) -> None:
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    number = signal.SIGRTMIN + 9  # a signal that nothing else uses
+    try:
+        signal.signal(number, end_if_orphaned)
+    except ValueError:  # not the main thread; torch's own workers look every five seconds
+        return
+    _set_parent_death_signal(number)
+    end_if_orphaned()  # the parent may have ended before
+
+
+def _set_parent_death_signal(number: int) -> None:
+    PR_SET_PDEATHSIG = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _need(environ: Mapping[str, str], launcher: str, hint: str, *names: str) -> Dict[str, str]:

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .group_channel import open_channel
+from .channels.group_channel import open_channel
+
+# From this drift on, weights do not differ by rounding alone. One step rounds by 6e-8 of a float32
+# number, and the roundings of a hundred thousand steps add up to less than this unless all fall on
+# one side.
+LARGEST_DRIFT = 1e-3
+_SAMPLED = 8  # elements of each tensor
 
 
 class WeightsDifferError(RuntimeError):
@@ -62,6 +68,43 @@ def weight_digests(module: nn.Module, buffers: bool = True) -> Dict[str, int]:
         if buffers else dict(module.named_parameters()))
     return {name: _digest(tensor) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)}
+
+
+def weight_samples(module: nn.Module) -> Dict[str, List[float]]:
+    """Return numbers that tell by how much two copies of a model differ.
+
+    They are, for each parameter: its root mean square, its mean, and up to eight of its elements.
+    """
+    found: Dict[str, List[float]] = {}
+    for name, tensor in module.named_parameters():
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        host = numbers.detach().cpu().double().reshape(-1)
+        if host.numel():
+            chosen = host[torch.linspace(0, host.numel() - 1, min(_SAMPLED, host.numel())).long()]
+            found[name] = [float(host.pow(2).mean().sqrt()), float(host.mean()), *chosen.tolist()]
+    return found
+
+
+def largest_drift(every: Sequence[Mapping[str, Sequence[float]]]) -> Tuple[str, int, float]:
+    """Return the parameter and the index that differ most from the first copy, and by how much.
+
+    Pure. Differences are relative to the root mean square of the first copy's parameter; copies
+    with different parameters are infinitely far apart.
+
+    Args:
+        every: Results of :func:`weight_samples`, one for each copy.
+    """
+    worst = (next(iter(every[0]), ''), 0, 0.0)
+    for i, each in enumerate(every):
+        for name in dict.fromkeys([*every[0], *each]):
+            first, other = every[0].get(name, ()), each.get(name, ())
+            drift = float('inf')
+            if len(first) == len(other):
+                largest = max(abs(a - b) for a, b in zip(first, other))
+                drift = largest / first[0] if first[0] else float('inf') if largest else 0.0
+            if drift > worst[2]:
+                worst = name, i, drift
+    return worst
 
 
 def total_digest(digests: Mapping[str, int]) -> str:

@@ -29,6 +29,7 @@ class Cards(CpuAccelerator):
     """CPU arithmetic under the name of a stack with ``count`` cards of their own."""
 
     name, device_type = 'cards', 'meta'
+    masks = ('CUDA_VISIBLE_DEVICES',)
 
     def __init__(self, count: int = 2) -> None:
         self.count = count
@@ -37,8 +38,7 @@ class Cards(CpuAccelerator):
         return self.count
 
     def device(self, local_rank: int = 0) -> torch.device:
-        self._check_local_rank(local_rank)
-        return torch.device('meta', local_rank)
+        return torch.device('meta', self._index(local_rank))
 
 
 def test_a_sound_device_passes() -> None:
@@ -68,7 +68,8 @@ def test_wrong_numbers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def module() -> nn.Module:
     made = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    made.register_buffer('halves', torch.full((4,), 60000.0).half())  # its sum overflows float16
+    halves = torch.full((4,), 60000.0).half()  # its sum overflows float16
+    made.halves = nn.Parameter(halves, requires_grad=False)
     made.register_buffer('empty', torch.empty(0))
     made.register_buffer('count', torch.tensor(2**40))
     return made
@@ -98,6 +99,12 @@ def test_a_number_that_is_none_is_named(name: str, value: float) -> None:
     assert check_finite(made, besides=[name]) == []
 
 
+def test_a_mask_is_infinite_on_purpose() -> None:
+    made = module()
+    made.register_buffer('mask', torch.tensor([0, -float('inf')]))
+    assert not_finite(made) == set() and check_finite(made) == []
+
+
 def test_opposite_infinities_do_not_hide_each_other() -> None:
     made = module()
     made[0].weight.data[0] = torch.tensor([float('inf'), -float('inf')])
@@ -108,6 +115,18 @@ def test_large_finite_numbers_are_finite() -> None:
     made = nn.Linear(2, 1)
     made.weight.data.fill_(3e38)  # the float32 sum is infinite, the numbers are not
     assert check_finite(made) == []
+
+
+def test_batches_of_a_mixed_dataset_are_alike() -> None:
+    uint8, float32, deep = (f'torch.{kind} of shape (3, H, W)' for kind in (
+        'uint8', 'float32', 'float64'))
+    found = [{'inputs': f'2 x {kinds}'} for kinds in (f'{float32} / {uint8}', uint8, float32, deep)]
+    assert [len(each) for each in compare_batches(found[:2] * 2)] == [0, 0, 0, 0]
+    assert [len(each) for each in compare_batches([found[1], found[1], found[3]])] == [0, 0, 1]
+    assert [len(each) for each in compare_batches(
+        [found[1], found[1], {'inputs': f'3 x {uint8}'}])] == [0, 0, 1]
+    assert [len(each) for each in compare_batches(
+        [{'inputs': 'torch.uint8 of shape (2, 3)'}] * 2 + [{'inputs': 'int'}])] == [0, 0, 1]
 
 
 def test_ranks_on_one_card() -> None:
@@ -122,6 +141,20 @@ def test_card_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = card_identity(cards, 0)
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '3')  # index 0 now is another card
     assert card_identity(cards, 0) != seen
+
+
+@pytest.mark.parametrize('error, advice', [
+    ('CUDA out of memory. Tried to allocate 2 GiB', 'Free its memory'),
+    ('to enable it you must set CUBLAS_WORKSPACE_CONFIG=:4096:8', 'The card is sound'),
+    ('an illegal memory access was encountered', 'tool of its vendor'),
+])
+def test_the_advice_fits_the_error(error: str, advice: str,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError(error)
+    monkeypatch.setattr(torch.Tensor, '__matmul__', fail)
+    (problem,) = check_device(CpuAccelerator(), 0)
+    assert error in problem and advice in problem
 
 
 def test_collectives_of_one_process() -> None:

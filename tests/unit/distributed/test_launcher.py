@@ -13,7 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.distributed import LauncherError, apply_launcher_environment, launcher_environment
+from mapsage.distributed import (
+    LauncherError,
+    apply_launcher_environment,
+    launcher,
+    launcher_environment,
+)
 
 TORCHRUN = dict(RANK='3', WORLD_SIZE='4', LOCAL_RANK='1', MASTER_ADDR='node1', MASTER_PORT='29')
 MPI = dict(OMPI_COMM_WORLD_RANK='3', OMPI_COMM_WORLD_SIZE='4', OMPI_COMM_WORLD_LOCAL_RANK='1',
@@ -104,33 +109,55 @@ def test_applied_to_the_environment() -> None:
 
 
 PARENT = '''
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, '-c', """
-import time
-from mapsage.distributed import die_with_parent
-die_with_parent()
-print('ready', flush=True)
-time.sleep(60)
-"""], stdout=subprocess.PIPE)
-child.stdout.readline()
-print(child.pid, flush=True)
+import importlib.util, multiprocessing, os, sys, threading, time
+spec = importlib.util.spec_from_file_location('launcher', sys.argv[1])
+launcher = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(launcher)
+
+
+def work(ready, seconds):
+    time.sleep(seconds)
+    launcher.die_with_parent()
+    ready.set()
+    while True:
+        time.sleep(60)
+
+
+def start():  # as a loader is that is read in the background
+    child.start()
+    if sys.argv[2] == '0':
+        ready.wait()
+
+
+ready = multiprocessing.Event()
+child = multiprocessing.Process(target=work, args=(ready, float(sys.argv[2])))
+starter = threading.Thread(target=start)
+starter.start()
+starter.join()
+time.sleep(0.2)
+print(child.pid, child.is_alive(), flush=True)
 time.sleep(60)
 '''
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='prctl is Linux only')
-def test_a_child_dies_with_its_parent() -> None:
-    root = str(Path(__file__).resolve().parents[3])
-    parent = subprocess.Popen([sys.executable, '-c', PARENT], stdout=subprocess.PIPE,
-                              env={**os.environ, 'PYTHONPATH': root})
+@pytest.mark.parametrize('seconds', ['0', '0.5'])
+def test_a_worker_outlives_the_thread_that_started_it_and_dies_with_the_process(
+        seconds: str) -> None:
+    parent = subprocess.Popen([sys.executable, '-c', PARENT, launcher.__file__, seconds],
+                              stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.send_signal(signal.SIGKILL)
+    pid, alive = parent.stdout.readline().decode().split()
+    assert alive == 'True'
+    parent.send_signal(signal.SIGKILL)  # with 0.5 s before the worker asks for its death
     parent.wait()
-    deadline = time.monotonic() + 5
-    while _runs(child) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while _runs(int(pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _runs(child)
+    left = _runs(int(pid))
+    if left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert not left
 
 
 def _runs(pid: int) -> bool:

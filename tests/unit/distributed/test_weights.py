@@ -1,6 +1,7 @@
 """Equal weights pass; one differing tensor is named on every rank."""
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Dict
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.distributed import WeightsDifferError, check_equal_weights, init_process_group
+from mapsage.distributed.weights import LARGEST_DRIFT, largest_drift, weight_samples
 
 KINDS = {
     'float32': torch.linspace(-1, 1, 7), 'bfloat16': torch.linspace(-1, 1, 7).bfloat16(),
@@ -92,3 +94,22 @@ def compare_unsaved() -> str:
 def test_buffers_outside_the_state_dict_count(tmp_path: Path) -> None:
     assert all("'table' on rank(s) [1, 2]" in text for text in run_ranks(
         compare_unsaved, 3, tmp_path))
+
+
+def test_the_drift_between_copies_of_a_model() -> None:
+    model = nn.Sequential(nn.Linear(30, 4), nn.Linear(4, 1, bias=False))
+    same, off = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        off[1].weight.mul_(1 + 1e-4)
+    samples = [weight_samples(each) for each in (model, same, off)]
+    name, index, drift = largest_drift(samples)
+    assert (name, index) == ('1.weight', 2) and 5e-5 < drift < 3e-4 < LARGEST_DRIFT
+    assert largest_drift(samples[:2])[2] == 0.0
+    with torch.no_grad():
+        off[0].weight.view(-1)[5] += 1.0  # an element that is not among those sampled
+    assert largest_drift([samples[0], weight_samples(off)])[0] == '0.weight'
+    other = weight_samples(nn.Linear(2, 2))
+    assert largest_drift([samples[0], other])[2] == float('inf')
+    zero = {'bias': [0.0, 0.0, 0.0]}
+    assert largest_drift([zero, zero])[2] == 0.0
+    assert largest_drift([zero, {'bias': [1e-9, 1e-9, 1e-9]}])[2] == float('inf')

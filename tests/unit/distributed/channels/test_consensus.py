@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mapsage.distributed import Consensus, DisagreementError, Facts
-from mapsage.distributed.consensus import fact_slots
+from mapsage.distributed.channels.consensus import fact_slots
 
 FIELDS = ('one', 'two')
 LIMIT = 2**63 - 1

@@ -12,6 +12,8 @@ from typing import Dict, List, Optional, Sequence
 
 import torch
 
+_MAX_BYTES = 4000  # of an error's text, in UTF-8
+
 
 class RankLostError(RuntimeError):
     """Some ranks did not enter a collective before its deadline, or died.
@@ -65,6 +67,16 @@ class Channel(abc.ABC):
         """Return every rank's CPU tensor, in group order. Collective; shapes must be equal."""
 
     @abc.abstractmethod
+    def trade(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Send each rank its row of a small CPU tensor and return the rows they sent. Collective.
+
+        The rows are passed on from rank to rank, in ``log2(ranks)`` messages from each.
+
+        Args:
+            tensor: Tensor of the same shape on every rank, a row for each rank in group order.
+        """
+
+    @abc.abstractmethod
     def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
                    input_sizes: List[int]) -> None:
         """Send each rank its part of a CPU tensor and receive theirs into ``output``. Collective.
@@ -72,7 +84,8 @@ class Channel(abc.ABC):
         Args:
             output: Buffer for the received parts, in group order.
             tensor: Parts to send, in group order.
-            output_sizes: Number of rows that each rank sends to this one; may differ and be 0.
+            output_sizes: Number of rows that each rank sends to this one; may differ. Ranks with
+                nothing for each other do not talk, and a rank does not wait for those.
             input_sizes: Number of rows that this rank sends to each one.
         """
 
@@ -131,6 +144,10 @@ class SerialChannel(Channel):
         """Return a copy of the tensor, as a collective does."""
         return [tensor.clone()]
 
+    def trade(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the only row."""
+        return tensor.clone()
+
     def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
                    input_sizes: List[int]) -> None:
         """Copy the only part."""
@@ -146,3 +163,20 @@ class SerialChannel(Channel):
     def published(self, key: str) -> Optional[str]:
         """Return the text that was published first, or None."""
         return self._published.get(key)
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and message of an exception as a text that can be sent and logged anywhere.
+
+    It has at most 4,000 bytes of UTF-8. What UTF-8 cannot encode, such as the undecodable bytes of
+    a file name, becomes a backslash escape.
+    """
+    try:
+        return bounded(f'{type(error).__name__}: {error}')
+    except Exception:  # a faulty __str__; the report of the error must get out all the same
+        return f'{type(error).__name__} without a readable message'
+
+
+def bounded(text: str) -> str:
+    """Return the text cut to 4,000 bytes that UTF-8 can encode."""
+    return text.encode('utf-8', 'backslashreplace')[:_MAX_BYTES].decode('utf-8', 'ignore')

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
 from mapsage.distributed import BackendError, init_process_group, resolve_backend, usable_backends
-from mapsage.distributed.process_group import check_ranks_fit
+from mapsage.distributed.groups.process_group import check_ranks_fit
 
 # Building one touches no device, but that of the simulator loads it.
 KINDS = {kind.name: kind for kind in ACCELERATORS

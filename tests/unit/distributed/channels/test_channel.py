@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mapsage.distributed import SerialChannel
-from mapsage.distributed.group_channel import GroupChannel
+from mapsage.distributed.channels.group_channel import GroupChannel
 
 TEXTS = ['', 'tile 17', 'Düsseldorf 影像', b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')]
 
@@ -45,6 +45,13 @@ def test_gather_returns_a_copy(channel: Any) -> None:
     (answer,) = channel.gather(tensor)
     tensor.zero_()
     assert answer.dtype == torch.float64 and answer.tolist() == [[1.0, 2.0]]
+
+
+def test_trade_returns_the_own_row(channel: Any) -> None:
+    tensor = torch.tensor([[4, 5]])
+    answer = channel.trade(tensor)
+    tensor.zero_()
+    assert answer.tolist() == [[4, 5]]
 
 
 @pytest.mark.parametrize('rows', [0, 3])

@@ -7,13 +7,12 @@ from typing import Callable, Dict, Iterator, NoReturn, Optional
 import torch
 import torch.distributed as dist
 
-from .channel import Channel, RankLostError
+from .channel import Channel, RankLostError, bounded, error_text
 from .group_channel import open_channel
 
 # How long a rank that failed waits for peers that may be stuck in a collective which it will never
 # enter, in seconds; they are freed when it ends.
 _PEER_SECONDS = 5.0
-_MAX_BYTES = 4000  # of an error's text, in UTF-8
 
 
 class RankError(RuntimeError):
@@ -51,7 +50,7 @@ def raise_together(channel: Channel, error: Optional[Exception], what: str, *,
         RankLostError: Naming the ranks that did not come, where this rank has no exception of its
             own to raise.
     """
-    mine = _bounded(text) if text else '' if error is None else error_text(error)
+    mine = bounded(text) if text else '' if error is None else error_text(error)
     try:
         gathered = channel.gather_texts(mine)
     except RankLostError as lost:
@@ -65,18 +64,6 @@ def raise_together(channel: Channel, error: Optional[Exception], what: str, *,
         raise error
     rank = next(iter(texts))
     raise RankError(rank, texts[rank], what)
-
-
-def error_text(error: BaseException) -> str:
-    """Return type and message of an exception as a text that can be sent and logged anywhere.
-
-    It has at most 4,000 bytes of UTF-8. What UTF-8 cannot encode, such as the undecodable bytes of
-    a file name, becomes a backslash escape.
-    """
-    try:
-        return _bounded(f'{type(error).__name__}: {error}')
-    except Exception:  # a faulty __str__; the report of the error must get out all the same
-        return f'{type(error).__name__} without a readable message'
 
 
 @contextmanager
@@ -107,7 +94,9 @@ def all_ranks_or_none(what: str = 'this step', group: Optional[dist.ProcessGroup
     try:
         yield
     except Exception as error:
-        first = channel.publish(block, f'{channel.rank} {error_text(error)}')
+        # A rank that missed another one says nothing about why: that one may have told.
+        first = (not isinstance(error, RankLostError)
+                 and channel.publish(block, f'{channel.rank} {error_text(error)}'))
         try:
             channel.max(torch.tensor([1]), _PEER_SECONDS)
             peers_came = True
@@ -138,7 +127,3 @@ def _published_error(channel: Channel, block: str, what: str) -> Optional[RankEr
         return None
     rank, text = published.split(' ', 1)
     return None if int(rank) == channel.rank else RankError(int(rank), text, what)
-
-
-def _bounded(text: str) -> str:
-    return text.encode('utf-8', 'backslashreplace')[:_MAX_BYTES].decode('utf-8', 'ignore')

@@ -12,6 +12,8 @@ from .group_channel import open_channel
 
 _LIMIT = 2**63 - 1  # facts lie between its negative and itself
 _NOTHING = -2**63  # stands for a fact that a rank left out
+# Up to this many bytes from all ranks, one gather is as quick as the maximum that may save it.
+_GATHER_BYTES = 4096
 
 
 class DisagreementError(RuntimeError):
@@ -85,16 +87,17 @@ class Facts:
 
 
 class Consensus:
-    """Named int64 facts that all ranks gather in one collective per tick.
+    """Named int64 facts of all ranks, told in every tick.
 
     Creating one is collective, and so is every tick: all ranks enter it, however little they have
-    to say, and all ranks read the same answer. A tick costs eight bytes per field and rank; the
-    tensor's shape depends on the fields alone.
+    to say, and all ranks read the same answer. Few ranks gather their facts, eight bytes per field
+    and rank. Where that would be over 4 KiB, they first agree on the maximum and minimum of each
+    fact, 16 bytes per field, and gather only if these differ. The tensor's shape depends on the
+    fields alone.
 
     Args:
         fields: Names of the facts; equal on every rank.
-        group: Process group of the ranks that agree; with None all ranks, over a gloo group of
-            its own. A group that is given must take CPU tensors.
+        group: Process group of the ranks that agree; all ranks when None.
         timeout: Seconds a rank may be late; the group's own timeout when None.
         must_agree: Names of the fields on which a difference is an error.
         purpose: Name of the use, as for :func:`open_channel`.
@@ -144,9 +147,14 @@ class Consensus:
         return result
 
     def _gather(self, fields: Sequence[str], slots: List[int]) -> Facts:
-        every = self.channel.gather(torch.tensor(slots, dtype=torch.int64))
-        return Facts(fields, {rank: numbers.tolist()
-                              for rank, numbers in zip(self.channel.ranks, every)})
+        mine, ranks = torch.tensor(slots, dtype=torch.int64), self.channel.ranks
+        if mine.numel() * mine.element_size() * len(ranks) > _GATHER_BYTES:
+            largest = torch.stack([mine, ~mine])  # ~ turns the order around, and never overflows
+            self.channel.max(largest)
+            if torch.equal(largest[0], ~largest[1]):
+                return Facts(fields, dict.fromkeys(ranks, slots))
+        every = self.channel.gather(mine)
+        return Facts(fields, {rank: numbers.tolist() for rank, numbers in zip(ranks, every)})
 
 
 def fact_slots(fields: Sequence[str], facts: Mapping[str, int]) -> List[int]:

@@ -6,7 +6,6 @@ goes through :class:`StagedProcessGroup`: CPU tensors go directly to gloo, the o
 """
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence, Union
 
@@ -14,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import AcceleratorError, current_accelerator
-
-from .store import LockedStore
+from mapsage.distributed.store import LockedStore, silent_ranks
 
 BACKEND = 'staged'
 
@@ -163,14 +161,10 @@ class StagedProcessGroup(_Base):
 
     def _roll_call(self, error: RuntimeError) -> str:
         """Return a text that names the missing ranks: those that do not report a failure too."""
-        key, number = f'broken/{self._collectives}', self._collectives
-        missing = list(range(self.size()))
+        number = self._collectives
         try:
-            self._store.set(f'{key}/{self.rank()}', '1')
-            deadline = time.monotonic() + _ROLL_CALL_SECONDS
-            while missing and time.monotonic() < deadline:
-                missing = [rank for rank in missing if not self._store.check([f'{key}/{rank}'])]
-                time.sleep(0.05)
+            missing = silent_ranks(self._store, f'broken/{number}', self.rank(), self.size(),
+                                   _ROLL_CALL_SECONDS)
             who = f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
         except RuntimeError as lost:  # the process that keeps the store has ended
             who = f'and which rank is missing cannot be asked ({lost})'

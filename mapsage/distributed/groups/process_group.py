@@ -6,15 +6,18 @@ import gc
 import os
 import socket
 import sys
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import List, Union
+from typing import Iterator, List, Union
 
 import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, AcceleratorError
+from mapsage.distributed.descriptors import check_descriptors
+from mapsage.distributed.launcher import local_rank
+from mapsage.distributed.stop_request import StoppedEarly
 
-from .launcher import local_rank
 from .simulated_eccl import register_simulated_backend
 from .staged import BACKEND as STAGED
 from .staged import SUPPORTED as PER_DEVICE_BACKENDS
@@ -84,6 +87,7 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
             number of seconds.
         AcceleratorError: If there are more ranks than devices on this node, or the native group
             cannot be started.
+        DescriptorLimitError: If this process may not open a connection to each rank.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
             or not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
@@ -101,6 +105,8 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     elif not PER_DEVICE_BACKENDS:
         # torch < 2.0 has one backend a group. MMEngine then sends its CPU tensors through nccl.
         resolved = resolved.rsplit(':', 1)[-1]
+    meshes = ('gloo' in resolved) + (STAGED in resolved)
+    check_descriptors(int(os.environ.get('WORLD_SIZE', '1')), meshes)
     dist.init_process_group(resolved, timeout=timedelta(seconds=timeout))
     atexit.register(_destroy_at_clean_exit)
     if native:
@@ -137,21 +143,44 @@ def select_device(accelerator: Accelerator) -> None:
 def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:
     """Raise AcceleratorError on every rank when a node has fewer devices than ranks.
 
-    CPU processes share their device, and under PJRT every process has its own client.
+    CPU processes share their device, and under PJRT every process has its own client. Where a mask
+    leaves each rank one card (Slurm's ``--gpus-per-task=1``, MIG), these must be different cards,
+    which :func:`~mapsage.distributed.device_checks.check_own_cards` compares.
     """
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
         return
     count = accelerator.device_count()
-    if local_world_size > count:
+    if local_world_size > count and not accelerator.one_card_a_rank():
         raise AcceleratorError(
             f'{local_world_size} ranks were started on this node and accelerator '
             f'{accelerator.name!r} shows {count} device(s) (torch {torch.__version__}). Start at '
-            f'most one rank per device (NPROC_PER_NODE={count}).')
+            f'most one rank per device (NPROC_PER_NODE={count}), or give each rank one card of its '
+            f"own in {' or '.join(accelerator.masks) or 'its device mask'}.")
+
+
+_interrupted = False
+
+
+@contextmanager
+def kept_when_interrupted() -> Iterator[None]:
+    """Keep the process group at the end of the process if the block does not end by itself.
+
+    After an error or Ctrl-C a collective may still be under way. One that never ends would be
+    waited for, and NCCL must not be destroyed while it is used. This covers scripts that catch the
+    error, of which the interpreter then knows nothing.
+    """
+    global _interrupted
+    try:
+        yield
+    except StoppedEarly:  # all ranks are behind their last collective
+        raise
+    except BaseException:
+        _interrupted = True
+        raise
 
 
 def _destroy_at_clean_exit() -> None:
-    # If gloo's threads still run when the interpreter ends, they sometimes abort the process. After
-    # an error the group may hold a collective that never ends, so it is not destroyed then.
-    if dist.is_initialized() and not hasattr(sys, 'last_type'):
+    # If gloo's threads still run when the interpreter ends, they sometimes abort the process.
+    if dist.is_initialized() and not _interrupted and not hasattr(sys, 'last_type'):
         gc.collect()  # a wrapper in a reference cycle would keep the group alive
         dist.destroy_process_group()

@@ -1,12 +1,15 @@
 """Which channel a caller gets in one process; tests/distributed/ has several ranks."""
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from mapsage.distributed import SerialChannel, group_channel, open_channel
+from mapsage.distributed import SerialChannel, open_channel
+from mapsage.distributed.channels.group_channel import _group_timeout
+from mapsage.distributed.groups.process_group import DEFAULT_TIMEOUT_SECONDS
 
 
 def test_without_a_process_group_a_channel_is_serial() -> None:
@@ -24,7 +27,12 @@ def test_a_process_group_of_one_rank_has_a_serial_channel(tmp_path: Path) -> Non
         dist.destroy_process_group()
 
 
-def test_channels_over_the_same_ranks_count_apart() -> None:
-    """As the ranks of the only head replica and the default group are, or two Runners in turn."""
-    prefixes = [group_channel._new_prefix(ranks) for ranks in ([0, 1], [0, 1], [0, 1, 2], [1, 2])]
-    assert len(set(prefixes)) == 4
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, '_get_backend'),
+                    reason='a group of this torch has one backend for all devices')
+def test_a_group_without_cpu_tensors_has_the_default_timeout(tmp_path: Path) -> None:
+    dist.init_process_group('cuda:gloo', init_method=f'file://{tmp_path}/store', rank=0,
+                            world_size=1, timeout=timedelta(seconds=5))
+    try:
+        assert _group_timeout(dist.group.WORLD) == DEFAULT_TIMEOUT_SECONDS
+    finally:
+        dist.destroy_process_group()

@@ -18,6 +18,7 @@ class Mute(Exception):
 @pytest.mark.parametrize('error, text', [
     (KeyError('scene'), "KeyError: 'scene'"),
     (OSError(), 'OSError: '),
+    (ValueError('a\0b'), 'ValueError: a\0b'),
     (OSError(f'cannot read {UNDECODABLE}'), r'OSError: cannot read \udcb5\udcd8.tif'),
     (Mute(), 'Mute without a readable message')])
 def test_every_error_has_a_text(error: Exception, text: str) -> None:

@@ -1,0 +1,1 @@
+"""Channels: how ranks agree, and how they learn who is missing."""

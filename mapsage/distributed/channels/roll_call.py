@@ -1,0 +1,236 @@
+"""Who is missing where a collective does not complete.
+
+A healthy step asks nobody. The first rank whose wait fails tells a few others, these tell more,
+and so within log2(ranks) hops every process hears of it on a thread of its own, also one whose main
+thread is somewhere else. Each writes into the rendezvous store how far it is; one rank reads what
+all have written and stores whom it found missing. This takes a number of requests in proportion to
+the ranks. A process that writes nothing has ended or hangs.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from mapsage.distributed.store import LockedStore
+
+from .mesh import Mesh
+
+# How long the ranks may be silent, none reporting, before those that have not are named, seconds.
+_GRACE_SECONDS = 3.0
+_MOST_SECONDS = 30.0  # in all
+_PAUSE_SECONDS = (0.01, 0.5)  # between two looks into the store, growing
+
+
+class Lane:
+    """One channel, as the processes know it that take part.
+
+    Args:
+        name: Name of the channel; equal on all ranks and unlike that of any other.
+        ranks: Global ranks, in group order.
+
+    Attributes:
+        key: Number made from the name.
+        entered: Number of collectives that this rank has entered.
+        inside: Whether it is in one now.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int]) -> None:
+        self.name, self.ranks = name, list(ranks)
+        self.key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), 'big')
+        self.entered, self.inside = 0, False
+
+
+class Missing(NamedTuple):
+    """Whom the ranks found missing.
+
+    Attributes:
+        ranks: Global ranks.
+        silent: Whether their processes did not answer either.
+        reasons: What is known of why, by rank.
+    """
+
+    ranks: List[int]
+    silent: bool
+    reasons: Dict[int, str]
+
+
+class RollCall:
+    """The lanes of this process, their failures, and the texts published about them.
+
+    Args:
+        store: Rendezvous store.
+        prefix: Prefix of its keys there; equal on all ranks and unlike that of any other.
+        rank: Global rank of this process.
+    """
+
+    def __init__(self, store: LockedStore, prefix: str, rank: int) -> None:
+        self.store, self.rank = store, rank
+        self._prefix = prefix
+        self._lanes: Dict[int, Lane] = {}
+        self._failed: Dict[int, Dict[str, Any]] = {}
+        self._reported: Set[int] = set()
+        self._texts: Dict[Tuple[int, str], str] = {}
+        self.mesh = Mesh(store, prefix, rank, self._hear)
+
+    def open(self, name: str, ranks: Sequence[int]) -> Lane:
+        """Return the lane of this name. No collective."""
+        lane = Lane(f'{self._prefix}/{name}', ranks)
+        return self._lanes.setdefault(lane.key, lane)
+
+    def failed(self, lane: Lane) -> bool:
+        """Return whether a rank has given up this lane."""
+        return lane.key in self._failed
+
+    def alarm(self, lane: Lane, lost: Dict[int, str]) -> None:
+        """Make known that this rank gives up the lane.
+
+        Args:
+            lane: Lane that failed.
+            lost: Reason by global rank, for ranks whose connection broke.
+        """
+        message = dict(kind='failed', lane=lane.key, name=lane.name, ranks=lane.ranks,
+                       lost=[[rank, reason] for rank, reason in lost.items()])
+        if self._note(message):
+            self._spread(message, connect=False)  # before this process may end
+            threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
+            self._report(message)
+
+    def find_missing(self, lane: Lane) -> Optional[Missing]:
+        """Return whom the ranks found missing once one has given up; None if it cannot be known.
+
+        It cannot where the rendezvous store has ended and no connection has broken. Where the rank
+        that reads the reports has died, nobody is named unless a connection has broken.
+        """
+        unknown: Optional[Missing] = Missing([], False, {})
+        try:
+            if self.store.add(f'{lane.name}/namer', 1) == 1:
+                missing = self._read_reports(lane)
+                self.store.set(f'{lane.name}/missing', json.dumps(
+                    [missing.ranks, missing.silent, list(missing.reasons.items())]))
+                return missing
+            deadline, pause = time.monotonic() + _MOST_SECONDS + _GRACE_SECONDS, _PAUSE_SECONDS[0]
+            while time.monotonic() < deadline:
+                found = self.store.find(f'{lane.name}/missing')
+                if found is not None:
+                    ranks, silent, reasons = json.loads(found)
+                    return Missing(ranks, silent, dict(reasons))
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSE_SECONDS[1])
+        except RuntimeError:  # the process that keeps the store has ended
+            unknown = None
+        lost = self._lost(lane)
+        return Missing(list(lost), True, lost) if lost else unknown
+
+    def publish(self, lane: Lane, key: str, text: str) -> bool:
+        """Keep a text for all ranks; return whether it is the first under its key."""
+        message = dict(kind='text', lane=lane.key, ranks=lane.ranks, key=key, text=text)
+        if self._note(message):
+            self._spread(message, connect=False)
+            threading.Thread(target=self._spread, args=(message,), daemon=True).start()
+        try:
+            first = self.store.add(f'{lane.name}/{key}/count', 1) == 1
+            if first:
+                self.store.set(f'{lane.name}/{key}/text', text)
+            return first
+        except RuntimeError:  # the process that keeps the store has ended
+            return False
+
+    def published(self, lane: Lane, key: str) -> Optional[str]:
+        """Return the text that was published first, or None."""
+        try:
+            found = self.store.find(f'{lane.name}/{key}/text')
+        except RuntimeError:  # the process that keeps the store has ended
+            found = None
+        return self._texts.get((lane.key, key)) if found is None else found
+
+    def _hear(self, message: Dict[str, Any]) -> None:
+        """Take a message of another rank, on the mesh's thread."""
+        if self._note(message):
+            # That thread must go on reading: telling others may have to wait.
+            threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
+
+    def _note(self, message: Dict[str, Any]) -> bool:
+        """Remember a message; return whether it is new."""
+        with self.mesh.news:
+            if message['kind'] == 'failed':
+                first = self._failed.setdefault(message['lane'], message) is message
+            else:
+                key = message['lane'], message['key']
+                first = key not in self._texts
+                self._texts.setdefault(key, message['text'])
+            self.mesh.news.notify_all()
+            return first
+
+    def _pass_on(self, message: Dict[str, Any]) -> None:
+        self._spread(message, connect=False)
+        if message['kind'] == 'failed':
+            self._report(message)
+        self._spread(message)
+
+    def _spread(self, message: Dict[str, Any], connect: bool = True) -> None:
+        """Tell the ranks at the distances 1, 2, 4, ... of this one."""
+        ranks = message['ranks']
+        if self.rank not in ranks:
+            return
+        me, step = ranks.index(self.rank), 1
+        while step < len(ranks):
+            for rank in {ranks[(me + step) % len(ranks)], ranks[(me - step) % len(ranks)]}:
+                if rank != self.rank:
+                    self.mesh.tell(rank, message, connect)
+            step *= 2
+
+    def _report(self, message: Dict[str, Any]) -> None:
+        """Write how far this rank is: odd numbers for a rank that is in none of the collectives."""
+        with self.mesh.news:
+            if message['lane'] in self._reported:
+                return
+            self._reported.add(message['lane'])
+        lane = self._lanes.get(message['lane'])
+        entered, inside = (lane.entered, lane.inside) if lane else (0, False)
+        try:
+            self.store.add(f'{message["name"]}/at/{self.rank}', 2 * entered + 1 + inside)
+            self.store.add(f'{message["name"]}/reported', 1)
+        except RuntimeError:  # the process that keeps the store has ended
+            pass
+
+    def _lost(self, lane: Lane) -> Dict[int, str]:
+        """Return the ranks that had ended when the lane failed, as the first to notice tells."""
+        lost = {int(rank): reason for rank, reason in self._failed[lane.key]['lost']}
+        return lost or {rank: why for rank, why in self.mesh.reasons().items()
+                        if rank in lane.ranks}
+
+    def _read_reports(self, lane: Lane) -> Missing:
+        self._await_reports(lane)
+        far = {rank: self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lane.ranks}
+        silent = [rank for rank in lane.ranks if not far[rank]]
+        most = max((value - 1) // 2 for value in far.values())
+        behind = [rank for rank in lane.ranks if far[rank] and (far[rank] - 1) // 2 < most]
+        # A broadcast ends sooner on some ranks, so a rank that waits may be one collective behind.
+        elsewhere = [rank for rank in behind if far[rank] % 2]
+        reasons = {**self.mesh.reasons(), **self._lost(lane)}
+        ranks = silent or elsewhere or behind
+        answer = 'does not answer' if silent else 'answers'
+        return Missing(ranks, bool(silent), {
+            rank: reasons.get(rank) or f'{self.mesh.locate(rank)} {answer}' for rank in ranks})
+
+    def _await_reports(self, lane: Lane) -> None:
+        """Wait until all ranks have reported that can, or none has for a while."""
+        end = time.monotonic() + _MOST_SECONDS
+        quiet_until, seen, ended = time.monotonic() + _GRACE_SECONDS, 0, 0
+        pause, known = _PAUSE_SECONDS[0], -1
+        while time.monotonic() < min(end, quiet_until):
+            count = self.store.add(f'{lane.name}/reported', 0)
+            gone = set(self._lost(lane)) | {each for each in list(self.mesh.lost)
+                                            if each in lane.ranks}
+            if (count, len(gone)) != (seen, known):
+                quiet_until = time.monotonic() + _GRACE_SECONDS if count != seen else quiet_until
+                pause = _PAUSE_SECONDS[0]
+                seen, known = count, len(gone)
+                ended = sum(not self.store.add(f'{lane.name}/at/{rank}', 0) for rank in gone)
+            if seen + ended >= len(lane.ranks):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS[1])
