@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -16,8 +16,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mapsage.accelerator import Accelerator, current_accelerator
-from mapsage.distributed import WeightsDifferError, check_equal_weights, local_rank
-from mapsage.distributed.process_group import uses_native_group
+from mapsage.distributed import (
+    OrderedSum,
+    WeightsDifferError,
+    check_equal_weights,
+    local_rank,
+    resolve_reduction,
+)
+from mapsage.distributed.groups.process_group import uses_native_group
+from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+
+from .batch_counts import BatchCounts
 
 # Large enough for a single bucket. On a lazy device every bucket ends a graph, and dividing the
 # backward pass into more graphs costs more time than the overlap saves.
@@ -37,18 +46,26 @@ class NativeDataParallel(nn.Module):
     It serves accelerators whose collectives are not part of torch.distributed. Arguments, checks
     and errors are those of :class:`MMDistributedDataParallel`, whose constructor returns this class
     there. The parameters and buffers of rank 0 reach the other ranks over gloo.
+
+    Raises:
+        ValueError: If ``reduction`` is ``'ordered'``, which a vendor's DDP cannot do.
     """
 
-    train_step = _MMDistributedDataParallel.train_step
     val_step = _MMDistributedDataParallel.val_step
     test_step = _MMDistributedDataParallel.test_step
     _run_forward = _MMDistributedDataParallel._run_forward
 
     def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None,
-                 detect_anomalous_params: bool = False, **kwargs: Any) -> None:
+                 detect_anomalous_params: bool = False, reduction: Optional[str] = None,
+                 **kwargs: Any) -> None:
         super().__init__()
         self.detect_anomalous_params = detect_anomalous_params
         accelerator = current_accelerator()
+        if resolve_reduction(reduction, accelerator) == 'ordered':
+            raise ValueError(
+                f"reduction='ordered' with the DDP of the vendor of {accelerator.name}, which adds "
+                f"gradients in an order of its own: expected 'native' or None. MapSageRunner takes "
+                f"VirtualDataParallel where env_cfg.reduction='ordered' is set.")
         this_rank = local_rank()
         _warn_ignored(accelerator, this_rank, device_ids=device_ids, output_device=output_device)
         module = place_module(module, accelerator, this_rank)
@@ -60,6 +77,12 @@ class NativeDataParallel(nn.Module):
                 tensor.copy_(start[name])
         accelerator.flush()
         check_equal_weights(module, 'after wrapping')
+        self.counts = BatchCounts(module, VirtualRanks(*[dist.get_world_size()] * 2))
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+        """Train as MMEngine's wrapper; modules that ask get counts of the global batch first."""
+        self.counts.prepare([data])
+        return _MMDistributedDataParallel.train_step(self, data, optim_wrapper)
 
     @property
     def module(self) -> nn.Module:
@@ -89,6 +112,8 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
             because configs and MMEngine pass it.
         output_device: Ignored in the same way.
         detect_anomalous_params: Whether to report parameters that get no gradient, as in MMEngine.
+        reduction: Way to add up gradients, ``'ordered'`` or ``'native'``; None for that of the
+            backend, see :func:`mapsage.distributed.resolve_reduction`.
         **kwargs: Arguments of ``torch.nn.parallel.DistributedDataParallel``.
 
     Raises:
@@ -103,7 +128,8 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
         return super().__new__(cls)
 
     def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None,
-                 detect_anomalous_params: bool = False, **kwargs: Any) -> None:
+                 detect_anomalous_params: bool = False, reduction: Optional[str] = None,
+                 **kwargs: Any) -> None:
         accelerator = current_accelerator()
         this_rank = local_rank()
         _warn_ignored(accelerator, this_rank, device_ids=device_ids, output_device=output_device)
@@ -113,7 +139,63 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
         if 'broadcast_buffers' in kwargs and _HAS_FORWARD_SYNC:
             kwargs['forward_sync_buffers'] = kwargs.pop('broadcast_buffers')
         super().__init__(module, detect_anomalous_params=detect_anomalous_params, **kwargs)
+        self.reduction = resolve_reduction(reduction, accelerator, self.process_group)
+        if self.reduction == 'ordered':
+            self._add_in_order()
         check_equal_weights(self.module, 'after wrapping', self.process_group)
+        world = dist.get_world_size(self.process_group)
+        self.counts = BatchCounts(self.module, VirtualRanks(world, world), self.process_group)
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+        """Train as MMEngine's wrapper; modules that ask get counts of the global batch first."""
+        self.counts.prepare([data])
+        return super().train_step(data, optim_wrapper)
+
+    def _add_in_order(self) -> None:
+        """Have gradients added along the tree over the ranks, whatever bucket they are in."""
+        group, world = self.process_group, dist.get_world_size(self.process_group)
+        means = _BucketMeans(OrderedSum(VirtualRanks(world, world), dist.get_rank(group), group))
+        # A lambda, because DDP refuses annotations that are text, as all of this file are.
+        self.register_comm_hook(None, lambda _, bucket: means.begin(bucket))
+
+
+class _BucketMeans:
+    """The means of DDP's buckets, which are under way while the backward pass goes on.
+
+    No thread is needed: whenever a bucket is full, those before it go one step further.
+
+    Args:
+        ordered: Sum over the ranks.
+    """
+
+    def __init__(self, ordered: OrderedSum) -> None:
+        self._ordered = ordered
+        self._under_way: List[Tuple[Any, Any]] = []  # (steps, future), in the order of the buckets
+
+    def begin(self, bucket: Any) -> Any:
+        """Return the future mean of a bucket, in its own memory. Collective."""
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise VirtualRanksError(
+                "a gradient is sparse, and reduction='ordered' adds up dense ones alone: set "
+                "env_cfg.reduction='native', or sparse=False in the embedding.")
+        if bucket.index() == 0:
+            self._under_way = []  # of a backward pass that has failed
+        future: Any = torch.futures.Future()
+        self._under_way.append((self._ordered.mean_in_steps([buffer], out=buffer), future))
+        self._advance()
+        while bucket.is_last() and self._under_way:
+            self._advance()
+        return future
+
+    def _advance(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        for steps, future in under_way:
+            try:
+                next(steps)
+                self._under_way.append((steps, future))
+            except StopIteration as end:
+                future.set_result(end.value)
 
 
 def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -> nn.Module:
@@ -122,7 +204,7 @@ def place_module(module: nn.Module, accelerator: Accelerator, local_rank: int) -
     Raises:
         PlacementError: If a parameter or buffer did not reach the device.
     """
-    if not accelerator.supports.sync_bn and _has_sync_batchnorm(module):
+    if not accelerator.supports.sync_bn and has_sync_batchnorm(module):
         print_log(
             f'SyncBatchNorm does not compute on {accelerator.name}: every rank normalizes with its '
             f'own statistics (BatchNorm). Small batches may want GroupNorm.',
@@ -181,7 +263,8 @@ def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
     return host
 
 
-def _has_sync_batchnorm(module: nn.Module) -> bool:
+def has_sync_batchnorm(module: nn.Module) -> bool:
+    """Return whether a module has layers that normalize over all ranks."""
     # By name, because the SyncBatchNorm of mmcv exists only where its ops are compiled.
     return any('SyncBatchNorm' in type(child).__name__ for child in module.modules())
 

@@ -1,6 +1,7 @@
 """MMEngine's optimizer wrappers with the accelerator's step, autocast and gradient scaler."""
 from __future__ import annotations
 
+import inspect
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Optional, Union
 
@@ -15,6 +16,21 @@ from mapsage.accelerator import current_accelerator
 _DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
 
 
+def _count_from(wrapper: Any, model: nn.Module, init_counts: int, max_counts: int) -> None:
+    """Do what MMEngine does, without a word of lost gradients where the checkpoint had them."""
+    held = any(parameter.grad is not None for parameter in model.parameters())
+    whole = init_counts - init_counts % wrapper._accumulative_counts if held else init_counts
+    _OptimWrapper.initialize_count_status(wrapper, model, whole, max_counts)
+    wrapper._inner_count = init_counts
+
+
+def _dropping(optimizer: torch.optim.Optimizer, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    # Zeros are not the same as no gradient: the optimizer would go on to decay a parameter that a
+    # step does not use, and adding to zeros turns -0.0 into 0.0.
+    takes_it = 'set_to_none' in inspect.signature(optimizer.zero_grad).parameters
+    return dict(dict(set_to_none=True) if takes_it else {}, **kwargs)
+
+
 @OPTIM_WRAPPERS.register_module(name='OptimWrapper', force=True)
 class OptimWrapper(_OptimWrapper):
     """MMEngine's ``OptimWrapper``, whose step is the accelerator's. It replaces the original."""
@@ -24,6 +40,15 @@ class OptimWrapper(_OptimWrapper):
         if self.clip_grad_kwargs:
             self._clip_grad()
         current_accelerator().optimizer_step(self.optimizer, **kwargs)
+
+    def zero_grad(self, **kwargs: Any) -> None:
+        """Drop the gradients, as torch 2 does by default and torch 1.10 does on demand."""
+        super().zero_grad(**_dropping(self.optimizer, kwargs))
+
+    def initialize_count_status(self, model: nn.Module, init_counts: int,
+                                max_counts: int) -> None:
+        """Count on from a resumed iteration; see ``AccumulatedGradientsHook``."""
+        _count_from(self, model, init_counts, max_counts)
 
     def _clip_grad(self) -> None:
         # MMEngine reads the norm as a Python float. Without the flush, a lazy device would run the
@@ -74,6 +99,15 @@ class AmpOptimWrapper(_AmpOptimWrapper):
         if self.clip_grad_kwargs:
             self._clip_grad()
         current_accelerator().optimizer_step(self.optimizer, **kwargs)
+
+    def zero_grad(self, **kwargs: Any) -> None:
+        """Drop the gradients, as torch 2 does by default and torch 1.10 does on demand."""
+        super().zero_grad(**_dropping(self.optimizer, kwargs))
+
+    def initialize_count_status(self, model: nn.Module, init_counts: int,
+                                max_counts: int) -> None:
+        """Count on from a resumed iteration; see ``AccumulatedGradientsHook``."""
+        _count_from(self, model, init_counts, max_counts)
 
     def _clip_grad(self) -> None:
         current_accelerator().flush()  # see OptimWrapper._clip_grad

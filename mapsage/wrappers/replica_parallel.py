@@ -12,8 +12,10 @@ from torch import nn
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank
-from mapsage.distributed.replicas import Replicas, average_gradients
+from mapsage.distributed.groups.replicas import Replicas, average_gradients
+from mapsage.distributed.virtual_ranks import VirtualRanks
 
+from .batch_counts import BatchCounts
 from .ddp import place_module
 
 
@@ -64,6 +66,9 @@ class HeadReplicas(nn.Module):
         self.replicas = replicas
         self._shares: Optional[Shares] = None
         self._assembled = False
+        # The ranks of a replica have the same samples, which count once.
+        self.counts = BatchCounts(
+            self.module, VirtualRanks(replicas.count, replicas.count), replicas.peers)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -88,6 +93,7 @@ class HeadReplicas(nn.Module):
             Losses of this rank's replica, for the log.
         """
         module: Any = self.module
+        self.counts.prepare([data])
         with optim_wrapper.optim_context(self):
             data = module.data_preprocessor(data, training=True)
             losses = self._run_forward(data, mode='loss')

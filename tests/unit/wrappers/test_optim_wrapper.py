@@ -140,6 +140,16 @@ def test_a_constant_scale_stays(loss_scale: Any) -> None:
     assert optim.loss_scaler.get_scale() == 64.0
 
 
+@pytest.mark.parametrize('dtype, enabled, want', [
+    ('float16', True, True), ('float16', False, False), ('bfloat16', True, False)])
+def test_the_scaler_may_be_switched_off(dtype: str, enabled: bool, want: bool) -> None:
+    model = conv_net()
+    with_scaler(model)
+    optim = wrapper(model, dtype=dtype, loss_scale=dict(enabled=enabled, init_scale=8.0))
+    assert optim.loss_scaler.is_enabled() is want
+    train(model, wrapper(model, dtype='bfloat16', loss_scale=dict(enabled=enabled)), 1)
+
+
 @pytest.mark.parametrize('arguments, words', [
     (dict(dtype='float8'), "expected 'float16' or 'bfloat16'"),
     (dict(dtype=torch.float64), "expected 'float16' or 'bfloat16'"),

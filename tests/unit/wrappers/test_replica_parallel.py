@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -22,6 +22,34 @@ class Segmentor(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.neck, self.decode_head = nn.Conv2d(3, 4, 1), nn.Sequential(nn.Conv2d(4, 6, 1))
+
+
+def counted_in_a_replica(replicas: Any) -> List[float]:
+    """Return what the loss of a step is told: valid pixels and ranks of the global batch."""
+    from mmengine.model import BaseModel
+
+    from mapsage.wrappers import HeadReplicas, OptimWrapper
+
+    class Counting(BaseModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.told = nn.Parameter(torch.ones(1)), torch.zeros(0)
+
+        def count_batch(self, data_samples: Any) -> torch.Tensor:
+            return torch.tensor([float(sum(data_samples)), 1.])
+
+        sum_over_ranks = staticmethod(lambda count: count)
+
+        def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
+            self.told = self.sum_over_ranks(self.count_batch(data_samples))
+            return dict(loss=self.weight.sum())
+
+    model = HeadReplicas(Counting(), replicas)
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=2)
+    wrapper.initialize_count_status(model, 0, 2)
+    # The ranks of a replica have the same samples.
+    model.train_step(dict(inputs=[], data_samples=[3, 4 + replicas.index]), wrapper)
+    return model.module.told.tolist()
 
 
 def use_a_replica() -> Dict[str, Any]:
@@ -69,6 +97,7 @@ def use_a_replica() -> Dict[str, Any]:
     if rank == 3:  # which reaches its peer by the mean, and the others because all must agree
         split[1].grad[0] = float('inf')
     model._complete_gradients(wrapper)
+    told['counts'] = counted_in_a_replica(replicas)
     told['overflow'] = any(not bool(each.grad.isfinite().all()) for each in split)
     return told
 
@@ -92,5 +121,6 @@ def test_two_replicas_of_two_ranks(tmp_path: Path) -> None:
         # shares: of ranks 0 and 2, of ranks 1 and 3; what is held whole: of all four
         assert told['means'] == [[2.0 + place], [2.5]]
         assert told['overflow']
+        assert told['counts'] == [7 + 8, 2]
         assert 'the optimizer is LBFGS, expected one' in told['optimizer']
         assert 'norm_type=1, expected 2' in told['norm']

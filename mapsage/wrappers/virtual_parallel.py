@@ -1,0 +1,224 @@
+"""Data parallelism over virtual ranks, of which a process carries out several in turn."""
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+import torch.distributed as dist
+from mmengine.dist import broadcast
+from mmengine.model import MMDistributedDataParallel as _MMDistributedDataParallel
+from mmengine.model.utils import detect_anomalous_params
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODEL_WRAPPERS
+from torch import nn
+
+from mapsage.accelerator import current_accelerator
+from mapsage.distributed import check_equal_weights, local_rank
+from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+
+from .batch_counts import BatchCounts
+from .ddp import place_module
+from .gradient_mean import GradientMean
+from .rank_batches import batches_of
+from .rank_buffers import RankBuffers
+
+# Arguments of torch's DDP that change nothing here: there are no buckets during a backward pass.
+_WITHOUT_EFFECT = ('device_ids', 'output_device', 'bucket_cap_mb', 'gradient_as_bucket_view',
+                   'check_reduction', 'dim')
+
+
+@MODEL_WRAPPERS.register_module()
+class VirtualDataParallel(nn.Module):
+    """Trains as ``MMDistributedDataParallel`` does with one process for each virtual rank.
+
+    The virtual ranks of this process take turns within a training step. Each has its own batch,
+    random state, buffers and gradients; then the gradients are averaged over the virtual ranks of
+    all processes, in one order, and the optimizer makes its step. There may be one process alone,
+    without torch.distributed.
+
+    Between two steps the module holds the buffers of the block's first virtual rank, and within an
+    accumulation cycle its gradients.
+
+    Args:
+        module: Model, on any device.
+        virtual_ranks: Virtual ranks of the run and their processes.
+        reduction: ``'ordered'``, or ``'native'`` for the backend's own sum over processes.
+        detect_anomalous_params: Whether to report parameters that get no gradient, as in MMEngine.
+        find_unused_parameters: Whether a parameter may get no gradient; else that is an error.
+        static_graph: Whether one may, being the same in every step, as in torch's DDP.
+        broadcast_buffers: Whether all virtual ranks start a step with the first one's buffers.
+        **kwargs: Further arguments of torch's DDP, which have no effect here.
+
+    Attributes:
+        block: Virtual ranks of this process.
+        before_each: Functions that are called with ``(virtual_rank, batch)`` before each virtual
+            rank's forward pass.
+        block_outputs: What the model logged for each virtual rank of the block in the last step.
+
+    Raises:
+        PlacementError: If a parameter or buffer did not reach the device.
+        WeightsDifferError: If the weights of the processes differ after wrapping.
+        VirtualRanksError: If DDP has an argument that cannot be obeyed here.
+    """
+
+    val_step = _MMDistributedDataParallel.val_step
+    test_step = _MMDistributedDataParallel.test_step
+    _run_forward = _MMDistributedDataParallel._run_forward
+
+    def __init__(self, module: nn.Module, virtual_ranks: VirtualRanks, reduction: str = 'ordered',
+                 detect_anomalous_params: bool = False, find_unused_parameters: bool = False,
+                 static_graph: bool = False, broadcast_buffers: bool = True,
+                 **kwargs: Any) -> None:
+        super().__init__()
+        for name in kwargs:
+            if name not in _WITHOUT_EFFECT:
+                raise VirtualRanksError(
+                    f'model_wrapper_cfg.{name}={kwargs[name]!r} cannot be obeyed with '
+                    f'{virtual_ranks.count} virtual ranks in {virtual_ranks.processes} '
+                    f'process(es): remove it, or start {virtual_ranks.count} processes.')
+        rank = dist.get_rank() if virtual_ranks.processes > 1 else 0
+        self.module = place_module(module, current_accelerator(), local_rank())
+        self.virtual_ranks, self.block = virtual_ranks, virtual_ranks.block(rank)
+        self.reduction = reduction
+        self.detect_anomalous_params = detect_anomalous_params
+        self.before_each: List[Callable[[int, Any], None]] = []
+        self.block_outputs: List[Dict[str, torch.Tensor]] = []
+        self._broadcast_buffers = broadcast_buffers
+        self._buffers_of_ranks = RankBuffers(self.module, self.block)
+        self.counts = BatchCounts(self.module, virtual_ranks)
+        self._mean = GradientMean(virtual_ranks, rank, reduction,
+                                  may_miss=find_unused_parameters or static_graph)
+        # Within an accumulation cycle: gradients of the block's other virtual ranks.
+        self._held: List[List[Optional[torch.Tensor]]] = []
+        self._cycle: List[int] = []  # which parameters it trains, by id
+        if virtual_ranks.processes > 1:
+            check_equal_weights(self.module, 'after wrapping')
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager:
+        """Return a context without effect: backward passes average no gradients here."""
+        return nullcontext()
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+        """Train the virtual ranks of this process on a batch each, and make one optimizer step.
+
+        Args:
+            data: What the training loader has handed out: the first virtual rank's batch, which
+                carries those of the others.
+            optim_wrapper: MMEngine's wrapper of one optimizer.
+
+        Returns:
+            What the model logs for the block's first virtual rank.
+
+        Raises:
+            VirtualRanksError: If ``data`` has not one batch for each virtual rank, a gradient is
+                missing, the wrapper has an ``update_params`` of its own, or other parameters are
+                trained than at the beginning of the accumulation cycle.
+        """
+        if getattr(type(optim_wrapper), 'update_params', None) is not OptimWrapper.update_params:
+            raise VirtualRanksError(
+                f'{type(optim_wrapper).__name__} has an update_params of its own, and the virtual '
+                f'ranks of a process share one optimizer step that does not call it: expected a '
+                f"wrapper with OptimWrapper's. Start {self.virtual_ranks.count} processes, one for "
+                f"each virtual rank, with env_cfg.reduction='native', or override step() instead.")
+        batches = batches_of(data, self.block)
+        self.counts.prepare(batches)
+        if self._broadcast_buffers:
+            self.share_buffers()
+        self._buffers_of_ranks.begin()
+        self.block_outputs = []
+        # Before the first backward pass counts this iteration.
+        completes = optim_wrapper.should_sync()
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        begins = optim_wrapper.should_update()
+        if not begins and self._cycle not in ([], [id(each) for each in trained]):
+            raise VirtualRanksError(
+                'other parameters are trained than at the beginning of the accumulation cycle: '
+                'expected the same requires_grad throughout a cycle. Freeze or thaw them at an '
+                'iteration that is a multiple of accumulative_counts.')
+        self._cycle = [id(each) for each in trained]
+        # Not those of the module where a cycle begins: torch 1.10 leaves zeros there.
+        held = self._no_gradients(len(trained)) if begins \
+            else self.gradients_of_ranks()
+        self._mean.begin(self.module)
+        for virtual_rank, batch in zip(self.block, batches):
+            own = held[virtual_rank - self.block.start]
+            for parameter, gradient in zip(trained, own):
+                parameter.grad = gradient
+            self._buffers_of_ranks.place(virtual_rank)
+            for function in self.before_each:
+                function(virtual_rank, batch)
+            self.block_outputs.append(self._backward(batch, optim_wrapper))
+            if virtual_rank + 1 < self.block.stop:
+                optim_wrapper._inner_count -= 1  # all of them are one iteration
+                current_accelerator().flush()
+            own[:] = [parameter.grad for parameter in trained]
+            if completes:
+                self._mean.add(own)
+                own[:] = []
+        self._buffers_of_ranks.place(self.block.start)
+        if not completes:
+            self._hold(trained, held)
+            return self.block_outputs[0]
+        self._held = []
+        for parameter, gradient in zip(trained, self._mean.finish()):
+            parameter.grad = gradient
+        optim_wrapper.step()
+        optim_wrapper.zero_grad()
+        return self.block_outputs[0]
+
+    def gradients_of_ranks(self) -> List[List[Optional[torch.Tensor]]]:
+        """Return each virtual rank's gradients so far, in the order of the trained parameters."""
+        own = [each.grad for each in self.module.parameters() if each.requires_grad]
+        return [own, *(self._held or self._no_gradients(len(own))[1:])]
+
+    def _no_gradients(self, parameters: int) -> List[List[Optional[torch.Tensor]]]:
+        return [[None] * parameters for _ in self.block]
+
+    def share_gradients(self) -> None:
+        """Give every virtual rank of this process a copy of the gradients in the module."""
+        own = [each.grad for each in self.module.parameters() if each.requires_grad]
+        self._held = [[None if each is None else each.detach().clone() for each in own]
+                      for _ in self.block[1:]]
+
+    def share_buffers(self) -> None:
+        """Give every virtual rank the buffers of the first one. Collective."""
+        if self.virtual_ranks.processes > 1:
+            for buffer in self.module.buffers():
+                broadcast(buffer, src=0)
+        self._buffers_of_ranks.forget()
+
+    @contextmanager
+    def buffers_of(self, virtual_rank: int) -> Iterator[None]:
+        """Put the buffers of a virtual rank of this process into the model, between two steps."""
+        self._buffers_of_ranks.begin()
+        self._buffers_of_ranks.place(virtual_rank)
+        try:
+            yield
+        finally:
+            self._buffers_of_ranks.place(self.block.start)
+
+    def _backward(self, batch: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+        """Carry out the forward and backward pass of one virtual rank."""
+        module: Any = self.module
+        with optim_wrapper.optim_context(self):
+            batch = module.data_preprocessor(batch, training=True)
+            losses = self._run_forward(batch, mode='loss')
+        loss, log_vars = module.parse_losses(losses)
+        optim_wrapper.backward(optim_wrapper.scale_loss(loss))
+        if self.detect_anomalous_params:
+            detect_anomalous_params(loss, model=self)
+        # Without the graph, which would live on until the next step.
+        return {name: value.detach() if isinstance(value, torch.Tensor) else value
+                for name, value in log_vars.items()}
+
+    def _hold(self, trained: List[nn.Parameter],
+              held: List[List[Optional[torch.Tensor]]]) -> None:
+        """Keep the gradients of an unfinished accumulation cycle."""
+        for parameter, gradient in zip(trained, held[0]):
+            parameter.grad = gradient
+        self._held = held[1:]
