@@ -4,16 +4,19 @@ from .exchange import SampleMismatchError, Traffic, exchange
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import SurplusPool
+from .quantile import ScoreWindow
 from .refill import PassRate, refill_rounds
-from .sampler import DynamicSampler, EndOfData, SampledBatch
+from .sampler import BlockSampler, DynamicSampler
 from .scores import TileHistory, WeightedRewards
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
+from .step import EndOfData, SampledBatch
 from .validity import Validity, Verdict
 
 __all__ = [
-    'Candidate', 'Decision', 'DynamicSampler', 'EndOfData', 'ExchangePlan', 'LockstepError', 'Move',
-    'POLICIES', 'PassRate', 'SampleMismatchError', 'SampledBatch', 'ShortfallError',
+    'BlockSampler', 'Candidate', 'Decision', 'DynamicSampler', 'EndOfData', 'ExchangePlan',
+    'LockstepError', 'Move',
+    'POLICIES', 'PassRate', 'SampleMismatchError', 'SampledBatch', 'ScoreWindow', 'ShortfallError',
     'StepStatistics', 'SurplusPool', 'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict',
     'WeightedRewards', 'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
 ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 import copy
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 
 from mapsage.distributed import Channel, open_channel, raise_together
+from mapsage.distributed.virtual_ranks import VirtualRanks
 
 from .candidate import Candidate
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
@@ -53,7 +54,7 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
              traffic: Optional[Traffic] = None) -> List[Any]:
     """Return this rank's batch of a plan. Collective, unless nothing moves.
 
-    Only what moves is sent, over a CPU gloo group: to each destination one byte buffer, in which
+    Only what moves is sent, over a channel: to each destination one byte buffer, in which
     the bytes of all tensors follow a header with their dtypes and shapes, the samples' structure
     and metadata.
 
@@ -76,12 +77,31 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         RankError: If another rank failed; the one that failed raises its own exception.
         RankLostError: Naming the ranks that did not come.
     """
+    world = len(plan.targets)
+    [batch] = exchange_blocks([samples], plan, VirtualRanks(world, world), group, place, timeout,
+                              traffic)
+    return batch
+
+
+def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks: VirtualRanks,
+                    group: Optional[dist.ProcessGroup] = None,
+                    place: Optional[Callable[[Any], Any]] = None, timeout: Optional[float] = None,
+                    traffic: Optional[Traffic] = None) -> List[List[Any]]:
+    """Return the batches of this process's virtual ranks.
+
+    Collective, unless no sample moves to another process. Samples that move between two virtual
+    ranks of one process are not sent. Other arguments and errors are those of :func:`exchange`.
+
+    Args:
+        samples: Samples of each virtual rank of this process, ``plan.valid_counts[rank]`` of each.
+        plan: Plan of the exchange between virtual ranks, equal on every process.
+        ranks: Virtual ranks and the processes of the group that carry them out.
+    """
     channel = open_channel(group, timeout, PURPOSE)
-    rank = channel.ranks.index(channel.rank)
-    if not plan.moves:
-        _check_count(samples, plan, rank)
-        return _distinct(samples[:plan.targets[rank]])
-    parcels, letters, failure = _prepare(samples, plan, rank)
+    routes = _Routes(plan, ranks, channel.ranks.index(channel.rank))
+    if not routes.crossed:
+        return _assemble(samples, routes, [], torch.empty(0), None)
+    parcels, letters, failure = _prepare(samples, routes)
     received = _trade_letters(channel, letters)
     if any(letter.status for letter in received):
         raise_together(channel, failure, 'packing samples')
@@ -91,22 +111,78 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         traffic.sent_bytes += sum(letter.payload_bytes for letter in letters)
         traffic.received_bytes += sum(letter.payload_bytes for letter in received)
         traffic.header_bytes += sum(letter.header_bytes for letter in letters)
-    batch, failure = _assemble(samples, plan, rank, received, buffer, place)
+    batches: List[List[Any]] = []
+    failure = None
+    try:
+        batches = _assemble(samples, routes, received, buffer, place)
+    except Exception as error:  # sent to all ranks and raised there
+        failure = error
     # Arrivals may not fit into this rank's device memory: then no rank goes on to the step.
     if any(_trade_flags(channel, failure is not None)):
         raise_together(channel, failure, 'placing samples')
-    return batch
+    return batches
 
 
-def _prepare(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> Any:
-    """Return a parcel and a letter for every rank, and the exception if that failed."""
-    world = len(plan.targets)
-    try:
-        _check_count(samples, plan, rank)
-        outgoing: List[List[Any]] = [[] for _ in range(world)]
+class _Routes:
+    """The moves of a plan, as one process sees them.
+
+    Attributes:
+        plan: The plan.
+        block: Virtual ranks of this process.
+        processes: Number of processes.
+        crossed: Whether any sample moves from one process to another.
+    """
+
+    def __init__(self, plan: ExchangePlan, ranks: VirtualRanks, process: int) -> None:
+        self.plan, self.block, self.processes = plan, ranks.block(process), ranks.processes
+        process_of = [number for number, block in enumerate(ranks.blocks) for _ in block]
+        self.crossed = False
+        self._own: List[Move] = []
+        self._to: Dict[int, List[Move]] = {}
+        self._from: Dict[int, List[Move]] = {}
         for move in plan.moves:
-            if move.source_rank == rank:
-                outgoing[move.destination_rank].append(samples[move.source_index])
+            source, destination = process_of[move.source_rank], process_of[move.destination_rank]
+            self.crossed = self.crossed or source != destination
+            if source == destination == process:
+                self._own.append(move)
+            elif source == process:
+                self._to.setdefault(destination, []).append(move)
+            elif destination == process:
+                self._from.setdefault(source, []).append(move)
+
+    @property
+    def own(self) -> List[Move]:
+        """Moves between two virtual ranks of this process, in the order of the plan."""
+        return self._own
+
+    def sent_to(self, process: int) -> List[Move]:
+        """Return the moves from this process to another one, in the order of the plan."""
+        return self._to.get(process, [])
+
+    def got_from(self, process: int) -> List[Move]:
+        """Return the moves from another process to this one, in the order of the plan."""
+        return self._from.get(process, [])
+
+    def moved(self, samples: Sequence[Sequence[Any]], move: Move) -> Any:
+        """Return the sample of this process that a move is about."""
+        return samples[move.source_rank - self.block.start][move.source_index]
+
+    def check(self, samples: Sequence[Sequence[Any]]) -> None:
+        """Raise ValueError unless each virtual rank has as many samples as the plan says."""
+        for rank, own in zip(self.block, samples):
+            if len(own) != self.plan.valid_counts[rank]:
+                raise ValueError(
+                    f'rank {rank} of the plan has {self.plan.valid_counts[rank]} samples, got '
+                    f'{len(own)}: plan and samples belong to different steps.')
+
+
+def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes) -> Any:
+    """Return a parcel and a letter for every process, and the exception if that failed."""
+    world = routes.processes
+    try:
+        routes.check(samples)
+        outgoing = [[routes.moved(samples, move) for move in routes.sent_to(process)]
+                    for process in range(world)]
         parcels = [pack_samples(each) if each else Parcel(b'', []) for each in outgoing]
         kinds = _kinds(samples)
         # a rank whose dataset mixes several kinds is not compared
@@ -118,45 +194,36 @@ def _prepare(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> Any:
         return [], [_Letter(_FAILED, 0, 0, 0)] * world, error
 
 
-def _assemble(samples: Sequence[Any], plan: ExchangePlan, rank: int, letters: Sequence[_Letter],
-              buffer: torch.Tensor, place: Optional[Callable[[Any], Any]]) -> Any:
-    """Return this rank's batch, and the exception if that failed."""
-    try:
+def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequence[_Letter],
+              buffer: torch.Tensor, place: Optional[Callable[[Any], Any]]) -> List[List[Any]]:
+    """Return the batches of this process's virtual ranks."""
+    routes.check(samples)
+    plan, first = routes.plan, routes.block.start
+    batches = []
+    for rank, own in zip(routes.block, samples):
         kept = plan.kept(rank)
-        batch = list(samples[:kept]) + [None] * (plan.targets[rank] - kept)
-        arrivals: List[List[Move]] = [[] for _ in letters]
-        for move in plan.moves:
-            if move.destination_rank == rank:
-                arrivals[move.source_rank].append(move)
-        offset = 0
-        for letter, moves in zip(letters, arrivals):
-            if moves:
-                for move, sample in zip(moves, unpack_samples(buffer, offset, letter.header_bytes)):
-                    batch[move.destination_index] = sample
-            offset += letter.header_bytes + letter.payload_bytes
-        batch = _distinct(batch)
-        if place is not None:
-            batch[kept:] = [place(sample) for sample in batch[kept:]]
-        return batch, None
-    except Exception as error:  # sent to all ranks and raised there
-        return [], error
+        batches.append(list(own[:kept]) + [None] * (plan.targets[rank] - kept))
+    for move in routes.own:
+        batches[move.destination_rank - first][move.destination_index] = \
+            routes.moved(samples, move)
+    offset = 0
+    for process, letter in enumerate(letters):
+        moves = routes.got_from(process)
+        if moves:
+            for move, sample in zip(moves, unpack_samples(buffer, offset, letter.header_bytes)):
+                batches[move.destination_rank - first][move.destination_index] = \
+                    sample if place is None else place(sample)
+        offset += letter.header_bytes + letter.payload_bytes
+    _make_distinct(batches)
+    return batches
 
 
 def _trade_flags(channel: Channel, mine: bool) -> List[bool]:
-    # All-to-all has one stage, while gloo's gather is a ring: half the time at 8 ranks.
-    flags = torch.full((len(channel.ranks),), int(mine), dtype=torch.int64)
-    theirs = torch.empty_like(flags)
-    even = [1] * len(flags)
-    channel.all_to_all(theirs, flags, even, even)
-    return [bool(flag) for flag in theirs.tolist()]
+    return [bool(flag) for flag in channel.gather(torch.tensor(mine))]
 
 
 def _trade_letters(channel: Channel, letters: Sequence[_Letter]) -> List[_Letter]:
-    mine = torch.tensor(letters, dtype=torch.int64).reshape(-1)
-    theirs = torch.empty_like(mine)
-    even = [len(_Letter._fields)] * len(letters)
-    channel.all_to_all(theirs, mine, even, even)
-    return [_Letter(*row) for row in theirs.view(len(letters), -1).tolist()]
+    return [_Letter(*row) for row in channel.trade(torch.tensor(letters)).tolist()]
 
 
 def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
@@ -172,7 +239,7 @@ def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
     return received
 
 
-def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Any]) -> None:
+def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Sequence[Any]]) -> None:
     if len({each for each in keys if each}) < 2:
         return
     texts = channel.gather_texts(' or '.join(_kinds(samples)) or 'none')
@@ -182,23 +249,18 @@ def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Any]) -
         + '. They cannot meet in one batch: give every rank the same data pipeline.')
 
 
-def _kinds(samples: Iterable[Any]) -> List[str]:
-    bare = (each.sample if isinstance(each, Candidate) else each for each in samples)
+def _kinds(samples: Iterable[Iterable[Any]]) -> List[str]:
+    bare = (each.sample if isinstance(each, Candidate) else each for own in samples for each in own)
     kinds = {f'({", ".join(sorted(map(str, each)))})' if isinstance(each, Mapping) else
              type(each).__name__ for each in bare}
     return sorted(kinds)
 
 
-def _check_count(samples: Sequence[Any], plan: ExchangePlan, rank: int) -> None:
-    if len(samples) != plan.valid_counts[rank]:
-        raise ValueError(f'rank {rank} of the plan has {plan.valid_counts[rank]} samples, got '
-                         f'{len(samples)}: plan and samples belong to different steps.')
-
-
-def _distinct(samples: Sequence[Any]) -> List[Any]:
-    """Return samples of which no two are the same object: batching may change them in place."""
-    seen, batch = set(), []
-    for sample in samples:
-        batch.append(copy.deepcopy(sample) if id(sample) in seen else sample)
-        seen.add(id(sample))
-    return batch
+def _make_distinct(batches: List[List[Any]]) -> None:
+    """Copy samples until no two are the same object: batching may change them in place."""
+    seen = set()
+    for batch in batches:
+        for index, sample in enumerate(batch):
+            if id(sample) in seen:
+                batch[index] = copy.deepcopy(sample)
+            seen.add(id(sample))

@@ -12,12 +12,14 @@ class Group:
     Attributes:
         samples: List of ``group_size`` samples.
         found_at: Number of the step in which they were judged.
-        original: Whether they are from the batch that the current step began with.
+        reason: Reason why they are not valid; ``''`` if they are, or are kept at random.
+        at_random: Whether they are kept at random although they are not valid.
     """
 
     samples: List[Any]
     found_at: int
-    original: bool = False
+    reason: str = ''
+    at_random: bool = False
 
 
 class SurplusPool:
@@ -49,14 +51,19 @@ class SurplusPool:
         """Keep groups for the next step; return those that cannot be kept: all if max_age is 0."""
         if not self.max_age:
             return list(groups)
-        self._groups += [Group(group.samples, group.found_at) for group in groups]
+        self.restore(groups)
         return []
 
+    def restore(self, groups: Sequence[Group]) -> None:
+        """Keep groups of a step that did not come to its end, for when it is taken again."""
+        self._groups += groups
+
     def state_dict(self) -> List[Dict[str, Any]]:
-        """Return the samples of the groups and the step they were found in."""
-        return [dict(samples=list(group.samples), found_at=group.found_at)
-                for group in self._groups]
+        """Return the samples of the groups, the step they were found in, and why they are kept."""
+        return [dict(samples=list(group.samples), found_at=group.found_at,
+                     at_random=group.at_random) for group in self._groups]
 
     def load_state_dict(self, state: Sequence[Dict[str, Any]]) -> None:
         """Replace the groups by those of :meth:`state_dict`."""
-        self._groups = [Group(list(each['samples']), each['found_at']) for each in state]
+        self._groups = [Group(list(each['samples']), each['found_at'],
+                              at_random=each.get('at_random', False)) for each in state]

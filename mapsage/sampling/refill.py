@@ -11,30 +11,43 @@ class PassRate:
     """The share of valid samples, in which recent ones weigh more; equal on all ranks."""
 
     def __init__(self) -> None:
-        self._judged = self._passed = 0.0
+        self._judged = self._passed = self._not_finite = 0.0
 
     def age(self) -> None:
         """Begin a step: the counts of earlier ones lose weight."""
         self._judged *= _MEMORY
         self._passed *= _MEMORY
+        self._not_finite *= _MEMORY
 
-    def add(self, judged: int, passed: int) -> None:
-        """Add the counts of all ranks: samples judged, and how many of them are valid."""
+    def add(self, judged: int, passed: int, not_finite: int = 0) -> None:
+        """Add counts of all ranks: samples judged, and how many are valid and not finite."""
         self._judged += judged
         self._passed += passed
+        self._not_finite += not_finite
 
     @property
     def value(self) -> float:
         """The running share; 0 before any sample was judged."""
         return self._passed / self._judged if self._judged else 0.0
 
+    def kept(self, keep_fraction: float) -> float:
+        """Return the running share of samples with finite scores that are valid or kept at random.
+
+        Args:
+            keep_fraction: Probability with which a sample that is not valid is kept.
+        """
+        finite = self._judged - self._not_finite
+        valid = self._passed / finite if finite > 0 else 1.0
+        return valid + (1 - valid) * keep_fraction
+
     def state_dict(self) -> Dict[str, float]:
         """Return what :meth:`load_state_dict` takes."""
-        return dict(judged=self._judged, passed=self._passed)
+        return dict(judged=self._judged, passed=self._passed, not_finite=self._not_finite)
 
     def load_state_dict(self, state: Dict[str, float]) -> None:
         """Continue from :meth:`state_dict`."""
         self._judged, self._passed = state['judged'], state['passed']
+        self._not_finite = state.get('not_finite', 0.0)
 
 
 def refill_rounds(deficit: int, pass_rate: float, in_a_round: int, limit: int) -> int:

@@ -56,33 +56,37 @@ class WeightedRewards:
 class TileHistory:
     """Keeps a moving average of each tile's score, so that tiles seen lately need not be scored.
 
-    Scores since the last :meth:`share` are known to this rank alone; all earlier ones are equal on
-    all ranks. Tiles of unknown index are always scored.
+    Scores since the last :meth:`share` are known to one virtual rank alone; all earlier ones are
+    equal on all ranks. Tiles of unknown index are always scored.
 
     Args:
         scorer: Function that scores the tiles without a recent score.
         momentum: Weight of the old average when a new score comes, from 0 to less than 1.
         recheck: Number of calls after which a tile is scored again.
+        turns: Number of virtual ranks of this process.
 
     Raises:
         ValueError: For a setting out of range.
     """
 
-    def __init__(self, scorer: Scorer, momentum: float = 0.5, recheck: int = 200) -> None:
+    def __init__(self, scorer: Scorer, momentum: float = 0.5, recheck: int = 200,
+                 turns: int = 1) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f'momentum={momentum}, expected a share from 0 to less than 1.')
         if recheck < 1:
             raise ValueError(f'recheck={recheck}, expected 1 call or more.')
         self._scorer, self._momentum, self._recheck = scorer, momentum, recheck
         self._shared: Dict[int, Tuple[float, int]] = {}  # index -> average, number of the call
-        self._mine: Dict[int, Tuple[float, int]] = {}  # the same, since the last share
-        self._calls = 0
+        # By virtual rank of this process: the same, since the last share.
+        self._mine: List[Dict[int, Tuple[float, int]]] = [{} for _ in range(turns)]
+        self._calls = [0] * turns
         self.looks = 0  # samples given to the scorer
 
-    def __call__(self, candidates: Sequence[Candidate]) -> List[float]:
-        """Return one score for each candidate."""
-        self._calls += 1
-        unknown = [place for place, each in enumerate(candidates) if not self._is_fresh(each.index)]
+    def __call__(self, candidates: Sequence[Candidate], turn: int = 0) -> List[float]:
+        """Return one score for each candidate of a virtual rank, by its place in the block."""
+        self._calls[turn] += 1
+        unknown = [place for place, each in enumerate(candidates)
+                   if not self._is_fresh(each.index, turn)]
         fresh: Dict[int, float] = {}
         if unknown:
             self.looks += len(unknown)
@@ -91,8 +95,8 @@ class TileHistory:
                 raise ValueError(f'{len(seen)} scores for {len(unknown)} samples, expected one a '
                                  f'sample.')
             fresh = dict(zip(unknown, seen.tolist()))
-        return [self._observe(each.index, fresh[place]) if place in fresh else
-                self._known(each.index)[0] for place, each in enumerate(candidates)]
+        return [self._observe(each.index, fresh[place], turn) if place in fresh else
+                self._known(each.index, turn)[0] for place, each in enumerate(candidates)]
 
     def share(self, channel: Channel) -> None:
         """Make the scores of every rank known to all ranks. Collective.
@@ -103,45 +107,43 @@ class TileHistory:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        mine = _as_rows(self._mine)
-        every = _gather_rows(channel, mine)
-        self._mine = {}
+        every = _gather_rows(channel, torch.cat([_as_rows(each) for each in self._mine]))
+        self._mine = [{} for _ in self._mine]
         newest: Dict[int, Tuple[float, int]] = {}
-        for rows in every:
-            for index, entry in _from_rows(rows.tolist()).items():
-                if index not in newest or entry[1] > newest[index][1]:
-                    newest[index] = entry
+        for index, score, when in torch.cat(every).tolist():
+            if int(index) not in newest or when > newest[int(index)][1]:
+                newest[int(index)] = score, int(when)
         self._shared.update(newest)
 
     def shared_state(self) -> torch.Tensor:
         """Return the part that is equal on all ranks: float64 rows of index, average, call."""
         return _as_rows(self._shared)
 
-    def rank_state(self) -> Dict[str, Any]:
-        """Return the part that only this rank has, as plain numbers."""
-        return dict(calls=self._calls, rows=_as_rows(self._mine).tolist())
+    def rank_state(self, turn: int = 0) -> Dict[str, Any]:
+        """Return the part that only one virtual rank has, as plain numbers."""
+        return dict(calls=self._calls[turn], rows=_as_rows(self._mine[turn]).tolist())
 
-    def load_state(self, shared: torch.Tensor, mine: Dict[str, Any]) -> None:
-        """Continue from :meth:`shared_state` and :meth:`rank_state`."""
-        self._calls = mine['calls']
+    def load_state(self, shared: torch.Tensor, *mine: Dict[str, Any]) -> None:
+        """Continue from :meth:`shared_state` and the :meth:`rank_state` of each virtual rank."""
+        self._calls = [each['calls'] for each in mine]
         self._shared = _from_rows(shared.tolist())
-        self._mine = _from_rows(mine['rows'])
+        self._mine = [_from_rows(each['rows']) for each in mine]
 
-    def _known(self, index: int) -> Tuple[float, int]:
-        known = self._mine.get(index)
+    def _known(self, index: int, turn: int) -> Tuple[float, int]:
+        known = self._mine[turn].get(index)
         return self._shared[index] if known is None else known
 
-    def _is_fresh(self, index: int) -> bool:
-        if index not in self._mine and index not in self._shared:
+    def _is_fresh(self, index: int, turn: int) -> bool:
+        if index not in self._mine[turn] and index not in self._shared:
             return False
-        return self._calls - self._known(index)[1] < self._recheck
+        return self._calls[turn] - self._known(index, turn)[1] < self._recheck
 
-    def _observe(self, index: int, score: float) -> float:
+    def _observe(self, index: int, score: float, turn: int) -> float:
         if index < 0:
             return score
-        known = self._mine.get(index, self._shared.get(index))
+        known = self._mine[turn].get(index, self._shared.get(index))
         average = self._mix(known, score)
-        self._mine[index] = average, self._calls
+        self._mine[turn][index] = average, self._calls[turn]
         return average
 
     def _mix(self, known: Optional[Tuple[float, int]], score: float) -> float:

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from .plan import ExchangePlan, plan_exchange
 
-POLICIES = ('fallback', 'pad', 'shrink', 'raise')
+FALLBACK = 'fallback'
+POLICIES = (FALLBACK, 'pad', 'shrink', 'raise')
 
 
 class ShortfallError(RuntimeError):
@@ -19,15 +20,16 @@ class Decision:
 
     Attributes:
         outcome: ``'valid'``, ``'fallback'``, ``'pad'`` or ``'shrink'``.
-        plan: Plan of the exchange between the ranks; None when all use their original batch.
-        supplies: Indices of the valid samples that each rank supplies, repeated where they are
+        plan: Plan of the exchange between the ranks, of the original samples if the outcome is
+            ``'fallback'``, and otherwise of the valid ones.
+        supplies: Indices of the samples that each rank supplies, repeated where they are
             replicated.
         loss_weights: Factor by which each rank multiplies its mean loss, so that the gradients
             averaged over the ranks are those of the mean over all samples.
     """
 
     outcome: str
-    plan: Optional[ExchangePlan]
+    plan: ExchangePlan
     supplies: Tuple[Tuple[int, ...], ...]
     loss_weights: Tuple[float, ...]
 
@@ -43,21 +45,23 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
     """Decide how the ranks' batches are made from the valid samples there are. Pure.
 
     With enough valid samples the policy does not matter. With none, every policy but ``raise``
-    takes the original batches.
+    falls back.
 
     Args:
-        policy: Name of the policy. With ``'fallback'``, every rank takes its original batch. With
-            ``'pad'``, valid groups are replicated, whose numbers of copies differ by at most one.
-            With ``'shrink'``, ranks have numbers of groups that differ by at most one, and weights
-            that compensate for it; with fewer groups than ranks the remaining ranks compute on a
-            copy of weight 0, so that no rank is missing from a collective. ``'raise'`` is an error.
+        policy: Name of the policy. With ``'fallback'``, every rank takes the first samples it drew
+            in the step, as many as its target; a rank that drew fewer gets surplus of others, and
+            if all together drew too few, groups are replicated as with ``'pad'``. With ``'pad'``,
+            valid groups are replicated, whose numbers of copies differ by at most one. With
+            ``'shrink'``, ranks have numbers of groups that differ by at most one, and weights that
+            compensate for it; with fewer groups than ranks the remaining ranks compute on a copy of
+            weight 0, so that no rank is missing from a collective. ``'raise'`` is an error.
         valid_counts: Number of valid samples each rank has.
-        original_counts: Number of samples in the batch each rank began with.
+        original_counts: Number of original samples each rank has, whether valid or not.
         target: Number of samples for each rank.
         group_size: Number of samples that stay together.
 
     Raises:
-        ShortfallError: With policy ``'raise'``, or if a rank has no original batch to take.
+        ShortfallError: With policy ``'raise'``, or if no rank drew any sample.
         ValueError: As in :func:`plan_exchange`, or for a policy that does not exist.
     """
     check_policy(policy)
@@ -71,15 +75,34 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
             f'{total}/{world * target} valid samples after all attempts, and shortfall=raise. '
             f'Allow more of them (max_resample_times), widen the validity, or choose '
             f"shortfall='pad', 'shrink' or 'fallback'.")
-    if policy == 'fallback' or not total:
-        _check_originals(original_counts, total, world * target)
-        return Decision('fallback', None, ((),) * world, (1.0,) * world)
+    if policy == FALLBACK or not total:
+        return _fall_back(original_counts, total, target, group_size)
     groups = [count // group_size for count in valid_counts]
     if policy == 'pad':
-        copies = _pad(groups, target // group_size)
-        plan = plan_exchange([len(each) * group_size for each in copies], target, group_size)
-        return Decision('pad', plan, _samples(copies, group_size), (1.0,) * world)
+        return _replicate('pad', groups, target, group_size)
     return _shrink(groups, group_size)
+
+
+def _fall_back(original_counts: Sequence[int], valid: int, target: int,
+               group_size: int) -> Decision:
+    world, total = len(original_counts), sum(original_counts)
+    if not total:
+        raise ShortfallError(
+            f'{valid}/{world * target} valid samples, and no rank drew a batch to fall back to: '
+            f'their loaders ended or gave empty batches. Look at the length of the dataset and at '
+            f'drop_last.')
+    if total < world * target:
+        return _replicate(FALLBACK, [count // group_size for count in original_counts], target,
+                          group_size)
+    plain = tuple(tuple(range(count)) for count in original_counts)
+    return Decision(FALLBACK, plan_exchange(original_counts, target, group_size), plain,
+                    (1.0,) * world)
+
+
+def _replicate(outcome: str, groups: Sequence[int], target: int, group_size: int) -> Decision:
+    copies = _pad(groups, target // group_size)
+    plan = plan_exchange([len(each) * group_size for each in copies], target, group_size)
+    return Decision(outcome, plan, _samples(copies, group_size), (1.0,) * len(groups))
 
 
 def _shrink(groups: List[int], group_size: int) -> Decision:
@@ -130,12 +153,3 @@ def _first_source(plan: ExchangePlan, rank: int) -> Tuple[int, int]:
 def _samples(copies: Sequence[Sequence[int]], group_size: int) -> Tuple[Tuple[int, ...], ...]:
     return tuple(tuple(group * group_size + k for group in each for k in range(group_size))
                  for each in copies)
-
-
-def _check_originals(original_counts: Sequence[int], total: int, goal: int) -> None:
-    without = [rank for rank, count in enumerate(original_counts) if not count]
-    if without:
-        raise ShortfallError(
-            f'{total}/{goal} valid samples, and no original batch to fall back to on rank(s) '
-            f'{without}: their loader ended or gave an empty batch. Use a loader that gives every '
-            f"rank equally many batches, or shortfall='pad' or 'shrink'.")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -12,11 +12,14 @@ from mapsage.distributed import Channel
 from .exchange import Traffic
 from .validity import NO_SPREAD, NOT_FINITE, TOO_HIGH, TOO_LOW
 
-EXPIRED, SURPLUS = 'expired', 'surplus'  # reasons besides those of the validity
-REASONS = (NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH, EXPIRED, SURPLUS)
+# Reasons besides those of the validity: FAILED is a sample that an error overtook before it was
+# judged, NOT_RESTORED one of a pool that a resumed run could not load.
+EXPIRED, SURPLUS, FAILED, NOT_RESTORED = 'expired', 'surplus', 'failed', 'not_restored'
+REASONS = (NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH, EXPIRED, SURPLUS, FAILED, NOT_RESTORED)
 
 # Figures of Totals that differ between ranks.
-_LOCAL = ('fetched', 'used', 'replicated', 'unfiltered', 'surplus', 'sent_bytes', 'received_bytes')
+_LOCAL = ('carried', 'fetched', 'used', 'replicated', 'unfiltered', 'surplus', 'sent_bytes',
+          'received_bytes')
 
 
 @dataclass
@@ -36,6 +39,7 @@ class StepStatistics:
         missing: Number of samples by which ``valid`` falls short of the goal. Global.
         outcome: ``'valid'``, or the shortfall policy that was applied. Global.
         moved_samples: Number of samples that changed their rank. Global.
+        carried: Number of samples in the pool when the step began.
         fetched: Number of samples fetched.
         received: Number of samples that came from other ranks.
         sent: Number of samples that went to other ranks.
@@ -60,6 +64,7 @@ class StepStatistics:
     missing: int = 0
     outcome: str = 'valid'
     moved_samples: int = 0
+    carried: int = 0
     fetched: int = 0
     received: int = 0
     sent: int = 0
@@ -86,8 +91,12 @@ class StepStatistics:
 class Totals:
     """Sums over steps since :meth:`clear`, as in :class:`StepStatistics`.
 
+    They are an account of the samples, over all ranks together: what was carried in and what was
+    drawn is trained on, dropped for a reason, or in the pool.
+
     Attributes:
         steps: Number of steps.
+        carried: Samples in the pool before the first step.
         shortfalls: Number of steps that fell short, by the policy that was applied.
         surplus: Surplus samples after the last step.
     """
@@ -102,6 +111,7 @@ class Totals:
     moved_samples: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    carried: Optional[int] = None
     fetched: int = 0
     used: int = 0
     replicated: int = 0
@@ -114,14 +124,21 @@ class Totals:
     def add(self, step: StepStatistics) -> None:
         """Add the figures of one step."""
         self.steps += 1
-        for name in ('attempts', 'rounds', 'judged', 'passed', 'not_finite', 'missing', 'fetched',
+        for name in ('attempts', 'rounds', 'judged', 'passed', 'not_finite', 'missing',
                      'moved_samples', 'used', 'replicated', 'unfiltered', 'seconds'):
             setattr(self, name, getattr(self, name) + getattr(step, name))
         self.sent_bytes += step.traffic.sent_bytes
         self.received_bytes += step.traffic.received_bytes
-        self.surplus = step.surplus
         if step.missing:
             self.shortfalls[step.outcome] = self.shortfalls.get(step.outcome, 0) + 1
+        self.add_unfinished(step)
+
+    def add_unfinished(self, step: StepStatistics) -> None:
+        """Add what a step drew and dropped that an error ended."""
+        if self.carried is None:
+            self.carried = step.carried
+        self.fetched += step.fetched
+        self.surplus = step.surplus
         for reason, count in step.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
@@ -138,7 +155,7 @@ class Totals:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        mine = torch.tensor([self.seconds] + [getattr(self, name) for name in _LOCAL]
+        mine = torch.tensor([self.seconds] + [getattr(self, name) or 0 for name in _LOCAL]
                             + [self.dropped.get(reason, 0) for reason in REASONS],
                             dtype=torch.float64)
         rows = torch.stack(channel.gather(mine))
@@ -154,6 +171,12 @@ class Totals:
     def pass_rate(self) -> float:
         """Valid share of the samples judged; NaN when none was."""
         return self.passed / self.judged if self.judged else math.nan
+
+    @property
+    def lost(self) -> int:
+        """Number of samples without a record, 0 always: of the sums over all ranks."""
+        return ((self.carried or 0) + self.fetched - (self.used - self.replicated)
+                - sum(self.dropped.values()) - self.surplus)
 
     def summary(self) -> str:
         """Return one line for the log."""

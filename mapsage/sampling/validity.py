@@ -1,6 +1,7 @@
 """Decide by their scores which groups of samples are valid. Pure."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, List, NamedTuple, Optional
 
@@ -15,10 +16,13 @@ class Verdict(NamedTuple):
     Attributes:
         valid: Tensor of bool and shape ``(groups,)``.
         reasons: One word for each group: why it is dropped, or ``''`` where it is valid.
+        means: Tensor of float64 and shape ``(groups,)``: the mean score of each group, NaN where
+            one of its scores is not finite.
     """
 
     valid: torch.Tensor
     reasons: List[str]
+    means: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -31,24 +35,37 @@ class Validity:
             constant groups tried. None for no such criterion.
         low: Lower bound of the group's mean score, excluded; None for no bound.
         high: Upper bound of the group's mean score, excluded; None for no bound.
+        quantile: Share of the groups, those with the lowest mean scores, that is not valid. The
+            lower bound is the quantile of the latest scores of all ranks, which follows them, for
+            example when a loss falls. It is included, so that equal scores are valid. None for no
+            such criterion.
 
     Raises:
-        ValueError: If no criterion is given, ``eps`` is negative or the band is empty.
+        ValueError: If no criterion is given, ``eps`` is negative, the band is empty, or
+            ``quantile`` is not between 0 and 1.
     """
 
     eps: Optional[float] = None
     low: Optional[float] = None
     high: Optional[float] = None
+    quantile: Optional[float] = None
 
     def __post_init__(self) -> None:
-        if self.eps is None and self.low is None and self.high is None:
+        if all(each is None for each in (self.eps, self.low, self.high, self.quantile)):
             raise ValueError('Validity() has no criterion: give eps (spread over a group), low or '
-                             'high (band of its mean score). Validity(eps=1e-6) is a common one.')
+                             'high (band of its mean score), or quantile (share of the lowest). '
+                             'Validity(eps=1e-6) is a common one.')
         if self.eps is not None and not self.eps >= 0:
             raise ValueError(f'eps={self.eps}, expected 0 or a small positive number.')
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f'low={self.low}, high={self.high}: no score is in this band. '
                              f'Expected low < high.')
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise ValueError(f'quantile={self.quantile}, expected a share between 0 and 1, for '
+                             f'example 0.3 to drop the lowest 30 %.')
+        if self.quantile is not None and self.low is not None:
+            raise ValueError(f'quantile={self.quantile} and low={self.low} are both lower bounds. '
+                             f'Set one of them.')
 
     def check_group_size(self, group_size: int) -> None:
         """Raise ValueError if no group of this size can ever be valid."""
@@ -57,13 +74,20 @@ class Validity:
                              f'group_size={group_size} has none. Use low and high for single '
                              f'samples, or group_size >= 2.')
 
-    def judge(self, scores: Any, group_size: int) -> Verdict:
+    def criteria(self) -> str:
+        """Return the criteria that are given, as in a config: ``'low=0.2, high=3'``."""
+        given = ((name, getattr(self, name)) for name in ('eps', 'low', 'high', 'quantile'))
+        return ', '.join(f'{name}={value:g}' for name, value in given if value is not None)
+
+    def judge(self, scores: Any, group_size: int, threshold: Optional[float] = None) -> Verdict:
         """Decide about every group. Pure.
 
         Args:
             scores: One number for each sample, the groups one after the other: a tensor of any
                 device, dtype and shape, or a sequence of numbers.
             group_size: Number of scores in a group.
+            threshold: Quantile of the latest scores, for the criterion ``quantile``; with None,
+                when there are none yet, every finite mean meets it.
 
         Raises:
             ValueError: If the scores do not fill whole groups.
@@ -77,16 +101,19 @@ class Validity:
         highest, lowest = (groups.max(1)[0], groups.min(1)[0]) if len(groups) else (flat, flat)
         # A mean lies between its extremes; the rounded mean of equal scores may not.
         mean = torch.min(torch.max(groups.mean(1), lowest), highest)
+        bound = None if self.quantile is None else threshold
         reasons = [''] * len(groups)
         for reason, meets in (
                 (NOT_FINITE, finite),
                 (NO_SPREAD, None if self.eps is None else highest - lowest > self.eps),
                 (TOO_LOW, None if self.low is None else mean > self.low),
+                (TOO_LOW, None if bound is None else mean >= bound),
                 (TOO_HIGH, None if self.high is None else mean < self.high)):
             if meets is not None:
                 reasons = [known or ('' if good else reason)
                            for known, good in zip(reasons, meets.tolist())]
-        return Verdict(torch.tensor([not reason for reason in reasons], dtype=torch.bool), reasons)
+        return Verdict(torch.tensor([not reason for reason in reasons], dtype=torch.bool), reasons,
+                       torch.where(finite, mean, torch.full_like(mean, math.nan)))
 
 
 def to_float64(scores: Any) -> torch.Tensor:

@@ -232,18 +232,20 @@ def test_refills_of_the_loop_follow_the_pass_rate() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(st.sampled_from([0, 0, 1]), min_size=4, max_size=4), min_size=60,
                 max_size=60),
-       st.sampled_from(['fallback', 'pad', 'shrink']), st.integers(0, 3), st.integers(0, 3))
+       st.sampled_from(['fallback', 'pad', 'shrink']), st.integers(0, 3), st.integers(0, 3),
+       st.sampled_from([Validity(low=0), Validity(quantile=0.6)]), st.booleans())
 def test_a_resumed_loop_equals_one_that_was_not(batches: list, shortfall: str, max_age: int,
-                                                resamples: int) -> None:
+                                                resamples: int, validity: Validity,
+                                                unbiased: bool) -> None:
     options = dict(shortfall=shortfall, max_age=max_age, max_resample_times=resamples,
-                   group_size=2, keep_fraction=0.2)
+                   group_size=2, keep_fraction=0.2, validity=validity, unbiased=unbiased)
 
     def walk(sampler: DynamicSampler, steps: int) -> Iterator[Any]:
         for _ in range(steps):
             batch = sampler.sample()
             statistics = batch.statistics
             statistics.seconds = 0
-            yield ids(batch.samples), batch.loss_weight, statistics
+            yield ids(batch.samples), batch.loss_weight, batch.weights, statistics
 
     fetch = loader(batches)
     straight = list(walk(make(fetch, **options), 4))
@@ -261,12 +263,10 @@ def test_the_pool_forgets_by_age_alone(found: List[int], max_age: int) -> None:
     for step, new in enumerate(found):
         young, old = pool.take(step)
         assert young == [group for group in held if step - group.found_at <= max_age]
-        held = young + [Group([k], step, original=True) for k in range(new)]
+        held = young + [Group([k], step) for k in range(new)]
         dropped += len(old) + len(pool.put(held))
-        held = [Group(group.samples, group.found_at) for group in held] if max_age else []
+        held = held if max_age else []
     assert len(pool) == len(held) == sum(found) - dropped
-
-
 
 
 def test_a_step_that_raises_keeps_the_pool_and_is_taken_again() -> None:

@@ -17,7 +17,6 @@ cases = st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.intege
 
 def batches(decision: Decision) -> List[List[Tuple[int, int]]]:
     """Return each rank's batch as (source rank, index of a valid sample)."""
-    assert decision.plan is not None
     return [[(rank, decision.supplies[rank][index]) for rank, index in batch]
             for batch in carried_out(decision.plan)]
 
@@ -69,7 +68,6 @@ def test_shrink_moves_as_little_as_equal_shares_allow(case: tuple) -> None:
     each, more = divmod(total, world)
     groups = sorted((count // size for count in counts), reverse=True)
     least = sum(max(0, each + (k < more) - count) for k, count in enumerate(groups))
-    assert decision.plan is not None
     assert len(decision.plan.moves) == least * size
 
 
@@ -89,14 +87,36 @@ def test_fallback_and_no_valid_sample_at_all_take_the_original_batch() -> None:
     for policy, counts in (('fallback', [16, 16, 16, 14]), ('fallback', [0] * 4), ('pad', [0] * 4),
                            ('shrink', [0] * 4)):
         decision = decide_shortfall(policy, counts, [16] * 4, 16, 2)
-        assert (decision.outcome, decision.plan) == ('fallback', None)
+        assert (decision.outcome, decision.plan.moves) == ('fallback', ())
+        assert batches(decision) == [[(rank, k) for k in range(16)] for rank in range(4)]
         assert decision.loss_weights == (1.0,) * 4
+
+
+@pytest.mark.parametrize('world', [1, 2, 3, 5])
+@pytest.mark.parametrize('drawn', [(24,), (8,), (3,), (0, 24), (24, 8, 3), (5, 0)])
+@pytest.mark.parametrize('size', [1, 2])
+def test_a_fallback_trains_on_the_target_whatever_was_drawn(world: int, drawn: Tuple[int, ...],
+                                                            size: int) -> None:
+    counts = [drawn[rank % len(drawn)] * size for rank in range(world)]
+    if not sum(counts):
+        counts[0] = size
+    decision = decide_shortfall('fallback', [0] * world, counts, 8 * size, size)
+    ranks = batches(decision)
+    assert [len(batch) for batch in ranks] == [8 * size] * world
+    for rank, batch in enumerate(ranks):  # its own first, in the order in which they were drawn
+        own = min(counts[rank], 8 * size)
+        assert batch[:own] == [(rank, k) for k in range(own)]
+    times = Counter(sample for batch in ranks for sample in batch)
+    assert max(times.values()) - min(times.values()) <= 1
+    if sum(counts) >= 8 * size * world:
+        assert set(times.values()) == {1}
+    assert decision.loss_weights == (1.0,) * world
 
 
 def test_raise_and_no_original_batch_are_errors_that_say_what_to_do() -> None:
     with pytest.raises(ShortfallError, match='62/64 valid .*max_resample_times'):
         decide_shortfall('raise', [16, 16, 16, 14], [16] * 4, 16, 2)
-    with pytest.raises(ShortfallError, match=r'0/64 valid .* rank\(s\) \[2\]'):
-        decide_shortfall('pad', [0] * 4, [16, 16, 0, 16], 16)
+    with pytest.raises(ShortfallError, match='0/64 valid .*drop_last'):
+        decide_shortfall('pad', [0] * 4, [0] * 4, 16)
     with pytest.raises(ValueError, match="'fall back', expected one of fallback, pad"):
         decide_shortfall('fall back', [1], [1], 1)

@@ -1,0 +1,110 @@
+"""A step in progress, and the batch that comes of it."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, List, Tuple
+
+from .pool import Group
+from .statistics import StepStatistics
+
+
+class EndOfData(RuntimeError):
+    """Every rank's loader had ended when the step began."""
+
+
+@dataclass
+class SampledBatch:
+    """This rank's share of one step.
+
+    Attributes:
+        samples: The samples to train on.
+        loss_weight: Factor by which the mean loss over the samples is multiplied.
+        statistics: Counts and times of the step.
+        weights: Factor by which the loss of each sample is multiplied; all 1 unless the sampler is
+            ``unbiased``.
+    """
+
+    samples: List[Any]
+    loss_weight: float
+    statistics: StepStatistics
+    weights: Tuple[float, ...] = ()
+
+
+@dataclass
+class Findings:
+    """What one virtual rank has found in a step in progress.
+
+    Attributes:
+        rank: Number of the virtual rank.
+        held: Groups that it may train on: valid, or kept at random.
+        original: The first groups drawn in the step, as many as the target needs, whether valid or
+            not; all groups of the batch that the step began with.
+        ended: Whether its loader has no more batches.
+        judged: Number of samples judged in this round.
+        passed: How many of these are valid.
+        not_finite: How many of these are in a group with a score that is not finite.
+        scores: Mean scores of the groups judged in this round, NaN where not finite.
+    """
+
+    rank: int
+    held: List[Group]
+    original: List[Group] = field(default_factory=list)
+    ended: bool = False
+    judged: int = 0
+    passed: int = 0
+    not_finite: int = 0
+    scores: List[float] = field(default_factory=list)
+
+    def begin_round(self) -> None:
+        """Set the counts of the round to zero."""
+        self.judged = self.passed = self.not_finite = 0
+        self.scores = []
+
+
+@dataclass
+class StepInProgress:
+    """One step in progress, on this process.
+
+    Attributes:
+        stats: Statistics of the step so far.
+        findings: Those of each virtual rank of this process.
+        initial: Number of samples in the batch that all ranks together began with.
+        attempt: Number of the resample, 0 for the initial batch.
+        unjudged: Number of samples drawn and not yet in ``held``, ``original`` or a count.
+    """
+
+    stats: StepStatistics
+    findings: List[Findings]
+    initial: int = 0
+    attempt: int = 0
+    unjudged: int = 0
+
+
+def check_settings(local_target: int, group_size: int, max_resample_times: int,
+                   max_refill_rounds: int, keep_fraction: float, unbiased: bool) -> None:
+    """Raise ValueError for a setting of :class:`DynamicSampler` that is out of range."""
+    if group_size < 1 or local_target < 1 or local_target % group_size:
+        size = max(1, group_size)
+        raise ValueError(f'local_target={local_target}, group_size={group_size}: expected a whole '
+                         f'number of groups on each rank, for example local_target='
+                         f'{max(1, local_target // size) * size}, group_size={size}.')
+    if max_resample_times < 0:
+        raise ValueError(f'max_resample_times={max_resample_times}, expected 0 or more.')
+    if max_refill_rounds < 1:
+        raise ValueError(f'max_refill_rounds={max_refill_rounds}, expected 1 or more.')
+    if not 0 <= keep_fraction <= 1:
+        raise ValueError(f'keep_fraction={keep_fraction}, expected a share from 0 to 1.')
+    if unbiased and not keep_fraction:
+        raise ValueError('unbiased=True with keep_fraction=0: what is never trained on cannot be '
+                         'weighed up. Set keep_fraction, for example 0.3.')
+
+
+def describe_keeping(keep_fraction: float, unbiased: bool) -> str:
+    """Return a line for the log: how groups that are kept at random weigh."""
+    if unbiased:
+        return (f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=True: a group that is not '
+                f'valid and is kept weighs 1/{keep_fraction:g} times as much in the loss as '
+                f'a valid one, so that the class prior is that of the data.')
+    return (f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=False: a group that is not '
+            f'valid and is kept weighs as much as a valid one, so that the class prior moves '
+            f'toward that of the valid ones.')
