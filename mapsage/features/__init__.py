@@ -10,7 +10,8 @@ from .source import Encode, Features, FeatureSource, Item, Local, StreamingError
 from .split_head.replica_features import ReplicaFeatures
 from .split_head.replicated import Replicated
 from .split_head.tensor_parallel import parallelize_head
-from .wire.link import Link, LinkError, open_links
+from .wire.link import Link, LinkError
+from .wire.opening import open_links
 
 __all__ = [
     'BlockError', 'BlockPool', 'Cached', 'Encode', 'FeatureSource',

@@ -3,36 +3,43 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from mapsage.accelerator import Accelerator
-from mapsage.distributed.replicas import Replicas
+from mapsage.distributed import all_ranks_or_none, open_channel
+from mapsage.distributed.groups.replicas import Replicas
 from mapsage.distributed.weights import total_digest, weight_digests
 
 from .cache.cached import Cached
 from .cache.index import read_index
-from .cache.keys import ViewSeeds, keys_of_run
+from .cache.keys import ViewSeeds, hash_of, keys_of_run, sample_hashes
 from .cache.shards import CacheError
 from .encoder_gate import FeatureSourceError
 from .prefetch import Prefetched
 from .remote.blocks import BlockPool
 from .remote.encoder_weights import share_encoder
+from .remote.notices import Log, log_plainly
 from .remote.roles import ENCODERS_VARIABLE, connect_store
-from .remote.streamed import Streamed
+from .remote.streamed import Streamed, check_settings
 from .source import Encode, FeatureSource, Local
 from .split_head.replica_features import ReplicaFeatures
 from .split_head.replicated import Replicated
-from .wire.link import Link, open_links
+from .wire.link import Link
+from .wire.opening import open_links
 
-# Seconds without a message after which the other end of a link counts as lost. An encoder sends
-# nothing while it encodes a batch.
+# Seconds without a sign of life after which the other end of a link counts as lost. An item may
+# take longer.
 PEER_TIMEOUT = 120.
+# Host memory of a rank that gets its features from another one of its head replica, where
+# pool_bytes is not given: an item of any size passes through it.
+_REPLICA_POOL_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Surroundings:
         device: Device on which features are wanted.
         runner: Runner of the training.
         timeout: Seconds to wait for other ranks.
+        log: Function that logs a text at a level of :mod:`logging`.
         replicas: Head replicas if several ranks train one head; None if each rank trains a whole
             head.
     """
@@ -58,6 +66,7 @@ class Surroundings:
     device: torch.device
     runner: Any
     timeout: float
+    log: Log = log_plainly
     replicas: Optional[Replicas] = None
 
 
@@ -96,19 +105,55 @@ def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> Featu
         raise FeatureSourceError(f'feature_source of type {name!r}: {error}') from error
 
 
-def view_seeds(config: Mapping[str, Any]) -> Optional[ViewSeeds]:
+def view_seeds(config: Mapping[str, Any], dataset: Any) -> Optional[ViewSeeds]:
     """Return the seeds that choose the cached view of a sample; None for a source without a cache.
 
     None is also returned for a cache that cannot be read, which is an error once the source is
-    built.
+    built. Collective over all ranks: the first one asks for the sizes of the dataset's files, and
+    all compare what their datasets list.
+
+    Raises:
+        ValueError: On every rank, if the dataset does not list its samples, or not the same ones
+            everywhere.
     """
     if config.get('type') != 'Cached' or 'folder' not in config:
         return None
-    try:
-        found = read_index(Path(config['folder']))
-    except CacheError:
+    channel, mine = open_channel(), ''
+    is_first = channel.rank == channel.ranks[0]
+    with all_ranks_or_none('looking up the cached samples'):
+        listed = hash_of(sample_hashes(dataset, sizes=False)) if len(channel.ranks) > 1 else ''
+        try:
+            found = read_index(Path(config['folder'])) if is_first else None
+        except CacheError:
+            found = None
+        if found is not None:
+            slots = found.slots(sample_hashes(dataset))
+            mine = json.dumps(dict(seed=found.seed, views=found.views, slots=_runs(slots)))
+    texts = channel.gather_texts(json.dumps([listed, mine]))
+    lists = [json.loads(text)[0] for text in texts]
+    others = [rank for rank, each in zip(channel.ranks, lists) if each != lists[0]]
+    if others:
+        raise ValueError(f'the training dataset of rank(s) {others} lists other samples than that '
+                         f'of rank {channel.ranks[0]}: all ranks must read the same data.')
+    text = json.loads(texts[0])[1]
+    if not text:
         return None
-    return None if found is None else ViewSeeds(found.seed, found.views)
+    plan = json.loads(text)
+    return ViewSeeds(plan['seed'], plan['views'], tuple(
+        first + at * step for first, step, count in plan['slots'] for at in range(count)))
+
+
+def _runs(slots: Sequence[int]) -> List[List[int]]:
+    """Return numbers as few triples (first, 0 or 1, count), since there may be a million of them.
+    """
+    runs: List[List[int]] = []
+    for slot in slots:
+        step = 0 if slot < 0 else 1
+        if runs and runs[-1][1] == step and slot == runs[-1][0] + step * runs[-1][2]:
+            runs[-1][2] += 1
+        else:
+            runs.append([slot, step, 1])
+    return runs
 
 
 def _local(around: Surroundings) -> FeatureSource:
@@ -122,19 +167,28 @@ def _prefetched(around: Surroundings, *, depth: int = 2, timeout: float = 600.) 
         flush=around.accelerator.flush if around.accelerator.lazy else None)
 
 
-def _cached(around: Surroundings, *, folder: str, views: int = 1) -> FeatureSource:
+def _cached(around: Surroundings, *, folder: str, views: int = 1,
+            load_images: bool = False) -> FeatureSource:
+    # The hook uses `load_images`, before the first sample is loaded.
     run = around.runner
-    return Cached(folder, views, around.device, keys_of_run(
-        run.cfg, run.train_loop.dataloader.dataset, around.encoder,
-        getattr(run.optim_wrapper, 'cast_dtype', None)))
+    dataset = run.train_loop.dataloader.dataset
+    # What view_seeds returned before the first sample was loaded.
+    seeds = getattr(getattr(run.train_loop.dataloader, 'samples', None), 'reseed', None)
+    slots = seeds.slots if isinstance(seeds, ViewSeeds) else None
+    samples = sample_hashes(dataset) if slots is None else []
+    channel = open_channel()
+    with all_ranks_or_none('opening the cache of features'):
+        keys = keys_of_run(run.cfg, samples, around.encoder,
+                           getattr(run.optim_wrapper, 'cast_dtype', None))
+        return Cached(folder, views, around.device, keys, slots, channel.rank == channel.ranks[0])
 
 
 def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str] = None,
-              pool_bytes: int = 256 * 2**20, block_bytes: int = 4 * 2**20, timeout: float = 600.,
+              pool_bytes: Optional[int] = None, block_bytes: int = 4 * 2**20, timeout: float = 600.,
               peer_timeout: float = PEER_TIMEOUT, wire_dtype: Optional[str] = None,
               ahead: Optional[int] = None, local_fallback: bool = True,
               ranks_per_head: int = 1) -> FeatureSource:
-    # Only encoder ranks use `accelerator`, in mapsage/engine/encoder_rank.py.
+    # Only encoder ranks use `accelerator`, in mapsage/engine/ranks/encoder_rank.py.
     if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
         raise FeatureSourceError(
             f"feature_source of type 'Streamed' needs {encoders} rank(s) that encode, beside those "
@@ -142,21 +196,28 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
             f'training with scripts/start_8card_training.sh, or give --launcher to tools/train.py '
             f"or to MMSegmentation's own tools/train.py. For one process, use a source of type "
             f"'Prefetched' or 'Cached'.")
+    # Before the links are opened: the encoders need not notice.
+    wire = _dtype(wire_dtype)
+    check_settings(pool_bytes, block_bytes, timeout, wire, ahead)
+    if not peer_timeout > 0:
+        raise ValueError(f'peer_timeout={peer_timeout!r}, expected a positive number of seconds.')
     heads, rank, replicas = int(os.environ['WORLD_SIZE']), int(os.environ['RANK']), around.replicas
     receivers = range(heads) if replicas is None else replicas.leaders()
     streamed: Optional[Streamed] = None
     if rank in receivers:
         links, digest = _meet_encoders(around, encoders, receivers, peer_timeout)
         streamed = Streamed(links, around.device, around.encode if local_fallback else None, digest,
-                            pool_bytes, block_bytes, timeout, _dtype(wire_dtype), ahead)
+                            pool_bytes, block_bytes, timeout, wire, ahead, around.log)
         if replicas is None:
             return streamed
     assert replicas is not None
     # The rank that receives from the encoders sends items on without blocks, but a pool has at
     # least one.
-    blocks = 1 if streamed is not None else pool_bytes // block_bytes
+    blocks = 1 if streamed is not None else (pool_bytes or _REPLICA_POOL_BYTES) // block_bytes
+    # Longer than one attempt: the rank that receives ends it, and the others wait for the next.
     return Replicated(
-        ReplicaFeatures(replicas.group, BlockPool(blocks, block_bytes), around.device, timeout),
+        ReplicaFeatures(replicas.group, BlockPool(blocks, block_bytes), around.device,
+                        1.5 * timeout),
         streamed, 2 * encoders if ahead is None else ahead)
 
 

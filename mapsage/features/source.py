@@ -43,10 +43,12 @@ class FeatureSource(abc.ABC):
     Attributes:
         ahead: Number of items to request before the first of them is needed.
         needs_images: Whether the source reads :attr:`Item.images`.
+        may_wait: Whether :attr:`ahead` may be set to 0 where items are known in their step only.
     """
 
     ahead: int = 0
     needs_images: ClassVar[bool] = True
+    may_wait: ClassVar[bool] = False
 
     @abc.abstractmethod
     def request(self, item: Item) -> None:

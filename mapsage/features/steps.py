@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Iterable, Iterator, Optional, Tuple
+from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
 from .source import FeatureSource, Item
 
@@ -12,20 +12,22 @@ class FeatureSteps:
 
     Args:
         batches: Batches of the training loader.
-        make_item: Function that makes the item of a batch.
-        source: Source from which each item is requested, up to ``source.ahead`` items early.
-        taken: Function that is called with the item of each batch before the loop gets the batch.
+        make_items: Function that makes the items of a batch: one for each virtual rank of this
+            process, in order.
+        source: Source from which each item is requested. All items of a step are requested before
+            it begins, and those of further whole steps until ``source.ahead`` of them are.
+        taken: Function that is called with the items of each batch before the loop gets the batch.
         still_wanted: Function that returns how many batches the loop will take after the next one.
     """
 
-    def __init__(self, batches: Iterable[Any], make_item: Callable[[Any], Item],
-                 source: FeatureSource, taken: Callable[[Item], None],
+    def __init__(self, batches: Iterable[Any], make_items: Callable[[Any], List[Item]],
+                 source: FeatureSource, taken: Callable[[List[Item]], None],
                  still_wanted: Callable[[], int]) -> None:
         self._given = batches
         self._batches: Optional[Iterator[Any]] = None
-        self._make_item, self._source = make_item, source
+        self._make_items, self._source = make_items, source
         self._taken, self._still_wanted = taken, still_wanted
-        self._queue: Deque[Tuple[Any, Item]] = deque()
+        self._queue: Deque[Tuple[Any, List[Item]]] = deque()
 
     def __iter__(self) -> FeatureSteps:
         return self
@@ -33,22 +35,29 @@ class FeatureSteps:
     def __next__(self) -> Any:
         if self._batches is None:
             self._batches = iter(self._given)
-        wanted = 1 + max(0, min(self._source.ahead, self._still_wanted()))
-        while len(self._queue) < wanted:
+        left = 1 + max(0, self._still_wanted())
+        while len(self._queue) < left and not self._enough():
             try:
                 batch = next(self._batches)
             except StopIteration:
                 break
             if batch is None:  # placeholder of a batch that a resumed loop skips
                 return None
-            item = self._make_item(batch)
-            self._source.request(item)
-            self._queue.append((batch, item))
+            items = self._make_items(batch)
+            for item in items:
+                self._source.request(item)
+            self._queue.append((batch, items))
         if not self._queue:
             raise StopIteration
-        batch, item = self._queue.popleft()
-        self._taken(item)
+        batch, items = self._queue.popleft()
+        self._taken(items)
         return batch
+
+    def _enough(self) -> bool:
+        """Return whether as many items behind the next batch's are requested as the source wants.
+        """
+        items = sum(len(each) for _, each in self._queue)
+        return bool(self._queue) and items - len(self._queue[0][1]) >= self._source.ahead
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('__') or name == '_given':
@@ -72,6 +81,16 @@ class FeatureEpochs:
 
     def __iter__(self) -> FeatureSteps:
         return self._steps(self._loader)
+
+    def rest_of_epoch(self, done: int,
+                      cut: Callable[[Any, int], Iterable[Any]]) -> FeatureSteps:
+        """Return the steps of one epoch behind ``done`` batches.
+
+        Args:
+            done: Number of batches to leave out.
+            cut: Function that returns the batches of a loader behind so many.
+        """
+        return self._steps(cut(self._loader, done))
 
     def __getattr__(self, name: str) -> Any:
         if name == '_loader':

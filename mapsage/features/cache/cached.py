@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from pathlib import Path
-from typing import ClassVar, Dict, Tuple
+from typing import ClassVar, Dict, Optional, Sequence, Tuple
 
 import torch
 
+from mapsage.background_worker import BackgroundWorker
 from mapsage.features.source import Features, FeatureSource, Item
 
 from .index import INDEX, CacheIndex, check_views, find_shards, read_index
@@ -17,6 +19,8 @@ from .shards import CacheError, DamagedShardError, Shard, ShardEntry, read_items
 class Cached(FeatureSource):
     """Reads the features that ``tools/cache_features.py`` computed.
 
+    A thread reads those of the next items while the head trains, if they are requested ahead.
+
     The loader must load every sample as one of the cache's views: set ``KeyedDataset.reseed`` to
     :attr:`seed_of`. The checksum of each item is verified when the item is first read.
 
@@ -25,6 +29,8 @@ class Cached(FeatureSource):
         views: Number of views per sample, as given to the tool.
         device: Device on which the head wants the features.
         keys: Everything that this run's features depend on.
+        slots: Slot in the cache of each sample of the run; looked up by ``keys.samples`` when None.
+        check_files: Whether to look at the size of each shard now; one rank of a run is enough.
 
     Attributes:
         seed_of: Function that takes the number of a sample and the seed that the run drew for it,
@@ -36,8 +42,11 @@ class Cached(FeatureSource):
     """
 
     needs_images: ClassVar[bool] = False
+    may_wait: ClassVar[bool] = True
+    ahead = 2
 
-    def __init__(self, folder: str, views: int, device: torch.device, keys: CacheKeys) -> None:
+    def __init__(self, folder: str, views: int, device: torch.device, keys: CacheKeys,
+                 slots: Optional[Sequence[int]] = None, check_files: bool = True) -> None:
         check_views(views, 'feature_source.views')
         self._folder, self._device = Path(folder), device
         found = read_index(self._folder)
@@ -49,15 +58,19 @@ class Cached(FeatureSource):
         self._entries = found.shards
         self._shard_of = {item: number for number, entry in enumerate(self._entries)
                           for item in entry.items}
-        self._check_complete(found)
         self._views = views
-        self.seed_of = ViewSeeds(found.seed, views)
+        self.seed_of = ViewSeeds(found.seed, views, tuple(
+            found.slots(keys.samples) if slots is None else slots))
+        self._check_complete(found, check_files)
         self._shards: Dict[int, Shard] = {}
         self._checked = bytearray(found.items)
         self._report = dict(waited=0.0, bytes=0.0)
+        self._worker = BackgroundWorker('feature-cache')
+        self._reading: Dict[int, Future] = {}
 
     def request(self, item: Item) -> None:
-        """Do nothing: an item is read when it is fetched."""
+        """Begin to read an item in the thread."""
+        self._reading[item.number] = self._worker.submit(self._read, item)
 
     def features(self, item: Item) -> Features:
         """Return the stored features of an item's samples, copied to the device.
@@ -67,30 +80,38 @@ class Cached(FeatureSource):
             ValueError: If a sample was not loaded as a view of this cache.
         """
         begin = time.monotonic()
-        rows = [self._find(index, seed) for index, seed in item.keys]
-        try:
-            host = read_items(rows)
-        except ValueError as error:
-            raise CacheError(
-                f'the samples {[index for index, _ in item.keys]} of one batch have features of '
-                f'different shapes: {error}. Set batch_size=1, or crop or resize in the pipeline '
-                f'so that all images have one size, and make the cache again.') from error
+        if item.number not in self._reading:
+            self.request(item)
+        host = self._reading.pop(item.number).result()
         features = tuple(level.to(self._device) for level in host)
         self._report['waited'] += time.monotonic() - begin
         self._report['bytes'] += sum(level.numel() * level.element_size() for level in host)
         return features
 
+    def _read(self, item: Item) -> Features:
+        rows = [self._find(index, seed) for index, seed in item.keys]
+        try:
+            return read_items(rows)
+        except ValueError as error:
+            raise CacheError(
+                f'the samples {[index for index, _ in item.keys]} of one batch have features of '
+                f'different shapes: {error}. Set batch_size=1, or crop or resize in the pipeline '
+                f'so that all images have one size, and make the cache again.') from error
+
     def report(self) -> Dict[str, float]:
-        """Return ``waited`` (seconds of reading) and ``bytes`` read since the last report."""
+        """Return ``waited`` (seconds for which the head stood still) and ``bytes`` that were read.
+        """
         report, self._report = self._report, dict(waited=0.0, bytes=0.0)
         return report
 
     def close(self) -> None:
-        """Unmap the shards."""
+        """End the thread and unmap the shards."""
+        self._worker.close()
+        self._reading.clear()
         self._shards.clear()
 
     def _find(self, index: int, seed: Tuple[int, ...]) -> Tuple[Shard, int]:
-        number = index * self._views + self.seed_of.view(index, seed)
+        number = self.seed_of.item(index, seed)
         at = self._shard_of[number]
         if at not in self._shards:
             self._shards[at] = self._open(self._entries[at])
@@ -109,10 +130,10 @@ class Cached(FeatureSource):
                 f'as before computes what is missing.')
         return shard
 
-    def _check_complete(self, index: CacheIndex) -> None:
+    def _check_complete(self, index: CacheIndex, check_files: bool) -> None:
         again = ('Run tools/cache_features.py with the same arguments as before: it goes on where '
                  'it stopped.')
-        for entry in self._entries:
+        for entry in self._entries if check_files else []:
             path = self._folder / entry.file
             size = path.stat().st_size if path.exists() else None
             if size is None:
@@ -120,11 +141,19 @@ class Cached(FeatureSource):
             if size != entry.bytes:
                 raise DamagedShardError(f'{path} has {size:,} bytes, {entry.bytes:,} were written. '
                                         f'Delete it. {again}')
-        if len(self._shard_of) != index.items:
+        views = range(index.views)
+        missing = [at for at, slot in enumerate(self.seed_of.slots or ())
+                   if slot < 0 or any(slot * index.views + view not in self._shard_of
+                                      for view in views)]
+        if missing:
             # An index is completed at the end of a run; a run that was killed left only shards.
-            done = find_shards(self._folder, index)[0].finished()
-            missing = sorted(set(range(index.items)) - set(done))
-            first = f', from sample {missing[0] // index.views} on' if missing else ''
+            found = find_shards(self._folder, index)[0]
+            done = set(found.finished())
+            slots = self.seed_of.slots or ()
+            lacking = [(at, view) for at in missing for view in views
+                       if slots[at] < 0 or slots[at] * index.views + view not in done]
+            first = f', from sample {lacking[0][0]} on' if lacking else ''
             raise CacheError(
-                f'the cache in {self._folder} is not complete: {len(missing)} of {index.items} '
-                f'items are missing{first}, or the run that computes them has not ended. {again}')
+                f'the cache in {self._folder} is not complete: {len(lacking)} of '
+                f'{len(slots) * index.views} items are missing{first}, or the run that computes '
+                f'them has not ended. {again}')

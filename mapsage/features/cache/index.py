@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mapsage.atomic_write import atomic_write
 
@@ -17,13 +17,16 @@ from .shards import (
     ShardEntry,
 )
 
-VERSION = 1
+VERSION = 2
 INDEX = 'index.json'
 
 
 @dataclass(frozen=True)
 class CacheIndex:
-    """The content of a cache. Items are numbered ``sample * views + view``.
+    """The content of a cache. Items are numbered ``slot * views + view``.
+
+    A sample has the same slot for good. New samples get the next slots, and those of samples that
+    a dataset no longer lists stay unused.
 
     Attributes:
         keys: Everything that the features depend on.
@@ -41,14 +44,25 @@ class CacheIndex:
 
     @property
     def items(self) -> int:
-        """Number of items of the complete cache."""
-        return self.keys.samples * self.views
+        """Number of items of the complete cache, with those that are no longer used."""
+        return len(self.keys.samples) * self.views
 
     @property
     def cache(self) -> str:
         """Hash that every shard carries; different settings give a different hash."""
-        return hash_of([VERSION, self.keys.weights, self.keys.transforms, self.keys.dataset,
-                        self.views, self.seed])
+        return hash_of([VERSION, self.keys.weights, self.keys.transforms, self.views, self.seed])
+
+    def slots(self, samples: Sequence[str]) -> List[int]:
+        """Return the slot of each sample, by its hash; -1 for a sample without one."""
+        known = {sample: slot for slot, sample in enumerate(self.keys.samples)}
+        return [known.get(sample, -1) for sample in samples]
+
+    def extended(self, samples: Sequence[str]) -> CacheIndex:
+        """Return the index with slots for all of these samples."""
+        new = dict.fromkeys(samples)
+        for sample in self.keys.samples:
+            new.pop(sample, None)
+        return replace(self, keys=replace(self.keys, samples=(*self.keys.samples, *new)))
 
     def finished(self) -> List[int]:
         """Return the numbers of the items in the shards, ascending."""
@@ -77,7 +91,8 @@ def read_index(folder: Path) -> Optional[CacheIndex]:
         content = json.loads(path.read_text())
         version = content['version']
         if version == VERSION:
-            return CacheIndex(CacheKeys(**content['keys']), content['views'], content['seed'],
+            keys = dict(content['keys'], samples=tuple(content['keys']['samples']))
+            return CacheIndex(CacheKeys(**keys), content['views'], content['seed'],
                               content['made_with'],
                               [ShardEntry.of_json(entry) for entry in content['shards']])
     except FileNotFoundError:
@@ -111,12 +126,14 @@ def write_index(folder: Path, index: CacheIndex) -> None:
 def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]]:
     """Return an index with the shards that are in its folder, and the files that are damaged.
 
+    The shards name their samples too, so that an index that was deleted is made again from them.
     Only the headers of the files are read.
 
     Raises:
         CacheError: If a shard belongs to another cache, or cannot be read.
     """
     entries, damaged = [], []
+    samples = dict(enumerate(index.keys.samples))
     for path in sorted(folder.glob(PATTERN)):
         try:
             shard = Shard(path)
@@ -127,7 +144,13 @@ def find_shards(folder: Path, index: CacheIndex) -> Tuple[CacheIndex, List[Path]
             raise CacheError(f'{path} is of another cache than this one. Choose another --folder, '
                              f'or delete the other cache.')
         entries.append(shard.entry)
-    return replace(index, shards=entries), damaged
+        for item, sample in shard.samples.items():
+            if samples.setdefault(item // index.views, sample) != sample:
+                raise CacheError(f'{path} has features of another sample than {INDEX} says. If no '
+                                 f'other program writes there, delete it.')
+    slots = 1 + max(samples, default=-1)
+    keys = replace(index.keys, samples=tuple(samples.get(slot, '') for slot in range(slots)))
+    return replace(index, keys=keys, shards=entries), damaged
 
 
 def check_views(views: int, name: str) -> None:

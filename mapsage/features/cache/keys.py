@@ -5,14 +5,14 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from mapsage.accelerator import derived_seed
 
-# Settings that say where a dataset is. Its content is hashed by dataset_hash instead.
+# Settings that say where a dataset is. Its content is hashed by sample_hashes instead.
 _PLACES = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
 # First of the four numbers of a view's seed. The seeds that a run draws have three numbers.
 _VIEW = int.from_bytes(b'view', 'big')
@@ -27,43 +27,39 @@ class CacheKeys:
     Attributes:
         weights: Hash of the encoder's weights.
         transforms: Hash of :attr:`settings`.
-        dataset: Hash of the list of samples.
-        samples: Number of samples in the dataset.
+        samples: Hash of each sample; in a run by its index, in an index of a cache by its slot.
         settings: All settings between the image file and the features, as values of JSON.
     """
 
     weights: str
     transforms: str
-    dataset: str
-    samples: int
+    samples: Tuple[str, ...]
     settings: Any = field(compare=False)
 
     def differences(self, other: CacheKeys) -> List[str]:
-        """Return a line for each key that differs, with the value of ``self`` first."""
+        """Return a line for each key that differs but the samples, with that of ``self`` first."""
         lines = [f'{name} {getattr(self, name)} there, {getattr(other, name)} here'
-                 for name in ('weights', 'transforms', 'dataset')
+                 for name in ('weights', 'transforms')
                  if getattr(self, name) != getattr(other, name)]
         for at, line in enumerate(lines):
             if line.startswith('transforms'):
                 lines[at] += ''.join(f' ({change})' for change in
                                      _changes(self.settings, other.settings, 'config'))
-            elif line.startswith('dataset') and self.samples != other.samples:
-                lines[at] += f' ({self.samples} samples there, {other.samples} here)'
         return lines
 
 
-def keys_of_run(cfg: Mapping[str, Any], dataset: Any, encoder: nn.Module,
+def keys_of_run(cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Module,
                 dtype: Optional[torch.dtype]) -> CacheKeys:
     """Return the keys of the features that a run of a config would compute.
 
     Args:
         cfg: Complete config.
-        dataset: Dataset that was built from ``train_dataloader.dataset``.
+        samples: Hashes of the samples of ``train_dataloader.dataset``, of :func:`sample_hashes`.
         encoder: Module ``model.backbone``, with its weights.
         dtype: Dtype in which autocast computes; None without autocast.
 
     Raises:
-        ValueError: If the dataset does not list its samples, or a setting cannot be written down.
+        ValueError: If a setting cannot be written down.
     """
     model = cfg['model']
     settings = canonical(dict(
@@ -71,8 +67,7 @@ def keys_of_run(cfg: Mapping[str, Any], dataset: Any, encoder: nn.Module,
         data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor'),
         backbone=_without(model['backbone'], ('init_cfg',)),
         precision=None if dtype is None else str(dtype)))
-    return CacheKeys(weights_hash(encoder), hash_of(settings), dataset_hash(dataset), len(dataset),
-                     settings)
+    return CacheKeys(weights_hash(encoder), hash_of(settings), tuple(samples), settings)
 
 
 def weights_hash(encoder: nn.Module) -> str:
@@ -87,14 +82,17 @@ def weights_hash(encoder: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def dataset_hash(dataset: Any) -> str:
-    """Return a hash of the samples that a dataset lists, in their order.
+def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
+    """Return a hash of each sample that a dataset lists.
 
-    Paths are relative to ``data_root``, so that moving a dataset does not change its hash. The size
-    of each file is part of the hash, because editing a file nearly always changes its size.
+    It does not depend on the place of the sample in the list, so that a cache keeps its features
+    when samples are added, removed or sorted in another way; equal samples have one hash. Paths are
+    relative to ``data_root``, so that moving a dataset does not change its hashes.
 
     Args:
         dataset: Map-style dataset with MMEngine's ``get_data_info``.
+        sizes: Whether the size of each file is part of the hash, because editing a file nearly
+            always changes its size. Asking for it costs time on storage that is shared.
 
     Raises:
         ValueError: If the dataset has no ``get_data_info``.
@@ -103,15 +101,16 @@ def dataset_hash(dataset: Any) -> str:
         raise ValueError(f'{type(dataset).__name__} has no get_data_info(index), which '
                          f'identifies its samples. Features of MMEngine datasets can be cached.')
     roots = sorted({os.path.abspath(root) for root in _roots(dataset)}, key=len, reverse=True)
-    sizes: Dict[str, int] = {}
-    digest = hashlib.sha256(str(len(dataset)).encode())
+    known: Dict[str, int] = {}
+    hashes = []
     for index in range(len(dataset)):
         info = dict(dataset.get_data_info(index))
+        info.pop('sample_idx', None)  # MMEngine's: the place in the list
         for key, value in info.items():
             if key.endswith('path') and isinstance(value, str):
-                info[key] = [_relative(value, roots), _size(value, sizes)]
-        digest.update(json.dumps(canonical(info), sort_keys=True).encode())
-    return digest.hexdigest()[:16]
+                info[key] = [_relative(value, roots), _size(value, known) if sizes else 0]
+        hashes.append(hash_of(canonical(info)))
+    return hashes
 
 
 def hash_of(value: Any) -> str:
@@ -151,10 +150,25 @@ class ViewSeeds:
     Attributes:
         seed: Seed of the cache, 0 or more.
         views: Number of views per sample.
+        slots: Slot of each sample in the cache, by its index in the dataset, -1 where it has none;
+            the index itself when None.
     """
 
     seed: int
     views: int
+    slots: Optional[Tuple[int, ...]] = None
+
+    def slot(self, index: int) -> int:
+        """Return the slot of a sample, which stays when other samples come and go."""
+        return index if self.slots is None else self.slots[index]
+
+    def item(self, index: int, seed: Seed) -> int:
+        """Return the number of the item that a sample was loaded as.
+
+        Raises:
+            ValueError: If the seed does not belong to a view of this cache.
+        """
+        return self.slot(index) * self.views + self.view(index, seed)
 
     def __call__(self, index: int, seed: Seed) -> Seed:
         """Return the seed of the view that stands for a sample of a run.
@@ -175,7 +189,7 @@ class ViewSeeds:
 
     def of(self, index: int, view: int) -> Seed:
         """Return the seed by which view ``view`` of sample ``index`` is loaded."""
-        return (_VIEW, self.seed, index, view)
+        return (_VIEW, self.seed, self.slot(index), view)
 
     def view(self, index: int, seed: Seed) -> int:
         """Return the number of the view that a sample was loaded as.
@@ -183,7 +197,8 @@ class ViewSeeds:
         Raises:
             ValueError: If the seed does not belong to a view of this cache.
         """
-        if len(seed) != 4 or seed[:3] != (_VIEW, self.seed, index) or not 0 <= seed[3] < self.views:
+        if len(seed) != 4 or seed[:3] != (_VIEW, self.seed, self.slot(index)) \
+                or not 0 <= seed[3] < self.views:
             raise ValueError(f'sample {index} was loaded by the seed {seed}, which is none of its '
                              f'{self.views} cached view(s): KeyedDataset.reseed must be seed_of of '
                              f'the source.')

@@ -7,7 +7,7 @@ import shutil
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from safetensors.torch import save
@@ -102,13 +102,15 @@ def ranges_of(numbers: Sequence[int]) -> List[List[int]]:
     return ranges
 
 
-def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
+def write_shard(folder: Path, cache: str, items: Dict[int, Levels],
+                samples: Mapping[int, str]) -> Path:
     """Write a shard. The file gets its name once it is complete and on the disk.
 
     Args:
         folder: Folder of the cache.
         cache: Hash of the cache that the shard belongs to.
         items: Levels of each item, by the item's number; CPU tensors, equally many per item.
+        samples: Hash of the sample of each item.
 
     Returns:
         Path of the file, which is named after its first item.
@@ -125,7 +127,8 @@ def write_shard(folder: Path, cache: str, items: Dict[int, Levels]) -> Path:
         tensors.update({f'{item:012d}.{level:02d}.{layout}': tensor
                         for level, (layout, tensor) in enumerate(laid_out)})
     # Not save_file, whose files only their owner may read.
-    data = save(tensors, dict(cache=cache, checksums=json.dumps(checksums)))
+    data = save(tensors, dict(cache=cache, checksums=json.dumps(checksums), samples=json.dumps(
+        {item: samples[item] for item in items})))
     try:
         atomic_write(path, data, durable=True)
     except OSError as error:
@@ -150,6 +153,7 @@ class Shard:
     Attributes:
         cache: Hash of the cache that the shard belongs to.
         entry: Entry of the shard for an index.
+        samples: Hash of the sample of each item.
         memory: Content of the file, uint8 (bytes,); do not write to it.
 
     Raises:
@@ -202,6 +206,8 @@ class Shard:
         self.cache: str = metadata['cache']
         self._checksums = {int(item): int(value)
                            for item, value in json.loads(metadata['checksums']).items()}
+        self.samples = {int(item): str(sample)
+                        for item, sample in json.loads(metadata['samples']).items()}
         self._places: Dict[int, List[Tuple[Form, int]]] = {}
         forms: Dict[Form, Form] = {}  # so that equal forms of many items are one object
         end = begin
@@ -214,7 +220,7 @@ class Shard:
                 raise ValueError(f'{name} does not fit its place')
             levels.append((forms.setdefault(form, form), start))
             end = max(end, stop)
-        if set(self._checksums) != set(self._places):
+        if not set(self._checksums) == set(self._places) == set(self.samples):
             raise ValueError('its checksums are of other items')
         if end != size:
             raise ValueError(f'{size:,} bytes, expected {end:,}')

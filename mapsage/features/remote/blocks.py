@@ -1,4 +1,4 @@
-"""A fixed amount of host memory, divided into blocks that have at most one owner each."""
+"""An amount of host memory, divided into blocks that have at most one owner each."""
 from __future__ import annotations
 
 import threading
@@ -28,7 +28,7 @@ class Owner(NamedTuple):
 
 
 class BlockPool:
-    """Blocks of one uint8 host tensor. Safe to use from several threads.
+    """Blocks of host memory. Safe to use from several threads.
 
     A block's generation number grows each time the block is freed, so that bytes sent for an
     earlier owner can be recognized. A block that is freed during a write becomes free, with the
@@ -46,18 +46,29 @@ class BlockPool:
         for name, value in (('blocks', blocks), ('block_bytes', block_bytes)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f'{name}={value!r}, expected an integer, 1 or more.')
-        self.total, self.block_bytes = blocks, block_bytes
-        self._memory = host_bytes(blocks * block_bytes)
-        self._free: Deque[int] = deque(range(blocks))
-        self._owners: List[Optional[Owner]] = [None] * blocks
-        self._generations = [0] * blocks
+        self.total, self.block_bytes = 0, block_bytes
+        self._memory: List[torch.Tensor] = []  # by block
+        self._free: Deque[int] = deque()
+        self._owners: List[Optional[Owner]] = []
+        self._generations: List[int] = []
         self._writing: Set[int] = set()
         self._lock = threading.Lock()
+        self.grow(blocks)
 
     @property
     def free(self) -> int:
         """Number of blocks without an owner and without a write."""
         return len(self._free)
+
+    def grow(self, blocks: int) -> None:
+        """Add blocks; those that are there stay where they are."""
+        memory = host_bytes(blocks * self.block_bytes)
+        with self._lock:
+            self._memory += memory.split(self.block_bytes)
+            self._free.extend(range(self.total, self.total + blocks))
+            self._owners += [None] * blocks
+            self._generations += [0] * blocks
+            self.total += blocks
 
     def alloc(self, count: int, owner: Sequence[int]) -> List[int]:
         """Return the ids of ``count`` free blocks, which ``owner`` owns from now on.
@@ -97,7 +108,7 @@ class BlockPool:
         """
         with self._lock:
             self._check(block, owner, 'reads')
-            return self._bytes(block)
+            return self._memory[block]
 
     def begin_write(self, block: int, generation: int, owner: Sequence[int]) -> torch.Tensor:
         """Return the bytes of a block to write into until :meth:`end_write`.
@@ -115,7 +126,7 @@ class BlockPool:
             if block in self._writing:
                 raise BlockError(f'item {owner[0]} writes block {block} twice at once.')
             self._writing.add(block)
-            return self._bytes(block)
+            return self._memory[block]
 
     def end_write(self, block: int) -> None:
         """End the write that :meth:`begin_write` began; the block may have been freed meanwhile.
@@ -160,9 +171,6 @@ class BlockPool:
             raise BlockError(f'{len(self._free)} of {self.total} blocks are free at the end. By '
                              f'block, the (item, attempt) that kept it: {kept}; being written: '
                              f'{sorted(self._writing)}.')
-
-    def _bytes(self, block: int) -> torch.Tensor:
-        return self._memory[block * self.block_bytes:(block + 1) * self.block_bytes]
 
     def _check(self, block: int, owner: Sequence[int], what: str) -> None:
         if not 0 <= block < self.total:

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Set
 
 import torch
 
+from mapsage.distributed import error_text
 from mapsage.features.source import Encode
 from mapsage.features.wire.header import Header, Kind
 from mapsage.features.wire.link import Link, LinkError, Receiver
@@ -13,6 +14,7 @@ from mapsage.features.wire.payload import pack_images, pack_levels
 
 from .blocks import BlockPool
 from .item import Grant, RemoteItem
+from .notices import Log, Notices, log_plainly
 from .state import State
 
 
@@ -26,25 +28,33 @@ class Inbox(Receiver):
     Args:
         links: Links to the encoders, which :meth:`start` starts.
         pool: Blocks in which bytes arrive.
+        grow: Function that takes the number of blocks of an item, and returns the number that the
+            pool shall have at least; None if it keeps its size.
         encode: Encoder for items that no encoder rank is left for, called in the thread that waits
             for such an item. Without it these items fail.
         device: Device on which ``encode`` wants the images.
         digest: Digest of the weights that the features must come from.
-        timeout: Seconds that an attempt may take while somebody waits for it.
+        timeout: Seconds that an attempt may take while somebody waits for it, and half of those
+            that an item may take before it is encoded locally, or fails.
         wire: Dtype in which features travel; the computed dtype when None.
+        log: Function that logs a text at a level of :mod:`logging`.
     """
 
     def __init__(self, links: Sequence[Link], pool: BlockPool, encode: Optional[Encode],
                  device: torch.device, digest: int, timeout: float,
-                 wire: Optional[torch.dtype]) -> None:
+                 wire: Optional[torch.dtype], log: Log = log_plainly,
+                 grow: Optional[Callable[[int], int]] = None) -> None:
         self._links, self._pool, self._encode = list(links), pool, encode
+        self._notices, self._grow = Notices(log, encode is not None), grow
         self._device, self._digest, self._timeout, self._wire = device, digest, timeout, wire
         self._changed = threading.Condition(threading.RLock())
         self._items: Dict[int, RemoteItem] = {}  # in the order of their numbers
         self._last = -1
         self._turn = 0
+        self._local: List[RemoteItem] = []  # being encoded locally
         self._writing: Dict[Link, int] = {}  # the block into which a link writes now
         self._lost: Dict[Link, str] = {}
+        self._late: Set[Link] = set()  # encoders that were overdue and have not answered since
         self._closed = False
         self._counts: Dict[str, float] = {}
 
@@ -135,9 +145,10 @@ class Inbox(Receiver):
                  damage: Optional[str]) -> None:
         with self._changed:
             item = self._current(link, header)
-            if header.kind == Kind.HEARTBEAT:
-                link.send(Header(Kind.HEARTBEAT))
-            elif header.kind == Kind.OFFER:
+            if header.kind in (Kind.OFFER, Kind.FAILED) and link in self._late:
+                self._late.discard(link)
+                self._ask_orphans()
+            if header.kind == Kind.OFFER:
                 self._take_offer(item, header)
             elif header.kind == Kind.DATA:
                 self._take_data(item, link, len(payload), damage)
@@ -151,13 +162,33 @@ class Inbox(Receiver):
 
     def lost(self, link: Link, reason: Optional[str]) -> None:  # noqa: D102
         with self._changed:
+            known = link in self._lost
             self._lost[link] = reason or 'it closed its link'
-            if reason is not None:
+            if reason is not None and not known:
                 self._count(lost=1)
+            if not self._closed and (not known or not link.reopens):
+                self._notices.lost(link, reason, any(each.alive for each in self._links))
             for item in list(self._items.values()):
                 if item.link is link and not item.progress.is_over:
+                    item.may_ask_again(link)
                     self._fail_attempt(item, self._lost[link])
+            self._ask_orphans()
             self._grant()
+
+    def opened(self, link: Link) -> None:  # noqa: D102
+        with self._changed:
+            self._lost.pop(link, None)
+            self._late.discard(link)
+            self._count(reopened=1)
+            self._notices.opened(link)
+            self._ask_orphans()
+            self._grant()
+
+    def _ask_orphans(self) -> None:
+        """Ask for the items that have no encoder, if there is one for them now."""
+        for item in list(self._items.values()):
+            if item.link is None and item.state == State.NEW and item not in self._local:
+                self._ask(item)
 
     def _current(self, link: Link, header: Header) -> Optional[RemoteItem]:
         """Return the item that a message is about, unless its attempt or the item is over."""
@@ -172,10 +203,14 @@ class Inbox(Receiver):
         turns = self._links[self._turn:] + self._links[:self._turn]
         left = [link for link in turns
                 if link.alive and not item.was_asked(link) and link not in self._lost]
+        # Who is late is asked again once it has answered, or if nobody else can encode.
+        prompt = [link for link in left if link not in self._late]
+        left = prompt or (left if self._encode is None else [])
         if not left or self._closed:
-            if self._encode is None:
+            returns = any(link.reopens and not link.alive for link in self._links)
+            if self._encode is None and (self._closed or not returns):
                 item.fail('no encoder is left')
-            return  # else the thread that waits for the item encodes it
+            return  # else the thread that waits for the item encodes it, or waits for an encoder
         busy = [each.link for each in self._items.values() if not each.progress.is_over]
         link = min(left, key=busy.count)
         self._turn = (self._links.index(link) + 1) % len(self._links)
@@ -190,6 +225,10 @@ class Inbox(Receiver):
             self._count(duplicates=1)
             return
         assert item.link is not None
+        if self._grow is not None:
+            missing = self._grow(-(-header.total // self._pool.block_bytes)) - self._pool.total
+            if missing > 0:
+                self._pool.grow(missing)
         peer, capacity = item.link.peer, self._pool.total * self._pool.block_bytes
         if header.digest != self._digest:
             self._cancel_and_fail(
@@ -245,6 +284,9 @@ class Inbox(Receiver):
 
     def _fail_attempt(self, item: RemoteItem, cause: str) -> None:
         """Give the item to the next encoder."""
+        assert item.link is not None
+        if item.link not in self._lost and not self._closed:
+            self._notices.failed(item.link, cause)
         self._cancel(item)
         item.retry(cause)
         self._count(failovers=1)
@@ -263,16 +305,39 @@ class Inbox(Receiver):
         """Do what an item needs from the thread that waits for it; return the seconds until again.
         """
         with self._changed:
-            is_orphan = item.link is None and item.state == State.NEW
-            left = item.seconds_left(self._timeout)
-            if not is_orphan and not item.progress.is_over and left <= 0:
-                self._fail_attempt(item, self._overdue(item))
+            if not item.progress.is_over and item.seconds_left(self._timeout) <= 0:
+                self._end_overdue(item)
                 self._grant()
-                return 0.0
-        if is_orphan:
+            if item.progress.is_over:
+                return self._timeout
+            if item.link is not None or item.state != State.NEW or self._encode is None:
+                return max(0.0, item.seconds_left(self._timeout))
+            self._local.append(item)
+        try:
             self._encode_locally(item)
-            return 0.0
-        return self._timeout if item.progress.is_over else left
+        finally:
+            with self._changed:
+                self._local.remove(item)
+        return 0.0
+
+    def _end_overdue(self, item: RemoteItem) -> None:
+        """End an attempt that took too long, and the others that wait behind it; or the item."""
+        cause, link = self._overdue(item), item.link
+        if link is not None:
+            if item.total is None:  # else it has answered, and only the transfer is slow
+                self._late.add(link)
+            for each in list(self._items.values()):
+                if each.link is link and not each.progress.is_over and (
+                        each is item or each.total is None):
+                    self._fail_attempt(each, cause)
+        if item.progress.is_over or item.waited < 2 * self._timeout:
+            if link is None and self._encode is None and not item.progress.is_over:
+                item.fail(f'no encoder came back within {self._timeout:g} s')
+        elif self._encode is None:
+            self._cancel_and_fail(item, cause)
+        elif item.link is not None:  # of the next attempt, which comes too late
+            self._cancel(item)
+            item.retry(cause)
 
     def _overdue(self, item: RemoteItem) -> str:
         total = 'an unknown number' if item.total is None else item.total
@@ -288,11 +353,13 @@ class Inbox(Receiver):
                 layout, data = pack_levels(self._encode(images), self._wire)
         except Exception as error:  # raised where the features are asked for
             with self._changed:
-                item.fail(f'encoding it locally raised {type(error).__name__}: {error}')
+                item.fail(f'encoding it locally raised {error_text(error)}')
             return
         with self._changed:
             item.encode(layout, data)
             self._count(local=1)
+            if not any(link.alive and link not in self._late for link in self._links):
+                self._notices.encodes_locally()
 
     def _count(self, **more: float) -> None:
         for name, value in more.items():

@@ -134,17 +134,27 @@ class RemoteItem:
         """Number and attempt, by which the pool knows whose a block is."""
         return self.number, self._progress.attempt
 
+    @property
+    def waited(self) -> float:
+        """Seconds since somebody began to wait for the item, over all attempts."""
+        return 0.0 if self._wanted is None else time.monotonic() - self._wanted
+
     def seconds_left(self, timeout: float) -> float:
-        """Return what the present attempt has left of ``timeout`` seconds.
+        """Return what the present attempt has left of ``timeout`` seconds, and the item of two.
 
         They run while somebody waits for the item: an attempt nobody waits for is never overdue.
         """
         now = time.monotonic()
-        return timeout - (now - max(self._wanted or now, self._begun))
+        return min(timeout - (now - max(self._wanted or now, self._begun)),
+                   2 * timeout - self.waited)
 
     def was_asked(self, link: Link) -> bool:
         """Return whether an attempt went to this encoder, be it the present one."""
         return link in self._asked
+
+    def may_ask_again(self, link: Link) -> None:
+        """Forget that this encoder was asked: its connection was lost, for no fault of the item."""
+        self._asked.discard(link)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Return some of the bytes that arrived, uint8 (stop - start,), in host memory.

@@ -9,6 +9,8 @@ from typing import Any, Dict, Mapping
 
 import torch.distributed as dist
 
+from mapsage.distributed.nodes.elastic import ROUND_VARIABLE
+
 ENCODER, HEAD = 'encoder', 'head'
 # Environment variable with the number of encoders, set in every process of a job that was split.
 ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
@@ -29,6 +31,7 @@ class Role:
         index: Number of the process among those with the same name.
         encoders: Number of encoders in the job.
         heads: Number of head ranks in the job.
+        local_heads: Number of those on this machine.
         environ: Launcher variables to replace. For a head they describe a job of heads only. For an
             encoder, which is in no process group, they give the number of its device.
     """
@@ -37,6 +40,7 @@ class Role:
     index: int
     encoders: int
     heads: int
+    local_heads: int
     environ: Dict[str, str]
 
 
@@ -77,8 +81,8 @@ def split_ranks(encoders: int, environ: Mapping[str, str], separate_devices: boo
         before = local_heads if separate_devices else 0  # devices that are not counted
         variables = dict(LOCAL_RANK=local_rank - before, LOCAL_WORLD_SIZE=local_size - before)
         name, index = ENCODER, rank - heads
-    return Role(name, index, encoders, heads, {key: str(value) for key, value in variables.items()
-                                               if key in environ})
+    replaced = {key: str(value) for key, value in variables.items() if key in environ}
+    return Role(name, index, encoders, heads, local_heads, replaced)
 
 
 def check_ranks_per_head(ranks_per_head: int, heads: int) -> None:
@@ -101,8 +105,10 @@ def connect_store(timeout: float) -> Any:
         timeout: Seconds to wait for the store.
     """
     # The store is the one that env:// uses. It outlives a restart by torchrun, and this process may
-    # train several times, so that the keys of each connection have a prefix of their own.
-    place = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_connections)}"
+    # train several times, so that the keys of each connection have a prefix of their own. Where
+    # machines come and go, the number of restarts is each machine's own.
+    start = os.environ.get(ROUND_VARIABLE) or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
+    place = f'{start}/{next(_connections)}'
     store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
                           is_master=False, timeout=timedelta(seconds=timeout),
                           wait_for_workers=False)

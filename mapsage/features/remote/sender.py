@@ -1,19 +1,24 @@
 """The encoder's side: encodes what heads ask for, and sends what they have blocks for."""
 from __future__ import annotations
 
+import logging
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Deque, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
 
+from mapsage.distributed import error_text
 from mapsage.features.source import Encode
 from mapsage.features.wire.header import Header, Kind
 from mapsage.features.wire.link import Link, LinkError, Receiver
 from mapsage.features.wire.payload import Layout, Payload, split
+
+from .notices import Log, cause_of, log_plainly
 
 # Number of encoded items that may wait until their head has blocks for them. Two keep the head
 # busy; more of them only fill memory.
@@ -36,6 +41,7 @@ class _Head:
 
     requests: Dict[_Key, _Request] = field(default_factory=dict)
     waiting: Dict[_Key, Payload] = field(default_factory=dict)
+    canceled: List[_Key] = field(default_factory=list)  # to be answered
     reason: Optional[str] = None
     gone: bool = False
 
@@ -53,29 +59,29 @@ class _Head:
 
 
 def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: int = 0,
-          heartbeat: float = 1.0) -> Dict[str, float]:
+          log: Log = log_plainly) -> Dict[str, float]:
     """Encode for heads until all of them have closed their links or gone away.
 
     Heads take turns. If ``encode`` raises an exception, its text is sent to the head, which asks
-    another encoder; the next item is encoded normally. Heartbeats are sent between items, and while
-    there is no item, by the thread that encodes. So an encoder that hangs sends none, and neither
-    does an encoder that takes long for a single item.
+    another encoder; the next item is encoded normally. Each request is answered by the thread that
+    encodes, so that a head learns whether it still works; that the process lives is said by the
+    links themselves, however long an item takes.
+
+    A head that goes away without closing its link is awaited for ``peer_timeout`` seconds. If none
+    is left then, the encoder has nothing to do, and ends: what the heads died of is in their logs.
 
     Args:
         links: Links to the heads, one per head, not started.
         encode: Frozen encoder, called without autograd on the images that the head sent.
         device: Device on which ``encode`` wants the images.
         digest: Digest of the encoder's weights, 0 to 2**63 - 1, which heads compare with theirs.
-        heartbeat: Seconds between heartbeats; a small part of the links' ``peer_timeout``.
+        log: Function that logs a text at a level of :mod:`logging`.
 
     Returns:
         ``items`` that were encoded, items that ``failed``, ``bytes`` of features offered,
-        ``encode_seconds``, and ``lost`` links.
-
-    Raises:
-        LinkError: If every head went away without closing its link, with the reasons.
+        ``encode_seconds``, and ``lost`` links, which were not opened again.
     """
-    encoder = _Encoder(links, encode, device, digest, heartbeat)
+    encoder = _Encoder(links, encode, device, digest, log)
     for link in links:
         link.start(encoder)
     try:
@@ -87,13 +93,13 @@ def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: i
 
 class _Encoder(Receiver):
     def __init__(self, links: Sequence[Link], encode: Encode, device: torch.device, digest: int,
-                 heartbeat: float) -> None:
+                 log: Log) -> None:
         self._encode, self._device, self._digest = encode, device, digest
-        self._heartbeat = heartbeat
+        self._log = log
+        self._told: Set[str] = set()
         self._heads: Mapping[Link, _Head] = {link: _Head() for link in links}
         self._turns: Deque[Link] = deque(links)
         self._changed = threading.Condition()
-        self._last_beat = 0.0
         self._counts = dict(items=0., failed=0., bytes=0., encode_seconds=0.)
 
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
@@ -111,9 +117,10 @@ class _Encoder(Receiver):
             elif header.kind == Kind.CREDIT:
                 self._send_granted(link, header, payload)
             elif header.kind == Kind.FAILED:
-                head.requests.pop(key, None)
+                if head.requests.pop(key, None) is not None:
+                    head.canceled.append(key)
                 head.waiting.pop(key, None)
-            elif header.kind != Kind.HEARTBEAT:
+            else:
                 raise LinkError(f'{header.kind.name} of item {header.item} came to an encoder.')
             self._changed.notify_all()
 
@@ -122,35 +129,43 @@ class _Encoder(Receiver):
             head = self._heads[link]
             head.requests.clear()
             head.waiting.clear()
-            head.gone, head.reason = True, reason
+            head.canceled.clear()
+            if head.reason is None and reason is not None:
+                self._log(logging.WARNING, f'the connection to {link.peer} is lost: {reason}')
+            head.gone, head.reason = not link.reopens or reason is None, reason
             self._changed.notify_all()
+
+    def opened(self, link: Link) -> None:
+        with self._changed:
+            self._heads[link].gone, self._heads[link].reason = False, None
+            self._log(logging.WARNING, f'the connection to {link.peer} is open again')
 
     def run(self) -> Dict[str, float]:
         while True:
-            self._beat()
             with self._changed:
+                self._answer_canceled()
                 if all(head.gone for head in self._heads.values()):
                     return self._end()
                 chosen = self._choose()
                 if chosen is None:
-                    self._changed.wait(self._heartbeat)
+                    self._changed.wait()
                     continue
             self._work_on(*chosen)
 
     def _end(self) -> Dict[str, float]:
         reasons = [f'{link.peer}: {head.reason}' for link, head in self._heads.items()
                    if head.reason is not None]
-        if reasons and len(reasons) == len(self._heads):
-            raise LinkError(f"all heads went away without closing: {'; '.join(reasons)}. Look at "
-                            f'their logs.')
+        if reasons:
+            self._log(logging.WARNING,
+                      f"{len(reasons)} of {len(self._heads)} head(s) went away without closing: "
+                      f"{'; '.join(reasons)}. Look at their logs.")
         return dict(self._counts, lost=float(len(reasons)))
 
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._last_beat >= self._heartbeat:
-            self._last_beat = now
-            for link in self._heads:
-                link.send(Header(Kind.HEARTBEAT))
+    def _answer_canceled(self) -> None:
+        for link, head in self._heads.items():
+            for key in head.canceled:
+                link.send(Header(Kind.FAILED, *key))
+            head.canceled.clear()
 
     def _choose(self) -> Optional[Tuple[Link, _Key, _Request]]:
         """Return the next request to encode; the heads take turns."""
@@ -168,8 +183,9 @@ class _Encoder(Receiver):
         try:
             layout, data = self._encoded(request)
         except Exception as error:  # sent to the head, which may ask another encoder
+            self._tell_once(error)
             with self._changed:
-                self._refuse(link, key, f'encoding raised {type(error).__name__}: {error}')
+                self._refuse(link, key, f'encoding raised {error_text(error)}')
             self._counts['failed'] += 1
             return
         self._counts['items'] += 1
@@ -178,11 +194,20 @@ class _Encoder(Receiver):
         with self._changed:
             head = self._heads[link]
             if head.requests.pop(key, None) is None:
-                return  # the head canceled it meanwhile
+                return  # the head canceled it meanwhile, which is answered
             if len(data):
                 head.waiting[key] = data
             link.send(Header(Kind.OFFER, key[0], key[1], total=len(data), layout=layout,
                              digest=self._digest))
+
+    def _tell_once(self, error: Exception) -> None:
+        """Log an exception of the encoder with its traceback, once for each cause."""
+        cause = cause_of(error_text(error))
+        if cause not in self._told:
+            self._told.add(cause)
+            trace = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
+            self._log(logging.WARNING, f'encoding an item raised an exception, which is logged '
+                                       f'once and sent to the head each time:\n{trace}')
 
     def _encoded(self, request: _Request) -> Tuple[Layout, Payload]:
         assert request.header.layout is not None
@@ -214,5 +239,6 @@ class _Encoder(Receiver):
         head = self._heads[link]
         head.requests.pop(key, None)
         head.waiting.pop(key, None)
-        text = torch.tensor(list(why.encode()[:_MAX_TEXT]), dtype=torch.uint8)
+        text = torch.tensor(list(why.encode('utf-8', 'backslashreplace')[:_MAX_TEXT]),
+                            dtype=torch.uint8)
         link.send(Header(Kind.FAILED, *key), text)

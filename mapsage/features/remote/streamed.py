@@ -13,9 +13,32 @@ from mapsage.features.wire.payload import DTYPES
 from .blocks import BlockPool
 from .inbox import Inbox
 from .item import RemoteItem
+from .notices import Log, log_plainly
 from .state import State
 
 _CLOSE_SECONDS = 10.0
+# A pool of no given size has this many bytes if that many are asked for ahead, and in any case
+# blocks for so many items.
+_POOL_BYTES, _POOL_ITEMS = 256 * 2**20, 4
+
+
+def check_settings(pool_bytes: Optional[int], block_bytes: int, timeout: float,
+                   wire: Optional[torch.dtype], ahead: Optional[int]) -> None:
+    """Check settings of :class:`Streamed`, which can be done before there are links.
+
+    Raises:
+        ValueError: If a size, a time or ``wire`` is out of range.
+    """
+    if not timeout > 0:
+        raise ValueError(f'timeout={timeout!r}, expected a positive number of seconds.')
+    if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0):
+        raise ValueError(f'ahead={ahead!r}, expected a number of batches, 0 or more, or None.')
+    if wire is not None and (wire not in DTYPES or not wire.is_floating_point):
+        raise ValueError(f'wire={wire!r}, expected None or a floating-point dtype of '
+                         f'{", ".join(map(str, DTYPES))}.')
+    if not 0 < block_bytes <= (block_bytes if pool_bytes is None else pool_bytes):
+        raise ValueError(f'pool_bytes={pool_bytes}, block_bytes={block_bytes}, expected a '
+                         f'positive block that fits the pool.')
 
 
 class Streamed(FeatureSource):
@@ -26,45 +49,40 @@ class Streamed(FeatureSource):
     the bytes that ``encode`` computes locally; if ``wire`` rounds them, local ones are rounded too.
 
     Args:
-        links: Links to the encoders, from :func:`~mapsage.features.wire.link.open_links`. Their
-            ``peer_timeout`` must be longer than an encoder needs for one item.
+        links: Links to the encoders, from :func:`~mapsage.features.wire.opening.open_links`.
         device: Device on which the head wants the features.
         encode: Frozen encoder on ``device``, for items that no encoder rank is left for. Without
             it these items fail.
         digest: Digest of the encoder's weights, 0 to 2**63 - 1, as encoders give it to ``serve``.
         pool_bytes: Host memory for features on their way. An item that needs more is an error. If
-            too little of it is free, an item arrives in parts, and the next items wait.
+            too little of it is free, an item arrives in parts, and the next items wait. If None,
+            the pool is made for the first item, and grows if a later one is larger.
         block_bytes: Most bytes that one message carries; ``pool_bytes`` is cut to a multiple of it.
-        timeout: Seconds that one attempt may take while the head waits for it.
+        timeout: Seconds that the head waits for an encoder. The item then goes to another one, and
+            after as long again it is encoded locally.
         wire: Dtype in which features travel, for example ``torch.bfloat16``; the computed dtype
             when None. They become the computed dtype again when they have arrived.
         ahead: Number of items to request before the first is needed; two per encoder when None.
+        log: Function that logs a text at a level of :mod:`logging`.
 
     Raises:
         ValueError: If a size, a time or ``wire`` is out of range, or ``links`` is empty.
     """
 
     def __init__(self, links: Sequence[Link], device: torch.device,
-                 encode: Optional[Encode] = None, digest: int = 0, pool_bytes: int = 256 * 2**20,
-                 block_bytes: int = 4 * 2**20, timeout: float = 600.,
-                 wire: Optional[torch.dtype] = None, ahead: Optional[int] = None) -> None:
+                 encode: Optional[Encode] = None, digest: int = 0,
+                 pool_bytes: Optional[int] = None, block_bytes: int = 4 * 2**20,
+                 timeout: float = 600., wire: Optional[torch.dtype] = None,
+                 ahead: Optional[int] = None, log: Log = log_plainly) -> None:
         if not links:
             raise ValueError('links=[], expected a link to one encoder or more.')
-        if not timeout > 0:
-            raise ValueError(f'timeout={timeout!r}, expected a positive number of seconds.')
-        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool)
-                                  or ahead < 0):
-            raise ValueError(f'ahead={ahead!r}, expected a number of batches, 0 or more, or None.')
-        if wire is not None and (wire not in DTYPES or not wire.is_floating_point):
-            raise ValueError(f'wire={wire!r}, expected None or a floating-point dtype of '
-                             f'{", ".join(map(str, DTYPES))}.')
-        if not 0 < block_bytes <= pool_bytes:
-            raise ValueError(f'pool_bytes={pool_bytes}, block_bytes={block_bytes}, expected a '
-                             f'positive block that fits the pool.')
+        check_settings(pool_bytes, block_bytes, timeout, wire, ahead)
         self.ahead = 2 * len(links) if ahead is None else ahead
         self._device = device
-        self._inbox = Inbox(links, BlockPool(pool_bytes // block_bytes, block_bytes), encode,
-                            device, digest, timeout, wire)
+        blocks = 1 if pool_bytes is None else pool_bytes // block_bytes
+        self._inbox = Inbox(links, BlockPool(blocks, block_bytes), encode, device, digest, timeout,
+                            wire, log, self._blocks_for if pool_bytes is None else None)
+        self._block_bytes = block_bytes
         self._items: Dict[int, RemoteItem] = {}
         self._waited, self._closed = 0.0, False
         self._inbox.start()
@@ -127,6 +145,11 @@ class Streamed(FeatureSource):
         finally:
             self.release(item.number)
 
+    def _blocks_for(self, item: int) -> int:
+        """Return how many blocks a pool of no given size needs for items of ``item`` blocks."""
+        most = _POOL_BYTES // self._block_bytes
+        return max(min((self.ahead + 1) * item, most), _POOL_ITEMS * item)
+
     def report(self) -> Dict[str, float]:
         """Return what happened since the last report.
 
@@ -134,7 +157,7 @@ class Streamed(FeatureSource):
             ``waited``: seconds for which the head stood still until features arrived. And each of
             these that is not 0: ``bytes`` that arrived, ``items from <encoder>``, ``failovers`` to
             another encoder, ``local`` items, ``partial`` grants, ``duplicates`` that were dropped,
-            ``lost`` links.
+            ``lost`` connections and those that were ``reopened``.
         """
         waited, self._waited = self._waited, 0.0
         return dict(self._inbox.counts(), waited=waited)

@@ -1,28 +1,29 @@
-"""A connection of two processes for messages of a header and the payload that it describes."""
+"""A connection of two processes for messages, which is opened again when it breaks."""
 from __future__ import annotations
 
 import abc
+import os
+import selectors
+import socket
 import threading
 import time
 from collections import deque
-from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 
-from mapsage.distributed.store import store_lock
 from mapsage.features.source import StreamingError
 
-from .header import WORDS, Header, Kind, decode_header, encode_header
-from .payload import checksum, host_bytes
+from .connection import Connection
+from .dial import Dial
+from .header import Header, Kind
+from .hub import Hub
 
-_HEADER, _PAYLOAD = 0, 1  # tags of gloo: the next header is awaited before the payload of this one
-_NOTHING = 2  # tag that no message has
-# Number of messages that gloo gets before the first of them must have been sent: enough to keep
-# gloo busy.
-_IN_FLIGHT = 3
+# Seconds until a lost connection is opened again: the first time, at most, and how long one must
+# have lasted for the next loss to count as a first one.
+_FIRST_PAUSE, _MAX_PAUSE, _STABLE = 0.2, 30.0, 60.0
+# Seconds to wait for the first answer from one of the peer's addresses before the next is tried.
+_FIRST_ANSWER = 10.0
 
 
 class LinkError(StreamingError):
@@ -30,7 +31,7 @@ class LinkError(StreamingError):
 
 
 class Receiver(abc.ABC):
-    """Takes the messages that arrive on a link; called by the link's reading thread alone."""
+    """Takes the messages that arrive on links; called by the thread that reads them alone."""
 
     @abc.abstractmethod
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
@@ -46,51 +47,83 @@ class Receiver(abc.ABC):
 
     @abc.abstractmethod
     def lost(self, link: Link, reason: Optional[str]) -> None:
-        """Note that the link is closed; no more messages will arrive, and no memory is written.
+        """Note that the connection has ended; nothing that was sent before will be answered.
+
+        Called a second time once the link is not expected to be opened again: ``link.reopens`` is
+        False then.
 
         Args:
-            link: Link that is closed.
-            reason: Reason why the connection broke; None after CLOSE.
+            link: Link whose connection has ended.
+            reason: Reason why it broke; None after CLOSE.
         """
+
+    def opened(self, link: Link) -> None:  # noqa: B027
+        """Note that a lost link was opened again."""
 
 
 class Link:
-    """One end of a connection between an encoder and a head, over gloo and host memory.
+    """One end of a connection between an encoder and a head, over TCP and host memory.
 
-    Each link uses a separate process group, so that a peer that dies breaks only the links to
-    itself. One thread reads and one writes, so that neither side ever waits until the other takes
-    a message.
+    A peer that dies breaks only the links to itself. When a connection breaks, the end with a
+    ``dial`` opens it again, and again, until the peer has closed the link or refuses connections,
+    which means that its process has ended.
 
     Args:
-        group: Gloo group of two ranks.
-        end: Rank of this process in the group.
-        peer: Name of the other process in errors, for example ``'encoder 1'``.
-        peer_timeout: Seconds without any message after which the peer counts as lost.
+        hub: Thread that reads and writes.
+        peer: Name of the other process in errors, for example ``'encoder rank 1'``.
+        dial: How to reach the peer; None at the end that is connected to.
+
+    Attributes:
+        reopens: Whether a connection that is lost now is expected to be opened again.
     """
 
-    def __init__(self, group: Any, end: int, peer: str, peer_timeout: float) -> None:
-        self.peer, self.peer_timeout = peer, peer_timeout
-        self._group, self._other = group, 1 - end
-        self._outbox: Deque[Tuple[Header, torch.Tensor]] = deque()
-        self._changed = threading.Condition()
-        self._closing = False  # CLOSE is the last message in the outbox
-        self._broken: Optional[str] = None
+    def __init__(self, hub: Hub, peer: str, dial: Optional[Dial] = None) -> None:
+        self.peer, self.peer_timeout = peer, hub.peer_timeout
+        self.reopens = True
+        self._hub, self._dial = hub, dial
         self._receiver: Optional[Receiver] = None
-        self._threads: List[threading.Thread] = []
+        self._connection: Optional[Connection] = None
+        self._dialing: Optional[socket.socket] = None
+        self._outbox: Deque[Tuple[Header, torch.Tensor]] = deque()
+        self._lock = threading.Lock()
+        self._open = threading.Event()  # while messages can be sent
+        self._closing = False  # CLOSE was said or answered
+        self._peer_closed = False
+        self._done = threading.Event()
+        self._greeted = False  # both ends know that they are connected
+        self._known = False  # they were connected at least once
+        self._reason: Optional[str] = None  # why there is no connection
+        self._since = 0.0
+        self._pause = _FIRST_PAUSE
+        self._era = 0  # of the connection, so that timers of an earlier one do nothing
+        hub.enter()
 
     @property
     def alive(self) -> bool:
         """Whether a message that is sent now can arrive."""
-        return self._broken is None and not self._closing
+        return self._open.is_set() and not self._closing
+
+    def await_open(self, timeout: float) -> Optional[str]:
+        """Wait for the first connection; return None, or why there is none."""
+        deadline = time.monotonic() + timeout
+        while not self._open.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
+            if not self.reopens or time.monotonic() >= deadline:
+                return self._reason or f'no connection within {timeout:g} s'
+        return None
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read and write; messages that arrive go to ``receiver``."""
-        self._receiver = receiver
-        for work in (self._read, self._write):
-            name = f'link{work.__name__.replace("_", "-")}-{self.peer.replace(" ", "-")}'
-            thread = threading.Thread(target=work, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """Begin to read; messages that arrive go to ``receiver``."""
+        def begin() -> None:
+            self._receiver = receiver
+            if self._connection is not None:
+                self._connection.paused = False
+            if self._greeted:
+                self._hub.liveness.watch(self, self._beat, self._silent)
+                self._watch()
+            elif self._reason is not None:
+                receiver.lost(self, self._reason)
+
+        self._hub.call(begin)
 
     def send(self, header: Header, payload: Optional[torch.Tensor] = None) -> None:
         """Send a message after the earlier ones. Returns at once; does nothing on a broken link.
@@ -101,213 +134,264 @@ class Link:
         """
         if payload is None:
             payload = torch.empty(0, dtype=torch.uint8)
-        with self._changed:
-            if self._closing or self._broken is not None:
+        is_close = header.kind == Kind.CLOSE
+        with self._lock:
+            if self._closing or not (is_close or self._open.is_set()):
                 return
-            self._closing = header.kind == Kind.CLOSE
+            self._closing = is_close
             self._outbox.append((header, payload))
-            self._changed.notify_all()
+        self._hub.call(self._on_outbox)
 
     def close(self, timeout: float) -> bool:
-        """Send CLOSE, wait for the answer and end the threads; return whether they ended.
+        """Send CLOSE and wait for the answer; return whether the connection has ended.
+
+        If the connection is broken, it is opened once more for this, so that the peer need not
+        wait for somebody who has finished.
 
         Args:
             timeout: Seconds after which the connection is broken without an answer.
         """
         self.send(Header(Kind.CLOSE))
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
-            self.abandon(f'no answer to CLOSE within {timeout:g} s')
-            for thread in self._threads:
-                thread.join(timeout)
-        return not any(thread.is_alive() for thread in self._threads)
+        if not self._done.wait(timeout):
+            self._hub.call(lambda: self._finish(f'no answer to CLOSE within {timeout:g} s'))
+            self._done.wait(timeout)
+        self._hub.join(timeout)
+        return self._done.is_set()
 
     def abandon(self, reason: str) -> None:
-        """Break the connection: both ends notice it, and the threads end."""
-        self._break(reason)
-        try:
-            # Gloo cannot cancel anything, but when an operation times out it closes the connection.
-            self._group.recv([torch.empty(1, dtype=torch.int64)], self._other, _NOTHING).wait(
-                timedelta(milliseconds=1))
-        except RuntimeError:
-            pass  # the time-out that was provoked
+        """Break the present connection: both ends notice it."""
+        with self._lock:
+            self._open.clear()
+            era = self._era
+        self._hub.call(lambda: self._disconnect(reason) if era == self._era else None)
 
-    def _gone(self, error: RuntimeError) -> str:
-        return self._break(f'it went away, or said and took nothing for {self.peer_timeout:g} s '
-                           f'({_first_line(error)})')
+    # Everything from here on runs in the hub's thread, but for _beat and _silent.
 
-    def _break(self, reason: str) -> str:
-        """Stop sending; return the first reason for it."""
-        with self._changed:
-            if self._broken is None:
-                self._broken = reason
-            self._outbox.clear()
-            self._changed.notify_all()
-            return self._broken
-
-    def _read(self) -> None:
-        assert self._receiver is not None
-        reason: Optional[str] = None
-        try:
-            self._read_messages(self._receiver)
-        except StreamingError as error:  # an unreadable header, or an error of the receiver
-            reason = str(error)
-            self.abandon(reason)
-        except RuntimeError as error:  # raised by gloo
-            reason = self._gone(error)
-        except BaseException as error:  # a fault of this program, reported to the receiver
-            reason = f'reading failed: {type(error).__name__}: {error}'
-            self.abandon(reason)
-        self._receiver.lost(self, reason)
-
-    def _read_messages(self, receiver: Receiver) -> None:
-        awaited = self._await_header()
-        while True:
-            words, work = awaited
-            work.wait(timedelta(seconds=self.peer_timeout))
-            header = decode_header(words)
-            awaited = self._await_header()  # posted now, so that the peer can send it at any time
-            if header.kind == Kind.CLOSE:
-                self.send(Header(Kind.CLOSE))
-                return
-            self._read_payload(receiver, header)
-
-    def _await_header(self) -> Tuple[torch.Tensor, Any]:
-        words = torch.zeros(WORDS, dtype=torch.int64)
-        return words, self._group.recv([words], self._other, _HEADER)
-
-    def _read_payload(self, receiver: Receiver, header: Header) -> None:
-        if not header.nbytes:
-            receiver.received(self, header, torch.empty(0, dtype=torch.uint8), None)
+    def adopt(self, sock: socket.socket) -> None:
+        """Use a connection that the peer has opened, instead of the present one."""
+        self._disconnect('it opened another connection')
+        if self._done.is_set():
+            self._hub.drop(sock)
             return
-        place = receiver.place(self, header)
-        payload = host_bytes(header.nbytes) if place is None else place
+        self._era += 1
+        self._connection = Connection(sock, self._place, self._deliver)
+        # The answer to the peer's hello.
+        self._connection.put(Header(Kind.HEARTBEAT), torch.empty(0, dtype=torch.uint8))
+        self._greet()
+
+    def dial(self) -> None:
+        """Open the connection."""
+        if self._done.is_set() or self._connection is not None or self._dial is None:
+            return
+        self._drop_sockets()
+        self._era += 1
+        era = self._era
         try:
-            self._group.recv([payload], self._other, _PAYLOAD).wait(
-                timedelta(seconds=self.peer_timeout))
-        except RuntimeError as error:
-            receiver.received(self, header, payload, self._gone(error))
-            raise
-        receiver.received(self, header, payload, _damage(header, payload))
+            sock = self._dialing = self._dial.begin()
+        except OSError as error:  # no such host, no route
+            self._dial_failed(error)
+            return
+        self._hub.watch(sock, selectors.EVENT_WRITE, lambda events: self._on_dialed(sock))
+        patience = self.peer_timeout if self._known else min(self.peer_timeout, _FIRST_ANSWER)
+        self._hub.later(patience, lambda: self._on_overdue(era, patience))
+
+    def _on_dialed(self, sock: socket.socket) -> None:
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._dial_failed(OSError(code, os.strerror(code)))
+            return
+        assert self._dial is not None
+        self._dialing = None
+        self._connection = Connection(sock, self._place, self._deliver)
+        self._connection.put_parts(self._dial.hello)
+        self._watch()  # the first heartbeat says that the peer knows this end
+
+    def _on_overdue(self, era: int, patience: float) -> None:
+        if era == self._era and not self._greeted:
+            self._dial_failed(TimeoutError(f'no answer for {patience:g} s'))
+
+    def _dial_failed(self, error: OSError) -> None:
+        assert self._dial is not None
+        self._drop_sockets()
+        self._reason = self._reason or f'it cannot be reached ({error})'
+        if self._dial.failed(error):
+            self._give_up()
+        else:
+            self._redial()
+
+    def _drop_sockets(self) -> None:
+        if self._dialing is not None:
+            self._hub.drop(self._dialing)
+        if self._connection is not None:
+            self._hub.drop(self._connection.sock)
+        self._dialing = self._connection = None
+
+    def _redial(self) -> None:
+        self._era += 1
+        era = self._era
+        # The other end waits for peer_timeout, in which several attempts must fit.
+        self._hub.later(min(self._pause, self.peer_timeout / 4),
+                        lambda: self.dial() if era == self._era else None)
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
+
+    def _greet(self) -> None:
+        """Let messages be sent: both ends know that they are connected."""
+        again, self._reason = self._reason is not None, None
+        self._since, self._greeted, self.reopens = time.monotonic(), True, True
+        self._known = True
+        if self._dial is not None:
+            self._dial.succeeded()
+        with self._lock:
+            # What was said on an earlier connection is void, except that this end has finished.
+            self._outbox.clear()
+            if self._closing:
+                self._outbox.append((Header(Kind.CLOSE), torch.empty(0, dtype=torch.uint8)))
+            self._open.set()
+        if self._connection is not None:  # messages wait for start()
+            self._connection.paused = self._receiver is None
+        self._hub.liveness.watch(self, self._beat, self._silent)
+        self._watch()
+        if again and self._receiver is not None:
+            self._receiver.opened(self)
+
+    def _beat(self) -> None:
+        """Send a heartbeat, unless messages wait, which are as good."""
+        if self.alive and not self._outbox:
+            self.send(Header(Kind.HEARTBEAT))
+
+    def _silent(self, seconds: float) -> None:
+        """Break the connection to a silent peer."""
+        if self._receiver is None:  # nothing was read yet
+            self._hub.liveness.watch(self, self._beat, self._silent)
+        else:
+            self.abandon(f'it went away, or said and took nothing for {seconds:.0f} s')
+
+    def _watch(self) -> None:
+        """Wait for what can happen now."""
+        connection = self._connection
+        if connection is not None:
+            reads = self._receiver is not None or not self._greeted
+            writes = connection.has_pending or (self._greeted and self._outbox)
+            self._hub.watch(connection.sock, (selectors.EVENT_READ if reads else 0)
+                            | (selectors.EVENT_WRITE if writes else 0), self._on_ready)
+
+    def _on_outbox(self) -> None:
+        if self._connection is not None:
+            if self._greeted:
+                self._write()
+        elif self._closing and not self._done.is_set():
+            if self._dial is None or not self.reopens:
+                self._finish()
+            else:
+                self.dial()
+
+    def _on_ready(self, events: int) -> None:
+        connection = self._connection
+        if events & selectors.EVENT_READ and connection is not None:
+            self._hub.liveness.heard(self)
+            self._guarded(connection.read)
+        if events & selectors.EVENT_WRITE and connection is self._connection:
+            self._write()
 
     def _write(self) -> None:
-        in_flight: Deque[Tuple[Any, Any]] = deque()  # keeps the tensors until they were sent
-        try:
-            while True:
-                message = self._next_message(wait=not in_flight)
-                if message is not None:
-                    in_flight.append(self._post(*message))
-                while in_flight and (message is None or len(in_flight) > _IN_FLIGHT):
-                    for work in in_flight[0][0]:
-                        work.wait(timedelta(seconds=self.peer_timeout))
-                    in_flight.popleft()
-                if message is None and (self._broken is not None or self._is_done()):
-                    return
-        except RuntimeError as error:  # the reading thread gets it too, and reports it
-            self._gone(error)
-        except BaseException as error:  # a fault of this program; the reading thread reports it
-            self.abandon(f'writing failed: {type(error).__name__}: {error}')
-
-    def _next_message(self, wait: bool) -> Optional[Tuple[Header, torch.Tensor]]:
-        """Return the next message or None; if ``wait``, once there is one or the link ends."""
-        with self._changed:
-            while wait and not self._outbox and self._broken is None and not self._closing:
-                self._changed.wait()
-            return self._outbox.popleft() if self._outbox else None
-
-    def _is_done(self) -> bool:
-        with self._changed:
-            return self._closing and not self._outbox
-
-    def _post(self, header: Header, payload: torch.Tensor) -> Tuple[List[Any], Any]:
-        """Hand a message to gloo; return the works to wait for, and the tensors that they use."""
-        header = replace(header, nbytes=len(payload), checksum=checksum(payload))
-        words = encode_header(header)
-        works = [self._group.send([words], self._other, _HEADER)]
-        if len(payload):
-            works.append(self._group.send([payload], self._other, _PAYLOAD))
-        return works, (words, payload)
-
-
-def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[int],
-               timeout: float, peer_timeout: float) -> Dict[int, Link]:
-    """Connect a head with all encoders, or an encoder with all heads. Collective over all of them.
-
-    Each pair gets a separate group through the store; no default process group is needed.
-    Afterward encoders must serve, and heads listen, within ``peer_timeout`` seconds.
-
-    Args:
-        store: Store of torch that all these ranks reach, used by this thread alone meanwhile.
-        rank: Rank of this process, in ``encoders`` or in ``heads``.
-        encoders: Ranks that encode.
-        heads: Ranks that receive features: one rank of each head replica.
-        timeout: Seconds to wait for the other ranks.
-        peer_timeout: Seconds without any message after which a peer counts as lost; equal on all
-            ranks. An encoder sends nothing while it encodes, so it must be longer than one item
-            takes.
-
-    Returns:
-        Links by the rank of the peer.
-
-    Raises:
-        ValueError: If this rank is in both lists or in neither, or a time is not positive.
-        LinkError: Naming the ranks that did not come.
-    """
-    encoders, heads = sorted(encoders), sorted(heads)
-    if (rank in encoders) == (rank in heads):
-        raise ValueError(f'rank {rank} is none or both of encoders {encoders} and heads {heads}: '
-                         f'expected one.')
-    if not (timeout > 0 and peer_timeout > 0):
-        raise ValueError(f'timeout={timeout!r}, peer_timeout={peer_timeout!r}, expected positive '
-                         f'numbers of seconds.')
-    peers = heads if rank in encoders else encoders
-    _await_peers(store, rank, peers, timeout)
-    links = {}
-    for encoder in encoders:  # in the same order on all ranks, so that they cannot deadlock
-        for head in heads:
-            if rank in (encoder, head):
-                peer, name = (head, 'head') if rank == encoder else (encoder, 'encoder')
-                prefix = f'mapsage/features/{encoder}-{head}'
-                links[peer] = Link(_make_group(store, prefix, int(rank == head), timeout, peer),
-                                   int(rank == head), f'{name} rank {peer}', peer_timeout)
-    return links
-
-
-def _await_peers(store: Any, rank: int, peers: Sequence[int], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    with store_lock:
-        store.add(f'mapsage/features/here/{rank}', 1)
-    while True:
-        with store_lock:
-            absent = [peer for peer in peers
-                      if not store.add(f'mapsage/features/here/{peer}', 0)]
-        if not absent:
+        connection = self._connection
+        if connection is None:
             return
-        if time.monotonic() > deadline:
-            raise LinkError(f'rank {rank} waited {timeout:g} s to open its links, and rank(s) '
-                            f'{absent} did not come: look at the first error in their log.')
-        time.sleep(0.01)
 
+        def write() -> None:
+            while connection.write() and self._greeted:
+                with self._lock:
+                    message = self._outbox.popleft() if self._outbox else None
+                if message is None:
+                    return
+                connection.put(*message)
 
-def _make_group(store: Any, prefix: str, end: int, timeout: float, peer: int) -> Any:
-    try:
-        with store_lock:
-            return dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), end, 2,
-                                         timedelta(seconds=timeout))
-    except RuntimeError as error:
-        raise LinkError(f'no connection to rank {peer} within {timeout:g} s '
-                        f'({_first_line(error)}). Look at the first error in its log.') from error
+        self._guarded(write)
+        if self._connection is connection:
+            if self._peer_closed and not connection.has_pending and not self._outbox:
+                self._finish()
+            else:
+                self._watch()
 
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do what reads or writes; whatever it raises breaks the connection, with the reason."""
+        try:
+            work()
+        except StreamingError as error:  # an unreadable header, or an error of the receiver
+            self._disconnect(str(error))
+        except (OSError, EOFError) as error:
+            self._disconnect(f'it went away ({str(error) or "it closed the connection"})')
+        except BaseException as error:  # a fault of this program, reported to the receiver
+            self._disconnect(f'reading failed: {type(error).__name__}: {error}')
 
-def _damage(header: Header, payload: torch.Tensor) -> Optional[str]:
-    found = checksum(payload)
-    if found == header.checksum:
-        return None
-    return (f'the checksum of {header.nbytes} bytes is {found:08x}, expected '
-            f'{header.checksum:08x}: they were damaged on their way')
+    def _place(self, header: Header) -> Optional[torch.Tensor]:
+        assert self._receiver is not None
+        return self._receiver.place(self, header)
 
+    def _deliver(self, header: Header, payload: torch.Tensor, damage: Optional[str]) -> None:
+        if header.kind == Kind.HEARTBEAT:
+            if not self._greeted:
+                self._greet()
+        elif header.kind == Kind.CLOSE:
+            self._peer_closed, self.reopens = True, False
+            self.send(Header(Kind.CLOSE))
+            if self._receiver is not None:
+                self._receiver.lost(self, None)
+            self._write()
+        else:
+            assert self._receiver is not None
+            self._receiver.received(self, header, payload, damage)
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [''])[0]
+    def _disconnect(self, reason: str) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        was_greeted, self._greeted = self._greeted, False
+        self._era += 1
+        with self._lock:
+            self._open.clear()
+            self._outbox.clear()
+        self._reason = self._reason or reason
+        self._hub.liveness.forget(self)
+        self._hub.drop(connection.sock)
+        if self._peer_closed or (self._closing and self._dial is None):
+            self._finish()
+            return
+        if was_greeted and time.monotonic() - self._since > _STABLE:
+            self._pause = _FIRST_PAUSE
+        if self._dial is not None:
+            self._redial()
+        else:
+            era = self._era
+            self._hub.later(self.peer_timeout,
+                            lambda: self._give_up() if era == self._era else None)
+        if was_greeted and self._receiver is not None:  # last, since it may raise
+            connection.fail(reason)
+            self._receiver.lost(self, reason)
+
+    def _give_up(self) -> None:
+        """Do not expect the peer again."""
+        self.reopens = False
+        if self._closing:
+            self._finish()
+        elif self._receiver is not None:
+            self._receiver.lost(self, self._reason)
+
+    def _finish(self, reason: Optional[str] = None) -> None:
+        """End the link for good."""
+        if self._done.is_set():
+            return
+        self.reopens = False
+        with self._lock:
+            self._closing = True
+            self._open.clear()
+        self._hub.liveness.forget(self)
+        self._era += 1
+        connection, was_greeted, self._greeted = self._connection, self._greeted, False
+        self._drop_sockets()
+        if connection is not None and was_greeted and not self._peer_closed \
+                and self._receiver is not None:
+            connection.fail('the link was closed')
+            self._receiver.lost(self, reason)
+        self._hub.leave()
+        self._done.set()

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.features import FeatureSourceError, Item
-from mapsage.features.build import Surroundings, build_source, view_seeds
+from mapsage.features.build import Surroundings, _runs, build_source, view_seeds
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
 
 
@@ -40,6 +40,18 @@ def test_settings_that_cannot_work(config: Dict[str, Any], words: str,
         build_source(config, surroundings())
 
 
+@pytest.mark.parametrize('settings, words', [
+    (dict(wire_dtype='int8'), "wire_dtype='int8', expected None"),
+    (dict(pool_bytes=9), 'pool_bytes=9, block_bytes=4194304'), (dict(timeout=0), 'timeout=0'),
+    (dict(ahead=-1), 'ahead=-1'), (dict(peer_timeout=0), 'peer_timeout=0, expected')])
+def test_settings_of_a_stream_are_checked_before_its_links_are_opened(
+        settings: Dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENCODERS_VARIABLE, '2')
+    monkeypatch.delenv('WORLD_SIZE', raising=False)  # without it no link can be opened
+    with pytest.raises(FeatureSourceError, match=words):
+        build_source(dict(type='Streamed', encoders=2, **settings), surroundings())
+
+
 @pytest.mark.parametrize('config, ahead', [
     (dict(type='Local'), 0), (dict(type='Prefetched'), 2), (dict(type='Prefetched', depth=3), 3)])
 def test_sources_of_one_process_give_the_encoders_features(config: Dict[str, Any],
@@ -55,9 +67,26 @@ def test_sources_of_one_process_give_the_encoders_features(config: Dict[str, Any
     source.close()
 
 
+class Listed:
+    """A dataset that lists one sample."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def get_data_info(self, index: int) -> Dict[str, Any]:
+        return dict(img_path=f'{index}.png', sample_idx=index)
+
+
+@pytest.mark.parametrize('slots', [[], [0, 1, 2, 3], [-1, -1, 5, 6, 0, 0, 1, -1, 7]])
+def test_slots_travel_as_few_numbers(slots: List[int]) -> None:
+    runs = _runs(slots)
+    assert [first + at * step for first, step, count in runs for at in range(count)] == slots
+    assert len(_runs(list(range(10**5)))) == 1
+
+
 def test_only_a_readable_cache_has_seeds_of_views(tmp_path: Path) -> None:
     (tmp_path / 'index.json').write_text('no index')
     for config in (dict(type='Local'), dict(type='Cached'),
                    dict(type='Cached', folder=str(tmp_path / 'none')),
                    dict(type='Cached', folder=str(tmp_path))):
-        assert view_seeds(config) is None
+        assert view_seeds(config, Listed()) is None

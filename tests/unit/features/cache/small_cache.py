@@ -14,9 +14,10 @@ from mapsage.features.source import Item
 
 CPU = torch.device('cpu')
 SAMPLES, VIEWS = 5, 2
-KEYS = CacheKeys('weights1', 'transforms1', 'dataset1', SAMPLES,
+KEYS = CacheKeys('weights1', 'transforms1', tuple(f'sample{at}' for at in range(SAMPLES)),
                  dict(dataset=dict(pipeline=[dict(type='Load'), dict(type='Flip', prob=0.5)])))
 INDEX = CacheIndex(KEYS, VIEWS, 7, {})
+NAMES = {item: KEYS.samples[item // VIEWS] for item in range(SAMPLES * VIEWS)}
 SHARDS = ([0, 1, 2, 3], [4, 5, 8, 9], [6, 7])  # as the ranks of a run leave them
 
 
@@ -29,7 +30,7 @@ def write_cache(folder: Path, dtype: torch.dtype = torch.float32,
                 levels: Callable[..., List[torch.Tensor]] = levels_of) -> Path:
     folder.mkdir(exist_ok=True)
     for items in SHARDS:
-        write_shard(folder, INDEX.cache, {item: levels(item, dtype) for item in items})
+        write_shard(folder, INDEX.cache, {item: levels(item, dtype) for item in items}, NAMES)
     write_index(folder, find_shards(folder, INDEX)[0])
     return folder
 

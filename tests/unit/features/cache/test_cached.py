@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import List
 
@@ -11,6 +13,7 @@ from small_cache import (
     CPU,
     INDEX,
     KEYS,
+    NAMES,
     SHARDS,
     VIEWS,
     item,
@@ -136,7 +139,11 @@ def test_any_byte_that_is_wrong_is_found(folder: Path) -> None:
 
 def test_another_shard_in_its_place_is_found(folder: Path) -> None:
     path = shard_with(folder, 6)
-    write_shard(folder, INDEX.cache, {number: levels_of(number + 1) for number in (6, 7)})
+    for other in range(1, 99):  # checksums have unequally many digits
+        write_shard(folder, INDEX.cache,
+                    {number: levels_of(number + other) for number in (6, 7)}, NAMES)
+        if read_index(folder).shards[2].bytes == path.stat().st_size:
+            break
     assert read_index(folder).shards[2].bytes == path.stat().st_size
     with pytest.raises(DamagedShardError, match=f'{path.name} is not the shard that index.json'):
         read_all(source(folder))
@@ -158,3 +165,51 @@ def test_a_sample_that_is_no_view_is_refused(folder: Path) -> None:
                  ViewSeeds(7, 9).of(1, 5)):
         with pytest.raises(ValueError, match='sample 1 was loaded by the seed'):
             cached.features(Item(0, ((1, seed), ), torch.empty(1, 0, 0, 0)))
+
+
+def test_what_is_requested_ahead_is_read_in_a_thread(folder: Path) -> None:
+    def threads() -> int:
+        return sum(thread.name == 'feature-cache' for thread in threading.enumerate())
+
+    before, cached = threads(), source(folder)
+    assert cached.ahead == 2
+    items = [item((index, 1), number=index) for index in range(3)]
+    for each in items:
+        cached.request(each)
+    assert threads() == before + 1
+    for each in items:
+        assert torch.equal(cached.features(each)[0][0], levels_of(each.number * VIEWS + 1)[0])
+    cached.close()
+    assert threads() == before
+
+
+def test_samples_keep_their_features_when_others_come_and_go(folder: Path) -> None:
+    samples = ['sample3', 'sample0', 'sample3', 'sample4']  # sorted, repeated, two removed
+    cached = Cached(str(folder), VIEWS, CPU, replace(KEYS, samples=tuple(samples)))
+    for index, slot in enumerate([3, 0, 3, 4]):
+        for view in range(VIEWS):
+            key = index, cached.seed_of.of(index, view)
+            assert key[1] == ViewSeeds(7, VIEWS).of(slot, view)  # the image is loaded as it was
+            found = cached.features(Item(index, (key, ), torch.empty(1, 0, 0, 0)))
+            assert torch.equal(found[0][0], levels_of(slot * VIEWS + view)[0])
+    cached.close()
+    more = replace(KEYS, samples=('new', *KEYS.samples))
+    with pytest.raises(CacheError, match='2 of 12 items are missing, from sample 0 on.*goes on'):
+        Cached(str(folder), VIEWS, CPU, more)
+    index = find_shards(folder, INDEX)[0].extended(more.samples)
+    assert index.slots(more.samples) == [5, 0, 1, 2, 3, 4] and index.cache == INDEX.cache
+    write_shard(folder, index.cache, {10: levels_of(10), 11: levels_of(11)},
+                dict.fromkeys((10, 11), 'new'))
+    write_index(folder, find_shards(folder, index)[0])
+    cached = Cached(str(folder), VIEWS, CPU, more)
+    key = 0, cached.seed_of.of(0, 1)
+    assert torch.equal(cached.features(Item(0, (key, ), torch.empty(1, 0, 0, 0)))[0][0],
+                       levels_of(11)[0])
+
+
+def test_an_index_that_was_deleted_is_made_again_from_the_shards(folder: Path) -> None:
+    shard_with(folder, 6).unlink()
+    bare = replace(INDEX, keys=replace(KEYS, samples=()))
+    found = find_shards(folder, bare)[0]
+    assert found.keys.samples == ('sample0', 'sample1', 'sample2', '', 'sample4')
+    assert found.extended(KEYS.samples).slots(KEYS.samples) == [0, 1, 2, 5, 4]

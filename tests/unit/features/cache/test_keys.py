@@ -8,16 +8,18 @@ from typing import Any, Dict, List
 
 import pytest
 import torch
+from mmengine.dataset import RepeatDataset
 from mmseg.datasets import LoveDADataset
 from support import write_tiny_data
 from torch import nn
 
-from mapsage.engine.data_order import KeyedDataset, SampleKey
+from mapsage.engine.loading.data_order import SampleKey
+from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.features.cache.keys import (
     ViewSeeds,
     canonical,
-    dataset_hash,
     keys_of_run,
+    sample_hashes,
     weights_hash,
 )
 
@@ -83,17 +85,26 @@ def love(root: Path) -> LoveDADataset:
 
 def test_a_dataset_is_known_by_its_samples_wherever_it_lies(tmp_path: Path) -> None:
     root = write_tiny_data(tmp_path / 'here', train=3, val=1)
-    known = dataset_hash(love(root))
+    known = sample_hashes(love(root))
+    assert len(set(known)) == 3
     there = tmp_path / 'there' / 'data'
     shutil.copytree(str(root), str(there))
-    assert dataset_hash(KeyedDataset(love(there), None, None)) == known
+    assert sample_hashes(love(there)) == known
 
     (there / 'img_dir/train/1.png').write_bytes(b'another image')
-    assert dataset_hash(love(there)) != known
-    (root / 'img_dir/train/2.png').unlink()
-    assert dataset_hash(love(root)) != known
+    changed = sample_hashes(love(there))
+    assert [one == other for one, other in zip(changed, known)] == [True, False, True]
+    assert sample_hashes(love(there), sizes=False) == sample_hashes(love(root), sizes=False)
+    (root / 'img_dir/train/1.png').unlink()
+    assert sample_hashes(love(root)) == [known[0], known[2]]
     with pytest.raises(ValueError, match='list has no get_data_info'):
-        dataset_hash([1, 2])
+        sample_hashes([1, 2])
+
+
+def test_equal_samples_of_a_repeated_dataset_have_one_hash(tmp_path: Path) -> None:
+    root = write_tiny_data(tmp_path / 'data', train=3, val=1)
+    repeated = RepeatDataset(love(root), 2)
+    assert sample_hashes(repeated) == sample_hashes(love(root)) * 2
 
 
 def config(**changes: Any) -> Dict[str, Any]:
@@ -104,11 +115,11 @@ def config(**changes: Any) -> Dict[str, Any]:
     return dict(model=dict(backbone=backbone, **changes), train_dataloader=dict(dataset=dataset))
 
 
-def test_the_settings_that_decide_features_decide_the_key(tmp_path: Path) -> None:
-    dataset, frozen = love(write_tiny_data(tmp_path / 'data', train=2, val=1)), encoder()
+def test_the_settings_that_decide_features_decide_the_key() -> None:
+    frozen = encoder()
 
     def key(cfg: Dict[str, Any], dtype: Any = None) -> str:
-        return keys_of_run(cfg, dataset, frozen, dtype).transforms
+        return keys_of_run(cfg, ['sample'], frozen, dtype).transforms
 
     known = key(config())
     assert key(config(dataset=dict(data_root='/y', ann_file='z'))) == known

@@ -37,7 +37,7 @@ def test_shards_are_safetensors_that_others_may_read(folder: Path) -> None:
 def _write_with_little_room(folder: Path) -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     try:
-        write_shard(folder, INDEX.cache, {0: [torch.zeros(100, 10, 10)]})
+        write_shard(folder, INDEX.cache, {0: [torch.zeros(100, 10, 10)]}, {0: 'sample0'})
     except CacheError as error:
         return str(error)
     return 'written'

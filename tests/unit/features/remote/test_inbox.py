@@ -40,7 +40,7 @@ class Wire:
     """A link whose other end is the test: what is sent is kept, in order."""
 
     def __init__(self, number: int) -> None:
-        self.peer, self.alive = f'encoder {number}', True
+        self.peer, self.alive, self.reopens = f'encoder {number}', True, True
         self.sent: List[Tuple[Header, Optional[torch.Tensor]]] = []
 
     def start(self, receiver: Inbox) -> None:
@@ -61,7 +61,8 @@ class Transfers(RuleBasedStateMachine):
         super().__init__()
         self.wires = [Wire(0), Wire(1)]
         self.pool = BlockPool(BLOCKS, SIZE)
-        self.inbox = Inbox(self.wires, self.pool, features, CPU, 0, 1e9, None)
+        self.inbox = Inbox(self.wires, self.pool, features, CPU, 0, 1e9, None,
+                           lambda level, text: None)
         self.items: Dict[int, object] = {}
         self.images: Dict[int, torch.Tensor] = {}
         self.before: Dict[int, Progress] = {}
@@ -157,6 +158,13 @@ class Transfers(RuleBasedStateMachine):
         for entry in [each for each in self.under_way if each[0] is wire]:
             self.finish(entry, 'it went away')
         self.inbox.lost(wire, 'it went away')
+
+    @precondition(lambda self: not all(wire.alive for wire in self.wires))
+    @rule(data=st.data())
+    def reopen(self, data):
+        wire = data.draw(st.sampled_from([wire for wire in self.wires if not wire.alive]))
+        wire.alive, wire.sent = True, []
+        self.inbox.opened(wire)
 
     @rule()
     def go_on(self):

@@ -1,13 +1,22 @@
 """The split of a job's ranks into encoders and heads."""
 from __future__ import annotations
 
-from typing import Dict, List
+import itertools
+from datetime import timedelta
+from typing import Any, Dict, List
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.features.remote.roles import RoleError, check_ranks_per_head, split_ranks
+from mapsage.features.remote import roles as module
+from mapsage.features.remote.roles import (
+    RoleError,
+    check_ranks_per_head,
+    connect_store,
+    split_ranks,
+)
 
 
 def launched(nodes: int, per_node: int) -> List[Dict[str, str]]:
@@ -73,3 +82,22 @@ def test_heads_that_form_no_whole_replicas(ranks_per_head: object, words: str) -
     check_ranks_per_head(3, 3)
     with pytest.raises(RoleError, match=words):
         check_ranks_per_head(ranks_per_head, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize('rounds, counts, meet', [
+    (('3', '3'), ('0', '2'), True), (('3', '4'), ('0', '0'), False),
+    (('', ''), ('1', '1'), True), (('', ''), ('0', '1'), False)])
+def test_machines_that_restarted_unequally_often_share_their_keys(
+        rounds: Any, counts: Any, meet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False,
+                        timeout=timedelta(seconds=60))
+    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
+    monkeypatch.setenv('MASTER_PORT', str(job.port))
+    stores = []
+    for place, count in zip(rounds, counts):
+        monkeypatch.setenv('MAPSAGE_ROUND', place)
+        monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', count)
+        monkeypatch.setattr(module, '_connections', itertools.count())  # as in another process
+        stores.append(connect_store(60))
+    stores[0].add('key', 1)
+    assert stores[1].add('key', 0) == meet

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mapsage.distributed import Facts
-from mapsage.distributed.consensus import fact_slots
+from mapsage.distributed.channels.consensus import fact_slots
 from mapsage.features.remote.state import State
 from mapsage.features.split_head.replica_facts import (
     FIELDS,

@@ -1,0 +1,147 @@
+"""The one thread that reads and writes all connections of a process."""
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from functools import partial
+from typing import Callable, Deque, List, Tuple
+
+from mapsage.distributed.nodes.liveness import Liveness
+
+Call = Callable[[], None]
+
+
+class Hub:
+    """Runs what becomes ready, what is due and what was asked for, in one thread.
+
+    Whatever the number of links, a process has this thread and the one of :class:`Liveness`, and
+    a link costs one file descriptor.
+
+    Args:
+        peer_timeout: Seconds without any message after which a peer counts as lost.
+    """
+
+    def __init__(self, peer_timeout: float) -> None:
+        self.liveness = Liveness(peer_timeout)
+        self._selector = selectors.DefaultSelector()
+        self._awake, self._waker = socket.socketpair()
+        self._awake.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._awake, selectors.EVENT_READ, lambda events: None)
+        self._calls: Deque[Call] = deque()
+        self._timers: List[Tuple[float, int, Call]] = []
+        self._numbers = itertools.count()
+        self._users = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name='feature-links', daemon=True)
+
+    @property
+    def peer_timeout(self) -> float:
+        """Seconds without any message after which a peer counts as lost."""
+        return self.liveness.timeout
+
+    def start(self) -> Hub:
+        """Begin to run; return this object."""
+        self.liveness.start()
+        self._thread.start()
+        return self
+
+    def call(self, function: Call) -> None:
+        """Run a function in the thread; from any thread."""
+        self._calls.append(function)
+        try:
+            self._waker.send(b'x')
+        except OSError:  # it is awake already, or has ended
+            pass
+
+    def later(self, seconds: float, function: Call) -> None:
+        """Run a function after some seconds; in the thread only."""
+        heapq.heappush(self._timers,
+                       (time.monotonic() + seconds, next(self._numbers), function))
+
+    def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
+        """Call ``ready`` with those of ``events`` that happen, or never if 0; in the thread only.
+        """
+        known = sock.fileno() in self._selector.get_map()
+        if known and events:
+            self._selector.modify(sock, events, ready)
+        elif known:
+            self._selector.unregister(sock)
+        elif events:
+            self._selector.register(sock, events, ready)
+
+    def drop(self, sock: socket.socket) -> None:
+        """Close a socket, whoever else holds it; in the thread only."""
+        if sock.fileno() < 0:  # it is closed already
+            return
+        if sock.fileno() in self._selector.get_map():
+            self._selector.unregister(sock)
+        try:
+            # Loader workers may have inherited the descriptor, and would keep the connection open.
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it was not connected, or is not any more
+            pass
+        sock.close()
+
+    def enter(self) -> None:
+        """Count one more link that uses the thread."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """Count one link less; the last one ends the threads. In the thread only."""
+        self._users -= 1
+        self._stopping = self._users <= 0
+
+    def stop(self) -> None:
+        """End the threads, whatever is still open; from any thread."""
+        self._users = 0
+        if self._thread.is_alive():
+            self.call(self.leave)
+            self.join(self.peer_timeout)
+        else:
+            self._end()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until the threads have ended, if the last link has left; return whether they have.
+        """
+        if self._users <= 0:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            wait = None
+            if self._timers:
+                wait = max(0.0, self._timers[0][0] - time.monotonic())
+            for key, events in self._selector.select(0 if self._calls else wait):
+                if key.fileobj is self._awake:
+                    self._awake.recv(4096)
+                else:
+                    self._guarded(partial(key.data, events))
+            for _ in range(len(self._calls)):
+                self._guarded(self._calls.popleft())
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                self._guarded(heapq.heappop(self._timers)[2])
+        self._end()
+
+    def _guarded(self, function: Call) -> None:
+        """Call a function; what it raises concerns one connection, and must not end all of them."""
+        try:
+            function()
+        except BaseException:
+            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+                traceback.print_exc()
+
+    def _end(self) -> None:
+        self.liveness.close()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        self._waker.close()
