@@ -1,8 +1,8 @@
 """The Runner that ties accelerator, process group and wrapper together."""
-from .data_checks import DataError
-from .data_order import ResumableSampler
+from .checkpoints.resume import ResumeError
 from .env_cfg import ConfigError
-from .resume import ResumeError
+from .loading.data_checks import DataError
+from .loading.data_order import ResumableSampler
 from .runner import MapSageRunner
 
 __all__ = [

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Mapping, Optional
 
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
+from mapsage.distributed.nodes.heartbeat import DEFAULT_HEARTBEAT_SECONDS
 
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',  # MMEngine's
-         'accelerator', 'use_model_parallel')  # MapSage's
-_DIST_KEYS = ('backend', 'timeout')
+         'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction')  # MapSage's
+_DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',  # MMEngine's
+              'heartbeat_timeout')  # MapSage's
+_REDUCTIONS = ('ordered', 'native')
 
 
 class ConfigError(ValueError):
@@ -27,6 +30,15 @@ class EnvCfg:
         use_model_parallel: Whether model parallelism is required (True) or forbidden (False); it is
             an error if that is impossible. None lets MapSage decide.
         note: Line for the log about a value that was not taken literally; empty if there is none.
+        port: Port at which the ranks of Slurm and MPI meet, as under MMEngine; None for that of
+            the environment. torchrun's ranks meet where torchrun says.
+        virtual_ranks: Number of virtual ranks of the run; None for that of its checkpoint, or at
+            the first start the number of processes.
+        reduction: Way to add up gradients: ``'ordered'``, along a fixed tree over the virtual
+            ranks, or ``'native'``, as the backend does. None for that of the backend, see
+            :func:`mapsage.distributed.resolve_reduction`.
+        heartbeat_timeout: Seconds after which a node that gives no sign is lost; 0 for no
+            heartbeat between nodes.
     """
 
     accelerator: str = 'auto'
@@ -34,6 +46,10 @@ class EnvCfg:
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     use_model_parallel: Optional[bool] = None
     note: str = ''
+    port: Optional[int] = None
+    virtual_ranks: Optional[int] = None
+    reduction: Optional[str] = None
+    heartbeat_timeout: float = DEFAULT_HEARTBEAT_SECONDS
 
 
 def parse_env_cfg(env_cfg: Mapping[str, Any],
@@ -42,17 +58,19 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
 
     A ``model_wrapper_cfg`` of type ``MMModelParallel`` means ``use_model_parallel=True``.
 
-    MMSegmentation's default runtime names the backend ``nccl`` in every config. In a config that
-    names no accelerator, this counts as MMEngine's default and not as a choice, and is read as
-    ``auto``.
+    MMSegmentation's default runtime names the backend ``nccl`` in every config. Beside any
+    accelerator but ``cuda`` this counts as inherited and not as a choice, and is read as ``auto``,
+    which on cuda means nccl as well.
 
     Args:
         env_cfg: Value of ``env_cfg`` in the config.
         model_wrapper_cfg: Value of ``model_wrapper_cfg`` in the config, if it has one.
 
     Raises:
-        ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, or
-            the wrapper contradicts it.
+        ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, the
+            wrapper contradicts it, ``virtual_ranks`` or ``reduction`` has a value that is not
+            allowed, or ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that is none or asks
+            for another library than torch to start the process group.
     """
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
     dist_cfg: Dict[str, Any] = dict(env_cfg.get('dist_cfg') or {})
@@ -60,13 +78,61 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
     use_model_parallel = _use_model_parallel(env_cfg.get('use_model_parallel'),
                                              (model_wrapper_cfg or {}).get('type'))
     backend, note = dist_cfg.get('backend', 'auto'), ''
-    if backend == 'nccl' and 'accelerator' not in env_cfg:
+    accelerator = env_cfg.get('accelerator') or 'auto'
+    if backend == 'nccl' and accelerator != 'cuda':
         backend = 'auto'
-        note = ("env_cfg.dist_cfg.backend='nccl' is read as 'auto': the config names no "
-                'accelerator. Set env_cfg.accelerator to make it a choice.')
-    return EnvCfg(accelerator=env_cfg.get('accelerator') or 'auto', backend=backend,
+        note = (f"env_cfg.dist_cfg.backend='nccl' is read as 'auto': with "
+                f"env_cfg.accelerator={accelerator!r} it counts as inherited. Set "
+                f"accelerator='cuda' to make it a choice.")
+    init_backend = dist_cfg.get('init_backend', 'torch')
+    if init_backend != 'torch':
+        raise ConfigError(f"env_cfg.dist_cfg.init_backend={init_backend!r}: expected 'torch', "
+                          f'which starts the process group here. Remove the key.')
+    return EnvCfg(accelerator=accelerator, backend=backend,
                   timeout=dist_cfg.get('timeout', DEFAULT_TIMEOUT_SECONDS),
-                  use_model_parallel=use_model_parallel, note=note)
+                  use_model_parallel=use_model_parallel, note=note,
+                  port=_port(dist_cfg.get('port')),
+                  virtual_ranks=_virtual_ranks(env_cfg.get('virtual_ranks')),
+                  reduction=_reduction(env_cfg.get('reduction')),
+                  heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')))
+
+
+def _port(value: Any) -> Optional[int]:
+    if value is None:
+        return None
+    text = str(value)
+    if isinstance(value, bool) or not text.isdigit() or not 0 < int(text) < 2**16:
+        raise ConfigError(f'env_cfg.dist_cfg.port={value!r}: expected a TCP port, 1 to 65535.')
+    return int(text)
+
+
+def _virtual_ranks(value: Any) -> Optional[int]:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            f'env_cfg.virtual_ranks={value!r}: expected a whole number from 1 on, the number of '
+            f'virtual ranks for the whole life of the run, or None for that of the checkpoint or '
+            f'else the number of processes.')
+    return value
+
+
+def _reduction(value: Any) -> Optional[str]:
+    if value is not None and value not in _REDUCTIONS:
+        raise ConfigError(
+            f"env_cfg.reduction={value!r}: expected 'ordered' (gradients are added in an order "
+            f"that depends on the virtual ranks alone), 'native' (as the backend adds them), or "
+            f'None for what suits the backend.')
+    return value
+
+
+def _heartbeat(value: Any) -> float:
+    if value is None:
+        return DEFAULT_HEARTBEAT_SECONDS
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**6 \
+            or 0 < value < 1:
+        raise ConfigError(f'env_cfg.dist_cfg.heartbeat_timeout={value!r}: expected seconds, at '
+                          f'least 1, after which a machine that gives no sign is lost, or 0 for no '
+                          f'heartbeat.')
+    return float(value)
 
 
 def names_model_parallel(wrapper_type: Any) -> bool:

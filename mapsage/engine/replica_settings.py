@@ -9,7 +9,7 @@ from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import Replicas, resolve_backend
-from mapsage.distributed.staged import BACKEND as STAGED
+from mapsage.distributed.groups.staged import BACKEND as STAGED
 from mapsage.features.encoder_gate import FeatureSourceError
 from mapsage.features.split_head.tensor_parallel import check_torch
 

@@ -3,44 +3,82 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import nullcontext
 from typing import Any, Dict, Optional, Union
 
 import torch.distributed as dist
-from mmengine.dist import broadcast_object_list, get_dist_info, is_main_process
+from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.model import convert_sync_batchnorm, is_model_wrapper, revert_sync_batchnorm
-from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, MODEL_WRAPPERS, RUNNERS
-from mmengine.runner import Runner
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import HOOKS, MODEL_WRAPPERS, RUNNERS
+from mmengine.runner import EpochBasedTrainLoop
+from mmengine.runner import runner as host_runner
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.accelerator import Accelerator, explain
 from mapsage.distributed import (
+    RankError,
     Strategy,
     all_ranks_or_none,
     check_equal_weights,
     local_rank,
+    lost_ranks_named,
     make_replicas,
+    resolve_reduction,
     resolve_strategy,
 )
+from mapsage.distributed.groups.process_group import uses_native_group
+from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
+from mapsage.distributed.nodes.writer_lease import take_lease
+from mapsage.distributed.stop_request import listening
 from mapsage.distributed.strategy import MODEL_PARALLEL
-from mapsage.wrappers import HeadReplicas, place_module, whole_model
+from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.hooks import StopHook
+from mapsage.wrappers import HeadReplicas, place_module
+from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
+from mapsage.wrappers.ddp import has_sync_batchnorm
 
-from . import data_checks, startup
+from .checkpoints.neighbor.copies import copies_for_run
+from .checkpoints.resume import (
+    Choice,
+    ResumeError,
+    batches_done,
+    choose_checkpoint,
+    folders_of,
+    not_read_again,
+)
+from .checkpoints.resume_report import kept_settings, long_warm_ups, settings_of
+from .checkpoints.saving import SavingRunner
 from .config_report import config_report
-from .data_order import KeyedDataset, ResumableSampler
-from .encoder_rank import take_role
 from .env_cfg import names_model_parallel, parse_env_cfg
+from .loading import data_checks
+from .loading.block_loader import build_block_loader
+from .loading.build import build_keyed_loader, checked_dataset, set_test_mode
+from .nodes import compare_data, meet_nodes
+from .ranks import startup
+from .ranks.encoder_rank import take_role
 from .replica_settings import check_head_replicas, one_rank_a_replica, ranks_per_head
-from .resume import Choice, choose_checkpoint
 from .training_memory import estimate_training_bytes
+from .virtual_settings import (
+    can_replay,
+    expected_processes,
+    obstacle,
+    settle_virtual_ranks,
+    short_name,
+)
 
-# Hooks that are registered in this order, unless the config lists one of the same type.
-_HOOKS = ('AcceleratorHook', 'DeviceCheckHook', 'NonFiniteLossHook', 'PreviewHook',
-          'ProgressBarHook')
+# Hooks that are registered in this order, by their key in default_hooks: None there leaves a hook
+# out, as with MMEngine's. Without the key, one of the same type in custom_hooks takes its place.
+_HOOKS = dict(accelerator='AcceleratorHook', device_check='DeviceCheckHook',
+              non_finite_loss='NonFiniteLossHook', preview='PreviewHook',
+              reproducibility='ReproducibilityHook', progress_bar='ProgressBarHook',
+              accumulated_gradients='AccumulatedGradientsHook', equal_buffers='EqualBuffersHook',
+              stop='StopHook', nodes='NodesHook', slowest_rank='SlowestRankHook')
 
 
 @RUNNERS.register_module()
-class MapSageRunner(Runner):
+class MapSageRunner(SavingRunner):
     """Runs any MMEngine config on the accelerator and backend of its ``env_cfg``.
 
     Everything not mentioned in the methods below is MMEngine's. Choose it with
@@ -51,13 +89,23 @@ class MapSageRunner(Runner):
         local_rank: This process's rank on its node; 0 without a launcher.
         strategy: How the run is spread over processes and devices. Until the model is built it
             does not know whether the model fits a device.
+        virtual_ranks: Virtual ranks of the run and the processes that carry them out; known once
+            the model is wrapped.
     """
 
     accelerator: Accelerator
     local_rank: int
     strategy: Strategy
+    virtual_ranks: VirtualRanks
+    _world_size: int
+    _train_dataloader: Any
+    _resume: Union[bool, str]
     _load_from: Optional[str]
     _randomness_cfg: Dict[str, Any]
+    _determinism: Optional[str] = None  # what the accelerator set for it, for the log
+    _choice: Optional[Choice] = None  # of the checkpoint to resume from
+    _sync_layers: bool = False  # whether the model has SyncBN layers that the accelerator computes
+    _refusal: Optional[Exception] = None  # of a training, while a test may go on
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> Any:
@@ -79,37 +127,60 @@ class MapSageRunner(Runner):
             ConfigError: If ``env_cfg`` has an unknown key.
             AcceleratorError: If the accelerator is absent or has too few devices.
             BackendError: If the accelerator cannot use the backend.
+            NodesDifferError: If the nodes do not run the same code or config.
             StrategyError: If ``use_model_parallel`` cannot be obeyed, or the launcher's variables
                 do not fit the launcher.
         """
         self._env = parse_env_cfg(env_cfg, self.cfg.get('model_wrapper_cfg'))
-        self._cleared = startup.identify_process(self.launcher)
+        self.save_timeout = 0.9 * self._env.timeout
+        self._cleared = startup.identify_process(self.launcher, self._env.port)
         self.local_rank = local_rank()
         self.accelerator = startup.choose_accelerator(self._env.accelerator)
         self.strategy = self._resolve_strategy()
         startup.join_ranks(self.launcher, self.accelerator, self._env.backend, self._env.timeout)
+        self._nodes_note = meet_nodes(self.cfg, self.work_dir, self._env.heartbeat_timeout)
+        self.neighbor_copies = copies_for_run(self.cfg, self.work_dir, bool(self._nodes_note))
         super().setup_env(env_cfg)
 
     def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
                        deterministic: bool = False) -> None:
         """Seed as MMEngine does, and the accelerator."""
+        if deterministic:
+            self._determinism = self.accelerator.make_deterministic() or self._determinism
         super().set_randomness(seed, diff_rank_seed, deterministic)
         self.accelerator.seed(self.seed)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
                    model: nn.Module) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
+        wrapper = self._wrap(model_wrapper_cfg, model)
+        self._refusal = self._refusal or self._mistaken(wrapper)
+        return wrapper
+
+    def _wrap(self, model_wrapper_cfg: Optional[Dict[str, Any]], model: nn.Module) -> nn.Module:
         if is_model_wrapper(model):
+            self.virtual_ranks = VirtualRanks(self.world_size, self.world_size)
+            if self._env.virtual_ranks not in (None, self.world_size):
+                self._refusal = VirtualRanksError(
+                    f'env_cfg.virtual_ranks={self._env.virtual_ranks} with {self.world_size} '
+                    f'process(es) and a model that is wrapped already ({type(model).__name__}): '
+                    f'expected a plain model, which is wrapped for them.')
             return super().wrap_model(model_wrapper_cfg, model)
         self.strategy = self._resolve_strategy(
             estimate_training_bytes(model, self.optim_wrapper))
         self.logger.info(f'strategy {self.strategy.name}: {self.strategy.reason}')
+        self._sync_layers = self.accelerator.supports.sync_bn and has_sync_batchnorm(model)
+        try:
+            self._settle_virtual_ranks()
+        except (VirtualRanksError, ResumeError, RankError, OSError) as error:
+            self.virtual_ranks = VirtualRanks(self.world_size, self.world_size)
+            self._refusal = error
         if self.strategy.name == MODEL_PARALLEL:
             wrapper = copy.deepcopy(dict(model_wrapper_cfg or {}))
             if not names_model_parallel(wrapper.get('type')):
                 wrapper = dict(type='MMModelParallel')  # the config's is for several processes
             return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
-        if not self.distributed:
+        if not self.distributed and self.virtual_ranks.one_each:
             return place_module(revert_sync_batchnorm(model), self.accelerator, 0)
         if self.cfg.get('sync_bn') and self.accelerator.supports.sync_bn:
             model = convert_sync_batchnorm(model, self.cfg.sync_bn)
@@ -120,15 +191,56 @@ class MapSageRunner(Runner):
             broadcast_buffers=False,
             find_unused_parameters=self.cfg.get('find_unused_parameters', False))
         wrapper.setdefault('type', 'MMDistributedDataParallel')
-        return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
+        defaults: Dict[str, Any] = dict(module=model)
+        if short_name(wrapper['type']) == 'MMDistributedDataParallel':
+            wrapper['type'] = 'MMDistributedDataParallel'  # never MMEngine's own class
+            reduction = self._reduction()
+            native = self.distributed and uses_native_group(self.accelerator)
+            if not self.virtual_ranks.one_each or reduction == 'ordered' and (
+                    self.accelerator.lazy or native):  # where DDP takes no hook
+                wrapper['type'] = 'VirtualDataParallel'
+                defaults.update(virtual_ranks=self.virtual_ranks, reduction=reduction)
+            elif not native:
+                defaults.update(reduction=reduction)
+        return MODEL_WRAPPERS.build(wrapper, default_args=defaults)
+
+    def _mistaken(self, wrapper: nn.Module) -> Optional[Exception]:
+        """Return the error of a training that ``wrapper`` cannot carry out as asked, if any."""
+        kind = type(wrapper).__name__
+        if self._env.reduction == 'ordered' and is_model_wrapper(wrapper) and (
+                getattr(wrapper, 'reduction', None) != 'ordered'):
+            return VirtualRanksError(
+                f"env_cfg.reduction='ordered' with the model wrapper {kind}, which adds gradients "
+                f'up in its own way, or none: expected a plain model and MMDistributedDataParallel '
+                f'(or no model_wrapper_cfg). Remove the setting to train with {kind}.')
+        names = names_of_counters(wrapper)
+        if names and self.world_size > 1 and not gives_counts(wrapper):
+            return VirtualRanksError(
+                f"{', '.join(names)} has count_batch, and the model wrapper {kind} gives it no "
+                f'sums over the ranks: each rank would train with its own counts. Expected a plain '
+                f'model and MMDistributedDataParallel (or no model_wrapper_cfg).')
+        return None
+
+    def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
+        """Scale the learning rate as MMEngine does, by the batch of all virtual ranks."""
+        processes, self._world_size = self._world_size, self.virtual_ranks.count
+        try:
+            super().scale_lr(optim_wrapper, auto_scale_lr)
+        finally:
+            self._world_size = processes
 
     def register_hooks(self, default_hooks: Any = None, custom_hooks: Any = None) -> None:
         """Register MapSage's own hooks along with the config's."""
-        super().register_hooks(default_hooks, custom_hooks)
-        present = {type(hook).__name__ for hook in self._hooks}
-        for name in _HOOKS:
-            if name not in present:
-                self.register_hook(HOOKS.build(dict(type=name)))
+        others = dict(default_hooks or {})
+        ours = {key: others.pop(key, 'absent') for key in _HOOKS}
+        super().register_hooks(others, custom_hooks)
+        for key, hook in ours.items():
+            kind = HOOKS.get(_HOOKS[key])
+            if hook == 'absent':
+                hook = None if any(isinstance(each, kind) for each in self._hooks) else {}
+            if hook is not None:
+                self.register_hook(dict(dict(type=kind), **hook) if isinstance(hook, dict)
+                                   else hook)
         if self.cfg.get('feature_source'):
             self.register_hook(HOOKS.build(dict(
                 type='FeatureSourceHook', source=self.cfg.feature_source,
@@ -137,11 +249,37 @@ class MapSageRunner(Runner):
                 self.register_hook(HOOKS.build(dict(type='HeadReplicaHook')))
 
     def build_train_loop(self, loop: Any) -> Any:
-        """Build the loop; the ranks of a head replica read the same samples."""
+        """Build the loop; the ranks of a head replica read the same samples.
+
+        Where this process carries out several virtual ranks, it reads the samples of all.
+
+        Raises:
+            NodesDifferError: If the nodes do not have the same training data.
+            DataError: If a decode head has fewer classes than the training data.
+        """
         if isinstance(self.model, HeadReplicas):
             with one_rank_a_replica(self.model.replicas):
-                return super().build_train_loop(loop)
-        return super().build_train_loop(loop)
+                built = super().build_train_loop(loop)
+        elif self.virtual_ranks.one_each or not isinstance(loop, dict):
+            built = super().build_train_loop(loop)
+        else:
+            config, self._train_dataloader = self._train_dataloader, self._block_loader()
+            try:
+                built = super().build_train_loop(loop)
+            finally:
+                self._train_dataloader = config
+        dataset = getattr(getattr(built, 'dataloader', None), 'dataset', None)
+        compare_data(dataset)
+        data_checks.compare_heads(self.model, dataset)
+        return built
+
+    def build_val_loop(self, loop: Any) -> Any:
+        """Build the loop; of scenes in windows that overlap, each pixel is scored once."""
+        return set_test_mode(super().build_val_loop(loop))
+
+    def build_test_loop(self, loop: Any) -> Any:
+        """Build the loop; of scenes in windows that overlap, each pixel is scored once."""
+        return set_test_mode(super().build_test_loop(loop))
 
     @staticmethod
     def build_dataloader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int] = None,
@@ -157,22 +295,50 @@ class MapSageRunner(Runner):
             return dataloader
         config = dict(dataloader)
         if isinstance(config.get('dataset'), dict):
-            config['dataset'] = dict(type=_keyed_dataset, config=config['dataset'])
-        if isinstance(config.get('sampler'), dict) and config.get('batch_sampler') is None:
-            config['sampler'] = dict(type=_resumable_sampler, config=config['sampler'],
-                                     run_seed=seed or 0, batch_size=config['batch_size'],
-                                     drop_last=config.get('drop_last', False))
-        return Runner.build_dataloader(config, seed, diff_rank_seed)
+            config['dataset'] = dict(type=checked_dataset, config=config['dataset'])
+        return build_keyed_loader(config, seed, diff_rank_seed)
 
     def train(self) -> nn.Module:
         """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
-        if self._resume:
-            self._choose_checkpoint()
-        return super().train()
+        stops = any(isinstance(hook, StopHook) for hook in self._hooks)
+        with listening(stops), lost_ranks_named('training'):
+            if self._refusal is not None:
+                raise self._refusal
+            if self._resume and self._choice is None:
+                self._choose_checkpoint()
+                self._settle_virtual_ranks()
+            self._take_choice()
+            host_runner.get_git_hash()  # before anything forks, see mapsage/compat/git_hash.py
+            # What ends the run in a step comes behind all other hooks, those that were registered
+            # since included.
+            self._hooks.sort(key=lambda hook: isinstance(hook, StopHook))
+            copies = self.neighbor_copies
+            with copies.running(self.logger, bool(self._resume)) if copies else nullcontext():
+                return super().train()
+
+    def val(self) -> Dict[str, Any]:
+        """Validate; a rank that is lost is named."""
+        with lost_ranks_named('validation'):
+            return super().val()
+
+    def test(self) -> Dict[str, Any]:
+        """Test; a rank that is lost is named."""
+        with lost_ranks_named('testing'):
+            return super().test()
+
+    def can_replay(self) -> bool:
+        """Return whether ``tools/train.py --replay`` could carry out a step of this run."""
+        stream = isinstance(getattr(self.train_dataloader, 'dataset', None), IterableDataset)
+        return not stream and can_replay(self.cfg, self.strategy.name, self._sync_layers,
+                                         self.virtual_ranks.count)
 
     def load_or_resume(self) -> None:
         """Load or resume as MMEngine does, then prove that all ranks hold the same weights."""
         super().load_or_resume()
+        # A hook that reads runner.iter before a test has the loop built, and no schedule.
+        if isinstance(self.optim_wrapper, (OptimWrapper, OptimWrapperDict)):
+            for line in long_warm_ups(self.param_schedulers, self.max_iters, self.max_epochs):
+                self.logger.warning(line)
         if self.distributed:
             model = self.model.module if is_model_wrapper(self.model) else self.model
             check_equal_weights(model, 'after initialization and loading')
@@ -180,36 +346,55 @@ class MapSageRunner(Runner):
     def resume(self, filename: str, resume_optimizer: bool = True,
                resume_param_scheduler: bool = True,
                map_location: Any = 'default') -> None:
-        """Resume by way of host memory: not every device type can be a ``map_location``."""
+        """Resume as MMEngine does, and say which settings of the config are not used.
+
+        The checkpoint is read into host memory, since not every device type can be a
+        ``map_location``. A checkpoint that was saved inside an epoch continues inside it.
+        """
+        built = isinstance(self.optim_wrapper, (OptimWrapper, OptimWrapperDict))
+        asked = settings_of(self.optim_wrapper, self.param_schedulers) if built else {}
         super().resume(filename, resume_optimizer, resume_param_scheduler,
                        'cpu' if map_location == 'default' else map_location)
-
-    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint under its name only once it is whole, when ``out_dir`` is local.
-
-        MMEngine's ``before_save_checkpoint`` runs on the main process alone. Hooks that keep
-        something of every rank collect it in ``gather_state``, which runs on all of them.
-        """
-        for hook in self._hooks:
-            if hasattr(hook, 'gather_state'):
-                hook.gather_state(self)
-        local = '://' not in out_dir and not kwargs.get('backend_args')
-        partial = f'{filename}.partial' if local else filename
-        with whole_model(self.model):
-            super().save_checkpoint(out_dir, partial, *args, **kwargs)
-        if local and is_main_process():
-            os.replace(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
+        kept = kept_settings(asked, settings_of(self.optim_wrapper, self.param_schedulers)) \
+            if built else ''
+        if kept:
+            self.logger.warning(kept)
+        if isinstance(self.train_loop, EpochBasedTrainLoop):
+            self._continue_epoch(self.train_loop)
 
     def _choose_checkpoint(self) -> None:
+        if ELASTIC_VARIABLE in os.environ:  # whoever wrote before adds nothing from now on
+            with all_ranks_or_none('becoming the writer of the work dir'):
+                if is_main_process():
+                    take_lease(self.work_dir)
+        # With resume=True, load_from may name an earlier checkpoint of rank 0's machine.
+        if self.neighbor_copies and not (self._resume is True and self._load_from):
+            found = self.neighbor_copies.choose()
+            if found is not None:
+                found.notes.extend(not_read_again(self._load_from, found))
+                self._choice = found
+                return
         # Rank 0 chooses for all, so that no two ranks resume from different files.
         shared: list = [None]
         with all_ranks_or_none('choosing the checkpoint'):
             if is_main_process():
-                shared = [choose_checkpoint(self.work_dir, self._load_from)]
+                shared = [choose_checkpoint(self.work_dir, self._load_from, self._resume,
+                                            folders_of(self.cfg, self.work_dir))]
         broadcast_object_list(shared, src=0)
-        choice: Choice = shared[0]
+        self._choice = shared[0]
+
+    def _take_choice(self) -> None:
+        """Have the training begin with the checkpoint that was chosen, if one was."""
+        choice = self._choice
+        if choice is None or not self._resume:
+            return
         for line in choice.skipped:
             self.logger.warning(f'skipped a checkpoint that cannot be read. {line}')
+        for line in choice.notes:
+            self.logger.warning(line)
+        self._resume = choice.path is not None
+        if choice.path is None:
+            return
         self.logger.info(f'resuming from {choice.path}')
         self._load_from = choice.path
         # The loaders are built before MMEngine reads the checkpoint, and draw their order from it.
@@ -217,6 +402,87 @@ class MapSageRunner(Runner):
             self.logger.info(f'the run continues with the seed of its checkpoint, {choice.seed}')
             self._randomness_cfg = dict(self._randomness_cfg, seed=choice.seed)
             self.set_randomness(**self._randomness_cfg)
+
+    def _settle_virtual_ranks(self) -> None:
+        """Decide how many virtual ranks the run has, which the checkpoint says if it resumes.
+
+        Raises:
+            VirtualRanksError: If config, checkpoint and processes do not go together, or the model
+                has been wrapped for another number.
+        """
+        if self._resume and self._choice is None and self._train_loop is not None:
+            self._choose_checkpoint()
+        saved = None if self._choice is None else self._choice.virtual_ranks
+        asked, processes = self._env.virtual_ranks, self.world_size
+        reason = obstacle(self.cfg, self.strategy.name, self._sync_layers)
+        if reason and asked is None:
+            ranks = VirtualRanks(processes, processes)
+            if saved not in (None, processes):
+                self.logger.warning(
+                    f'the checkpoint is of a run with {saved} virtual ranks, and this one has '
+                    f'{processes} process(es) with {reason}. It goes on with {processes} virtual '
+                    f'ranks, so that batches and results are others. Start {saved} processes to '
+                    f'go on exactly.')
+        else:
+            ranks = settle_virtual_ranks(asked, saved, processes,
+                                         expected_processes(self.cfg, os.environ))
+        if reason and not ranks.one_each:
+            raise VirtualRanksError(
+                f'{ranks.count} virtual ranks in {processes} process(es) with {reason}. '
+                f'Start {ranks.count} processes, or do without it.')
+        settled = getattr(self, 'virtual_ranks', ranks)
+        if settled != ranks:
+            raise VirtualRanksError(
+                f'the checkpoint is of a run with {ranks.count} virtual ranks, and the model was '
+                f'wrapped for {settled.count}: set resume in the config, before the Runner is '
+                f'built.')
+        self.virtual_ranks = ranks
+        if ranks.count > 1:
+            self.logger.info(ranks.describe())
+
+    def _reduction(self) -> str:
+        """Return how gradients are added up, and log why."""
+        asked, native = self._env.reduction, False
+        if self.distributed:
+            native = uses_native_group(self.accelerator)
+            chosen = resolve_reduction(asked, self.accelerator)
+        else:
+            chosen = 'ordered'  # nothing travels
+        if native and not self.virtual_ranks.one_each:
+            chosen = 'ordered'  # the vendor's library is reached through its own DDP alone
+        self.logger.info(
+            f'gradients are added up by reduction {chosen!r}' + (
+                ', along one tree over the virtual ranks: the same bits on any number of '
+                'processes' if chosen == 'ordered' else
+                ', the sum of the backend: another number of processes gives other bits (set '
+                "env_cfg.reduction='ordered' for the same ones)"))
+        return chosen
+
+    def _block_loader(self) -> DataLoader:
+        """Build the training loader for all virtual ranks of this process."""
+        config = self._train_dataloader
+        if not isinstance(config, dict):
+            raise VirtualRanksError(
+                f'train_dataloader is a {type(config).__name__}, whose sampler knows '
+                f'{self.virtual_ranks.processes} process(es) and not the '
+                f'{self.virtual_ranks.count} virtual ranks: expected its config, a dict.')
+        dataset = config['dataset']
+        if isinstance(dataset, dict):
+            dataset = checked_dataset(copy.deepcopy(dataset))
+        return build_block_loader(
+            config, lambda each: build_keyed_loader(each, self.seed), dataset,
+            self.virtual_ranks, self.rank)
+
+    def _continue_epoch(self, loop: EpochBasedTrainLoop) -> None:
+        done, length = batches_done(loop.epoch, loop.iter, self.message_hub.runtime_info)
+        if done and length == len(loop.dataloader):
+            loop.batches_done = done  # see mapsage/compat/loop_resume.py
+        elif done:
+            self.logger.warning(
+                f'the checkpoint was saved after {done} of {length} batches of epoch '
+                f'{loop.epoch + 1}, which now has {len(loop.dataloader)}: the epoch starts anew, '
+                f'as under MMEngine. Resume with the same virtual ranks and batch '
+                f'size to go on behind them.')
 
     def _resolve_strategy(self, needed_bytes: Optional[int] = None) -> Strategy:
         # MMModelParallel may be given devices that are not the accelerator's, such as the CPU.
@@ -232,7 +498,9 @@ class MapSageRunner(Runner):
         backend = f', backend {dist.get_backend()}' if self.distributed else ''
         self.logger.info(f'{explain(self.accelerator, self._env.accelerator)}; '
                          f'world size {self.world_size}{backend}')
-        for note in (self._env.note, data_checks.band_order_note(self.cfg)):
+        if self._determinism:
+            self.logger.info(self._determinism)
+        for note in (self._env.note, self._nodes_note, data_checks.band_order_note(self.cfg)):
             if note:
                 self.logger.warning(note)
         if self._cleared:
@@ -242,26 +510,3 @@ class MapSageRunner(Runner):
                 f'are left over from another. If one did, name it with --launcher.')
         if is_main_process():
             self.logger.info(config_report(self.cfg))
-
-
-# MMEngine's registries take functions for types. Its build_dataloader copies a loader's config
-# deeply, so what is built here must be built inside it.
-def _keyed_dataset(config: Dict[str, Any]) -> Any:
-    dataset = data_checks.build_checked(_build_dataset, config)
-    if isinstance(dataset, IterableDataset):
-        return dataset
-    return KeyedDataset(dataset, data_checks.check_labels, data_checks.explain_error)
-
-
-def _build_dataset(config: Dict[str, Any]) -> Any:
-    dataset = DATASETS.build(config)
-    if hasattr(dataset, 'full_init'):
-        dataset.full_init()
-    return dataset
-
-
-def _resumable_sampler(config: Dict[str, Any], dataset: Any, seed: Optional[int], run_seed: int,
-                       batch_size: int, drop_last: bool) -> ResumableSampler:
-    sampler = DATA_SAMPLERS.build(config, default_args=dict(dataset=dataset, seed=seed))
-    rank, world_size = get_dist_info()
-    return ResumableSampler(sampler, run_seed, rank, world_size, batch_size, drop_last)

@@ -16,9 +16,13 @@ from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
     (dict(accelerator='gcu', dist_cfg=dict(backend='eccl', timeout=60)),
      EnvCfg('gcu', 'eccl', 60)),
     (dict(accelerator='cuda', dist_cfg=dict(backend='nccl')), EnvCfg('cuda', 'nccl')),
-    (dict(accelerator='auto', dist_cfg=dict(backend='nccl')), EnvCfg('auto', 'nccl')),
+    (dict(dist_cfg=dict(init_backend='torch', port=29501)), EnvCfg(port=29501)),
+    (dict(dist_cfg=dict(port='29501')), EnvCfg(port=29501)),
     (dict(use_model_parallel=True), EnvCfg(use_model_parallel=True)),
     (dict(use_model_parallel=False), EnvCfg(use_model_parallel=False)),
+    (dict(virtual_ranks=None, reduction=None), EnvCfg()),
+    (dict(virtual_ranks=1, reduction='native'), EnvCfg(virtual_ranks=1, reduction='native')),
+    (dict(virtual_ranks=12, reduction='ordered'), EnvCfg(virtual_ranks=12, reduction='ordered')),
     (dict(cudnn_benchmark=True, mp_cfg=dict(mp_start_method='fork'), resource_limit=4096,
           dist_cfg=dict(backend='gloo')), EnvCfg('auto', 'gloo')),
 ])
@@ -27,14 +31,27 @@ def test_read(env_cfg: dict, want: EnvCfg) -> None:
     assert want.timeout in (60, DEFAULT_TIMEOUT_SECONDS)
 
 
-def test_stock_nccl_reads_as_auto_and_says_so() -> None:
-    got = parse_env_cfg(dict(cudnn_benchmark=True, dist_cfg=dict(backend='nccl')))
+@pytest.mark.parametrize('named', [{}, dict(accelerator=None), *(
+    dict(accelerator=name) for name in ('auto', 'gcu', 'gcu_t20', 'xla', 'cpu', 'sim'))])
+def test_stock_nccl_reads_as_auto_and_says_so(named: dict) -> None:
+    got = parse_env_cfg(dict(cudnn_benchmark=True, dist_cfg=dict(backend='nccl'), **named))
     assert got.backend == 'auto' and "read as 'auto'" in got.note
+    assert got.accelerator == (named.get('accelerator') or 'auto')
 
 
 @pytest.mark.parametrize('env_cfg, words', [
     (dict(acelerator='cpu'), "'acelerator'.*Did you mean 'accelerator'"),
     (dict(dist_cfg=dict(backand='gloo')), "dist_cfg has an unknown key 'backand'.*'backend'"),
+    (dict(dist_cfg=dict(init_backend='deepspeed')), "init_backend='deepspeed': expected 'torch'"),
+    (dict(dist_cfg=dict(port=0)), 'port=0: expected a TCP port'),
+    (dict(dist_cfg=dict(port=True)), 'port=True: expected a TCP port'),
+    (dict(dist_cfg=dict(port='x')), "port='x': expected a TCP port"),
+    (dict(virtual_ranks=0), 'virtual_ranks=0: expected a whole number from 1 on'),
+    (dict(virtual_ranks=True), 'virtual_ranks=True: expected a whole number'),
+    (dict(virtual_ranks=8.0), 'virtual_ranks=8.0: expected a whole number'),
+    (dict(virtual_ranks='8'), "virtual_ranks='8': expected a whole number"),
+    (dict(reduction='tree'), "reduction='tree': expected 'ordered' .* 'native' .* or None"),
+    (dict(reduction=True), "reduction=True: expected 'ordered'"),
     (dict(zzz=1), "unknown key 'zzz': expected cudnn_benchmark"),
     (dict(use_model_parallel='auto'), "must be True, False or None, got 'auto'"),
     (dict(use_model_parallel=2), 'must be True, False or None, got 2'),

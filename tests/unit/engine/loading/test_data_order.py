@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
-from typing import Any, List, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 import pytest
@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from mapsage.engine.data_checks import DataError
-from mapsage.engine.data_order import KeyedDataset, ResumableSampler, SampleKey, seed_sample
+from mapsage.engine.loading.data_checks import DataError
+from mapsage.engine.loading.data_order import (
+    ResumableSampler,
+    SampleKey,
+    SampleTupleKey,
+    seed_sample,
+    with_seed,
+    without_seed,
+)
+from mapsage.engine.loading.keyed_loader import KeyedDataset, KeyedLoader
 
 Drawn = List[Tuple[int, Tuple[int, ...]]]
 
@@ -132,6 +140,31 @@ def test_key_survives_pickling(index: int, seed: List[int]) -> None:
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         key = pickle.loads(pickle.dumps(SampleKey(index, tuple(seed)), protocol))
         assert type(key) is SampleKey and key == index and key.seed == tuple(seed)
+        pair = pickle.loads(pickle.dumps(SampleTupleKey((32, index), tuple(seed)), protocol))
+        assert type(pair) is SampleTupleKey and pair == (32, index) and pair.seed == tuple(seed)
+
+
+class Size(NamedTuple):
+    height: int
+    index: int
+
+
+@pytest.mark.parametrize('index', [5, (32, 5), Size(32, 5), 'name', None, [1, 2]])
+def test_an_index_comes_back_as_the_sampler_gave_it(index: Any) -> None:
+    back, seed = without_seed(with_seed(index, (1, 2)))
+    assert type(back) is type(index) and back == index
+    assert seed == ((1, 2) if type(index) in (int, tuple) else ())
+
+
+@pytest.mark.parametrize('index', [np.int64(5), torch.tensor(5), next(iter(torch.arange(5, 6)))])
+def test_a_number_of_any_library_carries_a_seed(index: Any) -> None:
+    back, seed = without_seed(with_seed(index, (1, 2)))
+    assert type(back) is int and (back, seed) == (5, (1, 2))
+
+
+@pytest.mark.parametrize('index', [torch.tensor([5]), torch.tensor(5.0), 5.0])
+def test_what_is_no_number_of_a_sample_is_left_as_it_is(index: Any) -> None:
+    assert with_seed(index, (1, 2)) is index
 
 
 class Augmented(Dataset):
@@ -158,8 +191,9 @@ def samples(workers: int, world: int = 1) -> List[Any]:
     ranks = []
     for rank in range(world):
         sampler = sampler_of(DefaultSampler, 10, rank, world, 2)
-        loader = DataLoader(keyed(), batch_size=2, sampler=sampler, num_workers=workers,
-                            collate_fn=list)
+        loader = KeyedLoader.adopt(
+            DataLoader(Augmented(), batch_size=2, sampler=sampler, num_workers=workers,
+                       collate_fn=list), lambda *_: None, None)
         drawn: List[Any] = []
         for epoch in range(2):
             sampler.set_epoch(epoch)
@@ -184,17 +218,9 @@ def test_seed_sample_seeds_every_generator() -> None:
     assert all(one != other for one, other in zip(drawn[0], drawn[2]))
 
 
-def test_keyed_dataset_asks_the_dataset_behind_it_and_explains() -> None:
+def test_keyed_dataset_explains() -> None:
     dataset = keyed()
-    assert dataset.metainfo == Augmented.metainfo and len(dataset) == 10
-    assert pickle.loads(pickle.dumps(Holder())).dataset.metainfo == Augmented.metainfo
+    assert len(dataset) == 10
     with pytest.raises(DataError, match='sample 99') as caught:
         dataset[SampleKey(99, (1,))]
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-class Holder:
-    """A keyed dataset without closures, so that it can be pickled."""
-
-    def __init__(self) -> None:
-        self.dataset = KeyedDataset(Augmented(), print, repr)

@@ -9,10 +9,13 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPERS, DefaultScope
+from mmengine.runner import set_random_seed
 
-from mapsage.accelerator import AcceleratorError, resolve_accelerator
+from mapsage.accelerator import Accelerator, AcceleratorError, resolve_accelerator
 from mapsage.distributed import local_rank
-from mapsage.distributed.process_group import select_device
+from mapsage.distributed.groups.process_group import select_device
+from mapsage.distributed.stop_request import asked_launcher, leave
+from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.features import Features, open_links, serve
 from mapsage.features.build import PEER_TIMEOUT
 from mapsage.features.encoder_gate import as_levels, check_frozen
@@ -29,7 +32,7 @@ from mapsage.wrappers import place_module
 from mapsage.wrappers.optim_wrapper import parse_dtype
 
 from . import startup
-from .env_cfg import parse_env_cfg
+from .leftover_encoders import note_encoder
 
 _roles: List[Role] = []  # holds the role of this process, once it is known
 
@@ -54,7 +57,7 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     if launcher == 'none':
         return None  # Testing needs no encoders. Training fails when its feature source is built.
     if not _roles:  # a process may build several Runners
-        startup.identify_process(launcher)
+        startup.identify_process(launcher, parse_env_cfg(cfg.get('env_cfg') or {}).port)
         encoders = cfg.feature_source.get('encoders', 1)
         role = split_ranks(encoders, os.environ, separate_devices=False)
         check_ranks_per_head(cfg.feature_source.get('ranks_per_head', 1), role.heads)
@@ -96,17 +99,29 @@ class EncoderRank:
     def train(self) -> None:
         """Encode for the heads until they have finished.
 
+        A signal that asks the ranks to stop does not end the encoder; the heads do, by leaving, and
+        say so to their launcher. Where no head is beside this encoder, nobody says whether they
+        have left or completed the run: its launcher then takes it for left, if it was asked.
+
         Raises:
+            StoppedEarly: Then.
             FeatureSourceError: If the encoder is not frozen.
             WeightsDifferError: If the heads have built a different encoder.
-            LinkError: If heads do not connect in time, or if all of them disconnect before they
-                have finished.
+            LinkError: If heads do not connect in time. Heads that disconnect later are logged; an
+                encoder without heads has nothing to do, and ends.
         """
+        note_encoder()
+        self._serve()
+        if not self._role.local_heads and asked_launcher():
+            raise leave()
+
+    def _serve(self) -> None:
         cfg, role, source = self._cfg, self._role, self._cfg.feature_source
         env = parse_env_cfg(cfg.get('env_cfg') or {})
         accelerator = startup.choose_accelerator(source.get('accelerator') or env.accelerator)
         select_device(accelerator)
         device = accelerator.device(local_rank())
+        _choose_kernels(cfg, accelerator)
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             encoder = MODELS.build(cfg.model.backbone)
         check_frozen(encoder)
@@ -131,7 +146,8 @@ class EncoderRank:
                            env.timeout, source.get('peer_timeout', PEER_TIMEOUT))
         self.logger.info(f'encoder {role.index} of {role.encoders} on {device} serves '
                          f'{role.heads} head rank(s), weights {digest}')
-        counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16))
+        counts = serve([links[peer] for peer in sorted(links)], encode, device, int(digest, 16),
+                       self.logger.log)
         numbers = ', '.join(f'{name} {value:.4g}' for name, value in counts.items())
         self.logger.info(f'encoder {role.index} has finished: {numbers}')
 
@@ -139,6 +155,16 @@ class EncoderRank:
         """Do nothing, since heads encode locally when they evaluate."""
 
     test = val
+
+
+def _choose_kernels(cfg: Config, accelerator: Accelerator) -> None:
+    """Choose kernels as the Runner of a head does, so that both compute the same bits."""
+    if (cfg.get('env_cfg') or {}).get('cudnn_benchmark'):
+        torch.backends.cudnn.benchmark = True
+    randomness = dict(cfg.get('randomness') or {})
+    if randomness.get('deterministic'):
+        accelerator.make_deterministic()
+        set_random_seed(randomness.get('seed'), deterministic=True)
 
 
 def _is_amp(cfg: Config) -> bool:

@@ -9,16 +9,19 @@ of processes do this work once for all ranks:
   arguments, environment, folder and open files to the server, passes signals on to the fork, and
   ends with the status of the fork.
 
+A rank that is not forked starts as ``fork_server.py --become``, which ties it to the launcher
+before its imports, and becomes the rank's command.
+
 The kernel kills the server when its owner dies, and a fork when the server dies. The server kills a
 fork whose caller is gone. Nothing therefore outlives the owner, however it ends. Linux only.
 
-This file is run by its path and imports the standard library alone, so that a caller starts in
-milliseconds.
+This file is run by its path and imports the standard library alone, to start in milliseconds.
 """
 from __future__ import annotations
 
 import array
 import gc
+import io
 import json
 import os
 import selectors
@@ -28,8 +31,7 @@ import struct
 import sys
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-# Modules that a rank imports until its first training step, including those that other modules
-# import lazily.
+# Modules that a rank imports until its first training step, the lazily imported ones included.
 _IMPORTS = ('mapsage', 'mapsage.commands.cli', 'mmengine.runner', 'mmengine.visualization',
             'mmseg.apis', 'mmseg.datasets', 'mmseg.engine', 'mmseg.evaluation', 'mmseg.models',
             'mmseg.visualization', 'matplotlib.pyplot', 'rich.progress', 'torch.profiler')
@@ -88,11 +90,18 @@ def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
         _start_anew(refusal, arguments) if refusal else _lost_fork()
     for number in _PASSED_ON:
         if number not in ignored:
-            signal.signal(number, lambda number, _: connection.sendall(bytes([number])))
+            signal.signal(number, lambda number, _: _pass_signal(connection, number))
     status = _read_all(connection)
     if not status:
         _lost_fork()
     _end_as(struct.unpack('<q', status)[0])
+
+
+def _pass_signal(connection: socket.socket, number: int) -> None:
+    try:
+        connection.sendall(bytes([number]))
+    except OSError:
+        pass  # The fork has ended. An error here would come out of the read of its status.
 
 
 def _read_all(connection: socket.socket) -> bytes:
@@ -105,6 +114,12 @@ def _read_all(connection: socket.socket) -> bytes:
         if not part:
             return data
         data += part
+
+
+def _become_command(parent: int, command: List[str]) -> NoReturn:
+    """Become ``command``, which the kernel kills when the process of pid ``parent`` dies."""
+    _die_with_parent(parent)
+    os.execvp(command[0], command)
 
 
 def _start_anew(refusal: str, arguments: List[str]) -> NoReturn:
@@ -170,7 +185,7 @@ class _Server:
         try:
             request = _receive(connection, fds) if user == os.getuid() else None
             if request is not None:
-                connection.sendall(refusal.encode() or _STARTED)
+                connection.sendall(refusal.encode('utf-8', 'backslashreplace') or _STARTED)
         except OSError:  # the caller is gone
             request = None
         if request is None or refusal:
@@ -230,6 +245,7 @@ class _Server:
             for number, fd in enumerate(fds):
                 os.dup2(fd, number)
                 os.close(fd)
+            _renew_streams()
             for number in _PASSED_ON:
                 handler: Any = (signal.default_int_handler if number == signal.SIGINT
                                 else signal.SIG_DFL)
@@ -261,6 +277,15 @@ class _Server:
                 max(1, min(int(threads), len(os.sched_getaffinity(0)))))
         # Otherwise all forks draw the same numbers. Python's own generator is reseeded by os.fork.
         sys.modules['numpy'].random.seed()
+
+
+def _renew_streams() -> None:
+    """Make stdout and stderr anew: those of the server remember whether its own could seek."""
+    for name, fd in (('stdout', 1), ('stderr', 2)):
+        old = getattr(sys, name)
+        new = io.TextIOWrapper(io.FileIO(fd, 'w', closefd=False), old.encoding, old.errors,
+                               write_through=True)
+        sys.__dict__.update({name: new, f'__{name}__': new})
 
 
 def _receive(connection: socket.socket, fds: array.array) -> Optional[Dict[str, Any]]:
@@ -330,10 +355,17 @@ def _run(arguments: List[str]) -> int:
     return (status or 0) & 0xff
 
 
+def _describe(error: BaseException) -> str:
+    try:
+        return f'{type(error).__name__}: {error}'
+    except Exception:  # a faulty __str__
+        return f'{type(error).__name__} without a readable message'
+
+
 def _import_everything(more: Sequence[str]) -> None:
     import importlib
-    here, root = os.path.dirname(__file__), os.path.dirname(os.path.dirname(
-        os.path.dirname(os.path.abspath(__file__))))
+    here = os.path.dirname(__file__)
+    root = os.path.normpath(os.path.join(os.path.abspath(here), *[os.pardir] * 3))
     sys.path[:] = [root] + [path for path in sys.path if path != here]
     gc.disable()  # imports leave hardly any garbage
     import torch
@@ -356,12 +388,15 @@ def _import_everything(more: Sequence[str]) -> None:
 
 def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
     _die_with_parent(parent)
+    # Ranks take these for a request to save. Slurm sends them to every process.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before, refusal = dict(os.environ), ''
     try:
         _import_everything(more)
     except BaseException as error:  # every caller that asks for a fork gets it as the refusal
         sys.excepthook(type(error), error, error.__traceback__)
-        refusal = f'ranks cannot be forked, an import fails: {type(error).__name__}: {error}'
+        refusal = f'ranks cannot be forked, an import fails: {_describe(error)}'
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     _Server(socket.socket(fileno=listener), refusal, imported).serve()
 
@@ -369,4 +404,6 @@ def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
 if __name__ == '__main__':
     if sys.argv[1] == '--serve':
         _serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    if sys.argv[1] == '--become':
+        _become_command(int(sys.argv[2]), sys.argv[3:])
     _call(sys.argv[2], int(sys.argv[3]), sys.argv[4:])

@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any, Iterator
 
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS
 
 from mapsage.commands import cli
-from mapsage.engine import encoder_rank
-from mapsage.engine.encoder_rank import EncoderRank, take_role
+from mapsage.distributed import stop_request
+from mapsage.engine.ranks import encoder_rank
+from mapsage.engine.ranks.encoder_rank import EncoderRank, take_role
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +84,63 @@ def test_the_number_of_encoders_on_the_command_line() -> None:
     assert cfg.feature_source.type == 'Cached'
     cli.stream_features(cfg, 1)
     assert cfg.feature_source == dict(type='Streamed', encoders=1)
+
+
+@pytest.mark.parametrize('rank, heads, launched, status', [
+    (3, 3, True, None), (3, 3, False, None),  # beside heads, which say themselves how they ended
+    (5, 2, True, 0), (5, 2, False, None)])
+def test_an_encoder_leaves_the_status_to_its_heads(
+        rank: int, heads: int, launched: bool, status: Any, tmp_path: Any,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of a run is completed, whoever asks to stop in it."""
+    os.environ.pop('MAPSAGE_ERROR_NOTES', None)
+    be(rank, rank + 1)
+    os.environ.update(LOCAL_RANK=str(rank % 4), LOCAL_WORLD_SIZE=str(rank % 4 + 1))
+    if launched:
+        os.environ['MAPSAGE_ERROR_NOTES'] = str(tmp_path)
+        (tmp_path / 'stop').write_text('SIGTERM')
+    encoder = take_role(config(encoders=rank + 1 - heads))
+    assert encoder is not None
+    monkeypatch.setattr(encoder, '_serve', lambda: None)
+    monkeypatch.setitem(stop_request._received, signal.SIGTERM, 0.0)
+    if status is None:
+        encoder.train()
+    else:
+        with pytest.raises(stop_request.StoppedEarly) as stopped:
+            encoder.train()
+        assert stopped.value.code == status
+    assert (tmp_path / 'left').exists() == (status is not None)
+
+
+class Reached(Exception):
+    """The encoder was built."""
+
+
+class KernelReport(torch.nn.Module):
+    """Says which kernels are chosen when an encoder is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        raise Reached(torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
+                      torch.are_deterministic_algorithms_enabled())
+
+
+@pytest.mark.parametrize('changes, expected', [
+    (dict(), (False, False, False)),
+    (dict(env_cfg=dict(accelerator='cpu', cudnn_benchmark=True)), (True, False, False)),
+    (dict(env_cfg=dict(accelerator='cpu', cudnn_benchmark=True),
+          randomness=dict(seed=3, deterministic=True)), (False, True, True))])
+def test_an_encoder_chooses_kernels_as_heads_do(changes: Any, expected: Any) -> None:
+    if 'KernelReport' not in MODELS:
+        MODELS.register_module()(KernelReport)
+    before = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+    be(1, 2)
+    encoder = take_role(config(model=dict(backbone=dict(type='KernelReport')), **changes))
+    assert encoder is not None
+    try:
+        with pytest.raises(Reached) as reached:
+            encoder.train()
+    finally:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+        torch.use_deterministic_algorithms(False)
+    assert reached.value.args == expected

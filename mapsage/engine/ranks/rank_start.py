@@ -20,7 +20,7 @@ from typing import Any, List, Sequence
 ADDRESS = 'MAPSAGE_FORK_SERVER'
 
 _FORK_SERVER = Path(__file__).with_name('fork_server.py')
-_DRIVERS = Path(__file__).resolve().parents[1] / 'accelerator' / 'drivers.py'
+_DRIVERS = Path(__file__).resolve().parents[2] / 'accelerator' / 'drivers.py'
 
 
 class ForkServer:
@@ -67,6 +67,15 @@ def caller_command(address: str, parent: str) -> List[str]:
     return [sys.executable, '-I', '-S', str(_FORK_SERVER), '--call', address, parent]
 
 
+def become_command(parent: str) -> List[str]:
+    """Return a command that runs the one behind it, and lets it die with its parent.
+
+    Args:
+        parent: Pid of the process that will start the command.
+    """
+    return [sys.executable, '-I', '-S', str(_FORK_SERVER), '--become', parent]
+
+
 class RankStart:
     """Decides how ranks start. If they are forked, the fork server begins its imports here.
 
@@ -88,21 +97,36 @@ class RankStart:
 
     def apply(self, args: argparse.Namespace) -> str:
         """Change torchrun's parsed arguments; return a line that says how ranks start."""
-        if args.no_python or args.module:
+        run_path = getattr(args, 'run_path', False)  # torchrun then starts no command
+        if args.no_python or args.module or run_path:
             self._why_new = 'not a Python script'
         if self._why_new:
             self.stop()
+            if sys.platform == 'linux' and not run_path:
+                _run_through(args, become_command(str(os.getpid())), _command_of_torchrun(args))
             return f'ranks: each started as a new process ({self._why_new})'
-        command = caller_command(self._address, str(os.getpid()))
-        args.training_script_args = [*command[1:], '-u', args.training_script,
-                                     *args.training_script_args]
-        args.training_script, args.no_python = command[0], True
+        _run_through(args, caller_command(self._address, str(os.getpid())),
+                     ['-u', args.training_script])
         return 'ranks: forked from one process that imported everything (CPU)'
 
     def stop(self) -> None:
         """End the server, if this launcher has started one."""
         if self._server is not None:
             self._server.stop()
+
+
+def _run_through(args: argparse.Namespace, command: List[str], program: List[str]) -> None:
+    """Let torchrun start ``command`` with ``program`` and the script's arguments behind it."""
+    args.training_script_args = [*command[1:], *program, *args.training_script_args]
+    args.training_script, args.no_python, args.module = command[0], True, False
+
+
+def _command_of_torchrun(args: argparse.Namespace) -> List[str]:
+    """Return what torchrun would start (config_from_args in torch/distributed/run.py)."""
+    if args.no_python:
+        return [args.training_script]
+    return [os.getenv('PYTHON_EXEC', sys.executable), '-u', *(['-m'] if args.module else []),
+            args.training_script]
 
 
 def _why_new_processes(arguments: Sequence[str]) -> str:

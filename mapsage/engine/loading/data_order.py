@@ -7,15 +7,15 @@ workers and ranks, and wherever the run was interrupted. Only the iteration numb
 from __future__ import annotations
 
 import itertools
+import operator
 import random
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch.utils.data import Sampler
 
 from mapsage.accelerator import derived_seed
-from mapsage.distributed import die_with_parent
 
 
 class SampleKey(int):
@@ -32,6 +32,41 @@ class SampleKey(int):
         return SampleKey, (int(self), self.seed)
 
 
+class SampleTupleKey(tuple):
+    """A dataset index that is a tuple, such as (size, number), with the seed of its sample."""
+
+    seed: Tuple[int, ...]
+
+    def __new__(cls, index: Tuple[Any, ...], seed: Tuple[int, ...]) -> SampleTupleKey:  # noqa: D102
+        key = super().__new__(cls, index)
+        key.seed = seed
+        return key
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return SampleTupleKey, (tuple(self), self.seed)
+
+
+def with_seed(index: Any, seed: Tuple[int, ...]) -> Any:
+    """Return an index that carries a seed; one that is no number and no tuple carries none.
+
+    NumPy's numbers and elements of tensors, such as those of ``torch.randperm``, become plain ones.
+    """
+    if not getattr(index, 'shape', ()):  # a tensor of one element may be meant as a batch
+        try:
+            return SampleKey(operator.index(index), seed)
+        except TypeError:
+            pass
+    return SampleTupleKey(index, seed) if type(index) is tuple else index
+
+
+def without_seed(key: Any) -> Tuple[Any, Tuple[int, ...]]:
+    """Return the index of a key, and its seed, ``()`` where it has none."""
+    seed: Tuple[int, ...] = getattr(key, 'seed', ())
+    if isinstance(key, SampleKey):
+        return int(key), seed
+    return (tuple(key), seed) if isinstance(key, SampleTupleKey) else (key, ())
+
+
 def seed_sample(entropy: Tuple[int, ...]) -> None:
     """Seed Python's, NumPy's and torch's CPU generators, which data transforms draw from."""
     seed = derived_seed(*entropy)
@@ -42,6 +77,9 @@ def seed_sample(entropy: Tuple[int, ...]) -> None:
 
 class ResumableSampler(Sampler):
     """Wraps one rank's sampler: its indices become :class:`SampleKey`, and it can skip samples.
+
+    To a user's code it is the sampler that it wraps: isinstance says so, and every attribute but
+    the methods below is read from that sampler and set on it.
 
     MMEngine's samplers give rank ``r`` the positions ``r, r + world_size, ...`` of one global
     order, so position ``i`` on rank ``r`` is global position ``i * world_size + r``.
@@ -57,27 +95,50 @@ class ResumableSampler(Sampler):
 
     def __init__(self, sampler: Sampler, seed: int, rank: int, world_size: int, batch_size: int,
                  drop_last: bool = False) -> None:
-        self.sampler = sampler
+        self._sampler = sampler
         sampler_seed = getattr(sampler, 'seed', None)
         self._seed = int(seed if sampler_seed is None else sampler_seed)
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._drop_last = batch_size, drop_last
         self._epoch = self._epoch_offset = 0
         self._skip_batches = 0
+        self._led: Tuple[ResumableSampler, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
+        return len(self._sampler)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == 'sampler':  # while this object is unpickled, it is not set yet
+        if name in _OWN:  # while this object is unpickled, they are not set yet
             raise AttributeError(name)
-        return getattr(self.sampler, name)
+        return getattr(self._sampler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            for each in (self, *self._led):
+                setattr(each._sampler, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._sampler)
+
+    def __reduce__(self) -> Tuple[Any, ...]:  # pickle would trust __class__
+        return _restored, ({name: getattr(self, name) for name in _OWN},)
+
+    def lead(self, others: Sequence[ResumableSampler]) -> None:
+        """Let the samplers of other virtual ranks follow what is set on this one from now on."""
+        self._led = tuple(others)
 
     def set_epoch(self, epoch: int) -> None:
         """Start the order of ``epoch``; epochs that :meth:`skip` has left out are added."""
+        for each in (self, *self._led):
+            each._start_epoch(epoch)
+
+    def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch + self._epoch_offset
-        if hasattr(self.sampler, 'set_epoch'):
-            self.sampler.set_epoch(self._epoch)
+        if hasattr(self._sampler, 'set_epoch'):
+            self._sampler.set_epoch(self._epoch)
 
     def skip(self, num_samples: int) -> None:
         """Leave out the first ``num_samples`` samples of the run when iteration starts next.
@@ -88,11 +149,12 @@ class ResumableSampler(Sampler):
         Args:
             num_samples: Number of samples on this rank, a multiple of the batch size.
         """
-        self._skip_batches = num_samples // self._batch_size
+        for each in (self, *self._led):
+            each._skip_batches = num_samples // self._batch_size
 
     def __iter__(self) -> Iterator[SampleKey]:
         batches, self._skip_batches = self._skip_batches, 0
-        stream = iter(self.sampler)
+        stream = iter(self._sampler)
         position = 0
         while batches:
             position = _advance(stream, batches * self._batch_size)
@@ -105,10 +167,10 @@ class ResumableSampler(Sampler):
             batches -= self._batches_in(position)
             epoch = self._epoch - self._epoch_offset  # the number that the loop uses
             self._epoch_offset += 1
-            self.set_epoch(epoch)
-            stream, position = iter(self.sampler), 0
+            self._start_epoch(epoch)
+            stream, position = iter(self._sampler), 0
         for index in stream:
-            yield SampleKey(index, (self._seed, self._epoch,
+            yield with_seed(index, (self._seed, self._epoch,
                                     position * self._world_size + self._rank))
             position += 1
 
@@ -117,69 +179,18 @@ class ResumableSampler(Sampler):
         return whole + (1 if rest and not self._drop_last else 0)
 
 
+# What a ResumableSampler keeps for itself; all other attributes are those of the user's sampler.
+_OWN = ('_sampler', '_seed', '_rank', '_world_size', '_batch_size', '_drop_last', '_epoch',
+        '_epoch_offset', '_skip_batches', '_led')
+
+
+def _restored(own: Dict[str, Any]) -> ResumableSampler:
+    sampler = ResumableSampler.__new__(ResumableSampler)
+    for name, value in own.items():
+        setattr(sampler, name, value)
+    return sampler
+
+
 def _advance(stream: Iterator[Any], count: int) -> int:
     """Draw up to ``count`` items; return how many there were."""
     return sum(1 for _ in itertools.islice(stream, count))
-
-
-class KeyedDataset(torch.utils.data.Dataset):
-    """Takes the place of a dataset in the loader: seeds each sample and explains its errors.
-
-    All other attributes are those of the wrapped dataset.
-
-    Args:
-        dataset: Map-style dataset to wrap.
-        check: Function called with ``(dataset, index, sample)`` for every sample; it raises an
-            error for a bad one.
-        explain: Function called with ``(dataset, index, error)`` if loading fails; it returns the
-            error to raise.
-
-    Attributes:
-        finish: Function called with ``(index, seed, sample)`` for every sample, in the worker that
-            has loaded it; its result replaces the sample. None for no such call.
-        reseed: Function called with ``(index, seed)`` before a sample is loaded; its result is the
-            sample's seed, also for ``finish``. The seed passed to it is ``()`` if the sampler gave
-            none. None for no such call.
-        keep_keys: Whether ``(index, seed)`` is written into the metainfo of each sample's
-            ``data_samples``, as ``sample_key``.
-    """
-
-    def __init__(self, dataset: Any, check: Any, explain: Any) -> None:
-        self.dataset = dataset
-        self._check, self._explain = check, explain
-        self._tied_to_parent = False
-        self.finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]] = None
-        self.reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]] = None
-        self.keep_keys = False
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ('dataset', '__getitems__'):  # batched access would bypass __getitem__
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def __getitem__(self, key: int) -> Any:
-        if not self._tied_to_parent and torch.utils.data.get_worker_info() is not None:
-            # torch's own workers check only every five seconds whether their rank is alive.
-            die_with_parent()
-            self._tied_to_parent = True
-        seed: Optional[Tuple[int, ...]] = getattr(key, 'seed', None)
-        index = int(key)
-        if self.reseed is not None:
-            seed = self.reseed(index, seed or ())
-        if seed is not None:
-            seed_sample(seed)
-        try:
-            sample = self.dataset[index]
-        except Exception as error:  # any transform may fail; explain adds the names of the files
-            raise self._explain(self.dataset, index, error) from error
-        self._check(self.dataset, index, sample)
-        if self.keep_keys:
-            sample['data_samples'].set_metainfo(dict(sample_key=(index, tuple(seed or ()))))
-        return sample if self.finish is None else self.finish(index, seed or (), sample)
-
-    def load(self, index: int, seed: Tuple[int, ...]) -> Any:
-        """Return the sample at ``index``, drawn with ``seed``."""
-        return self[SampleKey(index, tuple(seed))]

@@ -7,7 +7,7 @@ to know the accelerator.
 from __future__ import annotations
 
 import os
-from typing import Dict, Union
+from typing import Dict, Optional, Union
 
 import mmengine.device.utils
 import torch.distributed as dist
@@ -16,12 +16,14 @@ from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_ac
 from mapsage.distributed import (
     apply_launcher_environment,
     init_process_group,
+    local_rank,
     resolve_strategy,
 )
-from mapsage.distributed.process_group import select_device
+from mapsage.distributed.device_checks import check_own_cards
+from mapsage.distributed.groups.process_group import select_device
 
 
-def identify_process(launcher: str) -> Dict[str, str]:
+def identify_process(launcher: str, port: Optional[int] = None) -> Dict[str, str]:
     """Make the launcher's variables say who this process is.
 
     Afterwards ``local_rank()`` and everything else that reads the environment is right: variables
@@ -29,6 +31,8 @@ def identify_process(launcher: str) -> Dict[str, str]:
 
     Args:
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        port: Port at which the ranks of Slurm and MPI meet, ``env_cfg.dist_cfg.port``. As under
+            MMEngine it comes before ``MASTER_PORT``. None for that, or the launcher's default.
 
     Returns:
         The variables that were cleared, with their values; empty under a launcher.
@@ -40,6 +44,8 @@ def identify_process(launcher: str) -> Dict[str, str]:
     # Which variables are stale depends on the launcher alone, so the device count does not matter.
     stale = resolve_strategy(None, os.environ, 1, launcher=launcher).stale_variables
     cleared = {name: os.environ.pop(name) for name in stale}
+    if launcher in ('slurm', 'mpi') and port is not None:
+        os.environ['MASTER_PORT'] = str(port)
     if launcher != 'none':
         apply_launcher_environment(launcher)
     return cleared
@@ -73,10 +79,13 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
         timeout: Seconds a collective may wait for the other ranks.
 
     Raises:
-        AcceleratorError: If more ranks were started on this node than it has devices.
+        AcceleratorError: If more ranks were started on this node than it has devices, or two
+            ranks were given the same card.
         BackendError: If the accelerator cannot use the backend, or the timeout is no time.
     """
     if launcher == 'none':
         select_device(accelerator)
-    elif not dist.is_initialized():
+        return
+    if not dist.is_initialized():
         init_process_group(accelerator, backend, timeout)
+    check_own_cards(accelerator, local_rank())

@@ -18,9 +18,9 @@ from mapsage.accelerator import (
 )
 from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import LauncherError, StrategyError, local_rank
-from mapsage.distributed.process_group import select_device
+from mapsage.distributed.groups.process_group import select_device
 from mapsage.distributed.strategy import LAUNCHER_VARIABLES
-from mapsage.engine.startup import choose_accelerator, identify_process, join_ranks
+from mapsage.engine.ranks.startup import choose_accelerator, identify_process, join_ranks
 
 simulated = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
                                reason=str(SimAccelerator.why_unavailable()))
@@ -60,6 +60,16 @@ def test_a_launched_process_keeps_its_variables(launcher: str, variables: Dict[s
     assert identify_process(launcher) == {}
     assert local_rank() == rank
     assert {name: os.environ[name] for name in variables} == variables
+
+
+@pytest.mark.parametrize('launcher, variables, want', [
+    ('mpi', MPI, '4321'), ('pytorch', ALONE, '0')])
+def test_the_port_of_the_config_is_for_launchers_that_name_none(
+        launcher: str, variables: Dict[str, str], want: str) -> None:
+    """As under MMEngine it comes before MASTER_PORT; torchrun's ranks meet where torchrun says."""
+    os.environ.update({'MASTER_PORT': '77', **variables})
+    identify_process(launcher, 4321)
+    assert os.environ['MASTER_PORT'] == want
 
 
 def test_mpi_is_translated_for_torch() -> None:

@@ -1,18 +1,39 @@
 """Find mistakes in a user's dataset, and name the file."""
 from __future__ import annotations
 
+import logging
 import os
+import traceback
 from collections import defaultdict
-from typing import Any, Dict, List, Mapping, Optional, Set
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
+from mmengine.logging import print_log
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from torch import nn
+
+from mapsage.distributed import error_text
+
+from .dataset_parts import innermost, loads_images, loads_masks, parts, reads_remotely
 
 IGNORE_INDEX = 255  # MMSegmentation's default, for a dataset that does not set ignore_index
+
+_FILES = ('img_path', 'seg_map_path')  # keys of a sample's files
+# Formats that OpenCV decodes whole. It refuses many good files of others, such as TIFF.
+_DECODED = ('.png', '.jpg', '.jpeg', '.bmp', '.webp')
+# Characters of a traceback in a message. The report of a rank's error has at most 4,000 bytes.
+_TRACEBACK = 2500
+_PACKAGE = f'{Path(__file__).resolve().parents[2]}{os.sep}'
 
 
 class DataError(ValueError):
     """A dataset or one of its files is unusable; the message names it."""
+
+
+class SampleError(RuntimeError):
+    """A transform or a dataset failed on a sample; the message ends with its traceback."""
 
 
 def build_checked(build: Any, config: Dict[str, Any]) -> Any:
@@ -37,6 +58,8 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
     except ValueError as error:
         # For an empty list of samples, MMEngine's BaseDataset raises this error of NumPy's.
         if 'need at least one array to concatenate' not in str(error):
+            if not _is_ours(error):
+                raise  # from the user's code, whose traceback shows the line
             raise DataError(f'{_name(kind)}: {error}') from error
         dataset = ()
     if not hasattr(dataset, '__len__'):
@@ -82,15 +105,30 @@ def _part(cfg: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def check_files_exist(dataset: Any) -> None:
     """Check that every local image and mask of a dataset exists, by listing each folder once.
 
+    Datasets inside of wrappers are checked once each. Masks count only if the pipeline loads them,
+    so that a test set without labels passes; paths that a file backend maps are not checked.
+
     Raises:
         DataError: If files are missing. It gives the name of the first and the number of them.
     """
-    if not hasattr(dataset, 'get_data_info') or getattr(dataset, 'backend_args', None):
-        return
+    for part in parts(dataset):
+        keys = _local_files(part)
+        if keys and hasattr(part, 'get_data_info'):
+            _check_files_of(part, keys)
+
+
+def _local_files(dataset: Any) -> Tuple[str, ...]:
+    """Return the keys of those files of a sample that are read from a local disk."""
+    if reads_remotely(dataset):
+        return ()
+    return tuple(key for key, loads in zip(_FILES, (loads_images, loads_masks)) if loads(dataset))
+
+
+def _check_files_of(dataset: Any, keys: Sequence[str]) -> None:
     wanted: Dict[str, Dict[str, str]] = defaultdict(dict)
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
-        for key in ('img_path', 'seg_map_path'):
+        for key in keys:
             path = info.get(key)
             if isinstance(path, str) and '://' not in path:
                 folder, name = os.path.split(path)
@@ -116,12 +154,13 @@ def check_labels(dataset: Any, index: int, sample: Any) -> None:
     Raises:
         DataError: If it has another value. The message names the mask file and the value.
     """
-    truth = getattr(_data_sample(sample), 'gt_sem_seg', None)
-    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
-    if truth is None or not classes or not isinstance(truth.data, torch.Tensor):
+    labels = getattr(getattr(_data_sample(sample), 'gt_sem_seg', None), 'data', None)
+    outer, (dataset, index) = dataset, innermost(dataset, index)
+    # A wrapper of the user's own may change the classes, and says so in its metainfo.
+    classes = _classes(outer) or _classes(dataset)
+    if not isinstance(labels, torch.Tensor) or not classes:
         return
-    labels = truth.data
-    ignore = getattr(dataset, 'ignore_index', IGNORE_INDEX)
+    ignore = getattr(outer, 'ignore_index', getattr(dataset, 'ignore_index', IGNORE_INDEX))
     # Comparisons are used instead of a sort, since this runs on every sample.
     bad = (labels != ignore) & ((labels >= len(classes)) | (labels < 0))
     if not bool(bad.any()):
@@ -138,17 +177,97 @@ def check_labels(dataset: Any, index: int, sample: Any) -> None:
         f'reduce_zero_label={shifted}.')
 
 
-def explain_error(dataset: Any, index: int, error: Exception) -> Exception:
-    """Return a :class:`DataError` that names the files of a failed sample and the reason."""
+def head_differences(model: nn.Module, dataset: Any) -> Iterator[Tuple[bool, str]]:
+    """Yield a text for each decode head that has another number of classes than a dataset.
+
+    Args:
+        model: Model, wrapped or not.
+        dataset: Dataset of a loader; nothing is yielded if it does not say its classes.
+
+    Yields:
+        Whether labels would be outside the head's classes, which ends the training with an
+        IndexError, and the text.
+    """
+    classes = len(_classes(dataset))
+    for name, head in model.named_modules():
+        if not isinstance(head, BaseDecodeHead) or not classes or head.num_classes == classes:
+            continue
+        name = name[len('module.'):] if name.startswith('module.') else name
+        yield head.num_classes < classes, (
+            f'model.{name} ({_name(type(head))}) has num_classes={head.num_classes}, and '
+            f'{_name(type(dataset))} has {classes} classes ({", ".join(_classes(dataset))}); set '
+            f'num_classes={classes}')
+
+
+def compare_heads(model: nn.Module, dataset: Any) -> None:
+    """Compare the decode heads of a model with the classes of its training data.
+
+    A head with more classes than the dataset is logged, since it may have been chosen so.
+
+    Raises:
+        DataError: If a head has fewer classes than the dataset.
+    """
+    for fails, text in head_differences(model, dataset):
+        if fails:
+            raise DataError(text)
+        print_log(text, logger='current', level=logging.WARNING)
+
+
+def _classes(dataset: Any) -> Sequence[str]:
+    metainfo = getattr(dataset, 'metainfo', None)
+    classes = metainfo.get('classes') if isinstance(metainfo, Mapping) else None
+    return classes if isinstance(classes, (list, tuple)) else ()
+
+
+def explain_error(dataset: Any, index: Any, error: Exception) -> Exception:
+    """Return the error to raise for a sample that could not be loaded.
+
+    Args:
+        dataset: Dataset that was asked for the sample.
+        index: Index that it was asked for.
+        error: What it raised.
+
+    Returns:
+        A :class:`DataError` with the reason where a file is missing or corrupt, or where MapSage
+        itself refused the sample; otherwise a :class:`SampleError` with the traceback.
+    """
     if isinstance(error, DataError):
         return error
+    dataset, index = innermost(dataset, index)
     info = _info(dataset, index)
-    reasons = [reason for key in ('img_path', 'seg_map_path')
+    files = ', '.join(f'{key}={info[key]}' for key in _FILES if key in info) or 'no file known'
+    what = f'cannot load sample {index} of {_name(type(dataset))} ({files}): '
+    reasons = [reason for key in _local_files(dataset)
                for reason in [_unreadable(info.get(key))] if reason]
-    files = ', '.join(f'{key}={info[key]}' for key in ('img_path', 'seg_map_path') if key in info)
-    return DataError(
-        f"cannot load sample {index} of {_name(type(dataset))} ({files or 'no file known'}): "
-        f"{'; '.join(reasons) or f'{type(error).__name__}: {error}'}")
+    if reasons:
+        return DataError(what + '; '.join(reasons))
+    text = error_text(error)
+    return DataError(what + text) if _is_ours(error) else SampleError(
+        f'{what}{text}\n{_frames(error)}')
+
+
+def _frames(error: BaseException) -> str:
+    """Return the traceback of an error; of a long one, the end, where the error was raised."""
+    begin = error.__traceback__ and error.__traceback__.tb_next  # the first frame is the caller's
+    text = ''.join(traceback.format_exception(type(error), error, begin or error.__traceback__))
+    return (text if len(text) <= _TRACEBACK else f'...{text[-_TRACEBACK:]}').rstrip()
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether this package refused something, because of another error or followed by one.
+
+    MMEngine, for example, raises the error of a transform anew.
+    """
+    each: Optional[BaseException] = error
+    while each is not None:
+        last = each.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        if (last is not None and last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+                and (isinstance(each, ValueError) or type(each).__module__.startswith('mapsage.'))):
+            return True
+        each = each.__context__
+    return False
 
 
 def _unreadable(path: Any) -> Optional[str]:
@@ -157,9 +276,13 @@ def _unreadable(path: Any) -> Optional[str]:
         return None
     if not os.path.isfile(path):
         return f'{path} does not exist'
+    if os.path.getsize(path) == 0:
+        return f'{path} is empty'
+    if not path.lower().endswith(_DECODED):
+        return None
     import cv2
     data = np.fromfile(path, dtype=np.uint8)
-    if data.size == 0 or cv2.imdecode(data, cv2.IMREAD_UNCHANGED) is None:
+    if cv2.imdecode(data, cv2.IMREAD_UNCHANGED) is None:
         return f'{path} ({data.size} bytes) cannot be decoded: the file is corrupt or truncated'
     return None
 
@@ -168,8 +291,13 @@ def _data_sample(sample: Any) -> Any:
     return sample.get('data_samples') if isinstance(sample, dict) else None
 
 
-def _info(dataset: Any, index: int) -> Dict[str, Any]:
-    return dataset.get_data_info(index) if hasattr(dataset, 'get_data_info') else {}
+def _info(dataset: Any, index: Any) -> Mapping[str, Any]:
+    """Return what a dataset says about a sample; nothing if that fails too."""
+    try:
+        info = dataset.get_data_info(index)
+    except Exception:  # the report of an error must not fail
+        return {}
+    return info if isinstance(info, Mapping) else {}
 
 
 def _name(kind: Any) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -129,7 +132,46 @@ def test_a_server_with_two_threads_refuses(tmp_path: Path) -> None:
     check_started_anew(refused)
 
 
+def test_an_import_error_that_utf8_cannot_encode_is_said(tmp_path: Path) -> None:
+    # a file name in GBK, as os.listdir gives it
+    (tmp_path / 'names_a_file.py').write_text("raise OSError('\\udcb5\\udcd8.so is damaged')")
+    refused = ask(['names_a_file'], {'PYTHONPATH': str(tmp_path)}, tmp_path)
+    assert r'an import fails: OSError: \udcb5\udcd8.so is damaged' in refused.stderr
+    check_started_anew(refused)
+
+
 def test_a_failing_import_is_said_and_the_script_runs(tmp_path: Path) -> None:
     refused = ask(['module_that_is_not_there'], {}, tmp_path)
     assert "an import fails: ModuleNotFoundError: No module named 'module_that" in refused.stderr
     check_started_anew(refused)
+
+
+def test_a_signal_that_comes_behind_the_end_does_not_replace_its_status() -> None:
+    # A stand-in for the server, so that the signal is there before the caller reads the status.
+    address = f'mapsage-test-{os.urandom(8).hex()}'
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f'\0{address}')
+        listener.listen(1)
+        caller = subprocess.Popen([*rank_start.caller_command(address, str(os.getpid())), 'x.py'],
+                                  stderr=subprocess.PIPE)
+        connection, _ = listener.accept()
+        with connection:
+            left, = struct.unpack('<q', connection.recv(8))
+            while left:
+                left -= len(connection.recv(left))
+            connection.sendall(b'started')
+            while not has_handler(caller.pid, signal.SIGUSR2):  # the last that it sets
+                time.sleep(0.01)
+            os.kill(caller.pid, signal.SIGSTOP)
+            connection.sendall(struct.pack('<q', 3))
+    os.kill(caller.pid, signal.SIGTERM)  # nobody is there to pass it on to
+    os.kill(caller.pid, signal.SIGCONT)
+    _, words = caller.communicate(timeout=30)
+    assert caller.returncode == 3 and words == b''
+
+
+def has_handler(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal itself."""
+    line = next(line for line in Path(f'/proc/{pid}/status').read_text().splitlines()
+                if line.startswith('SigCgt:'))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)

@@ -1,0 +1,201 @@
+"""Checkpoints that lose nothing: the old file goes only once the new one is whole."""
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any, Callable, Iterator, Optional
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import CheckpointHook
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+from mmengine.runner import runner as host
+from torch import nn
+
+from mapsage.console import make_lenient
+from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none
+from mapsage.distributed.groups.process_group import kept_when_interrupted
+from mapsage.wrappers import whole_model
+
+from .background import BackgroundSaves, Save
+from .files import write_checkpoint
+from .guard import guard_saves
+from .neighbor.copies import NeighborCopies
+
+
+class SavingRunner(Runner):
+    """MMEngine's Runner, whose checkpoints hold what hooks keep of every rank.
+
+    Hooks may have these methods besides MMEngine's:
+
+    - ``gather_state(runner)`` runs on all ranks before a checkpoint is saved. It may collect what
+      the other ranks have, and its error prevents the save.
+    - ``check_own_state(runner)`` runs in its place on the main process where that saves alone.
+    - ``explain(runner)`` returns the error that is the cause of this rank's failure, or None.
+    """
+
+    # Longest wait for a disk, in seconds. The other ranks wait a little longer for rank 0, so that
+    # it can tell them why.
+    save_timeout: float = 0.9 * DEFAULT_TIMEOUT_SECONDS
+    neighbor_copies: Optional[NeighborCopies] = None  # where machines share no disk
+    _saves_together = False
+    _later: Optional[Save] = None  # the save that is being collected, to be written later
+
+    @cached_property
+    def _background(self) -> BackgroundSaves:
+        return BackgroundSaves()
+
+    def finish_saves(self) -> None:
+        """Wait until all checkpoints are on the disk. Not collective; for rank 0 it may take long.
+
+        CheckpointHook's files are written while the training goes on. What reads one, or ends the
+        process, calls this first. The runner does so before the next save, before it loads a
+        checkpoint, at the end of the training and after an error.
+
+        Raises:
+            SaveError: If a checkpoint could not be written. It is raised once: also at the next
+                iteration, if that comes first.
+        """
+        self._background.wait(self.save_timeout)
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Call all hooks; the first iteration after a save has failed raises its error."""
+        if fn_name == 'before_train_iter':
+            self._background.raise_error()
+        elif fn_name == 'after_train':  # where hooks publish checkpoints
+            with all_ranks_or_none('writing the last checkpoint'):
+                self.finish_saves()
+        super().call_hook(fn_name, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as MMEngine does, once those of this run are on the disk."""
+        self.finish_saves()
+        return super().load_checkpoint(*args, **kwargs)
+
+    def train(self) -> nn.Module:
+        """Train; an error that follows from another rank's failure is replaced by that one."""
+        try:
+            with kept_when_interrupted():
+                return super().train()
+        except Exception as error:
+            for hook in self._hooks:
+                try:
+                    cause = hook.explain(self) if hasattr(hook, 'explain') else None
+                except Exception:  # such as that it is another method of a user's hook
+                    cause = None
+                if cause is not None and type(cause) is not type(error):
+                    raise cause from error
+            raise
+        finally:
+            self._end_saves()
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """Build the logger; it takes any text, and its files are in UTF-8."""
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            in_file = isinstance(handler, logging.FileHandler)
+            make_lenient(getattr(handler, 'stream', None), **(
+                dict(encoding='utf-8') if in_file else {}))
+        return logger
+
+    def register_hook(self, hook: Any, priority: Any = None) -> None:
+        """Register a hook; a CheckpointHook is guarded, see :func:`guard_saves`."""
+        before = list(self._hooks)
+        super().register_hook(hook, priority)
+        for each in self._hooks:
+            if isinstance(each, CheckpointHook) and not any(each is other for other in before):
+                guard_saves(each)
+
+    @contextmanager
+    def saving_together(self, background: bool = False) -> Iterator[Optional[Save]]:
+        """Let every rank take part in the checkpoint that is saved in the block. Collective.
+
+        CheckpointHook saves like this. A call of :meth:`save_checkpoint` outside such a block is
+        legal on the main process alone, so no rank waits for another in it: what a hook keeps of
+        the other ranks is missing from that checkpoint, with a warning.
+
+        Args:
+            background: Whether checkpoints in the block are copied, and written behind it while
+                the training goes on.
+
+        Yields:
+            The save to which the block may add, with ``background``; else None.
+
+        Raises:
+            SaveError: If the save before this one has failed; RankError on the other ranks.
+        """
+        if self._saves_together:  # a save within a save: what is gathered is of this iteration
+            yield self._later
+            return
+        with all_ranks_or_none('writing the checkpoint before this one'):
+            self.finish_saves()
+        with whole_model(self.model):
+            for hook in self._hooks:
+                if hasattr(hook, 'gather_state'):
+                    hook.gather_state(self)
+            self._saves_together, self._later = True, Save() if background else None
+            try:
+                yield self._later
+                if self._later is not None and self._later.files:
+                    self._background.begin(self._later)
+            except BaseException:
+                self._background.copies.release()  # nobody writes what was copied
+                raise
+            finally:
+                self._saves_together, self._later = False, None
+
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint under its name only once it is on the disk, when ``out_dir`` is local.
+
+        Only the main process writes, as in MMEngine, and no rank waits for another. The file is
+        there when the call returns, but for those of a CheckpointHook: see :meth:`finish_saves`.
+
+        Raises:
+            SaveError: If the disk refuses it; the checkpoints before it are kept.
+        """
+        if not is_main_process():
+            return
+        if self._saves_together:
+            self._save(out_dir, filename, *args, **kwargs)
+        elif not self.distributed:
+            with self.saving_together():
+                self._save(out_dir, filename, *args, **kwargs)
+        else:
+            self.finish_saves()
+            for hook in self._hooks:
+                if hasattr(hook, 'check_own_state'):
+                    hook.check_own_state(self)
+            self._save(out_dir, filename, *args, **kwargs)
+
+    def _save(self, out_dir: str, filename: str, file_client_args: Any = None, *args: Any,
+              **kwargs: Any) -> None:
+        ours = '://' not in str(out_dir) and not file_client_args and not kwargs.get('backend_args')
+        with _written_by(self._write) if ours else nullcontext():
+            super().save_checkpoint(out_dir, filename, file_client_args, *args, **kwargs)
+
+    def _write(self, checkpoint: Any, path: str, **_: Any) -> None:
+        if self._later is None:
+            self._background.clear_leftovers(path)
+            write_checkpoint(checkpoint, path)
+        else:
+            self._later.files.append((self._background.copies.copy(checkpoint), path))
+
+    def _end_saves(self) -> None:
+        """Finish at the end of the training, and let its own error be the one that is raised."""
+        try:
+            self.finish_saves()
+        except Exception as error:  # whatever the disk said; what ended the training comes first
+            self.logger.error(f'{type(error).__name__}: {error}')
+        self._background.close()
+
+
+@contextmanager
+def _written_by(write: Callable[..., None]) -> Iterator[None]:
+    """Let MMEngine's Runner, which makes a checkpoint and writes it in one go, write like this."""
+    save = host.save_checkpoint
+    host.save_checkpoint = partial(save, write=write)  # see mapsage/compat/checkpoint_contents.py
+    try:
+        yield
+    finally:
+        host.save_checkpoint = save

@@ -1,0 +1,1 @@
+"""The order, the keys and the checks of a run's data."""

@@ -1,0 +1,218 @@
+"""One loader for all virtual ranks of a process: their batches take turns."""
+from __future__ import annotations
+
+import copy
+import functools
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import mmengine.dist.dist
+import mmengine.dist.utils
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from mapsage.distributed import all_ranks_or_none, open_channel
+from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.wrappers.rank_batches import carry
+
+from .data_order import ResumableSampler
+from .keyed_loader import KeyedLoader
+
+_MISSING = object()
+_COLLECTIVES = ('all_gather', 'all_gather_object', 'all_reduce', 'all_to_all',
+                'all_to_all_single', 'barrier', 'broadcast', 'broadcast_object_list', 'gather',
+                'gather_object', 'new_group', 'reduce', 'reduce_scatter', 'scatter',
+                'scatter_object_list')
+
+
+class BlockLoader(KeyedLoader):
+    """The training loader of a process that carries out several virtual ranks.
+
+    It looks like the loader of the first of them: ``batch_size``, ``sampler`` and length are that
+    one's, and so is each batch, which carries the batches of the others, see
+    :func:`~mapsage.wrappers.rank_batches.batches_of`. All are read by the same workers.
+    """
+
+    _loaders: List[DataLoader]
+
+    @classmethod
+    def join(cls, loaders: Sequence[DataLoader]) -> BlockLoader:
+        """Turn the first of the virtual ranks' loaders into one for all of them, in place.
+
+        Args:
+            loaders: One :class:`KeyedLoader` for each virtual rank, of the same dataset.
+        """
+        first = loaders[0]
+        first.__class__ = cls
+        assert isinstance(first, cls)
+        vars(first)['_loaders'] = list(loaders)
+        samplers = [_sampler_of(loader) for loader in loaders]
+        samplers[0].lead(samplers[1:])
+        return first
+
+    def _get_iterator(self) -> Any:
+        read = copy.copy(self)
+        of = 'sampler' if self.batch_sampler is None else 'batch_sampler'
+        vars(read)[of] = _TakingTurns([getattr(each, of) for each in self._loaders])
+        if self.num_workers:  # as many as the loaders of as many processes would read ahead
+            vars(read)['prefetch_factor'] = (self.prefetch_factor or 2) * len(self._loaders)
+        return _Blocks(super(BlockLoader, read)._get_iterator(), len(self._loaders))
+
+
+class _TakingTurns:
+    """What several batch samplers yield, one from each in turn."""
+
+    def __init__(self, samplers: Sequence[Any]) -> None:
+        self._samplers = list(samplers)
+
+    def __len__(self) -> int:
+        return sum(len(sampler) for sampler in self._samplers)
+
+    def __iter__(self) -> Iterator[Any]:
+        streams = [iter(sampler) for sampler in self._samplers]
+        while True:
+            drawn = [next(stream, _MISSING) for stream in streams]
+            ended = [each is _MISSING for each in drawn]
+            if all(ended):
+                return
+            if any(ended):
+                raise VirtualRanksError(
+                    f'the sampler of {sum(ended)} of the {len(ended)} virtual ranks of this '
+                    f'process ended before the others: expected as many batches of each.')
+            yield from drawn
+
+
+class _Blocks:
+    """An iterator of a loader that hands out several batches as one."""
+
+    def __init__(self, batches: Any, size: int) -> None:
+        self._batches, self._size = batches, size
+
+    def __iter__(self) -> _Blocks:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._batches) // self._size
+
+    def __next__(self) -> Any:
+        return carry([next(self._batches) for _ in range(self._size)])
+
+    def _next_index(self) -> Any:  # MMEngine's loop leaves out batches with it
+        return [self._batches._next_index() for _ in range(self._size)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == '_batches':
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+def build_block_loader(config: Dict[str, Any], build: Callable[[Dict[str, Any]], DataLoader],
+                       dataset: Any, ranks: VirtualRanks, rank: int) -> DataLoader:
+    """Return the training loader of a process, whose samplers are those of its virtual ranks.
+
+    Collective: an epoch must have as many batches on each virtual rank of all processes.
+
+    Args:
+        config: Config of the loader.
+        build: Builds one loader from a config.
+        dataset: Dataset that ``config`` describes; all virtual ranks read this one.
+        ranks: Virtual ranks of the run.
+        rank: Rank of this process.
+
+    Raises:
+        VirtualRanksError: If the loader cannot be divided among virtual ranks.
+        RankError: If it cannot on another process.
+    """
+    def keep() -> Any:
+        return dataset
+
+    loaders = []
+    with all_ranks_or_none('dividing the training loader among virtual ranks'):
+        for virtual_rank in ranks.block(rank):
+            with as_rank(virtual_rank, ranks.count):
+                loader = build(dict(config, dataset=dict(type=keep)))
+            if not isinstance(loader, KeyedLoader):
+                raise VirtualRanksError(
+                    f'the training dataset {type(loader.dataset).__name__} is an IterableDataset, '
+                    f'which divides itself among processes: expected a dataset with an index, or '
+                    f'as many processes as there are virtual ranks ({ranks.count}).')
+            _check_rank(_sampler_of(loader), virtual_rank, ranks.count)
+            loaders.append(loader)
+    _check_lengths([len(loader) for loader in loaders])
+    return BlockLoader.join(loaders)
+
+
+def _check_lengths(mine: Sequence[int]) -> None:
+    """Check that an epoch has as many batches on each virtual rank of all processes. Collective."""
+    extremes = torch.tensor([max(mine), -min(mine)])
+    open_channel().max(extremes)
+    longest, shortest = int(extremes[0]), -int(extremes[1])
+    if longest != shortest:
+        raise VirtualRanksError(
+            f'an epoch has {shortest} batches on one virtual rank and {longest} on another: '
+            f'expected the same number on each, as under DistributedDataParallel. Let the sampler '
+            f'round up (round_up=True), or set drop_last=True.')
+
+
+@contextmanager
+def as_rank(rank: int, world_size: int) -> Iterator[None]:
+    """Make MMEngine and torch say that this process is rank ``rank`` of ``world_size``.
+
+    Samplers read both when they are built, and have no arguments for them. A collective in the
+    block is refused, since processes carry out different numbers of virtual ranks.
+
+    Raises:
+        VirtualRanksError: From a collective of torch.distributed.
+    """
+    utils: Any = mmengine.dist.utils
+    collectives: Any = mmengine.dist.dist
+    stand_ins: List[Tuple[Any, str, Any]] = [
+        (dist, 'get_rank', lambda group=None: rank),
+        (dist, 'get_world_size', lambda group=None: world_size),
+        (dist, 'is_initialized', lambda: True),
+        (dist, 'get_backend', lambda group=None: 'gloo'),
+        (utils, 'get_default_group', lambda: None),
+        (collectives, 'get_default_group', lambda: None)]
+    stand_ins += [(dist, name, functools.partial(_refuse, name, rank, world_size))
+                  for name in _COLLECTIVES]
+    genuine = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
+    for module, name, stand_in in stand_ins:
+        setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        for module, name, function in genuine:
+            setattr(module, name, function)
+
+
+def _refuse(name: str, rank: int, world_size: int, *args: Any, **kwargs: Any) -> None:
+    raise VirtualRanksError(
+        f'torch.distributed.{name} is called while the sampler of virtual rank {rank} of '
+        f'{world_size} is built, and processes build different numbers of samplers: expected a '
+        f'sampler that takes the seed that it is given (seed=...), which all virtual ranks share, '
+        f'and asks the others for nothing.')
+
+
+def _sampler_of(loader: DataLoader) -> ResumableSampler:
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, 'sampler', None)):
+        # Not isinstance: a ResumableSampler says that it is what it wraps.
+        if type(sampler) is ResumableSampler:
+            return sampler
+    raise VirtualRanksError(
+        f'the training loader draws its samples with {type(loader.sampler).__name__} and '
+        f'{type(loader.batch_sampler).__name__}, of which none was built from '
+        f'train_dataloader.sampler: expected a sampler that is a dict in the config, and a batch '
+        f'sampler that keeps it as its attribute sampler.')
+
+
+def _check_rank(sampler: Any, rank: int, world_size: int) -> None:
+    """Check that a sampler has noticed whose it is, where it says so."""
+    for names, expected in ((('rank',), rank), (('world_size', 'num_replicas'), world_size)):
+        for name in names:
+            found = getattr(sampler, name, expected)
+            if isinstance(found, int) and found != expected:
+                raise VirtualRanksError(
+                    f'the sampler of virtual rank {rank} of {world_size} has {name}={found}: '
+                    f'expected {expected}. A sampler must ask mmengine.dist.get_dist_info() or '
+                    f'torch.distributed when it is built, or leave {name} out of the config.')

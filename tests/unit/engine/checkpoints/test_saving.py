@@ -1,0 +1,138 @@
+"""The checkpoint that makes way is removed after the new one was written, and not before."""
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import mmengine.runner.runner
+import pytest
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
+
+from mapsage.engine.runner import MapSageRunner
+
+TINY_RUN = Path(__file__).resolve().parents[2] / 'hooks' / 'tiny_run.py'
+
+
+class Rising(BaseMetric):
+    """Scores each validation higher than the one before it."""
+
+    default_prefix = ''
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = 0.0
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        self.results.append(1)
+
+    def compute_metrics(self, results: list) -> Dict[str, float]:
+        self.score += 1
+        return dict(mIoU=self.score, mAcc=self.score)
+
+
+class OwnCheckpointHook(CheckpointHook):
+    """A user's own kind of hook."""
+
+
+def build(kind: Any, folder: Path, checkpoint: Any, monkeypatch: pytest.MonkeyPatch,
+          **settings: Any) -> Any:
+    spec: Any = importlib.util.spec_from_file_location('tiny_run', TINY_RUN)
+    tiny_run = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, 'tiny_run', tiny_run)
+    spec.loader.exec_module(tiny_run)
+    tiny_run.Runner = kind
+    monkeypatch.setattr(mmengine.runner.runner, 'collect_env', dict)
+    settings.setdefault('train_cfg', dict(by_epoch=False, max_iters=6, val_interval=2))
+    if kind is MapSageRunner:
+        settings['env_cfg'] = dict(accelerator='cpu')
+    return tiny_run.build_runner(str(folder), [], val_evaluator=[Rising()],
+                                 default_hooks=dict(checkpoint=checkpoint), **settings)
+
+
+def files(folder: Path) -> List[str]:
+    return sorted(path.name for path in folder.glob('*.pth*'))
+
+
+@pytest.mark.parametrize('checkpoint', [
+    dict(interval=1, max_keep_ckpts=1),
+    dict(interval=2, max_keep_ckpts=2, save_best='mIoU', rule='greater'),
+    dict(interval=3, save_best=['mIoU', 'mAcc'], rule='greater'),
+])
+@pytest.mark.parametrize('by_epoch', [False, True])
+def test_what_is_left_is_what_mmengine_leaves(checkpoint: dict, by_epoch: bool, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+    for kind in (Runner, MapSageRunner):
+        folder = tmp_path / kind.__name__
+        settings: Dict[str, Any] = dict(train_cfg=dict(
+            by_epoch=True, max_epochs=3, val_interval=1)) if by_epoch else {}
+        build(kind, folder, dict(checkpoint, type='CheckpointHook', by_epoch=by_epoch),
+              monkeypatch, **settings).train()
+        left.append(files(folder))
+    assert left[0] == left[1] and left[0]
+
+
+@pytest.mark.parametrize('checkpoint, kept', [
+    (dict(interval=1, max_keep_ckpts=1), 'iter_3.pth'),
+    (dict(interval=-1, save_last=False, save_best='mIoU', rule='greater'), 'best_mIoU_iter_2.pth'),
+])
+@pytest.mark.parametrize('kind', ['CheckpointHook', OwnCheckpointHook])
+def test_a_save_that_fails_leaves_the_last_good_one(
+        checkpoint: dict, kept: str, kind: Any, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / kept.replace('2', '4').replace('3', '4')).mkdir()  # in the way of the next one
+    runner = build(MapSageRunner, tmp_path, dict(checkpoint, type=kind, by_epoch=False),
+                   monkeypatch)
+    with pytest.raises(OSError):
+        runner.train()
+    assert kept in files(tmp_path) and (tmp_path / kept).is_file()
+
+
+def test_a_checkpoint_saved_again_under_its_name_stays(tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dict(type='CheckpointHook', by_epoch=False, interval=-1, save_last=False,
+                    save_best='mIoU', rule='greater', filename_tmpl='same.pth')
+    build(MapSageRunner, tmp_path, settings, monkeypatch).train()
+    assert files(tmp_path) == ['best_mIoU_same.pth']
+
+
+class Sent:
+    """Takes the place of NeighborCopies, and notes what is on the disk when it is called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder, []  # type: Path, List[Any]
+
+    def send(self, path: str) -> None:
+        self.calls.append((Path(path).name, Path(path).is_file(),
+                           Path((self.folder / 'last_checkpoint').read_text()).name))
+
+    def __bool__(self) -> bool:
+        return False  # nothing is looked for at the start
+
+
+@pytest.mark.parametrize('settings, steps', [
+    (dict(neighbor_copy=False), []), (dict(neighbor_copy=True, background=False), [3, 6]),
+    # after a new best, CheckpointHook saves the last one again
+    (dict(neighbor_copy=True, save_best='mIoU', rule='greater', max_keep_ckpts=1), [3, 4, 6])])
+def test_a_checkpoint_is_copied_once_it_is_whole(settings: dict, steps: List[int], tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = build(MapSageRunner, tmp_path, dict(
+        settings, type='CheckpointHook', by_epoch=False, interval=3), monkeypatch)
+    runner.neighbor_copies = sent = Sent(tmp_path)
+    runner.train()
+    assert sorted(set(sent.calls)) == [(f'iter_{step}.pth', True, f'iter_{step}.pth')
+                                       for step in steps]
+
+
+@pytest.mark.parametrize('wrong, words', [
+    (dict(neighbor_copy='yes'), "neighbor_copy='yes'.*True or False"),
+    (dict(neighbor_copy=True, backend_args=dict(backend='local')), 'file backend')])
+def test_a_copy_that_cannot_be_is_refused(wrong: dict, words: str, tmp_path: Path,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=words):
+        build(MapSageRunner, tmp_path, dict(wrong, type='CheckpointHook', by_epoch=False),
+              monkeypatch)

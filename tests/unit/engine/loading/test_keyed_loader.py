@@ -1,0 +1,42 @@
+"""What a loader leaves behind."""
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from support import on_host
+from torch.utils.data import DataLoader, Dataset
+
+from mapsage.distributed.stop_request import listening
+from mapsage.engine.loading.keyed_loader import KeyedLoader
+
+pytestmark = on_host
+
+
+class Hanging(Dataset):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            time.sleep(600)
+        return index
+
+
+def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1)
+    loader = KeyedLoader.adopt(DataLoader(Hanging(), num_workers=1, prefetch_factor=2),
+                               lambda *_: None, lambda *_: _[-1])
+    with listening(True):
+        batches: Any = iter(loader)
+        worker, = batches._workers
+        next(batches)
+        os.kill(worker.pid, signal.SIGTERM)
+        assert next(batches) == 1 and next(batches) == 2
+        batches._shutdown_workers()  # as torch does when the iterator goes
+        worker.join(60)
+    assert worker.exitcode == -signal.SIGKILL

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+from mmengine.config import Config
+from mmengine.model import MMDistributedDataParallel
+
+from mapsage.distributed.nodes.elastic import VIRTUAL_RANKS_VARIABLE
+from mapsage.distributed.strategy import MODEL_PARALLEL
+from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.engine.virtual_settings import (
+    can_replay,
+    expected_processes,
+    obstacle,
+    settle_virtual_ranks,
+    short_name,
+)
+
+
+@pytest.mark.parametrize(('asked', 'saved', 'processes', 'count'), [
+    (None, None, 3, 3), (8, None, 3, 8), (None, 8, 3, 8), (8, 8, 3, 8)])
+def test_the_checkpoint_and_then_the_config_say_how_many(
+        asked: Any, saved: Any, processes: int, count: int) -> None:
+    assert settle_virtual_ranks(asked, saved, processes) == VirtualRanks(count, processes)
+
+
+@pytest.mark.parametrize(('source', 'processes'), [
+    (None, 32), (dict(type='Cached'), 32), (dict(type='Streamed', encoders=8), 24)])
+def test_ranks_that_only_encode_are_no_virtual_ranks(source: Any, processes: int) -> None:
+    cfg = Config(dict(feature_source=source))
+    assert expected_processes(cfg, {VIRTUAL_RANKS_VARIABLE: '32'}) == processes
+    assert expected_processes(cfg, {}) is None
+
+
+def test_config_and_checkpoint_must_agree() -> None:
+    with pytest.raises(VirtualRanksError, match=r'virtual_ranks=4.*a run with 8.*load_from='):
+        settle_virtual_ranks(4, 8, 2)
+
+
+def test_there_are_no_idle_processes() -> None:
+    with pytest.raises(VirtualRanksError, match=r'5 processes for 4 virtual rank.* 1, 2, 4 divide'):
+        settle_virtual_ranks(4, None, 5)
+
+
+def test_more_processes_than_the_checkpoint_has_virtual_ranks_are_told_the_way_out() -> None:
+    with pytest.raises(VirtualRanksError, match=(
+            r'with 1 virtual rank.*and 8 processes .* start 1 or fewer, .* 8 with load_from=')):
+        settle_virtual_ranks(None, 1, 8)
+
+
+@pytest.mark.parametrize(('cfg', 'named'), [
+    (dict(feature_source=dict(type='Streamed', ranks_per_head=2)), 'ranks_per_head=2'),
+    (dict(custom_hooks=[dict(type='mapsage.hooks.SyncBuffersHook')]), 'SyncBuffersHook'),
+    (dict(custom_hooks=[dict(type='EMAHook'), dict(type='SyncBuffersHook')]), 'SyncBuffersHook'),
+    (dict(default_hooks=dict(timer=None, own=dict(type='SyncBuffersHook'))), 'SyncBuffersHook'),
+    (dict(sync_bn='torch'), 'sync_bn'),
+    (dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel')), 'MMSeparate'),
+    (dict(randomness=dict(diff_rank_seed=True)), 'diff_rank_seed')])
+def test_what_needs_a_process_for_each_virtual_rank_is_named(
+        cfg: Dict[str, Any], named: str) -> None:
+    assert named in obstacle(Config(cfg), 'single_device')
+
+
+@pytest.mark.parametrize('kind', ['mmengine.MMDistributedDataParallel', MMDistributedDataParallel])
+def test_a_type_may_have_a_scope_or_be_a_class(kind: Any) -> None:
+    assert short_name(kind) == 'MMDistributedDataParallel'
+    cfg: Any = dict(model_wrapper_cfg=dict(type=kind))
+    assert obstacle(cfg, 'single_device') == ''
+
+
+def test_a_plain_config_has_no_obstacle_but_model_parallelism() -> None:
+    cfg = Config(dict(custom_hooks=[dict(type='EMAHook')], randomness=dict(seed=1),
+                      model_wrapper_cfg=dict(type='MMDistributedDataParallel')))
+    assert obstacle(cfg, 'single_device') == ''
+    told = obstacle(cfg, 'single_device', sync_layers=True)
+    assert 'SyncBN layers' in told and "norm_cfg=dict(type='BN')" in told
+    assert 'model parallelism' in obstacle(cfg, MODEL_PARALLEL)
+
+
+@pytest.mark.parametrize('virtual_ranks, cfg, possible', [
+    (3, {}, True), (1, dict(sync_bn='torch'), True), (2, dict(sync_bn='torch'), False),
+    (2, dict(feature_source=dict(type='Streamed', ranks_per_head=2)), True),
+    (2, dict(feature_source=dict(type='Prefetched')), True),
+    (3, dict(custom_hooks=[dict(type='DynamicSamplingHook')]), True),
+    (3, dict(custom_hooks=[dict(type='SyncBuffersHook')]), False),
+    (2, dict(train_dataloader=dict(sampler=object())), False)])
+def test_a_replay_is_advised_where_one_process_can_have_the_virtual_ranks(
+        virtual_ranks: int, cfg: Dict[str, Any], possible: bool) -> None:
+    given = dict(dict(train_dataloader=dict(sampler=dict(type='InfiniteSampler'))), **cfg)
+    assert can_replay(Config(given), 'distributed_data_parallel', False, virtual_ranks) == possible
