@@ -1,17 +1,25 @@
 """MMEngine hooks; importing this package registers them."""
-from .accelerator_hook import AcceleratorHook
-from .device_check_hook import DeviceCheckError, DeviceCheckHook
-from .dynamic_sampling_hook import DynamicSamplingHook, RewardScore
-from .feature_source_hook import FeatureSourceHook
-from .head_replica_hook import HeadReplicaHook
-from .model_score import ModelScore
-from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
+from .dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, RewardScore
+from .dynamic_sampling.model_score import ModelScore
+from .dynamic_sampling.sampled_steps import LoaderError
+from .feature_sources.feature_source_hook import FeatureSourceHook
+from .feature_sources.head_replica_hook import HeadReplicaHook
+from .gradients.accumulated_gradients_hook import AccumulatedGradientsHook
+from .gradients.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
 from .preview_hook import PreviewHook
 from .progress_hook import ProgressBarHook
-from .sampled_steps import LoaderError
+from .ranks.accelerator_hook import AcceleratorHook
+from .ranks.device_check_hook import DeviceCheckError, DeviceCheckHook
+from .ranks.equal_buffers_hook import EqualBuffersHook
+from .ranks.nodes_hook import NodesHook
+from .ranks.slowest_rank_hook import SlowestRankHook
+from .ranks.stop_hook import StopHook
+from .reproducibility_hook import ReproducibilityHook
 
 __all__ = [
-    'AcceleratorHook', 'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook',
-    'FeatureSourceHook', 'HeadReplicaHook', 'LoaderError', 'ModelScore', 'NonFiniteLossError',
-    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'RewardScore'
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
+    'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'HeadReplicaHook',
+    'LoaderError', 'ModelScore', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
+    'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore', 'SlowestRankHook',
+    'StopHook'
 ]

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+import cv2
 import numpy as np
 import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
+from mmengine.structures import BaseDataElement
 
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.drawing.tiles import display_rgb, is_class, shrink
@@ -35,7 +37,8 @@ class PreviewHook(Hook):
 
     It shows the samples of rank 0 whose truth has the most classes, and among equals the earliest,
     so that the picture shows the same places every time. The hook takes part in no collective. If a
-    picture cannot be made, it logs a warning and the run continues.
+    picture cannot be made, it logs a warning and the run continues. Outputs other than lists of
+    data samples with ``pred_sem_seg`` are none of its business: it does nothing for such a model.
 
     Args:
         max_images: Number of rows in the picture.
@@ -53,8 +56,8 @@ class PreviewHook(Hook):
     def __init__(self, max_images: int = 4, filename: str = 'preview.png',
                  input_channel_order: str = 'bgr') -> None:
         if max_images < 1:
-            raise ValueError(f'max_images={max_images}, expected 1 or more; remove PreviewHook '
-                             'from custom_hooks to have no preview')
+            raise ValueError(f'max_images={max_images}, expected 1 or more; '
+                             'default_hooks=dict(preview=None) switches the preview off')
         if input_channel_order not in ('bgr', 'rgb'):
             raise ValueError(f'input_channel_order={input_channel_order!r}, expected "bgr" or '
                              '"rgb"')
@@ -92,25 +95,26 @@ class PreviewHook(Hook):
 
     def _examine(self, runner: Runner, metainfo: Dict[str, Any], data_batch: Any,
                  outputs: Optional[Sequence[Any]]) -> None:
-        if not is_main_process() or not outputs:
+        if not is_main_process() or not isinstance(outputs, (list, tuple)):
             return
         for index, output in enumerate(outputs):
             if self._failures >= _MAX_FAILURES:
                 return
+            if not isinstance(output, BaseDataElement) or 'pred_sem_seg' not in output:
+                continue
             try:
                 self._consider(metainfo, data_batch, index, output)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, cv2.error) as error:
                 self._failures += 1
                 runner.logger.warning(f'preview: left out {_image_path(output)}: '
                                       f'{type(error).__name__}: {error}')
 
     def _consider(self, metainfo: Dict[str, Any], data_batch: Any, index: int,
-                  output: Any) -> None:
-        if 'pred_sem_seg' not in output:
-            return
+                  output: BaseDataElement) -> None:
         # The truth in the batch is still in host memory and need not be copied from the device.
         batch_sample = _item(data_batch, 'data_samples', index)
-        truth = _labels(output if batch_sample is None else batch_sample, 'gt_sem_seg')
+        known = batch_sample if isinstance(batch_sample, BaseDataElement) else output
+        truth = _labels(known, 'gt_sem_seg')
         score = _distinct_classes(truth, len(metainfo.get('classes') or ()))
         if len(self._kept) == self.max_images and score <= self._kept[-1].num_classes:
             return
@@ -120,6 +124,7 @@ class PreviewHook(Hook):
         image = self._read(path, output.metainfo.get('ori_shape'))
         if image is None:
             image = self._from_inputs(_item(data_batch, 'inputs', index), output.metainfo)
+        image = image[..., :3] if image.ndim == 3 else image  # display_rgb shows these bands
         sample = PreviewSample(image=display_rgb(shrink(image, _KEPT_SIDE, nearest=False)),
                                prediction=shrink(prediction, _KEPT_SIDE, nearest=True),
                                truth=None if truth is None
@@ -168,7 +173,7 @@ class PreviewHook(Hook):
             save_preview(path, samples, _class_names(metainfo, samples),
                          metainfo.get('palette'), _title(runner),
                          _subtitle(runner, metrics, phase))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, cv2.error) as error:
             runner.logger.warning(f'preview: {path} was not written: '
                                   f'{type(error).__name__}: {error}')
         else:
@@ -176,7 +181,8 @@ class PreviewHook(Hook):
 
 
 def _metainfo(dataloader: Any) -> Dict[str, Any]:
-    return getattr(dataloader.dataset, 'metainfo', None) or {}
+    metainfo = getattr(getattr(dataloader, 'dataset', None), 'metainfo', None)
+    return dict(metainfo) if isinstance(metainfo, Mapping) else {}
 
 
 def _item(data_batch: Any, key: str, index: int) -> Any:
@@ -184,6 +190,8 @@ def _item(data_batch: Any, key: str, index: int) -> Any:
     if not isinstance(data_batch, dict) or key not in data_batch:
         return None
     entries = data_batch[key]
+    if not isinstance(entries, (list, tuple, torch.Tensor)):
+        return None
     return entries[index] if index < len(entries) else None
 
 
@@ -195,7 +203,9 @@ def _labels(sample: Any, field: str) -> Optional[np.ndarray]:
     """Return the label map of a sample, int32 ``(H, W)``, or None if it has none."""
     if field not in sample:
         return None
-    data = getattr(sample, field).data
+    data = getattr(getattr(sample, field), 'data', None)
+    if not isinstance(data, (torch.Tensor, np.ndarray)):
+        raise ValueError(f'{field} holds {type(data).__name__}, expected PixelData of a tensor')
     array = data.detach().cpu().numpy() if isinstance(data, torch.Tensor) else np.asarray(data)
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
@@ -240,8 +250,9 @@ def _title(runner: Runner) -> str:
 
 def _subtitle(runner: Runner, metrics: Optional[Dict[str, float]], phase: str) -> str:
     parts = [phase]
-    if runner.iter:
-        parts.append(f'iteration {runner.iter}')
+    loop = runner._train_loop  # runner.iter would build it, training dataset and all, in a test
+    if isinstance(loop, BaseLoop) and loop.iter:
+        parts.append(f'iteration {loop.iter}')
     for key, value in (metrics or {}).items():
         if key == 'mIoU' or key.endswith('/mIoU'):
             parts.append(f'mIoU {float(value):.2f}')

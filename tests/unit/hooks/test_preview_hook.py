@@ -132,6 +132,13 @@ def test_a_window_of_a_scene_shows_the_window(tmp_path: Path) -> None:
     assert path in hook._not_the_sample
 
 
+@pytest.mark.parametrize('bands', [2, 4, 8])
+def test_large_scenes_of_other_bands_are_shown(bands: int, tmp_path: Path) -> None:
+    sample = output('absent.tif', (1100, 1050), img_shape=(1100, 1050))
+    seen = consider(PreviewHook(), sample, torch.rand(bands, 1100, 1050))
+    assert seen.image.shape[2] == 3 and seen.image.dtype == np.uint8
+
+
 def test_sixteen_bit_files_are_stretched(tmp_path: Path) -> None:
     path = str(tmp_path / 'a.png')
     ramp = np.linspace(500, 3000, 256).astype(np.uint16).reshape(16, 16)

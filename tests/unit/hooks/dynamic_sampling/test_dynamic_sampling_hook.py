@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import cv2
 import numpy as np
@@ -17,24 +16,18 @@ from mmengine.registry import TASK_UTILS
 from support import write_tiny_config
 from torch.nn import functional
 
-from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.engine import MapSageRunner
 from mapsage.hooks import DynamicSamplingHook, LoaderError, ModelScore
-from mapsage.hooks.tile_gallery import TileGallery
+from mapsage.hooks.dynamic_sampling.sample_weights import PixelWeights, check_asked, weigh_heads
+from mapsage.hooks.dynamic_sampling.tile_gallery import TileGallery
 from mapsage.sampling import ShortfallError
+
+pytestmark = pytest.mark.usefixtures('own_environment')
+LOAD: dict = {'weights_only': False} if torch.__version__ >= '2' else {}
 
 # Of the 16 tiny tiles these show one class.
 DULL = {'0.png', '7.png', '14.png'}
 LABELS = dict(type='DynamicSamplingHook', score=dict(type='LabelScore'), validity=dict(low=0.01))
-
-
-@pytest.fixture(autouse=True)
-def _own_environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    set_current_accelerator(resolve_accelerator('cpu'))
 
 
 class Recorder(Hook):
@@ -160,6 +153,15 @@ def test_an_epoch_based_run_resumes_exactly(score: dict, train: Any, tmp_path: P
     assert same(weights(whole), weights(rest))
 
 
+def test_an_epoch_based_run_resumes_inside_an_epoch(train: Any) -> None:
+    inside = {'default_hooks.checkpoint.by_epoch': False, 'default_hooks.checkpoint.interval': 13}
+    whole, seen = train(LABELS, train_cfg=EPOCHS, **DEFAULT, **inside)
+    cut = Path(whole.work_dir) / 'iter_13.pth'
+    rest, left = train(LABELS, train_cfg=EPOCHS, **DEFAULT, load_from=str(cut), resume=True)
+    assert left.batches == seen.batches[13:] and (rest.epoch, rest.iter) == (3, 24)
+    assert same(weights(whole), weights(rest))
+
+
 def test_a_checkpoint_without_dynamic_sampling_can_be_resumed_with_it(train: Any) -> None:
     plain, before = train()
     cut = Path(plain.work_dir) / 'iter_3.pth'
@@ -270,6 +272,112 @@ def test_keep_fraction_lets_dull_tiles_in(train: Any) -> None:
     runner, record = train(dict(LABELS, keep_fraction=1.0))
     assert DULL & {name for batch in record.batches for name in batch}
     assert sum(row['unfiltered'] for row in rows(runner)) > 0
+
+
+LOSS = dict(type='ModelScore', metric='loss')
+EVERY_STEP = {'default_hooks.checkpoint.interval': 1}
+
+
+@pytest.mark.parametrize('changes', [
+    {}, {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True},
+    {'optim_wrapper.accumulative_counts': 3}])
+def test_a_run_with_a_quantile_resumes_exactly(changes: dict, train: Any) -> None:
+    hook = dict(score=LOSS, validity=dict(quantile=0.4), keep_fraction=0.3, unbiased=True)
+    whole, _ = train(hook, **EVERY_STEP, **changes)
+    cut = Path(whole.work_dir) / 'iter_3.pth'
+    held = torch.load(str(cut), **LOAD)['dynamic_sampling']
+    assert sum(map(len, held['scores'])) >= 6
+    rest, _ = train(hook, load_from=str(cut), resume=True, **EVERY_STEP, **changes)
+    assert same(weights(whole), weights(rest))
+    states = [torch.load(str(Path(runner.work_dir) / 'iter_6.pth'), **LOAD)['dynamic_sampling']
+              for runner in (whole, rest)]
+    assert str(states[0]) == str(states[1])
+
+
+def test_a_pool_that_cannot_be_restored_is_counted(train: Any) -> None:
+    hook = dict(LABELS, local_target=2, max_age=9)
+    first, _ = train(hook, **EVERY_STEP, **{'train_dataloader.batch_size': 3})
+    cut = Path(first.work_dir) / 'iter_5.pth'
+    pool = json.loads(torch.load(str(cut), **LOAD)['dynamic_sampling']['ranks'][0])['pool']
+    rest, _ = train(dict(hook, group_size=2), load_from=str(cut), resume=True, **EVERY_STEP,
+                    **{'train_dataloader.batch_size': 4})
+    told = rows(rest)
+    assert pool and told[0]['carried'] == told[0]['dropped']['not_restored'] == len(pool)
+
+
+def test_weights_reach_the_loss_of_each_tile(train: Any) -> None:
+    """The gradient of a step is that of the mean of weight times loss, tile by tile."""
+    hook = DynamicSamplingHook(score=dict(type='EvenTiles'), validity=dict(low=0.5),
+                               keep_fraction=0.4, unbiased=True)
+    runner, _ = train(hook, train_cfg=dict(type='IterBasedTrainLoop', max_iters=1),
+                      **{'train_dataloader.batch_size': 8,
+                         'model.decode_head.dropout_ratio': 0.0})
+    step = hook._step.batches[0]
+    assert len(set(step.weights)) == 2  # even tiles, and odd ones that were kept at random
+    low, high = sorted(set(step.weights))
+    assert high / low == pytest.approx(1 / 0.4)
+    for candidate, weight in zip(step.samples, step.weights):
+        assert weight == (low if candidate.score else high)
+    model = runner.model
+    model.train()
+    for module in model.modules():  # so that a tile's loss does not depend on the others
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+    def loss_of(samples: Sequence[Any]) -> torch.Tensor:
+        data = model.data_preprocessor(collate([each.sample for each in samples]), True)
+        losses = model.loss(data['inputs'], data['data_samples'])
+        return sum(value for name, value in losses.items() if 'loss' in name)
+
+    together = loss_of(step.samples)
+    samplers = {name: head.sampler for name, head in model.named_modules()
+                if isinstance(getattr(head, 'sampler', None), PixelWeights)}
+    assert samplers
+    for name, head in model.named_modules():
+        if name in samplers:
+            head.sampler = None
+    alone = [loss_of([each]) * weight for each, weight in zip(step.samples, step.weights)]
+    torch.testing.assert_close(together, sum(alone) / len(alone))
+
+
+@pytest.mark.parametrize('target, validity, changes', [
+    (20, dict(quantile=0.3), {}),  # more than the 16 tiles of the dataset
+    (20, dict(low=99.0), {}),  # each step falls back
+    (3, dict(quantile=0.9), {'train_dataloader.drop_last': True}),
+    (5, dict(low=99.0), {'train_dataloader.batch_size': 7}),  # 2 tiles are left for the last batch
+    (2, dict(quantile=0.3), {'model.decode_head.sampler': dict(type='OHEMPixelSampler')})])
+def test_every_step_of_an_epoch_has_the_target(target: int, validity: dict, changes: dict,
+                                               train: Any) -> None:
+    _, record = train(dict(score=LOSS, validity=validity, local_target=target, keep_fraction=0.2,
+                           unbiased=True), train_cfg=dict(EPOCHS, max_epochs=1), **DEFAULT,
+                      **{'train_dataloader.batch_size': 5, **changes})
+    assert record.batches and {len(batch) for batch in record.batches} == {target}
+
+
+@pytest.mark.parametrize('changes, words', [
+    ({'model.decode_head.loss_decode': dict(_delete_=True, type='DiceLoss')}, 'has DiceLoss'),
+    ({}, 'keep_fraction=0')])
+def test_what_cannot_be_weighed_is_refused(changes: dict, words: str, train: Any) -> None:
+    with pytest.raises(ValueError, match=words):
+        train(dict(LABELS, unbiased=True, keep_fraction=0.3 if changes else 0.0), **changes)
+
+
+def test_a_model_that_was_trained_before_is_weighed_once() -> None:
+    head: Any = torch.nn.Module()
+    head.loss_decode, head.sampler = torch.nn.ModuleList(), None
+    for factor in (2.0, 3.0):
+        weigh_heads(head, lambda: [factor])  # noqa: B023
+    assert head.sampler.sample(torch.zeros(1, 2, 1, 1), torch.zeros(1, 1, 1, 1)).item() == 3
+
+
+def test_models_without_decode_heads_are_not_weighed() -> None:
+    with pytest.raises(ValueError, match='Linear has none'):
+        weigh_heads(torch.nn.Linear(1, 1), lambda: ())
+    with pytest.raises(ValueError, match='decode_head did not ask'):
+        check_asked({'decode_head': PixelWeights(lambda: (), None)})
+    with pytest.raises(ValueError, match='2 samples reach the loss and .* gave 3'):
+        PixelWeights(lambda: (1, 1, 1), None).sample(torch.zeros(2, 1, 4, 4),
+                                                     torch.zeros(2, 1, 4, 4))
 
 
 def test_raise_says_what_to_do(train: Any) -> None:

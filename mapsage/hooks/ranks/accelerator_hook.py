@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
-from mmengine.dist import broadcast, get_rank, is_distributed
+from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator, derived_seed
+from mapsage.wrappers import VirtualDataParallel
 
 
 def seed_rank(*entropy: int) -> None:
@@ -20,31 +21,43 @@ def seed_rank(*entropy: int) -> None:
     current_accelerator().seed(seed)
 
 
+def _seed_step(runner: Any, virtual_rank: int) -> None:
+    # The leading 1 makes these seeds differ from those of samples.
+    seed_rank(1, runner.seed, virtual_rank, runner.iter)
+
+
 @HOOKS.register_module()
 class AcceleratorHook(Hook):
-    """Hook that seeds each step, flushes lazy devices, and equalizes buffers before validation.
+    """Hook that seeds each step and flushes lazy devices.
 
-    - Before a training step the random state of the device is derived from (seed, rank,
-      iteration), so that dropout in a resumed run equals that in an uninterrupted one. The ranks of
-      a head replica count as one rank here.
+    - Before a training step the random state of the device is derived from (seed, virtual rank,
+      iteration), so that dropout in a resumed run equals that in an uninterrupted one, on any
+      number of processes. The ranks of a head replica count as one rank here.
     - After the step a lazy device runs the operations it has recorded, before any hook reads a
       loss. Reading a loss first would compile one more graph in every iteration.
-    - Before validation every rank gets the buffers of rank 0. During training each rank has its own
-      BatchNorm statistics; the checkpoint holds those of rank 0, and these are evaluated.
 
     ``MapSageRunner`` registers it ahead of MMEngine's ``RuntimeInfoHook``, which reads the losses.
     """
 
     priority = 'HIGHEST'
+    _seeded: Any = None  # the model whose virtual ranks are seeded
+
+    def before_train(self, runner: Any) -> None:
+        """Have each virtual rank of this process seeded when its turn comes."""
+        if isinstance(runner.model, VirtualDataParallel) and self._seeded is not runner.model:
+            self._seeded = runner.model  # a second train() finds it there
+            runner.model.before_each.append(
+                lambda virtual_rank, batch: _seed_step(runner, virtual_rank))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the generators for this step."""
-        # The leading 1 makes these seeds differ from those of samples.
-        seed_rank(1, runner.seed, self._data_rank(runner), runner.iter)
+        _seed_step(runner, self._data_rank(runner))
 
     @staticmethod
     def _data_rank(runner: Any) -> int:
         """Return the number that all ranks of one head replica have, so that they draw alike."""
+        if isinstance(runner.model, VirtualDataParallel):
+            return runner.model.block.start
         replicas = getattr(runner.model, 'replicas', None)
         return get_rank() if replicas is None else replicas.index
 
@@ -57,6 +70,12 @@ class AcceleratorHook(Hook):
         if peak is not None:
             runner.message_hub.update_scalar('train/memory', peak / 2**20)
 
+    def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+        """Write the number of virtual ranks into the checkpoint, which is fixed for the run."""
+        ranks = getattr(runner, 'virtual_ranks', None)
+        if ranks is not None and not hasattr(runner.model, 'replicas'):
+            checkpoint['meta']['virtual_ranks'] = ranks.count
+
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
         """Flush the operations of a validation step."""
@@ -66,9 +85,3 @@ class AcceleratorHook(Hook):
                         outputs: Any = None) -> None:
         """Flush the operations of a test step."""
         current_accelerator().flush()
-
-    def before_val_epoch(self, runner: Any) -> None:
-        """Copy the buffers of rank 0 to every rank. Collective."""
-        if is_distributed():
-            for buffer in runner.model.buffers():
-                broadcast(buffer, src=0)

@@ -9,9 +9,9 @@ from typing import Any, Dict, Sequence
 from mmengine.dist import is_main_process
 
 from mapsage.distributed import Channel
+from mapsage.hooks.preview_hook import PreviewHook
 from mapsage.sampling import Candidate, StepStatistics, Totals
 
-from .preview_hook import PreviewHook
 from .tile_gallery import TileGallery
 
 FOLDER = 'dynamic_sampling'  # in the work dir; also the first part of every scalar's name
@@ -54,6 +54,11 @@ class SamplingReport:
         if not is_main_process():
             return
         self._runner.logger.info(totals.summary())
+        if totals.lost:
+            self._runner.logger.error(
+                f'[DynSample] the account does not balance: {totals.lost} of {totals.fetched} '
+                f'samples drawn were neither trained on, nor dropped for a reason, nor are they in '
+                f'the pool. This is a defect of dynamic sampling: please report it with this log.')
         iteration, seconds = self._runner.iter + 1, time.perf_counter()
         row = dict(vars(totals), iter=iteration, interval_seconds=seconds - self._since,
                    world_size=len(self._channel.ranks),

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence
 
 import torch
 from torch.utils.data import DataLoader
 
 from mapsage.background_worker import BackgroundWorker
-from mapsage.sampling import Candidate, DynamicSampler, SampledBatch
+from mapsage.sampling import BlockSampler, Candidate, SampledBatch
+from mapsage.wrappers.rank_batches import batches_of, carry
 
 
 class LoaderError(ValueError):
@@ -25,18 +27,21 @@ class LoaderStream:
     Args:
         loader: Loader that was not iterated before. Its ``collate_fn`` is replaced, since batches
             are collated after sampling.
+        block: Virtual ranks of this process, whose batches the loader hands out together.
 
     Attributes:
-        drawn: Number of batches drawn so far.
+        drawn: Number of batches drawn so far for each virtual rank.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader, block: range = range(1)) -> None:
         if loader.batch_sampler is None:
             raise LoaderError('DynamicSamplingHook: the training loader makes no batches '
                               '(batch_size=None), expected a batch_size.')
         self.drawn = 0
         self._loader = loader
         self._iterator: Any = None
+        self._block = block
+        self._waiting: List[Deque[List[Candidate]]] = [deque() for _ in block]
         self._epoch = self._discard = 0
         if loader.collate_fn is _as_candidates:
             raise LoaderError('custom_hooks lists DynamicSamplingHook twice, expected one.')
@@ -54,19 +59,23 @@ class LoaderStream:
         else:
             self._discard = batches
 
-    def __call__(self) -> List[Candidate]:
-        """Return the next batch.
+    def __call__(self, rank: int = 0) -> List[Candidate]:
+        """Return the next batch of a virtual rank of this process.
 
         Raises:
             LoaderError: If the loader gives no batch at all.
         """
-        for _ in range(self._discard):
-            self._next()
-        self._discard = 0
-        self.drawn += 1
-        return self._next()
+        waiting = self._waiting[rank - self._block.start]
+        if not waiting:
+            for _ in range(self._discard):
+                self._next()
+            self._discard = 0
+            for queue, batch in zip(self._waiting, batches_of(self._next(), self._block)):
+                queue.append(batch)
+            self.drawn += 1
+        return waiting.popleft()
 
-    def _next(self) -> List[Candidate]:
+    def _next(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self._loader)
         try:
@@ -95,28 +104,28 @@ def _as_candidates(samples: Sequence[Any]) -> List[Candidate]:
 
 
 class Step:
-    """The batch of one step and the state after it.
+    """The batches of one step and the state after it.
 
     Attributes:
-        batch: Samples of the step.
-        state: State of the sampler after the step, see :meth:`DynamicSampler.state_dict`.
-        drawn: Number of batches drawn from the loader until then.
+        batches: Samples of the step for each virtual rank of this process.
+        state: State of the sampler after the step, see :meth:`BlockSampler.state_dict`.
+        drawn: Number of batches drawn from the loader until then, for each virtual rank.
     """
 
-    def __init__(self, batch: SampledBatch, state: Dict[str, Any], drawn: int) -> None:
-        self.batch, self.state, self.drawn = batch, state, drawn
+    def __init__(self, batches: List[SampledBatch], state: Dict[str, Any], drawn: int) -> None:
+        self.batches, self.state, self.drawn = batches, state, drawn
 
 
 class SampledSteps:
     """Endless collated batches, one for each training step, for an iteration-based loop.
+
+    Where this process carries out several virtual ranks, the first one's batch carries the others'.
 
     Args:
         sampler: Sampler that fetches from ``stream``.
         stream: Batches of the loader.
         collate: The original ``collate_fn`` of the loader.
         taken: Function called with each step before its batch is handed out.
-        begin: Function called with the number of each step that is sampled in the thread of the
-            loop, before it is sampled.
         background: Worker that samples the next step while the loop computes; None to sample
             nothing ahead. It is never closed, since loader workers that were started in its thread
             die with the thread.
@@ -124,12 +133,12 @@ class SampledSteps:
             is about to get.
     """
 
-    def __init__(self, sampler: DynamicSampler, stream: LoaderStream,
+    def __init__(self, sampler: BlockSampler, stream: LoaderStream,
                  collate: Callable[[List[Any]], Any], taken: Callable[[Step], None],
-                 begin: Callable[[int], None], background: Optional[BackgroundWorker] = None,
+                 background: Optional[BackgroundWorker] = None,
                  wants_another: Callable[[], bool] = lambda: True) -> None:
         self._sampler, self._stream, self._collate = sampler, stream, collate
-        self._taken, self._begin, self._wants_another = taken, begin, wants_another
+        self._taken, self._wants_another = taken, wants_another
         self._background = background
         self._ahead: Optional[Future] = None
 
@@ -141,13 +150,13 @@ class SampledSteps:
             step = self._ahead.result()
         else:
             # The thread of the loop samples the first step and starts the loader's workers.
-            self._begin(self._sampler.step + 1)
             step = self._sample()
         self._ahead = None
         if self._background is not None and self._wants_another():
             self._ahead = self._background.submit(self._sample)
         self._taken(step)
-        return self._collate([candidate.sample for candidate in step.batch.samples])
+        return carry([self._collate([candidate.sample for candidate in batch.samples])
+                      for batch in step.batches])
 
     def skip_iter(self, num_iters: int) -> None:
         """Do nothing: after a resume the stream begins where the checkpoint says."""
@@ -158,8 +167,8 @@ class SampledSteps:
             self._ahead.result()
 
     def _sample(self) -> Step:
-        batch = self._sampler.sample()
-        return Step(batch, self._sampler.state_dict(), self._stream.drawn)
+        batches = self._sampler.sample_block()
+        return Step(batches, self._sampler.state_dict(), self._stream.drawn)
 
 
 class SampledEpochs:
@@ -177,6 +186,10 @@ class SampledEpochs:
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self._steps, len(self._loader))
+
+    def rest_of_epoch(self, done: int, cut: Callable[[Any, int], Any]) -> Iterator[Any]:
+        """Return the steps behind ``done`` ones; after a resume the stream goes on there anyway."""
+        return itertools.islice(self._steps, len(self._loader) - done)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

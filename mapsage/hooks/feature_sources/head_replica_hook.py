@@ -13,8 +13,7 @@ from torch import nn
 
 from mapsage.features.encoder_gate import FeatureSourceError
 from mapsage.features.split_head.trained_shares import TrainedShares
-
-from .dynamic_sampling_hook import DynamicSamplingHook
+from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook
 
 
 @HOOKS.register_module()
@@ -59,6 +58,10 @@ class HeadReplicaHook(Hook):
             f'[Replicas] {replicas.count} head replica(s) of {replicas.size} ranks: this rank '
             f'trains {_count(shares)} values of split weights and {_count(whole)} of whole ones')
 
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Forget what was gathered in the iteration before."""
+        self._optimizer_state = {}
+
     def before_val_epoch(self, runner: Any) -> None:
         """Assemble the whole head on every rank. Collective."""
         self._evaluation.enter_context(runner.model.whole())
@@ -78,13 +81,25 @@ class HeadReplicaHook(Hook):
             # Only the main process writes the checkpoint.
             self._optimizer_state = state if is_main_process() else {}
 
+    def check_own_state(self, runner: Any) -> None:
+        """Refuse to save a head and an optimizer that one rank has only its shares of.
+
+        Raises:
+            FeatureSourceError: If the head is split.
+        """
+        if self._shares is not None:
+            raise FeatureSourceError(
+                f'save_checkpoint was called on one rank, which has only its shares of '
+                f'model.decode_head (ranks_per_head={runner.model.replicas.size}). Let '
+                f'CheckpointHook save, or call it inside `with runner.saving_together():`, which '
+                f'every rank enters.')
+
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
         """Replace this rank's share of the optimizer's state by the whole state."""
         state = checkpoint.get('optimizer', {}).get('state', {})
         for number, values in self._optimizer_state.items():
             if number in state:
                 state[number] = {**state[number], **values}
-        self._optimizer_state = {}
 
 
 def _check_run(runner: Any) -> None:

@@ -1,23 +1,32 @@
 """Trains the head on features of a frozen encoder that come from a feature source."""
 from __future__ import annotations
 
+import contextlib
+import logging
+import sys
 import time
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from mmengine.dist import is_main_process
+from mmengine.dist import get_rank, is_main_process
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
+from mmseg.models import EncoderDecoder
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 from mapsage.features import Features, FeatureSource, Item
 from mapsage.features.build import Surroundings, build_source, view_seeds
+from mapsage.features.cache.keys import ViewSeeds
 from mapsage.features.encoder_gate import EncoderGate, FeatureSourceError
 from mapsage.features.steps import FeatureEpochs, FeatureSteps
+from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
+from mapsage.wrappers import VirtualDataParallel
+from mapsage.wrappers.rank_batches import batches_of
 
-from .dynamic_sampling_hook import DynamicSamplingHook, log_interval
+from .image_stand_in import leave_images_out
 
 
 @HOOKS.register_module()
@@ -46,10 +55,12 @@ class FeatureSourceHook(Hook):
         self._timeout = timeout
         self._interval = interval
         self._number = 0
-        self._item: Optional[Item] = None
+        self._items: List[Item] = []  # of the step, one for each virtual rank of this process
+        self._block = range(1)
         self._source: Optional[FeatureSource] = None
         self._gate: Optional[EncoderGate] = None
         self._report: Dict[str, float] = {}
+        self._restore_images: Optional[Callable[[], None]] = None
 
     def before_run(self, runner: Any) -> None:
         """Make the dataset load the cached views and keep the keys of its samples.
@@ -57,10 +68,12 @@ class FeatureSourceHook(Hook):
         This happens before any sample is loaded.
         """
         loop = runner._train_loop
-        dataset = getattr(getattr(loop, 'dataloader', None), 'dataset', None)
-        seeds = view_seeds(self._config)
-        if seeds is not None and dataset is not None and hasattr(dataset, 'reseed'):
-            dataset.reseed, dataset.keep_keys = seeds, True
+        samples = getattr(getattr(loop, 'dataloader', None), 'samples', None)
+        if samples is not None:
+            seeds = view_seeds(self._config, samples.dataset)
+            if seeds is not None:
+                samples.reseed, samples.keep_keys = seeds, True
+                self._leave_images_out(runner, samples, seeds)
 
     def before_train(self, runner: Any) -> None:
         """Build the source, and put it between the loader and the encoder."""
@@ -81,13 +94,17 @@ class FeatureSourceHook(Hook):
         self._source = build_source(self._config, Surroundings(
             encoder=model.backbone, encode=encode, accelerator=accelerator,
             local_rank=runner.local_rank, device=accelerator.device(runner.local_rank),
-            runner=runner, timeout=self._timeout,
+            runner=runner, timeout=self._timeout, log=log_anywhere,
             replicas=getattr(runner.model, 'replicas', None)))
-        if self._source.ahead and any(isinstance(hook, DynamicSamplingHook)
-                                      for hook in runner.hooks):
+        if _samples_in_the_step(runner) and self._source.may_wait:
+            self._source.ahead = 0
+        if self._source.ahead and _samples_in_the_step(runner):
             raise FeatureSourceError(
                 f"feature_source of type {self._config['type']!r} works ahead of the step, but "
                 f"DynamicSamplingHook fills one step at a time. Use 'Local' or 'Cached' with it.")
+        if isinstance(runner.model, VirtualDataParallel):
+            self._block = runner.model.block
+            runner.model.before_each.append(self._take_turn)
         self._replace_batches(runner.train_loop)
         self._interval = self._interval or log_interval(runner)
         self._begin = time.monotonic()
@@ -95,11 +112,8 @@ class FeatureSourceHook(Hook):
                            f'batch(es) ahead of the step')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Make the encoder return this step's features."""
-        assert self._gate is not None and self._source is not None and self._item is not None
-        source, item = self._source, self._item
-        self._gate.open(lambda: source.features(item),
-                        item.images.shape if source.needs_images else None)
+        """Make the encoder return this step's features, those of the first virtual rank."""
+        self._take_turn(self._block.start, data_batch)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
@@ -113,13 +127,43 @@ class FeatureSourceHook(Hook):
 
     def after_train(self, runner: Any) -> None:
         """Close the source and restore the encoder."""
-        self._close()
+        self._close(runner)
 
     def after_run(self, runner: Any) -> None:
         """Close the source and restore the encoder, if the training has not done so."""
-        self._close()
+        self._close(runner)
 
-    def _close(self) -> None:
+    def _take_turn(self, virtual_rank: int, batch: Any) -> None:
+        """Make the encoder return the features of a virtual rank of this process."""
+        assert self._gate is not None and self._source is not None
+        source, item = self._source, self._items[virtual_rank - self._block.start]
+        self._gate.open(lambda: source.features(item),
+                        item.images.shape if source.needs_images else None)
+
+    def _leave_images_out(self, runner: Any, samples: Any, seeds: ViewSeeds) -> None:
+        """Let the loader decode no images, if nothing but the encoder looks at them."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        looks = (type(model).loss is not EncoderDecoder.loss
+                 or type(model).extract_feat is not EncoderDecoder.extract_feat)
+        if looks or self._config.get('load_images') or _samples_in_the_step(runner):
+            return
+        self._restore_images = leave_images_out(samples, seeds)
+        if self._restore_images is not None:
+            runner.logger.info(
+                '[Features] training images are not decoded, since the cache has their features: '
+                'hooks see black ones. Set feature_source.load_images=True if one needs them.')
+
+    def _close_images(self) -> None:
+        """Let the loader decode images again."""
+        if self._restore_images is not None:
+            self._restore_images()
+            self._restore_images = None
+
+    def _close(self, runner: Any) -> None:
+        self._close_images()
+        turns = getattr(runner.model, 'before_each', [])
+        if self._take_turn in turns:
+            turns.remove(self._take_turn)
         if self._source is not None:
             self._source.close()
         if self._gate is not None:
@@ -131,7 +175,7 @@ class FeatureSourceHook(Hook):
         assert self._source is not None
         source = self._source
         dataset = getattr(loop.dataloader, 'dataset', None)
-        if not source.needs_images and not hasattr(dataset, 'reseed'):
+        if not source.needs_images and not hasattr(loop.dataloader, 'samples'):
             raise FeatureSourceError(
                 f"feature_source of type {self._config['type']!r} finds features by the number of "
                 f'a sample, but the samples of the training dataset ({type(dataset).__name__}) '
@@ -146,10 +190,13 @@ class FeatureSourceHook(Hook):
 
     def _steps(self, batches: Any, still_wanted: Any) -> FeatureSteps:
         assert self._source is not None
-        return FeatureSteps(batches, self._make_item, self._source, self._take, still_wanted)
+        return FeatureSteps(batches, self._make_items, self._source, self._take, still_wanted)
 
-    def _take(self, item: Item) -> None:
-        self._item = item
+    def _take(self, items: List[Item]) -> None:
+        self._items = items
+
+    def _make_items(self, batch: Any) -> List[Item]:
+        return [self._make_item(each) for each in batches_of(batch, self._block)]
 
     def _make_item(self, batch: Any) -> Item:
         assert self._source is not None
@@ -169,6 +216,19 @@ class FeatureSourceHook(Hook):
         if report and is_main_process():
             counts = ', '.join(f'{name} {value:.4g}' for name, value in report.items())
             runner.logger.info(f'[Features] of {seconds:.1f} s: {counts}')
+
+
+def log_anywhere(level: int, text: str) -> None:
+    """Log a text; a warning of another rank than 0 too, which MMEngine's logger does not show."""
+    text = f'[Features] {text}'
+    print_log(text, logger='current', level=level)
+    if get_rank() and level >= logging.WARNING:
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed, or its disk full
+            sys.stderr.write(f'rank {get_rank()}: {text}\n')
+
+
+def _samples_in_the_step(runner: Any) -> bool:
+    return any(isinstance(hook, DynamicSamplingHook) for hook in runner.hooks)
 
 
 def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:

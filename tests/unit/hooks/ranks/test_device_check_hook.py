@@ -12,7 +12,7 @@ from mmengine.hooks import Hook
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.hooks import DeviceCheckError, DeviceCheckHook
-from mapsage.hooks.device_check_hook import DeviceReport, table
+from mapsage.hooks.ranks.device_check_hook import DeviceReport, table
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +28,14 @@ class Break(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if runner.iter == self.iteration and self.how == 'nan':
-            runner.model.table[0] = float('nan')
+            runner.model.running_mean[0] = float('nan')
         elif runner.iter == self.iteration:
             runner.model.register_buffer('late', torch.empty(1, device='meta'))
 
 
 def run(tiny_run: ModuleType, folder: Path, *hooks: Hook, interval: int = 2, **kwargs: Any) -> Any:
     model = tiny_run.TinyModel()
-    model.register_buffer('table', torch.zeros(3))
+    model.register_buffer('running_mean', torch.zeros(3))
     model.register_buffer('mask', torch.tensor([0.0, -float('inf')]))  # a mask by design
     runner = tiny_run.build_runner(str(folder), [DeviceCheckHook(interval), *hooks], model,
                                    **kwargs)
@@ -56,7 +56,7 @@ def test_a_sound_run_logs_one_table(tmp_path: Path, tiny_run: ModuleType) -> Non
 
 
 @pytest.mark.parametrize('how, words', [
-    ('nan', "rank 0: buffer 'table' holds NaN or infinity"),
+    ('nan', "rank 0: buffer 'running_mean' holds NaN or infinity"),
     ('move', "rank 0: buffer 'late' is on meta, expected cpu"),
 ])
 def test_a_fault_is_found_at_the_next_check(how: str, words: str, tmp_path: Path,

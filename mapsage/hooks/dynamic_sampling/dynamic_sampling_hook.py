@@ -1,11 +1,12 @@
 """Dynamic sampling for any MMEngine config."""
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from mmengine.dist import get_rank
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS, TASK_UTILS
@@ -13,9 +14,12 @@ from mmengine.registry import HOOKS, TASK_UTILS
 from mapsage.accelerator import current_accelerator
 from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import open_channel
-from mapsage.sampling import Candidate, DynamicSampler, TileHistory, Validity, WeightedRewards
+from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.hooks.ranks.accelerator_hook import seed_rank
+from mapsage.sampling import BlockSampler, Candidate, TileHistory, Validity, WeightedRewards
+from mapsage.wrappers import VirtualDataParallel
 
-from .accelerator_hook import seed_rank
+from .sample_weights import PixelWeights, check_asked, weigh_heads
 from .sampled_steps import (
     LoaderError,
     LoaderStream,
@@ -66,8 +70,8 @@ class DynamicSamplingHook(Hook):
             ``score(sample)`` that returns a number, which is called in the loader's workers; or it
             takes the samples of a batch and returns one number for each.
         validity: Arguments of :class:`mapsage.sampling.Validity`.
-        local_target: Number of samples a rank trains on in a step; the loader's batch size when
-            None.
+        local_target: Number of samples a virtual rank trains on in a step; the loader's batch size
+            when None.
         group_size: Number of samples that stay together and are judged together.
         max_resample_times: Number of resamples a step may make.
         shortfall: Policy for when the resamples do not suffice: ``'fallback'``, ``'pad'``,
@@ -75,6 +79,8 @@ class DynamicSamplingHook(Hook):
         max_age: Number of steps that surplus samples may wait for their use.
         max_refill_rounds: Number of batches that one resample may draw on each rank.
         keep_fraction: Probability with which a group that is not valid is kept nevertheless.
+        unbiased: Whether such a group weighs ``1 / keep_fraction`` in the loss, so that the class
+            prior is that of the data. Needs heads of MMSegmentation with cross-entropy.
         prefetch: Whether to sample the next step in the background while this one computes. Needs
             loader workers and a score that neither uses the model nor draws random numbers.
         timeout: Seconds a rank may be late; that of the default group when None.
@@ -93,15 +99,16 @@ class DynamicSamplingHook(Hook):
     def __init__(self, score: Any, validity: Dict[str, Any], local_target: Optional[int] = None,
                  group_size: int = 1, max_resample_times: int = 3, shortfall: str = 'fallback',
                  max_age: int = 1, max_refill_rounds: int = 4, keep_fraction: float = 0.0,
-                 prefetch: bool = False, timeout: Optional[float] = None,
-                 interval: Optional[int] = None) -> None:
+                 unbiased: bool = False, prefetch: bool = False,
+                 timeout: Optional[float] = None, interval: Optional[int] = None) -> None:
         self._scorer = _build(score)
         self._validity = Validity(**validity)
         self._validity.check_group_size(group_size)
         self._settings: Dict[str, Any] = dict(
             group_size=group_size, max_resample_times=max_resample_times, shortfall=shortfall,
             max_age=max_age, max_refill_rounds=max_refill_rounds, keep_fraction=keep_fraction,
-            timeout=timeout)
+            unbiased=unbiased, timeout=timeout)
+        self._weighing: Dict[str, PixelWeights] = {}
         self.uneven_batches = shortfall == 'shrink'
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
         name = type(self._scorer).__name__
@@ -113,6 +120,9 @@ class DynamicSamplingHook(Hook):
                              f'tile, and all views of a tile would get it. Set group_size=1.')
         self._history: Optional[TileHistory] = None
         self._step: Optional[Step] = None
+        self._turn = 0  # place in the block of the virtual rank whose turn it is
+        self._scored: Counter = Counter()  # batches scored in the step, by virtual rank
+        self._scored_step = 0
         self._resumed: Optional[Dict[str, Any]] = None
         self._gathered: Optional[Dict[str, Any]] = None
 
@@ -133,11 +143,19 @@ class DynamicSamplingHook(Hook):
         self._batch_size = loader.batch_size or target
         self._interval = self._interval or log_interval(runner)
         self._channel = open_channel(None, self._settings['timeout'], 'sampling summary')
+        world = len(self._channel.ranks)
+        self._ranks = VirtualRanks(world, world)
+        if isinstance(runner.model, VirtualDataParallel):
+            self._ranks = runner.model.virtual_ranks
+            if self._take_turn not in runner.model.before_each:
+                runner.model.before_each.append(self._take_turn)
+        self._block = self._ranks.block(self._channel.ranks.index(self._channel.rank))
         collate = loader.collate_fn
         score = self._bind(runner, loader, collate)
-        stream = LoaderStream(loader)
-        self._sampler = DynamicSampler(
-            stream, score, self._validity, target, seed=runner.seed, logger=runner.logger,
+        stream = LoaderStream(loader, self._block)
+        self._sampler = BlockSampler(
+            stream, score, self._validity, target, self._ranks, seed=runner.seed,
+            logger=runner.logger,
             observe=lambda group, reason: self._report.observe(group, reason, self._sampler.step),
             **self._settings)
         self._report = SamplingReport(runner, self._channel, self._sampler.global_target)
@@ -145,9 +163,6 @@ class DynamicSamplingHook(Hook):
             self._continue(runner, loader, stream, self._resumed)
         self._steps = SampledSteps(
             self._sampler, stream, collate, self._take,
-            # Seeds the generators that a score may use. The leading 2 makes these seeds different
-            # from those of samples and of training steps, which AcceleratorHook sets anew.
-            lambda step: seed_rank(2, runner.seed, get_rank(), step),
             BackgroundWorker('dynamic-sampling',
                              lambda: current_accelerator().set_device(runner.local_rank))
             if self._prefetch else None, lambda: runner.iter + 1 < runner.max_iters)
@@ -160,12 +175,16 @@ class DynamicSamplingHook(Hook):
             loop.dataloader = SampledEpochs(loader, self._steps)
         if self.uneven_batches:
             self._weigh(runner.optim_wrapper)
+        if self._settings['unbiased']:
+            self._weighing = weigh_heads(
+                runner.model, lambda: self._step.batches[self._turn].weights if self._step else ())
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:
         """Add this step to the report, and summarize it at the interval. Collective then."""
         assert self._step is not None and self._interval is not None
-        self._report.add(self._step.batch.statistics)
+        check_asked(self._weighing)
+        self._report.add(self._step.batches[0].statistics)  # of all in this process
         if self.every_n_train_iters(runner, self._interval) or self.is_last_train_iter(runner):
             self._report.summarize()
             if self._history is not None:
@@ -178,17 +197,40 @@ class DynamicSamplingHook(Hook):
 
     def gather_state(self, runner: Any) -> None:
         """Gather the state of every rank for a checkpoint. Collective."""
+        if self._step is not None:
+            every = self._channel.gather_texts(json.dumps(self._own_states()))
+            self._gathered = self._state([text for each in every for text in json.loads(each)])
+
+    def check_own_state(self, runner: Any) -> None:
+        """Keep the state of this rank alone for a checkpoint that the others do not know of."""
         if self._step is None:
             return
-        pool = [dict(found_at=group['found_at'],
-                     keys=[[each.index, list(each.seed), each.score] for each in group['samples']])
-                for group in self._step.state['pool']]
-        mine = json.dumps(dict(pool=pool,
-                               history=self._history.rank_state() if self._history else None))
-        self._gathered = dict(
-            step=self._step.state['step'], rate=self._step.state['rate'], drawn=self._step.drawn,
-            batch_size=self._batch_size,
-            ranks=self._channel.gather_texts(mine),
+        history = None if self._history is None else dict(self._history.rank_state(), rows=[])
+        texts = [json.dumps(dict(pool=[], history=history))] * self._ranks.count
+        texts[self._block.start:self._block.stop] = self._own_states()
+        self._gathered = self._state(texts)
+        runner.logger.warning(
+            f'[DynSample] the checkpoint of step {runner.iter + 1} is saved by one rank: the pools '
+            f'of the others are missing from it, and a run that resumes from it draws other '
+            f'samples. To save them, enter runner.saving_together() on all ranks.')
+
+    def _own_states(self) -> List[str]:
+        """Return the state of each virtual rank of this process."""
+        assert self._step is not None
+        pools = [[dict(found_at=group['found_at'], at_random=group['at_random'],
+                       keys=[[each.index, list(each.seed), each.score]
+                             for each in group['samples']]) for group in pool]
+                 for pool in self._step.state['pools']]
+        return [json.dumps(dict(
+            pool=pool, history=self._history.rank_state(turn) if self._history else None))
+            for turn, pool in enumerate(pools)]
+
+    def _state(self, ranks: List[str]) -> Dict[str, Any]:
+        assert self._step is not None
+        return dict(
+            step=self._step.state['step'], rate=self._step.state['rate'],
+            scores=self._step.state['scores'], drawn=self._step.drawn, batch_size=self._batch_size,
+            ranks=ranks,
             history=self._history.shared_state() if self._history else None)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
@@ -211,32 +253,53 @@ class DynamicSamplingHook(Hook):
         return int(target)
 
     def _bind(self, runner: Any, loader: Any,
-              collate: Callable[[List[Any]], Any]) -> Callable[[Sequence[Candidate]], Any]:
-        """Return the function that scores candidates."""
+              collate: Callable[[List[Any]], Any]) -> Callable[[int, Sequence[Candidate]], Any]:
+        """Return the function that scores the candidates of a virtual rank."""
         scorer: Any = self._scorer
         in_worker = hasattr(scorer, 'score')
         finish = Finish(scorer if in_worker else None)
-        if hasattr(loader.dataset, 'finish'):
-            loader.dataset.finish = finish
+        if hasattr(loader, 'samples'):
+            loader.samples.finish = finish
         if hasattr(scorer, 'bind'):
             scorer.bind(runner.model, collate)
         if hasattr(scorer, 'history'):
-            self._history = TileHistory(scorer, **scorer.history)
+            self._history = TileHistory(scorer, turns=len(self._block), **scorer.history)
 
-        def score(candidates: Sequence[Candidate]) -> Any:
+        def score(rank: int, candidates: Sequence[Candidate]) -> Any:
+            if not self._prefetch:
+                self._seed_score(runner, rank)
             if in_worker:
                 return [finish.score(each) if each.score is None else each.score
                         for each in candidates]
-            scores = (self._history(candidates) if self._history is not None else
-                      scorer([each.sample for each in candidates]))
+            with self._buffers(runner.model, rank):
+                scores = (scorer([each.sample for each in candidates]) if self._history is None
+                          else self._history(candidates, rank - self._block.start))
             for each, value in zip(candidates, scores):
                 each.score = float(value)
             return scores
 
         return score
 
+    def _seed_score(self, runner: Any, rank: int) -> None:
+        """Seed the generators that a score may use, by virtual rank, step and batch in it."""
+        step = self._sampler.step
+        if step != self._scored_step:
+            self._scored_step, self._scored = step, Counter()
+        self._scored[rank] += 1
+        # The leading 2 makes these seeds different from those of samples and of training steps,
+        # which AcceleratorHook sets anew.
+        seed_rank(2, runner.seed, rank, step, self._scored[rank])
+
+    def _buffers(self, model: Any, rank: int) -> Any:
+        """Return a context in which the model has the buffers of a virtual rank."""
+        virtual = isinstance(model, VirtualDataParallel) and not self._prefetch
+        return model.buffers_of(rank) if virtual else contextlib.nullcontext()
+
     def _take(self, step: Step) -> None:
         self._step = step
+
+    def _take_turn(self, virtual_rank: int, batch: Any) -> None:
+        self._turn = virtual_rank - self._block.start
 
     def _weigh(self, optim_wrapper: Any) -> None:
         """Multiply the loss of each step by its weight, before gradients are averaged."""
@@ -246,7 +309,7 @@ class DynamicSamplingHook(Hook):
         scale_loss = optim_wrapper.scale_loss
 
         def weighed(loss: Any) -> Any:
-            weight = 1.0 if self._step is None else self._step.batch.loss_weight
+            weight = 1.0 if self._step is None else self._step.batches[self._turn].loss_weight
             return scale_loss(loss) if weight == 1 else scale_loss(loss) * weight
 
         optim_wrapper.scale_loss = weighed
@@ -261,7 +324,7 @@ class DynamicSamplingHook(Hook):
                 f'empty and the loader after {runner.iter} batches.')
             return
         ranks = [json.loads(text) for text in state['ranks']]
-        world, rank = len(self._channel.ranks), self._channel.rank
+        world = self._ranks.count
         drawn = state['drawn'] * state['batch_size'] * len(ranks)  # samples, on all ranks
         batches = round(drawn / (self._batch_size * world))
         stream.skip(batches)
@@ -270,23 +333,30 @@ class DynamicSamplingHook(Hook):
                 f'[DynSample] the run had {len(ranks)} rank(s) of batch size {state["batch_size"]} '
                 f'and has {world} of {self._batch_size}: the loader begins after {batches} batches '
                 f'instead of {state["drawn"]}.')
-        if len(ranks) == world:
-            pool = ranks[rank]['pool']
-        else:
+        pools = [each['pool'] for each in ranks]
+        if len(ranks) != world:
             runner.logger.warning(f'[DynSample] the run had {len(ranks)} rank(s) and has {world}: '
                                   f'the pool is dealt out again.')
-            pool = [group for each in ranks for group in each['pool']][rank::world]
-        groups = [dict(found_at=group['found_at'],
-                       samples=[_reload(loader, *key) for key in group['keys']])
-                  for group in pool if all(key[0] >= 0 and key[1] for key in group['keys'])
-                  and len(group['keys']) == self._sampler.group_size]
-        if len(groups) < len(pool):
+            every = [group for pool in pools for group in pool]
+            pools = [every[rank::world] for rank in range(world)]
+        pools = pools[self._block.start:self._block.stop]
+        groups = [[dict(found_at=group['found_at'], at_random=group.get('at_random', False),
+                        samples=[_reload(loader, *key) for key in group['keys']])
+                   for group in pool if all(key[0] >= 0 and key[1] for key in group['keys'])
+                   and len(group['keys']) == self._sampler.group_size] for pool in pools]
+        lost = sum(map(len, pools)) - sum(map(len, groups))
+        if lost:
             runner.logger.warning(
-                f'[DynSample] {len(pool) - len(groups)} group(s) of the pool are left out: they '
-                f'have a different group_size, or samples without the index and seed to load them.')
-        self._sampler.load_state_dict(dict(step=state['step'], rate=state['rate'], pool=groups))
+                f'[DynSample] {lost} group(s) of the pool are left out: they '
+                f'have a different group_size, or samples without the index and seed to load them. '
+                f'Their samples are counted as not_restored.')
+        self._sampler.load_state_dict(dict(
+            step=state['step'], rate=state['rate'], pools=groups, scores=state.get('scores', ()),
+            not_restored=sum(len(group['keys']) for pool in pools for group in pool)
+            - sum(len(group['samples']) for pool in groups for group in pool)))
         if self._history is not None and state['history'] is not None:
-            self._history.load_state(state['history'], ranks[rank % len(ranks)]['history'])
+            self._history.load_state(state['history'], *(
+                ranks[rank % len(ranks)]['history'] for rank in self._block))
 
 
 class Finish:
@@ -335,6 +405,6 @@ def log_interval(runner: Any) -> int:
 
 
 def _reload(loader: Any, index: int, seed: Sequence[int], score: Optional[float]) -> Candidate:
-    candidate: Candidate = loader.dataset.load(index, tuple(seed))
+    candidate: Candidate = loader.samples.load(index, tuple(seed))
     candidate.score = score
     return candidate

@@ -1,0 +1,1 @@
+"""Dynamic sampling as hooks."""

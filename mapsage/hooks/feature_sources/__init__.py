@@ -1,0 +1,1 @@
+"""Features from elsewhere as hooks."""

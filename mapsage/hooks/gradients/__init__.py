@@ -1,0 +1,1 @@
+"""Hooks that look at losses and gradients."""

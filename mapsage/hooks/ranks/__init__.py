@@ -1,0 +1,1 @@
+"""Hooks that look after ranks, devices and machines."""
