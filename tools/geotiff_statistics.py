@@ -8,10 +8,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mapsage.console import accept_any_text  # noqa: E402
 from mapsage.geo import GeoError, RasterBlockError, band_statistics  # noqa: E402
 
 
 def main(argv=None) -> None:
+    accept_any_text()
     parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
     parser.add_argument('scenes', nargs='+', help='files, or folders of .tif and .tiff files')
     parser.add_argument('--bands', nargs='+', type=int,

@@ -13,18 +13,18 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
-# Loaded by its path, since importing mapsage takes seconds.
-RANK_START = Path(__file__).resolve().parents[1] / 'mapsage' / 'engine' / 'rank_start.py'
+PACKAGE = Path(__file__).resolve().parents[1] / 'mapsage'
 
 
-def prepare_ranks() -> Any:
-    """Return the ``RankStart`` of this launch."""
-    spec = importlib.util.spec_from_file_location('rank_start', RANK_START)
+def load(name: str, room: str = 'engine/ranks') -> Any:
+    """Return a module of mapsage, loaded by its path: importing mapsage takes seconds."""
+    spec = importlib.util.spec_from_file_location(name, PACKAGE / room / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there for their module
     spec.loader.exec_module(module)
-    return module.RankStart(sys.argv[1:])
+    return module
 
 
 def check_port_free(port: int) -> None:
@@ -39,36 +39,79 @@ def check_port_free(port: int) -> None:
                      f'another, or leave MASTER_PORT unset on one node to get a free one.')
 
 
+# torchrun waits 30 s for ranks to end on its SIGTERM, then it kills them. This is somewhat less,
+# since it notes the times in whole seconds.
+_SECONDS_UNTIL_KILLED = 25
+
+
 def report(failed, notes: Path) -> str:
     """Return which rank failed first, with its own error.
 
-    If a rank was killed, this is the cause of the other ranks' errors. SIGTERM does not count,
-    since torchrun itself ends the other ranks with it. If no rank was killed, the earliest note
-    decides: torchrun may notice the end of a rank that has lost its peer before that of the peer.
+    If a rank was killed, this is the cause of the other ranks' errors. Neither SIGUSR2 counts, with
+    which the other ranks are ended (SIGTERM where torchrun does it), nor torchrun's SIGKILL for
+    those that do not react: they are named at the end, because a rank that hangs is often what the
+    others have waited for. If no rank was
+    killed, the earliest note decides: torchrun may notice the end of a rank that has lost its peer
+    before that of the peer.
 
     Args:
         failed: ``ChildFailedError`` of torchrun.
         notes: Folder of files with the ranks' errors, named after time and rank.
     """
+    ended = failed.get_first_failure()[1].timestamp + _SECONDS_UNTIL_KILLED
+    stuck = sorted(rank for rank, failure in failed.failures.items()
+                   if failure.exitcode == -signal.SIGKILL and failure.timestamp >= ended)
     killed = [rank for rank, failure in failed.failures.items()
-              if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM]
-    written = sorted(notes.iterdir())  # named after time and rank
+              if failure.exitcode < 0 and rank not in stuck
+              and failure.exitcode not in (-signal.SIGUSR2, -signal.SIGTERM)]
+    # files are named after time and rank; there are none if the folder is gone
+    written = sorted(path for path in notes.glob('*-*') if path.is_file())
     if killed or not written:
         rank = killed[0] if killed else failed.get_first_failure()[0]
         failure = failed.failures[rank]
         by = failure.signal_name() if failure.exitcode < 0 else ''
-        message = f'killed by {by}' if by else str(failure.message)
+        message = f'killed by {by}' if by else (
+            f'it ended with status {failure.exitcode} and left no error. What it printed is above; '
+            f'if that says nothing, its code or a library called exit.')
         if by == 'SIGKILL':
             message += '. If nobody has sent it, the machine ran out of memory: see `dmesg`.'
     else:
-        rank, message = written[0].name.split('-')[1], written[0].read_text(encoding='utf-8')
+        rank = written[0].name.split('-')[1]
+        # a rank that was killed while it wrote may have cut a character
+        message = written[0].read_text(encoding='utf-8', errors='replace')
+    if stuck:
+        message += (f'\nrank(s) {stuck} did not end when asked to and were killed: they '
+                    f'were stopped, or hung in native code or on a device.')
     return f'\nerror: rank {rank} failed first:\n{message}'
 
 
+def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], None]:
+    """Check and apply the settings of nodes that come and go; return what runs the job then."""
+    elastic = load('elastic', 'distributed/nodes')
+
+    def run(args: Any) -> None:
+        try:
+            elastic.run(torchrun, args, settings, notes)
+        except elastic.ElasticError as error:
+            sys.exit(f'error: {error}')
+
+    try:
+        settings = elastic.read_settings(args.nnodes, os.environ,
+                                         elastic.job_name(args.training_script_args))
+        elastic.wait_for_store(settings)
+        elastic.check_clock(settings)
+        print(elastic.apply(settings, args, torchrun.determine_local_world_size(
+            args.nproc_per_node)), flush=True)
+    except elastic.ElasticError as error:
+        sys.exit(f'error: {error}')
+    return run
+
+
 def main() -> None:
-    ranks = prepare_ranks()
+    ranks = load('rank_start').RankStart(sys.argv[1:])
     # These imports come later, so that they run at the same time as those of the fork server.
     from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import api as processes
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     args = torchrun.parse_args(sys.argv[1:])
@@ -76,23 +119,36 @@ def main() -> None:
     config = args.training_script_args[0] if args.training_script_args else ''
     if config and not config.startswith('-') and not os.path.isfile(config):
         sys.exit(f'error: config file {config} does not exist. Shipped ones are under configs/.')
-    if args.rdzv_backend == 'static' and args.node_rank == 0:
+    if args.rdzv_backend == 'static' and args.node_rank == 0 and not args.standalone:
         check_port_free(args.master_port)
     notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
     os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
+    requests = load('stop_request', 'distributed')
+    elastic = ':' in args.nnodes and args.nnodes != '1:1'  # which is torchrun's default
+    requests.take_requests(processes, Path(notes.name), nodes_leave=elastic)
+    run = prepare_elastic(torchrun, args, Path(notes.name)) if elastic else torchrun.run
     print(ranks.apply(args), flush=True)
+    watch = load('leftover_encoders').EncoderWatch(
+        Path(notes.name), torchrun.determine_local_world_size(args.nproc_per_node))
     try:
-        torchrun.run(args)
+        run(args)
     except ChildFailedError as failed:
-        print(report(failed, Path(notes.name)), file=sys.stderr, flush=True)
-        # The exit code is negative if the rank was killed by a signal.
-        sys.exit(max(1, failed.get_first_failure()[1].exitcode))
+        if not watch.ended:
+            print(report(failed, Path(notes.name)), file=sys.stderr, flush=True)
+            # The exit code is negative if the rank was killed by a signal.
+            sys.exit(max(1, failed.get_first_failure()[1].exitcode))
     except SignalException as stopped:
         print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
         sys.exit(128 + stopped.sigval.value)
     finally:
+        watch.stop()
         ranks.stop()
+    has_left = requests.has_left(Path(notes.name))
     notes.cleanup()
+    if has_left:
+        print('all ranks have left, as they were asked to; the same command with --resume goes on',
+              flush=True)
+        sys.exit(requests.STATUS)
     # The script that called this sets the variable. The command replaces this process, so that it
     # gets the signals that are sent to it.
     if 'MAPSAGE_THEN' in os.environ:

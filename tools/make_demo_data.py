@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mapsage.console import accept_any_text  # noqa: E402
 from mapsage.datasets import DemoParams, write_demo_data  # noqa: E402
 
 
@@ -30,6 +31,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
+    accept_any_text()
     options = vars(parse_args())
     root = options.pop('root')
     params = DemoParams(**options)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mapsage.console import accept_any_text  # noqa: E402
 from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling  # noqa: E402
 
 
 def main(argv=None) -> int:
+    accept_any_text()
     parser = argparse.ArgumentParser(description='Draw what dynamic sampling did in a training.')
     parser.add_argument('work_dir', help='work dir of a training with DynamicSamplingHook')
     parser.add_argument('--out', help='PNG file to write (default: '

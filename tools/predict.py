@@ -21,6 +21,11 @@ def main(argv=None) -> int:
                         help="side length of a window (default: the config's crop size, else 512)")
     parser.add_argument('--overlap', type=int, metavar='PIXELS',
                         help='overlap of neighboring windows (default: a quarter of a window)')
+    parser.add_argument('--scale', type=float, metavar='FACTOR',
+                        help='size that the model sees a scene in, as a multiple of its own '
+                        "(default: the test pipeline's Resize, else 1)")
+    parser.add_argument('--gsd', type=float, metavar='METERS',
+                        help='size of the pixels that the model was trained on, instead of --scale')
     parser.add_argument('--batch-size', type=int, default=4, metavar='N',
                         help='number of windows predicted at a time (default: 4)')
     parser.add_argument('--bands', type=int, nargs='+', metavar='N',
@@ -31,6 +36,12 @@ def main(argv=None) -> int:
     parser.add_argument('--confidence', action='store_true',
                         help='also write NAME_confidence.tif, in percent')
     parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
+    parser.add_argument('--min-area', type=float, default=0, metavar='PIXELS',
+                        help='area below which a region gets no polygon (default: 0)')
+    parser.add_argument('--simplify', type=float, default=1, metavar='PIXELS',
+                        help='tolerance of the outlines; 0 keeps those of the pixels (default: 1)')
+    parser.add_argument('--skip-class', nargs='+', default=[], metavar='NAME',
+                        help='classes without polygons, such as the background')
     parser.add_argument('--overwrite', action='store_true',
                         help='make maps again that exist already')
     args = parser.parse_args(argv)
@@ -38,6 +49,17 @@ def main(argv=None) -> int:
         parser.error('--work-dir is for training and testing; maps go into --out')
     if args.batch_size < 1:
         parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
+    if args.scale is not None and args.gsd is not None:
+        parser.error('--scale and --gsd say the same in two ways: give one of them')
+    for name in ('scale', 'gsd'):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float('inf'):
+            parser.error(f'--{name} {value:g}: expected a number above 0')
+    if not (0 <= args.min_area < float('inf') and 0 <= args.simplify < float('inf')):
+        parser.error(f'--min-area {args.min_area:g} and --simplify {args.simplify:g}: expected '
+                     'pixels, 0 or more')
+    if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
+        parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
     return predict.predict(args)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mapsage.console import accept_any_text  # noqa: E402
 from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset  # noqa: E402
 from mapsage.datasets.prepare.layouts import LAYOUTS  # noqa: E402
 from mapsage.datasets.prepare.source_files import PrepareError  # noqa: E402
@@ -51,6 +52,7 @@ class Progress:
 
 
 def main(argv=None) -> int:
+    accept_any_text()
     args = parse_args(argv)
     options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
     try:

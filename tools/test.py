@@ -1,6 +1,7 @@
 """Evaluate a checkpoint: on one device, or as one rank of a launcher.
 
-    python tools/test.py CONFIG CHECKPOINT [--tta] [--show-dir DIR] [--out DIR]
+    python tools/test.py CONFIG CHECKPOINT [--tta] [--out DIR] [--show-dir DIR] [--show]
+    bash scripts/test.sh CONFIG CHECKPOINT [options of this program]
 """
 import sys
 from pathlib import Path
@@ -15,16 +16,20 @@ def main(argv=None) -> None:
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--out', help='write the predicted masks into this folder')
     parser.add_argument('--show-dir', help='write pictures of the predictions into this folder')
+    parser.add_argument('--show', action='store_true', help='show the predictions in a window')
+    parser.add_argument('--wait-time', type=float, default=2, metavar='S',
+                        help='seconds for which --show shows each (default: 2)')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
     args = parser.parse_args(argv)
     cfg = cli.load_config(args)
+    cfg.work_dir = args.work_dir or cli.test_folder(cfg, args.checkpoint)
     cfg.load_from = args.checkpoint
     cfg.resume = False
     cfg.pop('feature_source', None)  # only training uses it
     if args.out:
         cli.write_masks_to(cfg, args.out)
-    if args.show_dir:
-        cli.write_pictures_to(cfg, args.show_dir)
+    if args.show_dir or args.show:
+        cli.draw_predictions(cfg, args.show_dir, args.show, args.wait_time)
     if args.tta:
         cli.use_tta(cfg)
     cli.build_runner(cfg).test()

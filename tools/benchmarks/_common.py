@@ -2,7 +2,9 @@
 import datetime
 import os
 import platform
+import socket
 from pathlib import Path
+from typing import Callable
 
 import cv2
 import numpy as np
@@ -32,3 +34,19 @@ def write_tiles(root: Path, count: int = 32, size: int = 128) -> Path:
             tile = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_NEAREST)
             cv2.imwrite(str(folder / f'{number}.png'), tile)
     return root
+
+
+def fork_ranks(world: int, be_rank: Callable[[int, int, int], None]) -> None:
+    """Run ``be_rank(rank, world, port)`` in forked processes and wait for them."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    pids = []
+    for rank in range(world):
+        pid = os.fork()
+        if not pid:
+            be_rank(rank, world, port)
+            os._exit(0)
+        pids.append(pid)
+    states = [os.waitpid(pid, 0)[1] for pid in pids]
+    assert not any(states), states

@@ -119,13 +119,13 @@ def compare_epochs(folder: Path, arch: str, tiles: int) -> None:
 def compare_reading(folder: Path, rounds: int) -> None:
     """Print the rate of reading through the cache and of reading the files."""
     items = SHARDS * PER_SHARD
-    keys = CacheKeys('', '', '', items, {})
+    keys = CacheKeys('', '', tuple(map(str, range(items))), {})
     index = CacheIndex(keys, 1, 0, {})
     for shard in range(SHARDS):
         numbers = range(shard * PER_SHARD, (shard + 1) * PER_SHARD)
         write_shard(folder, index.cache, {
             number: [torch.randn(14, 14, DIMS).permute(2, 0, 1) for _ in range(4)]
-            for number in numbers})
+            for number in numbers}, dict(enumerate(keys.samples)))
     index = find_shards(folder, index)[0]
     write_index(folder, index)
     source = Cached(str(folder), 1, torch.device('cpu'), keys)

@@ -31,7 +31,7 @@ from _common import describe_machine  # noqa: E402
 from mapsage.features.remote.sender import serve  # noqa: E402
 from mapsage.features.remote.streamed import Streamed  # noqa: E402
 from mapsage.features.source import Item  # noqa: E402
-from mapsage.features.wire.link import open_links  # noqa: E402
+from mapsage.features.wire.opening import open_links  # noqa: E402
 from mapsage.features.wire.payload import checksum  # noqa: E402
 
 LEVEL = (2, 1024, 32, 32)

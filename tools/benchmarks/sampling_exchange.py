@@ -33,9 +33,10 @@ import torch.multiprocessing as mp  # noqa: E402
 from _common import describe_machine  # noqa: E402
 
 from mapsage.distributed import Consensus, open_channel  # noqa: E402
+from mapsage.distributed.virtual_ranks import VirtualRanks  # noqa: E402
 from mapsage.sampling import DynamicSampler, Traffic, Validity, exchange, plan_exchange  # noqa: E402
 from mapsage.sampling.exchange import PURPOSE  # noqa: E402
-from mapsage.sampling.lockstep import FIELDS, OK, compare_round  # noqa: E402
+from mapsage.sampling.lockstep import OK, compare_round, round_fields  # noqa: E402
 
 REPETITIONS = {2: 5, 4: 5, 8: 3}  # by ranks: the object gather at 8 takes a while
 TARGET, ROUNDS, SEED = 8, 2, 0
@@ -84,19 +85,18 @@ def gather_objects(rounds: List[List[dict]], clock: Clock) -> Tuple[List[dict], 
     return pool[begin:begin + TARGET], None
 
 
-def plan_and_move(consensus: Consensus, rounds: List[List[dict]],
+def plan_and_move(consensus: Consensus, ranks: VirtualRanks, rounds: List[List[dict]],
                   clock: Clock) -> Tuple[List[dict], Any]:
     """Tell counts round by round, then move what is missing; return this rank's batch."""
-    valid, counts, traffic = [], {}, Traffic()
+    valid, counts, traffic = [], [], Traffic()
     for number, samples in enumerate(rounds):
         good = [sample for sample in samples if sample['valid']]
         valid += good
-        found = compare_round(consensus, None, step=0, attempt=number, status=OK,
-                              valid=len(valid), judged=len(samples), passed=len(good),
-                              not_finite=0, original=TARGET)
-        counts = found.by_rank('valid')
+        counts = compare_round(consensus, ranks, None, [dict(
+            valid=len(valid), judged=len(samples), passed=len(good), not_finite=0,
+            original=TARGET)], step=0, attempt=number, status=OK).valid
         clock.lap('counts')
-    plan = plan_exchange(list(counts.values()), TARGET)
+    plan = plan_exchange(counts, TARGET)
     clock.lap('plan')
     batch = exchange(valid, plan, traffic=traffic)
     clock.lap('exchange')
@@ -119,7 +119,8 @@ def measured(way: Callable[..., Any], rounds: List[List[dict]]) -> Tuple[Dict[st
 def compare_ways() -> List[Dict[str, Any]]:
     """Let both ways take turns on this rank's tiles; return a row of figures for each kind."""
     world, rank, rounds = dist.get_world_size(), dist.get_rank(), tiles()
-    move = functools.partial(plan_and_move, Consensus(FIELDS, purpose=PURPOSE))
+    ranks = VirtualRanks(dist.get_world_size(), dist.get_world_size())
+    move = functools.partial(plan_and_move, Consensus(round_fields(ranks), purpose=PURPOSE), ranks)
     turns: Dict[str, List[Any]] = {'gather': [], 'even': [], 'uneven': []}
     for _ in range(REPETITIONS[world]):
         for name, each in turns.items():
