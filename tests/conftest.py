@@ -3,6 +3,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import List
 
 import pytest
 from hypothesis import settings
@@ -21,7 +22,8 @@ for folder in (ROOT, ROOT / 'tests'):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from support import write_tiny_config, write_tiny_data  # noqa: E402
+import quick_host  # noqa: E402, F401
+from support import on_host, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
@@ -32,6 +34,16 @@ if SimAccelerator.why_unavailable() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
 
+# What uses no torch. The xla leg has the Python of the main leg, and would repeat these tests.
+WITHOUT_TORCH = tuple(str(ROOT / 'tests' / 'unit' / name) for name in (
+    'geo', 'drawing', 'datasets/demo', 'datasets/prepare', 'test_scripts.py', 'test_mutants.py'))
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    for item in items:
+        if str(item.path).startswith(WITHOUT_TORCH):
+            item.add_marker(on_host)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare what the workers of ``-n 2`` share, before they are started."""
@@ -41,11 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
-def pytest_collection_finish() -> None:
-    """Take what was imported until now out of garbage collection.
+def pytest_report_header() -> str:
+    return ('random stock configs: MAPSAGE_FUZZ_CONFIGS={}, MAPSAGE_FUZZ_SEED={}'.format(
+        os.environ.get('MAPSAGE_FUZZ_CONFIGS', 20), os.environ.get('MAPSAGE_FUZZ_SEED', 0)))
 
-    MMEngine collects garbage whenever it serializes a dataset, and walks 340,000 objects for it.
-    """
+
+def pytest_collection_finish() -> None:
+    """Take the 340,000 objects that were imported until now out of garbage collection."""
     gc.freeze()
 
 

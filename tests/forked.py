@@ -16,13 +16,14 @@ DIED = '(this rank ended without an answer)'
 
 # Scenarios that run at the same moment: most of them wait for a deadline, most of the time.
 AT_ONCE = 4
+PATIENT = 240.0  # seconds: a test that waits for this deadline is a test that fails
 
 
 class Ranks:
     """Forked ranks that run ``function(*args)``; see :func:`fork_ranks`."""
 
     def __init__(self, function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
-                 timeout: float = 40) -> None:
+                 timeout: float = PATIENT) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         port = str(free_port())
         self._folder, self._pids = folder, []
@@ -53,7 +54,7 @@ class Ranks:
 
 
 def fork_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
-               timeout: float = 40) -> List[Any]:
+               timeout: float = PATIENT) -> List[Any]:
     """Return what ``function(*args)`` returns on each of ``world_size`` forked ranks.
 
     A rank that ends itself answers :data:`DIED`. One that raises, or is not done after ``timeout``
@@ -67,7 +68,7 @@ def fork_ranks(function: Callable[..., Any], world_size: int, folder: Path, *arg
 
 
 def fork_scenarios(scenarios: Dict[Any, Sequence[Any]], folder: Path,
-                   timeout: float = 40) -> Dict[Any, Any]:
+                   timeout: float = PATIENT) -> Dict[Any, Any]:
     """Fork the ranks of each scenario, :data:`AT_ONCE` scenarios at a time.
 
     Args:

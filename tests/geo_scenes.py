@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pyogrio.raw
@@ -51,6 +52,26 @@ def write_raster(path: Path, values: np.ndarray, place: dict = UTM, **profile: A
     with open_file(path, 'w', count=bands, height=height, width=width, dtype=values.dtype,
                    **{**defaults, **given, **profile}) as file:
         file.write(values)
+    return path
+
+
+def write_mosaic(path: Path, sources: Sequence[Path]) -> Path:
+    """Write a VRT of one band that puts rasters of one size side by side, the first at the left."""
+    with open_file(sources[0]) as first:
+        width, height, transform = first.width, first.height, first.transform.to_gdal()
+        kind = {'uint8': 'Byte', 'uint16': 'UInt16', 'float32': 'Float32'}[first.dtypes[0]]
+        crs = first.crs.to_wkt() if first.crs else ''
+    size = f'xSize="{width}" ySize="{height}"'
+    bands = ''.join(
+        f'<SimpleSource><SourceFilename relativeToVRT="1">'
+        f'{os.path.relpath(str(source), str(path.parent))}</SourceFilename><SourceBand>1'
+        f'</SourceBand><SrcRect xOff="0" yOff="0" {size}/>'
+        f'<DstRect xOff="{number * width}" yOff="0" {size}/></SimpleSource>'
+        for number, source in enumerate(sources))
+    path.write_text(
+        f'<VRTDataset rasterXSize="{width * len(sources)}" rasterYSize="{height}">'
+        f'<SRS>{escape(crs)}</SRS><GeoTransform>{", ".join(map(str, transform))}</GeoTransform>'
+        f'<VRTRasterBand dataType="{kind}" band="1">{bands}</VRTRasterBand></VRTDataset>')
     return path
 
 

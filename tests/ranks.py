@@ -64,7 +64,7 @@ def _claim_block() -> Tuple[socket.socket, range]:
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, folder: Path, *args: Any,
-              timeout: float = 60, environ: Any = None) -> List[Any]:
+              timeout: float = 240, environ: Any = None) -> List[Any]:
     """Run ``function(*args)`` as ranks 0 to ``world_size - 1``; return the results in that order.
 
     ``function`` is a top-level function of a test file; each rank is a Python of its own with the

@@ -7,13 +7,14 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
-from forked import fork_ranks
+from forked import PATIENT, fork_ranks
 
 from mapsage.features.remote.sender import serve
 from mapsage.features.remote.streamed import Streamed
 from mapsage.features.source import Item
 from mapsage.features.wire.header import Header, Kind
-from mapsage.features.wire.link import Link, open_links
+from mapsage.features.wire.link import Link
+from mapsage.features.wire.opening import open_links
 
 CPU = torch.device('cpu')
 BLOCK = 4096  # bytes
@@ -62,7 +63,7 @@ def check(features: Sequence[torch.Tensor], images: torch.Tensor, wire: Any = No
 
 def run_job(head: Callable[..., Any], encoder: Callable[..., Any], heads: int, encoders: int,
             folder: Path, *args: Any, peer_timeout: float = PEER_TIMEOUT,
-            timeout: float = 40) -> List[Any]:
+            timeout: float = PATIENT) -> List[Any]:
     """Return what ``head(links, *args)`` and ``encoder(links, *args)`` return, heads first."""
     return fork_ranks(_rank, heads + encoders, folder, head, encoder, heads, encoders,
                       str(folder / 'store'), peer_timeout, args, timeout=timeout)
@@ -73,14 +74,14 @@ def _rank(head: Callable[..., Any], encoder: Callable[..., Any], heads: int, enc
     rank = int(os.environ['RANK'])
     torch.set_num_threads(1)
     links = open_links(dist.FileStore(path, -1), rank, range(heads, heads + encoders),
-                       range(heads), timeout=20, peer_timeout=peer_timeout)
+                       range(heads), timeout=60, peer_timeout=peer_timeout)
     role = head if rank < heads else encoder
     return role([links[peer] for peer in sorted(links)], *args)
 
 
 def serve_well(links: List[Link], *args: Any) -> Dict[str, float]:
     """An encoder without a fault."""
-    return serve(links, encode, CPU, heartbeat=0.2)
+    return serve(links, encode, CPU)
 
 
 def first_encoder(links: Sequence[Link], heads: int = 1) -> bool:

@@ -32,6 +32,8 @@ main_leg = pytest.mark.skipif(
     not ON_MAIN_LEG,
     reason='the main leg runs this; time is short on the others')
 
+PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
+
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.
 TINY_CONFIG = '''
 custom_imports = dict(imports=['mapsage'])
@@ -169,7 +171,7 @@ class Launch:
             env={**inherited, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             universal_newlines=True, errors='replace', cwd=str(ROOT), start_new_session=True)
 
-    def finish(self, timeout: float = 120) -> Finished:
+    def finish(self, timeout: float = PATIENT) -> Finished:
         """Wait for the end; kill everything and fail when it takes longer than ``timeout`` s."""
         try:
             output, _ = self.process.communicate(timeout=timeout)
@@ -179,7 +181,7 @@ class Launch:
             raise AssertionError(f'still running after {timeout} s:\n{output[-4000:]}') from None
         seconds = time.monotonic() - self._start
         # A killed process may take an instant to leave the process table.
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 20
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.1)
         left = list(self.running().values())
@@ -207,7 +209,7 @@ class Launch:
                     if 'tools/train.py' in cmd and 'launch.py' not in cmd}
         return sorted(pid for pid in commands if self._parent(pid) not in commands)
 
-    def wait_for(self, path: Path, timeout: float = 90) -> None:
+    def wait_for(self, path: Path, timeout: float = PATIENT) -> None:
         """Wait until ``path`` exists."""
         deadline = time.monotonic() + timeout
         while not path.exists():
@@ -229,7 +231,7 @@ class Launch:
                 pass
 
 
-def launch(*arguments: Any, ranks: int = 2, timeout: float = 120,
+def launch(*arguments: Any, ranks: int = 2, timeout: float = PATIENT,
            environ: Optional[Dict[str, str]] = None,
            command: Optional[List[str]] = None, cold: bool = False) -> Finished:
     """Start and finish a :class:`Launch`."""

@@ -1,6 +1,6 @@
 """A Python that has its imports behind it: what tests start as `python tools/...` forks from it.
 
-One fork server (mapsage/engine/fork_server.py) serves a test session, as one
+One fork server (mapsage/engine/ranks/fork_server.py) serves a test session, as one
 serves a user's launch.
 """
 import atexit
@@ -12,20 +12,27 @@ from pathlib import Path
 from typing import Any
 
 # By its path, so that a rank of a test imports nothing of mapsage by importing this file.
-SOURCE = Path(__file__).resolve().parents[1] / 'mapsage' / 'engine' / 'rank_start.py'
+SOURCE = Path(__file__).resolve().parents[1] / 'mapsage' / 'engine' / 'ranks' / 'rank_start.py'
 spec: Any = importlib.util.spec_from_file_location('rank_start', SOURCE)
 rank_start = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(rank_start)
 
-# What the entry points of tools/ import beyond what a rank needs.
-MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict')
+# What the entry points of tools/ import beyond what a rank needs, and quick_host.py of this folder.
+MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict', 'quick_host')
 _PROGRAM = 'MAPSAGE_TEST_WARM_PYTHON'
 
 
 def warm_python() -> str:
     """Return the path of a program that stands for `python`, starting the server at first."""
     if _PROGRAM not in os.environ:
-        server = rank_start.ForkServer(MORE_IMPORTS)
+        before = os.environ.get('PYTHONPATH')
+        os.environ['PYTHONPATH'] = str(Path(__file__).parent)  # of the server, not of its forks
+        try:
+            server = rank_start.ForkServer(MORE_IMPORTS)
+        finally:
+            del os.environ['PYTHONPATH']
+            if before is not None:
+                os.environ['PYTHONPATH'] = before
         atexit.register(server.stop)
         program = Path(tempfile.mkdtemp(prefix='mapsage-warm-')) / 'python'
         atexit.register(shutil.rmtree, str(program.parent), ignore_errors=True)

@@ -1,6 +1,9 @@
-"""Hooks that break rank 1 of a launched run, for test_faulty_ranks.py."""
+"""Hooks of launched runs, most of which break rank 1."""
+import json
+from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -23,3 +26,29 @@ class WeightOfRank1(Hook):
                          outputs: Any = None) -> None:
         if get_rank() == 1 and runner.iter == 2:
             next(runner.model.parameters()).data.view(-1)[0] += 1e-3
+
+
+@HOOKS.register_module()
+class DriftOfRank1(Hook):
+    """Multiplies the weights of rank 1 by ``1 + by`` after each iteration."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        if get_rank() == 1:
+            for parameter in runner.model.parameters():
+                parameter.data.mul_(1 + self.by)
+
+
+@HOOKS.register_module()
+class MultiplyMatrices(Hook):
+    """Multiplies two matrices on the device, and writes down on which."""
+
+    def before_train(self, runner: Any) -> None:
+        device = next(runner.model.parameters()).device
+        ones = torch.ones(2, 2, device=device)
+        if get_rank() == 0:
+            path = Path(runner.work_dir) / 'product.json'
+            path.write_text(json.dumps(str((ones @ ones).device)))

@@ -2,83 +2,46 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from agreeing import PATIENT, Answers, error_of, start, wait_for_others
 from forked import DIED, fork_scenarios
 from ranks import run_ranks
 from support import on_host
 
 from mapsage.distributed import (
     Consensus,
-    DisagreementError,
-    RankError,
-    RankLostError,
     all_ranks_or_none,
     open_channel,
     raise_together,
 )
-from mapsage.distributed.group_channel import GroupChannel
+from mapsage.distributed.channels import consensus as consensus_module
+from mapsage.distributed.channels.group_channel import GroupChannel
 
 pytestmark = on_host
 WORLDS = [2, 4, 8]
 GBK_NAME = b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')  # as os.listdir gives it
 ROUNDS = 400  # of two threads at once: by then an unlocked store of torch 1.10 is stuck
-PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails
 
-
-class Answers:
-    """What the ranks of each scenario returned, by scenario and world size."""
-
-    def __init__(self, told: Dict[Tuple[str, int], Any]) -> None:
-        self._told = told
-
-    def of(self, scenario: str, world: int = 2) -> List[Any]:
-        answer = self._told[scenario, world]
-        assert isinstance(answer, list), answer
-        return answer
 
 
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
     return fork_scenarios(
         {(name, world): (function, world, *args)
-         for (name, world), (function, *args) in scenarios().items()}, folder, PATIENT - 20)
+         for (name, world), (function, *args) in scenarios().items()}, folder)
 
 
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     folder = tmp_path_factory.mktemp('consensus')
-    return Answers(run_ranks(run_scenarios, 1, folder, folder, timeout=400)[0])
-
-
-def start() -> int:
-    dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
-    return dist.get_rank()
-
-
-def error_of(action: Callable[[], Any]) -> Dict[str, Any]:
-    """Return the error that ``action`` must raise, as plain values."""
-    try:
-        action()
-    except (RankLostError, RankError, DisagreementError, ValueError, KeyError,
-            FileNotFoundError) as error:
-        return dict(vars(error), type=type(error).__name__, message=str(error))
-    raise AssertionError('no error was raised')
-
-
-def wait_for_others(folder: Path, ranks: List[int], mark: str = 'done') -> None:
-    """Keep this process, and with it rank 0's store, until all of ``ranks`` are as far."""
-    (folder / f'{mark}{dist.get_rank()}').touch()
-    deadline = time.monotonic() + 40
-    while any(not (folder / f'{mark}{rank}').exists() for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    return Answers(run_ranks(run_scenarios, 1, folder, folder, timeout=600)[0])
 
 
 def agree_and_differ() -> Dict[str, Any]:
@@ -101,6 +64,24 @@ def agree_and_differ() -> Dict[str, Any]:
     return answers
 
 
+def agree_by_maximum() -> Dict[str, Any]:
+    """Agree as many ranks do: they gather facts only if these differ."""
+    consensus_module._GATHER_BYTES = 0
+    told = agree_and_differ()
+    consensus = Consensus(['a', 'b'])
+    gathered = []
+    consensus.channel.gather = gathered.append  # type: ignore[method-assign, assignment]
+    extremes = [consensus.tick(a=value, b=-value) for value in (2**63 - 1, 1 - 2**63 + 1, 0)]
+    nothing = consensus.tick()
+    assert not gathered and nothing.by_rank('a') == {}
+    assert [facts.max('a') for facts in extremes] == [2**63 - 1, 2 - 2**63, 0]
+    return told
+
+
+def test_facts_are_the_same_with_and_without_a_gather(answers: Answers) -> None:
+    assert answers.of('agree by maximum', 4) == answers.of('agree', 4)
+
+
 @pytest.mark.parametrize('world', WORLDS)
 def test_late_silent_and_differing_ranks(world: int, answers: Answers) -> None:
     every = answers.of('agree', world)
@@ -120,7 +101,7 @@ def test_late_silent_and_differing_ranks(world: int, answers: Answers) -> None:
 def lose_a_rank(how: str, folder: Path) -> Any:
     rank, world = start(), int(os.environ['WORLD_SIZE'])
     # only a rank that hangs may cost the deadline
-    consensus = Consensus(['step'], timeout=3 if how == 'hangs' else PATIENT)
+    consensus = Consensus(['step'], timeout=8 if how == 'hangs' else PATIENT)
     consensus.tick(step=1)
     survivors = list(range(world - 1))
     if rank == world - 1:
@@ -147,6 +128,8 @@ def test_a_lost_rank_is_named(how: str, world: int, answers: Answers) -> None:
         assert error['type'] == 'RankLostError' and error['ranks'] == [world - 1]
         assert f'rank {rank} waited at agreement 3 and rank(s) [{world - 1}] did not come' \
             in error['message']
+        assert (f'Rank {world - 1} on host {socket.gethostname()}'
+                + (': its process has ended' if how == 'dies' else ' answers')) in error['message']
         assert again == error
 
 
@@ -161,15 +144,15 @@ def die_inside() -> Any:
     if rank == 1:
         channel = consensus.channel
         assert isinstance(channel, GroupChannel)
-        channel._enter()
-        os._exit(1)
+        # as its collective begins, while the others already have its connection
+        channel._roll.mesh.send = lambda *_: os._exit(1)  # type: ignore[method-assign]
     return error_of(lambda: consensus.tick(step=2))
 
 
 def test_a_rank_that_dies_in_the_collective_is_named(answers: Answers) -> None:
     error, gone = answers.of('dies inside')
     assert gone == DIED
-    assert error['ranks'] == [1] and 'came to it and then fell silent' in error['message']
+    assert error['ranks'] == [1] and 'They died, there or in it' in error['message']
 
 
 def differ_in_fields() -> Dict[str, Any]:
@@ -218,6 +201,28 @@ def in_two_threads() -> List[int]:
 
 def test_two_threads_of_a_rank_may_talk_at_once(answers: Answers) -> None:
     assert answers.of('two threads') == [[], []]
+
+
+def pass_transposed_tensors() -> List[Any]:
+    rank = start()
+    channel = open_channel(None, PATIENT)
+    values = torch.arange(6).view(2, 3) + 10 * rank
+    largest, copied, output = values.t(), values.clone().t(), torch.zeros(2, 3).long().t()
+    gathered = [each.tolist() for each in channel.gather(values.t())]
+    traded = channel.trade(values.t()[:, :1]).tolist() + channel.trade(values[0].t()).tolist()
+    channel.broadcast(copied, 1)
+    channel.all_to_all(output, values.t(), [1] * 3, [1] * 3)
+    channel.max(largest)
+    return [gathered, traded, copied.tolist(), output.tolist(), largest.tolist()]
+
+
+def test_a_tensor_need_not_be_contiguous(answers: Answers) -> None:
+    every = [(torch.arange(6).view(2, 3) + 10 * rank).t() for rank in range(3)]
+    for rank, found in enumerate(answers.of('layouts', 3)):
+        own = torch.stack([each[rank] for each in every])
+        assert found == [[each.tolist() for each in every],
+                         own[:, :1].tolist() + own[:, 0].tolist(), every[1].tolist(),
+                         own.tolist(), every[2].tolist()]
 
 
 def one_raises() -> List[Any]:
@@ -346,7 +351,7 @@ def never_open(folder: Path) -> Any:
 
 def test_a_rank_that_never_makes_the_consensus_is_named(answers: Answers) -> None:
     error, _ = answers.of('never opens')
-    assert error['ranks'] == [1] and 'to open a channel' in error['message']
+    assert error['ranks'] == [1] and 'or have opened no channel yet' in error['message']
 
 
 def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
@@ -358,8 +363,8 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
             ('dies', world): (lose_a_rank, 'dies', Path)})
     table.update({
         ('hangs', 2): (lose_a_rank, 'hangs', Path), ('hangs', 4): (lose_a_rank, 'hangs', Path),
-        ('dies in block', 4): (die_in_block, Path),
-        ('two threads', 2): (in_two_threads,),
+        ('dies in block', 4): (die_in_block, Path), ('agree by maximum', 4): (agree_by_maximum,),
+        ('two threads', 2): (in_two_threads,), ('layouts', 3): (pass_transposed_tensors,),
         ('dies inside', 2): (die_inside,), ('fields', 2): (differ_in_fields,),
         ('groups', 4): (of_two_groups, Path), ('never opens', 2): (never_open, Path),
         ('all_reduce', 2): (raise_past_a_collective, 'all_reduce'),

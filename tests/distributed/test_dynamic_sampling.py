@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from forked import fork_scenarios
 from sampling_ranks import (
-    PATIENT,
     Answers,
     Lines,
     answers_of,
@@ -29,7 +28,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(scenarios(), folder, PATIENT - 10)
+    return fork_scenarios(scenarios(), folder)
 
 
 def reported(valid: Sequence[Sequence[int]], settings: dict) -> Dict[str, Any]:

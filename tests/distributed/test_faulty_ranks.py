@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import time
 from datetime import timedelta
@@ -19,7 +18,6 @@ from ranks import run_ranks
 from support import launch, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.distributed import device_checks
 from mapsage.hooks import DeviceCheckError, DeviceCheckHook
 
@@ -59,18 +57,9 @@ class Sabotage(Hook):
             model.table += 1
 
 
-class OneCard(CpuAccelerator):
-    """CPU arithmetic on what claims to be a card of its own kind."""
-
-    name, device_type = 'card', 'card'
-
-    def device(self, local_rank: int = 0) -> torch.device:
-        return torch.device('cpu')
-
-
 def train(fault: str, work_dir: Path) -> Dict[str, Any]:
     """Train 4 iterations with checks every 2, and return the error that ended it."""
-    dist.init_process_group('gloo', timeout=timedelta(seconds=30))
+    dist.init_process_group('gloo', timeout=timedelta(seconds=120))
     set_current_accelerator(resolve_accelerator('cpu'))
     spec = importlib.util.spec_from_file_location('tiny_run', TINY_RUN)
     assert spec is not None and spec.loader is not None
@@ -84,16 +73,13 @@ def train(fault: str, work_dir: Path) -> Dict[str, Any]:
         launcher='pytorch', default_hooks=None, cfg=dict(model_wrapper_cfg=dict(
             type='MMDistributedDataParallel', broadcast_buffers=False)))
     # now, when both ranks have wrapped their model on the CPU
-    if fault == 'one card':
-        set_current_accelerator(OneCard())
-        os.environ['LOCAL_RANK'] = '0'
     if fault == 'wrong collective' and dist.get_rank() == ODD:
         def wrong(device: torch.device) -> Any:
             return device_checks._broadcast(device)[0] + 1, torch.zeros(5)
         device_checks._COLLECTIVES['broadcast'] = wrong
     if fault == 'stalled collective':
         runner._hooks = [hook for hook in runner._hooks if type(hook) is not DeviceCheckHook]
-        runner.register_hook(DeviceCheckHook(timeout=2))
+        runner.register_hook(DeviceCheckHook(timeout=6))
         if dist.get_rank() == ODD:
             device_checks._COLLECTIVES['broadcast'] = lambda device: time.sleep(600)
     try:
@@ -114,8 +100,7 @@ FAULTS: Dict[str, List[Any]] = {
               'expected 2 x torch.uint8 of shape (3, '],
     'weights during': [3, 'after iteration 4', "'weight' is not equal to that of rank 0"],
     'nan': [3, 'after iteration 4', "parameter 'weight' holds NaN or infinity"],
-    'one card': [0, 'before training', 'device cpu is also the card of rank(s) [0]'],
-    'stalled collective': [0, 'before training', 'broadcast over gloo did not end within 2 s'],
+    'stalled collective': [0, 'before training', 'broadcast over gloo did not end within 6 s'],
 }
 
 
@@ -127,7 +112,7 @@ def train_all(folder: Path) -> Dict[str, Any]:
 @pytest.fixture(scope='module')
 def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
     folder = tmp_path_factory.mktemp('faults')
-    return run_ranks(train_all, 1, folder, folder, timeout=400)[0]
+    return run_ranks(train_all, 1, folder, folder, timeout=600)[0]
 
 
 @pytest.mark.parametrize('fault', FAULTS)
@@ -143,7 +128,7 @@ def test_a_fault_is_one_error_on_every_rank(fault: str, told: Dict[str, Any]) ->
     for word in words:
         assert word in every[0]['message']
     assert ODD in every[0]['problems']
-    if fault not in ('one card', 'stalled collective'):
+    if fault != 'stalled collective':
         assert list(every[0]['problems']) == [ODD]
 
 
@@ -161,7 +146,7 @@ custom_hooks = [dict(type='DeviceCheckHook', interval=2), dict(type='{hook}')]
 def test_a_fault_under_the_launcher(hook: str, words: List[str], tiny_data: Path,
                                     tmp_path: Path) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, LAUNCHED.format(hook=hook))
-    finished = launch(config, '--work-dir', tmp_path / 'work', timeout=90, environ={
+    finished = launch(config, '--work-dir', tmp_path / 'work', environ={
         'ACCELERATOR': 'cpu', 'PYTHONPATH': str(Path(__file__).parent)})
     assert finished.status != 0 and finished.left_running == []
     for word in ['DeviceCheckError', *words]:

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from agreeing import PATIENT, error_of, start, wait_for_others
 from forked import DIED, fork_scenarios
 from ranks import run_ranks
 from support import ON_MAIN_LEG, on_host
@@ -23,7 +23,6 @@ from mapsage.features.split_head.replica_features import ReplicaFeatures
 from mapsage.features.wire.payload import Layout, pack_levels
 
 pytestmark = on_host
-PATIENT = 40.0  # seconds: a test that waits for this deadline is a test that fails
 # seconds by which a rank is late; the other legs test the same code
 LATE = 20.0 if ON_MAIN_LEG else 2.5
 CPU = torch.device('cpu')
@@ -101,31 +100,9 @@ class Watched(ReplicaFeatures):
         return facts
 
 
-def start() -> int:
-    dist.init_process_group('gloo', timeout=timedelta(seconds=PATIENT))
-    return dist.get_rank()
-
-
 def levels_of(seed: int, *shapes: Tuple[int, ...]) -> List[torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=draw) for shape in shapes]
-
-
-def error_of(action: Callable[[], Any]) -> Dict[str, Any]:
-    try:
-        action()
-    except (RankLostError, StreamingError, ValueError) as error:
-        return dict(vars(error), type=type(error).__name__, message=str(error))
-    raise AssertionError('no error was raised')
-
-
-def wait_for_others(folder: Path, ranks: Sequence[int], mark: str = 'done') -> None:
-    """Keep this process, and with it rank 0's store, until all of ``ranks`` are as far."""
-    (folder / f'{mark}{dist.get_rank()}').touch()
-    deadline = time.monotonic() + PATIENT
-    while any(not (folder / f'{mark}{rank}').exists() for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def same(features: Sequence[torch.Tensor], levels: Sequence[torch.Tensor]) -> bool:
@@ -313,18 +290,15 @@ def test_a_failure_is_the_same_error_on_all_ranks(answers: Dict[Any, Any]) -> No
 
 def stand_still() -> Any:
     rank, levels = start(), levels_of(0, (1, 2, 5, 5))
-    replica = ReplicaFeatures(None, Pool(4, 64), CPU, 2.0)
+    replica = ReplicaFeatures(None, Pool(4, 64), CPU, 6.0)
     item = Scripted(0, levels, (State.FILLING, 70)) if rank == 0 else None
-    first = time.monotonic()
-    error = error_of(lambda: replica.deliver(item))
-    return error['message'], time.monotonic() - first
+    return error_of(lambda: replica.deliver(item))['message']
 
 
 def test_an_item_that_stands_still_is_an_error_on_all(answers: Dict[Any, Any]) -> None:
-    for message, seconds in answers['stands still', 2]:
-        assert message.startswith('item 0 failed on rank 0: nothing came for 2 s; it is FILLING '
+    for message in answers['stands still', 2]:
+        assert message.startswith('item 0 failed on rank 0: nothing came for 6 s; it is FILLING '
                                   'with 70 of 200 bytes.')
-        assert seconds < PATIENT / 2
 
 
 def lose_a_rank(who: int, folder: Path) -> Any:
@@ -359,7 +333,7 @@ def test_a_killed_rank_is_named_on_the_others(who: int, answers: Dict[Any, Any])
 def be_late(timeout: float, folder: Path) -> Any:
     rank, levels = start(), levels_of(0, (1, 2, 5, 5))
     replica = ReplicaFeatures(None, Pool(4, 64), CPU, timeout)
-    if rank == 1 and timeout < 2:
+    if rank == 1 and timeout < PATIENT:
         wait_for_others(folder, [0, 2])  # it comes when nobody waits any more
     elif rank == 1:
         time.sleep(LATE)
@@ -412,7 +386,7 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
         ('report', 4): (scenario_of_the_report,), ('ticks', 2): (count_ticks,),
         ('failures', 4): (fail_in_many_ways,), ('stands still', 2): (stand_still,),
         ('killed 1', 4): (lose_a_rank, 1, Path), ('killed 3', 4): (lose_a_rank, 3, Path),
-        ('late, in time', 3): (be_late, PATIENT, Path), ('late, too late', 3): (be_late, 1.5, Path),
+        ('late, in time', 3): (be_late, PATIENT, Path), ('late, too late', 3): (be_late, 6.0, Path),
         ('two replicas', 4): (replicas_side_by_side, Path)})
     return table
 
@@ -420,7 +394,7 @@ def scenarios() -> Dict[Tuple[str, int], Tuple[Any, ...]]:
 def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
     return fork_scenarios(
         {(name, world): (function, world, *args)
-         for (name, world), (function, *args) in scenarios().items()}, folder, PATIENT)
+         for (name, world), (function, *args) in scenarios().items()}, folder)
 
 
 class Answers(Dict[Any, Any]):
@@ -435,4 +409,4 @@ class Answers(Dict[Any, Any]):
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     folder = tmp_path_factory.mktemp('replicas')
-    return Answers(run_ranks(run_scenarios, 1, folder, folder, timeout=300)[0])
+    return Answers(run_ranks(run_scenarios, 1, folder, folder, timeout=600)[0])

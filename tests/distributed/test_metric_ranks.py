@@ -132,7 +132,7 @@ def scenarios() -> Dict[str, Any]:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(scenarios(), folder, 40)
+    return fork_scenarios(scenarios(), folder)
 
 
 @pytest.fixture(scope='module')

@@ -125,13 +125,13 @@ def train(replicas: int, replica: int, source: Replicated, group: Any, peers: An
 
 def run_jobs(folder: Path) -> Dict[Any, Any]:
     return fork_scenarios({job: (take_part, job[0] * job[1] + job[2], *job, Path) for job in JOBS},
-                          folder, 60)
+                          folder)
 
 
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Dict[Any, Any]:
     folder = tmp_path_factory.mktemp('replicated')
-    return run_ranks(run_jobs, 1, folder, folder, timeout=300)[0]
+    return run_ranks(run_jobs, 1, folder, folder, timeout=600)[0]
 
 
 @pytest.mark.parametrize('job', JOBS, ids=lambda job: '{}x{} heads, {} encoder(s)'.format(*job))

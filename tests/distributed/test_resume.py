@@ -54,7 +54,7 @@ def test_killed_and_resumed(workers: int, sampler: str, seed: str, tiny_data: Pa
         'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
     waits.wait_for(tmp_path / 'reached')
     os.kill(waits.ranks()[0], signal.SIGKILL)
-    cut = waits.finish(timeout=60)
+    cut = waits.finish()
     assert cut.status != 0 and cut.left_running == []
     assert not (tmp_path / 'cut' / 'iter_10.pth').exists()
 

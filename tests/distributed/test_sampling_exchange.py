@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from forked import fork_scenarios
 from ranks import run_ranks
-from sampling_ranks import PATIENT, Answers, answers_of, batches, sampler_of, start
+from sampling_ranks import Answers, answers_of, batches, sampler_of, start
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
+from mapsage.distributed.channels.group_channel import GroupChannel
 from mapsage.distributed.nested_tensors import move
 from mapsage.sampling import DynamicSampler, Traffic, Validity, exchange, plan_exchange
 
@@ -28,28 +29,30 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 
 def run_scenarios(folder: Path) -> Dict[str, Any]:
-    return fork_scenarios(scenarios(), folder, PATIENT - 10)
+    return fork_scenarios(scenarios(), folder)
 
 
 def counted(function: Callable[[], Any]) -> Tuple[Any, List[Tuple[str, int]]]:
     """Return what ``function`` returns, and each collective it entered with its bytes."""
-    entered, originals = [], {}
-    for name in ('all_reduce', 'all_gather', 'all_to_all_single', 'broadcast', 'barrier',
-                 'gather', 'scatter', 'send', 'recv', 'reduce', 'isend', 'irecv',
-                 'all_gather_object', 'broadcast_object_list', 'gather_object'):
-        originals[name] = getattr(dist, name)
-
-        def counting(*args: Any, _name: str = name, **kwargs: Any) -> Any:
-            sent = [each for each in args[:2] if isinstance(each, torch.Tensor)][-1:]
+    entered: List[Tuple[str, int]] = []
+    originals = [(place, name, getattr(place, name)) for place, names in (
+        (GroupChannel, ('max', 'broadcast', 'gather', 'trade', 'all_to_all')),
+        (dist, ('all_reduce', 'all_gather', 'all_to_all_single', 'broadcast', 'barrier',
+                'gather', 'scatter', 'send', 'recv', 'reduce', 'isend', 'irecv',
+                'all_gather_object', 'broadcast_object_list', 'gather_object'))) for name in names]
+    for place, name, original in originals:
+        def counting(*args: Any, _name: str = name, _original: Any = original,
+                     **kwargs: Any) -> Any:
+            sent = [each for each in args[:3] if isinstance(each, torch.Tensor)][-1:]
             entered.append((_name, sum(each.numel() * each.element_size() for each in sent)))
-            return originals[_name](*args, **kwargs)
+            return _original(*args, **kwargs)
 
-        setattr(dist, name, counting)
+        setattr(place, name, counting)
     try:
         return function(), entered
     finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+        for place, name, original in originals:
+            setattr(place, name, original)
 
 
 def steps_that_are_all_valid() -> Any:
@@ -62,7 +65,7 @@ def test_a_step_of_valid_samples_costs_one_collective_of_64_bytes(answers: Answe
     for world in (2, 8):
         for lengths, entered in answers.of(f'all valid {world}'):
             assert lengths == [16] * 3
-            assert entered == [('all_gather', 64)] * 3
+            assert entered == [('gather', 64)] * 3
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.float64]
@@ -122,10 +125,10 @@ def exchange_often(rounds: int) -> Any:
         sent = [random_sample(rank, move.source_index) for move in plan.moves
                 if move.source_rank == rank]
         planned += sum(map(size_of, sent))
-        sizes = [size for name, size in entered if name == 'all_to_all_single']
-        # letters, then parcels: what is sent beside headers is the samples' tensors to the byte
+        sizes = [size for name, size in entered if name == 'all_to_all']
+        # what is sent beside headers is the samples' tensors to the byte
         headers = traffic.header_bytes - headers_before
-        assert (sizes[1] if plan.moves else 0) == sum(map(size_of, sent)) + headers
+        assert (sizes[0] if plan.moves else 0) == sum(map(size_of, sent)) + headers
         assert len(entered) == (3 if plan.moves else 0)
         assert headers <= 1000 * len(sent)  # small metadata, no tensor
     return traffic.sent_bytes, planned, traffic.received_bytes
@@ -202,9 +205,9 @@ def check_devices(every: List[Any]) -> None:
 @pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
                     reason=str(SimAccelerator.why_unavailable()))
 def test_samples_of_four_simulated_cards_meet_in_one_stack(tmp_path: Path) -> None:
-    for said in run_ranks(without_our_code, 4, tmp_path / 'without', timeout=120):
+    for said in run_ranks(without_our_code, 4, tmp_path / 'without'):
         assert 'Expected all tensors to be on the same device' in said
-    every = run_ranks(pool_on_devices, 4, tmp_path / 'with', 'sim', timeout=120)
+    every = run_ranks(pool_on_devices, 4, tmp_path / 'with', 'sim')
     check_devices(every)
     assert [each['device'] for each in every] == [f'gcu:{rank}' for rank in range(4)]
 
@@ -212,6 +215,6 @@ def test_samples_of_four_simulated_cards_meet_in_one_stack(tmp_path: Path) -> No
 @pytest.mark.skipif(importlib.util.find_spec('torch_xla') is None,
                     reason='torch_xla is not installed: the xla leg runs this')
 def test_samples_of_xla_devices_move_through_host_memory(tmp_path: Path) -> None:
-    every = run_ranks(pool_on_devices, 2, tmp_path, 'xla', timeout=120)
+    every = run_ranks(pool_on_devices, 2, tmp_path, 'xla')
     check_devices(every)
     assert all(each['device'].startswith('xla') for each in every)

@@ -12,11 +12,12 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
+from agreeing import wait_for_others, wait_until_done
 from forked import DIED, fork_scenarios
 from sampling_ranks import Answers, answers_of, scores, start
 from support import ON_MAIN_LEG, on_host
 
+from mapsage.distributed import open_channel
 from mapsage.sampling import (
     DynamicSampler,
     EndOfData,
@@ -31,7 +32,7 @@ WORLDS = [2, 4, 8]
 # is short.
 STEPS = 2000 if ON_MAIN_LEG else 200  # at 8 ranks
 LATE = 20.0 if ON_MAIN_LEG else 2.0  # seconds, at 2 ranks
-IMPATIENT = 3.0  # seconds a rank may be late where that matters
+IMPATIENT = 8.0  # seconds a rank may be late where that matters
 
 
 @pytest.fixture(scope='module')
@@ -91,8 +92,6 @@ def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
     times = Counter(used)
     replicated = sum(count - 1 for count in times.values())
     assert replicated == sum(each['totals'].replicated for each in every)
-    if scenario == 'account fallback':
-        assert max(times.values()) == 1
     assert not set(times) & set(pool)
     assert set(times) | set(pool) <= set(fetched)
     assert len(fetched) == len(times) + len(pool) + dropped
@@ -101,19 +100,107 @@ def test_each_sample_is_used_dropped_with_a_reason_or_in_the_pool(
     assert len({each['totals'].moved_samples for each in every}) == 1
     assert every[0]['totals'].moved_samples > 0
     assert len({each['failed'] for each in every}) == 1
+    assert all(size == 4 for each in every for size, outcome in each['sizes']
+               if outcome != 'shrink')
 
 
-def wait_for_others(folder: Path, ranks: Sequence[int]) -> None:
-    """Keep this process, and with it rank 0's store, until all of ``ranks`` are as far."""
-    (folder / f'done{dist.get_rank()}').touch()
-    wait_until_done(folder, ranks, 30)
+def account_through_faults(steps: int, policy: str) -> Any:
+    """Walk steps in which any rank may fail anywhere, and go on after each error."""
+    rank = start()
+    draw, fetched, used = random.Random(100 + rank), [], []
+
+    def strike(what: str) -> None:
+        if draw.random() < 0.04:
+            raise OSError(what)
+
+    def fetch() -> List[dict]:
+        strike('fetch')
+        pairs = [float(draw.random() < 0.5 + 0.1 * rank) for _ in range(draw.randint(1, 3))]
+        new = [dict(id=(rank, len(fetched) + k), score=pairs[k // 2])
+               for k in range(2 * len(pairs))]
+        fetched.extend(each['id'] for each in new)
+        if draw.random() < 0.02:
+            new[-1]['open'] = lambda: None  # cannot be sent
+        return new
+
+    def score(samples: Sequence[dict]) -> List[float]:
+        strike('score')
+        return scores(samples)
+
+    def place(sample: dict) -> dict:
+        strike('place')
+        return sample
+
+    validity = Validity(quantile=0.4) if policy == 'quantile' else Validity(low=0.5)
+    sampler = DynamicSampler(
+        fetch, score, validity, 4, group_size=2, max_resample_times=2, max_age=2, place=place,
+        shortfall='fallback' if policy == 'quantile' else policy, keep_fraction=0.2, unbiased=True,
+        observe=lambda group, reason: strike('observe'))
+    errors, weights = [], []
+    for _ in range(steps):
+        try:
+            batch = sampler.sample()
+        except Exception as error:
+            errors.append((type(error).__name__, str(error).split('failed in')[-1]))
+            continue
+        used += [sample['id'] for sample in batch.samples]
+        weights.append([(sample['score'], weight) for sample, weight in
+                        zip(batch.samples, batch.weights)]
+                       if batch.statistics.outcome == 'valid' else [])
+    state = sampler.state_dict()
+    pool = [sample['id'] for group in state['pool'] for sample in group['samples']]
+    lost = sampler.totals.over_ranks(open_channel(None, None, 'sampling')).lost
+    return dict(fetched=fetched, used=used, pool=pool, totals=sampler.totals, errors=errors,
+                lost=lost, state=(state['step'], state['rate'], state['scores']), weights=weights)
 
 
-def wait_until_done(folder: Path, ranks: Sequence[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(not (folder / f'done{rank}').exists() for rank in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@pytest.mark.parametrize('scenario', ['faults fallback 2', 'faults pad 3', 'faults quantile 3',
+                                      'faults shrink 5'])
+def test_no_fault_on_any_rank_loses_a_sample(scenario: str, answers: Answers) -> None:
+    every = answers.of(scenario)
+    fetched = [sample for each in every for sample in each['fetched']]
+    times = Counter(sample for each in every for sample in each['used'])
+    pool = [sample for each in every for sample in each['pool']]
+    dropped: Counter = Counter()
+    for each in every:
+        dropped.update(each['totals'].dropped)
+    assert len(set(pool)) == len(pool) and not set(times) & set(pool)
+    assert len(fetched) == len(times) + len(pool) + sum(dropped.values())
+    assert dropped['failed'] > 0
+    assert {each['lost'] for each in every} == {0}
+    # every error ends the step on all ranks, one of which raises its own
+    assert len({len(each['errors']) for each in every}) == 1
+    assert {kind for each in every for kind, _ in each['errors']} >= {'OSError', 'RankError'}
+    told = ' '.join(text for each in every for _, text in each['errors'])
+    assert all(what in told for what in ('fetch', 'score', 'place', 'observe'))
+    assert len({str(each['state']) for each in every}) == 1
+    if 'quantile' not in scenario:  # a weight stays with its sample when that moves
+        told_apart = False
+        for step in zip(*(each['weights'] for each in every)):
+            kinds = {pair for each in step for pair in each}
+            assert len(kinds) == len({score for score, _ in kinds}) <= 2
+            told_apart |= len(kinds) == 2
+            assert len({round(5 * weight if score else weight, 9) for score, weight in kinds}) <= 1
+        assert told_apart
+
+
+def fallback_of_more_than_the_target(drawn: Sequence[int]) -> Any:
+    rank = start()
+    sampler = DynamicSampler(
+        lambda: [dict(id=(rank, k), score=0.0) for k in range(drawn[rank])], scores,
+        Validity(low=0.5), 8, max_resample_times=0)
+    batch = sampler.sample()
+    return [sample['id'] for sample in batch.samples], batch.statistics
+
+
+def test_a_fallback_trains_on_the_target_and_no_more(answers: Answers) -> None:
+    every = answers.of('fallback of more')
+    assert [len(ids) for ids, _ in every] == [8, 8, 8]
+    for rank, (ids, _) in enumerate(every):
+        assert ids[:(8, 8, 3)[rank]] == [(rank, k) for k in range((8, 8, 3)[rank])]
+    assert len({each for ids, _ in every for each in ids}) == 24
+    assert sum(statistics.dropped['too_low'] for _, statistics in every[:2]) == 24 + 24 + 3 - 24
+    assert {statistics.outcome for _, statistics in every} == {'fallback'}
 
 
 def with_a_fault(fault: str, folder: Path) -> Any:
@@ -135,8 +222,8 @@ def with_a_fault(fault: str, folder: Path) -> Any:
             if fault == 'late':
                 time.sleep(LATE if world == 2 else 2.0)
             if fault == 'too late':
-                wait_until_done(folder, range(rank), 20)  # the others must give up meanwhile
-                time.sleep(1)  # until gloo has given up too, whose deadline is the same
+                wait_until_done(folder, range(rank))  # the others must give up meanwhile
+                time.sleep(2)  # until gloo has given up too, whose deadline is the same
             if fault == 'ends':
                 raise StopIteration
             if fault == 'empty':
@@ -177,7 +264,7 @@ def with_a_fault(fault: str, folder: Path) -> Any:
         settings['group_size'] = 3
     if fault == 'settings' and bad:
         settings['max_age'] = 7
-    if fault == 'shortage of originals':
+    if fault == 'no original':
         settings.update(shortfall='fallback', max_resample_times=0)
         fetch = (lambda: []) if bad else fetch
 
@@ -232,14 +319,15 @@ def test_a_rank_later_than_the_timeout_is_named_while_it_is_away(world: int,
 
 @pytest.mark.parametrize('fault, sizes', [
     ('ends', [4] * 4), ('empty', [4] * 4), ('nan', [4] * 4),
-    ('ends at once', [4] * 4)])
+    ('ends at once', [4] * 4), ('no original', [4] * 4)])
 def test_the_others_fill_the_share_of_a_rank_with_nothing(fault: str, sizes: List[int],
                                                           answers: Answers) -> None:
     every = answers.of(fault)
     assert [len(ids) for ids, _ in every] == sizes
     used = [each for ids, _ in every for each in ids]
-    assert len(set(used)) == 16
-    if fault in ('nan', 'ends at once'):
+    # the others drew 12 in all, of which some are trained on twice
+    assert len(set(used)) == (12 if fault == 'no original' else 16)
+    if fault in ('nan', 'ends at once', 'no original'):
         assert all(rank != 3 for rank, _, _ in used)
 
 
@@ -267,8 +355,7 @@ def test_a_failure_anywhere_is_one_error_on_all_ranks(fault: str, raiser: int, k
                                     'groups on each rank, for example local_target=3, '
                                     'group_size=3.'),
     ('settings', None, 'rank 3: local_target=4'), ('step', None, 'rank 3: step 4, resample 0'),
-    ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended'),
-    ('shortage of originals', ShortfallError, 'no original batch to fall back to on rank(s) [3]')])
+    ('all end', EndOfData, 'the loaders of all 4 rank(s) have ended')])
 def test_ranks_that_cannot_go_on_raise_the_same_error(fault: str, error: Any, words: str,
                                                       answers: Answers) -> None:
     every = answers.of(fault)
@@ -343,8 +430,11 @@ def scenarios() -> Dict[str, Any]:
             named[f'{fault} {world}'] = with_a_fault, world, fault, Path
     for fault in ('ends', 'ends at once', 'empty', 'nan', 'scorer', 'few scores', 'place',
                   'metadata', 'other keys', 'parts of groups', 'settings', 'step', 'all end',
-                  'shortage of originals'):
+                  'no original'):
         named[fault] = with_a_fault, 4, fault, Path
+    for policy, world in (('fallback', 2), ('pad', 3), ('quantile', 3), ('shrink', 5)):
+        named[f'faults {policy} {world}'] = account_through_faults, world, 120, policy
+    named['fallback of more'] = fallback_of_more_than_the_target, 3, (24, 24, 3)
     named['account fallback'] = account_for_every_sample, 8, STEPS, 'fallback'
     named['account shrink'] = account_for_every_sample, 4, 200, 'shrink'
     named['account pad'] = account_for_every_sample, 4, 200, 'pad'

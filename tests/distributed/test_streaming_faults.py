@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 import torch
 from forked import DIED
+from link_pairs import damage_sent
 from streaming_ranks import (
     BLOCK,
     CPU,
@@ -30,7 +32,7 @@ from mapsage.features.remote.sender import serve
 from mapsage.features.remote.state import State
 from mapsage.features.remote.streamed import Streamed
 from mapsage.features.source import StreamingError
-from mapsage.features.wire.header import Header
+from mapsage.features.wire.header import Header, Kind, encode_header
 from mapsage.features.wire.link import Link
 
 pytestmark = on_host
@@ -38,25 +40,31 @@ COUNT = 8  # items
 
 
 class Damaging:
-    """A gloo group that changes one byte of what :meth:`chosen` chooses, as a bad cable would."""
+    """Changes one byte of the part that :meth:`chosen` chooses, as a bad cable would.
 
-    def __init__(self, group: Any, tag: int, size: int) -> None:
-        self._group, self._tag, self._size = group, tag, size
-        self.recv = group.recv
-        self._hits = 0
+    Args:
+        link: Link whose sent parts pass through here.
+        payloads: Whether payloads are chosen, or headers.
+        size: Least number of elements of a part that is chosen.
+    """
 
-    def chosen(self, tensor: torch.Tensor, tag: int) -> bool:
-        self._hits += tag == self._tag and tensor.numel() >= self._size
-        return tag == self._tag and tensor.numel() >= self._size and self._hits == 5
+    def __init__(self, link: Link, payloads: bool, size: int) -> None:
+        self._payloads, self._size, self._hits = payloads, size, 0
+        damage_sent(link, self.part)
 
-    def send(self, tensors: List[torch.Tensor], other: int, tag: int) -> Any:
-        if self.chosen(tensors[0], tag):
-            tensors = [tensors[0].clone()]
-            tensors[0].numpy().view('u1')[tensors[0].numel() // 2] ^= 4
-        return self._group.send(tensors, other, tag)
+    def chosen(self, part: torch.Tensor) -> bool:
+        fits = (part.dtype == torch.uint8) == self._payloads and part.numel() >= self._size
+        self._hits += fits
+        return fits and self._hits == 5
+
+    def part(self, part: torch.Tensor) -> torch.Tensor:
+        if self.chosen(part):
+            part = part.clone()
+            part.numpy().view('u1')[part.numel() // 2] ^= 4
+        return part
 
 
-def take(links: List[Link], local: bool = True, timeout: float = 20, count: int = COUNT,
+def take(links: List[Link], local: bool = True, timeout: float = 60, count: int = COUNT,
          pool_bytes: int = 30 * BLOCK) -> Dict[str, float]:
     source = Streamed(links, CPU, encode if local else None, block_bytes=BLOCK,
                       pool_bytes=pool_bytes, timeout=timeout)
@@ -66,7 +74,7 @@ def take(links: List[Link], local: bool = True, timeout: float = 20, count: int 
     return report
 
 
-def take_error(links: List[Link], timeout: float = 20) -> str:
+def take_error(links: List[Link], timeout: float = 60) -> str:
     """Return the error of the first item that no encoder gives, where there is no other way."""
     source = Streamed(links, CPU, None, block_bytes=BLOCK, pool_bytes=30 * BLOCK, timeout=timeout)
     with pytest.raises(StreamingError) as error:
@@ -78,15 +86,17 @@ def take_error(links: List[Link], timeout: float = 20) -> str:
 def die_in_a_block(links: List[Link]) -> Any:
     """The first encoder dies between a header and its payload."""
     class Dying(Damaging):
-        def send(self, tensors: List[torch.Tensor], other: int, tag: int) -> Any:
-            if self.chosen(tensors[0], tag):
+        def part(self, part: torch.Tensor) -> torch.Tensor:
+            if self.chosen(part):
+                sock = link._connection.sock  # type: ignore[union-attr]
+                sock.sendall(encode_header(Header(Kind.DATA, nbytes=len(part))).numpy())
                 time.sleep(0.3)  # the head has the header and waits for the payload
                 os.kill(os.getpid(), signal.SIGKILL)
-            return self._group.send(tensors, other, tag)
+            return part
 
     if first_encoder(links):
         for link in links:
-            link._group = Dying(link._group, 1, 64)
+            Dying(link, True, 64)
     return serve_well(links)
 
 
@@ -120,7 +130,7 @@ def test_a_head_killed(tmp_path):
 def damage(links: List[Link], tag: int, size: int) -> Any:
     if first_encoder(links):
         for link in links:
-            link._group = Damaging(link._group, tag, size)
+            Damaging(link, bool(tag), size)
     return serve_well(links)
 
 
@@ -130,23 +140,23 @@ def take_after(links: List[Link], *args: Any) -> Any:
 
 @pytest.mark.parametrize(('tag', 'lost'), [(0, 1), (1, 0)], ids=['header', 'payload'])
 def test_damage_on_the_way(tag, lost, tmp_path):
-    report, *_ = run_job(take_after, damage_served, 1, 2, tmp_path / 'two', tag, 50)
+    report, *_ = run_job(take_after, damage, 1, 2, tmp_path / 'two', tag, 50)
     assert report['failovers'] >= 1 and report.get('lost', 0) == lost
     assert 'local' not in report
-    error, _ = run_job(take_error_after, damage_served, 1, 1, tmp_path / 'one', tag, 50)
-    assert 'encoder rank 1: ' in error
-    assert ('the checksum of a header is wrong' if tag == 0 else 'damaged on their way') in error
+    if lost:  # the connection is opened again, and the item comes over the next one
+        report, _ = run_job(take_remotely, damage, 1, 1, tmp_path / 'one', tag, 50)
+        assert (report['lost'], report['reopened'], report.get('local')) == (1, 1, None)
+    else:
+        error, _ = run_job(take_error_after, damage, 1, 1, tmp_path / 'one', tag, 50)
+        assert 'encoder rank 1: ' in error and 'damaged on their way' in error
+
+
+def take_remotely(links: List[Link], *args: Any) -> Any:
+    return take(links, local=False)
 
 
 def take_error_after(links: List[Link], *args: Any) -> str:
     return take_error(links)
-
-
-def damage_served(links: List[Link], tag: int, size: int) -> Any:
-    try:
-        return damage(links, tag, size)
-    except StreamingError as error:  # its only head broke the link
-        return str(error)
 
 
 def deliver_oddly(links: List[Link], how: str) -> Any:
@@ -175,24 +185,26 @@ def item_bytes() -> List[int]:
     return [sum(level.numel() for level in encode(image(number))) * 4 for number in range(COUNT)]
 
 
-def stall(links: List[Link], behind_header: bool) -> Any:
-    """The first encoder stops for a while at the third block, before or behind its header."""
+def stall(links: List[Link], behind_header: bool, goes_on: Path) -> Any:
+    """The first encoder stops at a block, before or behind its header, until a file exists."""
     class Stalling(Damaging):
-        def send(self, tensors: List[torch.Tensor], other: int, tag: int) -> Any:
-            if self.chosen(tensors[0], tag):
-                time.sleep(1.5)
-            return self._group.send(tensors, other, tag)
+        def part(self, part: torch.Tensor) -> torch.Tensor:
+            stops = self.chosen(part)
+            while stops and not goes_on.exists():
+                time.sleep(0.01)
+            return part
 
     if first_encoder(links):
         for link in links:
-            link._group = Stalling(link._group, int(behind_header), 64 if behind_header else 0)
+            Stalling(link, behind_header, 64 if behind_header else 0)
     return serve_well(links)
 
 
-def take_soon(links: List[Link], *args: Any) -> Any:
+def take_soon(links: List[Link], behind_header: bool, goes_on: Path) -> Any:
     source = Streamed(links, CPU, encode, block_bytes=BLOCK, pool_bytes=14 * BLOCK, timeout=0.8)
     fetch(source, [item(number) for number in range(4)])
-    time.sleep(1.5)  # what is late comes, into blocks that others have had meanwhile
+    goes_on.touch()
+    time.sleep(1)  # what is late comes, into blocks that others have had meanwhile
     fetch(source, [item(number) for number in range(4, COUNT)])
     report = source.report()
     source.close()
@@ -201,12 +213,12 @@ def take_soon(links: List[Link], *args: Any) -> Any:
 
 @pytest.mark.parametrize('behind_header', [False, True])
 def test_a_block_reused_while_an_old_write_is_under_way(behind_header, tmp_path):
-    report, *_ = run_job(take_soon, stall, 1, 2, tmp_path, behind_header)
+    report, *_ = run_job(take_soon, stall, 1, 2, tmp_path, behind_header, tmp_path / 'goes on')
     assert report['failovers'] >= 1 and 'lost' not in report
 
 
 # seconds by which an encoder is late; the other legs test the same code
-LATE = 20.0 if ON_MAIN_LEG else 2.0
+LATE = 9.0 if ON_MAIN_LEG else 6.0
 
 
 def serve_slowly(links: List[Link], late: float = 2.0) -> Any:
@@ -216,10 +228,7 @@ def serve_slowly(links: List[Link], late: float = 2.0) -> Any:
         return encode(images)
 
     slow_once: List[int] = []
-    try:
-        return serve(links, slow if first_encoder(links) else encode, CPU, heartbeat=0.2)
-    except StreamingError as error:
-        return str(error)
+    return serve(links, slow if first_encoder(links) else encode, CPU)
 
 
 def serve_late(links: List[Link]) -> Any:
@@ -230,14 +239,10 @@ def take_patiently(links: List[Link]) -> Dict[str, float]:
     return take(links, timeout=60)
 
 
-def test_an_encoder_that_is_delayed(tmp_path):
-    patient, *_ = run_job(take_patiently, serve_late, 1, 2, tmp_path / 'patient', peer_timeout=60.0,
-                          timeout=80)
-    assert patient['waited'] > LATE / 2 and 'failovers' not in patient
-    hasty, slow, _ = run_job(take, serve_slowly, 1, 2, tmp_path / 'hasty', peer_timeout=1.0)
-    assert hasty['lost'] == 1 and hasty['failovers'] >= 1
-    assert hasty['items from encoder rank 2'] >= 6
-    assert 'head rank 0: it went away' in slow
+def test_an_encoder_that_is_slower_than_peer_timeout_is_not_lost(tmp_path):
+    report, served, _ = run_job(take_patiently, serve_late, 1, 2, tmp_path, peer_timeout=3.0)
+    assert report['waited'] > LATE / 2 and not {'failovers', 'lost', 'local'} & set(report)
+    assert served['lost'] == 0
 
 
 def serve_raising(links: List[Link]) -> Any:
@@ -246,7 +251,7 @@ def serve_raising(links: List[Link]) -> Any:
             raise ZeroDivisionError('no such tile')
         return encode(images)
 
-    return serve(links, raising, CPU, heartbeat=0.2)
+    return serve(links, raising, CPU)
 
 
 def test_an_encoder_that_raises(tmp_path):
@@ -262,12 +267,13 @@ LEAK_ITEMS = 1000
 
 
 def take_thousand(links: List[Link]) -> Dict[str, float]:
-    source = Streamed(links, CPU, encode, block_bytes=256, pool_bytes=256 * 7, timeout=20)
+    source = Streamed(links, CPU, encode, block_bytes=256, pool_bytes=256 * 7, timeout=60)
     fetch(source, [item(n, image(n)[:1, :, :3 + n % 4, :5]) for n in range(LEAK_ITEMS)])
     report = source.report()
     assert source._inbox._pool.free == source._inbox._pool.total
     source.close()
-    report['threads'] = sum('link' in thread.name for thread in threading.enumerate())
+    report['threads'] = sum(thread.name in ('feature-links', 'liveness')
+                            for thread in threading.enumerate())
     return report
 
 
@@ -285,13 +291,13 @@ def serve_badly(links: List[Link]) -> Any:
         return encode(images)
 
     class Unsure(Damaging):
-        def chosen(self, tensor: torch.Tensor, tag: int) -> bool:
-            return tag == 1 and draw.random() < 0.03
+        def chosen(self, part: torch.Tensor) -> bool:
+            return part.dtype == torch.uint8 and part.numel() > 0 and draw.random() < 0.03
 
     for link in links:
-        link._group = Unsure(link._group, 1, 0)
+        Unsure(link, True, 0)
         tampered(link, lambda *message: [message] * (1 + (draw.random() < 0.05)))
-    return serve(links, unsure, CPU, heartbeat=0.2)
+    return serve(links, unsure, CPU)
 
 
 def test_a_thousand_items_with_random_failures_leave_no_block_behind(tmp_path):
@@ -305,7 +311,7 @@ def test_a_thousand_items_with_random_failures_leave_no_block_behind(tmp_path):
 
 def take_after_giving_up(links: List[Link]) -> Any:
     """Give items up as soon as they have blocks, then take one."""
-    source = Streamed(links, CPU, None, block_bytes=BLOCK, pool_bytes=20 * BLOCK, timeout=20)
+    source = Streamed(links, CPU, None, block_bytes=BLOCK, pool_bytes=20 * BLOCK, timeout=60)
     pool = source._inbox._pool
     for number in range(20):
         source.request(item(number))

@@ -14,13 +14,14 @@ from mapsage.features.remote.sender import serve
 from mapsage.features.remote.state import State
 from mapsage.features.remote.streamed import Streamed
 from mapsage.features.source import StreamingError
-from mapsage.features.wire.link import Link, LinkError, open_links
+from mapsage.features.wire.link import Link, LinkError
+from mapsage.features.wire.opening import open_links
 
 pytestmark = on_host
 
 
 def stream_items(links: List[Link], count: int, pool_bytes: int) -> Dict[str, float]:
-    source = Streamed(links, CPU, block_bytes=BLOCK, pool_bytes=pool_bytes, timeout=20)
+    source = Streamed(links, CPU, block_bytes=BLOCK, pool_bytes=pool_bytes, timeout=60)
     fetch(source, [item(number) for number in range(count)])
     report = source.report()
     source.close()
@@ -47,7 +48,7 @@ def test_a_pool_smaller_than_several_items(tmp_path):
 
 
 def odd_items(links: List[Link], wire: Any) -> Any:
-    source = Streamed(links, CPU, block_bytes=1000, pool_bytes=40000, timeout=20, wire=wire)
+    source = Streamed(links, CPU, block_bytes=1000, pool_bytes=40000, timeout=60, wire=wire)
     fetch(source, [item(0, torch.rand(1, 3, 1, 1)), item(1, torch.zeros(0, 3, 8, 8)),
                    item(2, torch.rand(3, 3, 5, 7, dtype=torch.float64)),
                    item(3, torch.zeros(1, 3, 0, 4)), item(4, torch.full((1, 3, 9, 11), 256.)),
@@ -64,7 +65,7 @@ def test_items_of_any_size_and_the_wire_dtype(tmp_path):
 
 
 def too_large(links: List[Link]) -> Any:
-    source = Streamed(links, CPU, encode, block_bytes=1000, pool_bytes=41500, timeout=20)
+    source = Streamed(links, CPU, encode, block_bytes=1000, pool_bytes=41500, timeout=60)
     source.request(item(0, torch.zeros(8, 3, 32, 32)))
     source.request(item(1))
     with pytest.raises(StreamingError) as error:
@@ -86,7 +87,7 @@ def test_an_item_larger_than_the_pool_is_an_error_with_the_setting(tmp_path):
 
 
 def other_weights(links: List[Link]) -> Any:
-    source = Streamed(links, CPU, encode, digest=0xabcd, timeout=20)
+    source = Streamed(links, CPU, encode, digest=0xabcd, timeout=60)
     source.request(item(0))
     with pytest.raises(StreamingError) as error:
         source.features(item(0))
@@ -95,7 +96,7 @@ def other_weights(links: List[Link]) -> Any:
 
 
 def serve_others(links: List[Link]) -> Dict[str, float]:
-    return serve(links, encode, CPU, digest=0x1234, heartbeat=0.2)
+    return serve(links, encode, CPU, digest=0x1234)
 
 
 def test_features_of_other_weights_are_refused_and_both_are_named(tmp_path):
@@ -105,7 +106,7 @@ def test_features_of_other_weights_are_refused_and_both_are_named(tmp_path):
 
 def watch(links: List[Link]) -> Any:
     """Follow an item as who delivers it to several ranks does."""
-    source = Streamed(links, CPU, block_bytes=1000, pool_bytes=39000, timeout=20)
+    source = Streamed(links, CPU, block_bytes=1000, pool_bytes=39000, timeout=60)
     with source._inbox._changed:  # nothing can come meanwhile
         source.request(item(0))
         with pytest.raises(StreamingError, match='item 0 is NEW, expected READY or FAILED'):
@@ -113,11 +114,13 @@ def watch(links: List[Link]) -> Any:
     source.request(item(1))
     for number in range(2):
         arriving, seen, data = source.arriving(number), [], torch.empty(0, dtype=torch.uint8)
-        while arriving.state not in (State.READY, State.FAILED):
+        is_over = False
+        while not is_over:
             arriving.wait(5)
-            reached = arriving.arrived
-            data = torch.cat([data, arriving.read(len(data), reached)])
-            seen.append((arriving.attempt, reached))
+            progress = arriving.progress  # all of it of one moment
+            is_over = progress.state in (State.READY, State.FAILED)
+            data = torch.cat([data, arriving.read(len(data), progress.arrived)])
+            seen.append((progress.attempt, progress.arrived))
         assert seen == sorted(seen) and arriving.error is None
         assert len(data) == arriving.total and torch.equal(data, arriving.read(0, len(data)))
         with pytest.raises(StreamingError, match='bytes 0 to .* were asked for'):

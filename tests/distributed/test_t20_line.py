@@ -137,6 +137,8 @@ def test_mixed_precision_and_compilations(tiny_data: Path, tmp_path: Path) -> No
     first, second = seen(tmp_path, 2)
     check_equal(first['weights'], second['weights'])
     for rank in (first, second):
-        # Four iterations show every kind of step twice; nothing is compiled afterward.
-        assert 0 < rank['compiled'][3] == rank['compiled'][-1], rank['compiled']
+        # Four iterations show every kind of step twice. The fifth is followed by a checkpoint
+        # inside an accumulation cycle, which compiles the exchange of gradients; and that is all.
+        assert 0 < rank['compiled'][4] == rank['compiled'][-1], rank['compiled']
+        assert rank['compiled'][4] <= rank['compiled'][3] + 1, rank['compiled']
         assert all(loss < 2.2 for loss in rank['losses'])

@@ -277,4 +277,4 @@ def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp('split heads')
-    return run_ranks(run_scenarios, 1, folder, folder, timeout=200)[0]
+    return run_ranks(run_scenarios, 1, folder, folder, timeout=600)[0]

@@ -8,7 +8,17 @@ from pathlib import Path
 import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, TASK_UTILS
+from mmengine.registry import HOOKS, TASK_UTILS, TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class Careless:
+    """A user's transform with a bug, which meets it in the third image."""
+
+    def __call__(self, results: dict) -> dict:
+        if results['img_path'].endswith('/3.png'):
+            results['depth'] = results['gt_depth'] / 2
+        return results
 
 
 @HOOKS.register_module()
@@ -32,15 +42,34 @@ class NonFiniteOnRank1(Hook):
 
 @HOOKS.register_module()
 class StopBeforeIteration(Hook):
-    """Announces that an iteration is reached and waits there to be killed."""
+    """Announces that an iteration is reached and waits there to be killed.
+
+    Args:
+        iteration: Number of iterations that are done.
+        variable: Environment variable without which a run goes on; none with ''.
+    """
+
+    def __init__(self, iteration: int, variable: str = '') -> None:
+        self.iteration, self.variable = iteration, variable
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter == self.iteration and (self.variable in os.environ or not self.variable):
+            Path(os.environ['MAPSAGE_TEST_REACHED']).touch()
+            time.sleep(600)
+
+
+@HOOKS.register_module()
+class PauseBeforeIteration(Hook):
+    """Announces that an iteration is reached, and waits there until a file says to go on."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
-        if runner.iter == self.iteration:
+        if runner.iter == self.iteration and get_rank() == 0:
             Path(os.environ['MAPSAGE_TEST_REACHED']).touch()
-            time.sleep(600)
+            while not Path(os.environ['MAPSAGE_TEST_GO']).exists():
+                time.sleep(0.01)
 
 
 @HOOKS.register_module()

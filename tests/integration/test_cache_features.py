@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -11,11 +12,20 @@ import uuid
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+import cv2
 import frozen_config
 import pytest
 import torch
 from forked import fork_ranks
-from support import ROOT, check_finished, launch, main_leg, on_host, write_tiny_config
+from support import (
+    ROOT,
+    check_finished,
+    launch,
+    main_leg,
+    on_host,
+    write_tiny_config,
+    write_tiny_data,
+)
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import cache_features as command  # noqa: E402
@@ -24,12 +34,12 @@ from mmengine.registry import TRANSFORMS  # noqa: E402
 
 from mapsage.commands import cache_features as engine  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.engine.data_order import SampleKey  # noqa: E402
 from mapsage.engine.env_cfg import ConfigError  # noqa: E402
+from mapsage.engine.loading.data_order import SampleKey  # noqa: E402
 from mapsage.features import FeatureSourceError  # noqa: E402
 from mapsage.features.cache.cached import Cached
 from mapsage.features.cache.index import find_shards, read_index  # noqa: E402
-from mapsage.features.cache.keys import keys_of_run  # noqa: E402
+from mapsage.features.cache.keys import keys_of_run, sample_hashes  # noqa: E402
 from mapsage.features.cache.shards import CacheError, Shard, read_items  # noqa: E402
 from mapsage.features.source import Item  # noqa: E402
 
@@ -80,8 +90,8 @@ def runner_of(path: Path, accelerator: str = 'cpu', **changes: Any) -> MapSageRu
     return MapSageRunner.from_cfg(cfg)
 
 
-def dataset_of(runner: MapSageRunner) -> Any:
-    return runner.train_loop.dataloader.dataset
+def samples_of(runner: MapSageRunner) -> Any:
+    return runner.train_loop.dataloader.samples
 
 
 def stored(folder: Path) -> List[List[torch.Tensor]]:
@@ -112,19 +122,19 @@ def test_what_training_reads_is_what_the_encoder_computes(
     folder = cache(config, tmp_path / 'cache', '--views', 2, *(options if precision else ()),
                    accelerator='auto')
     runner = runner_of(config, 'auto', **precision)
-    dataset = dataset_of(runner)
+    samples = samples_of(runner)
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     dtype = getattr(runner.optim_wrapper, 'cast_dtype', None)
     model = runner.model.train()
     device = runner.accelerator.device(0)
     source = Cached(str(folder), 2, device,
-                    keys_of_run(runner.cfg, dataset, model.backbone, dtype))
-    dataset.reseed = source.seed_of
+                    keys_of_run(runner.cfg, sample_hashes(samples.dataset), model.backbone, dtype))
+    samples.reseed = source.seed_of
     keys = []
-    dataset.finish = lambda index, seed, sample: keys.append((index, seed)) or sample
+    samples.finish = lambda index, seed, sample: keys.append((index, seed)) or sample
     views = set()
     for number, index in enumerate([3, 0, 3, 15, 3]):
-        sample = dataset[SampleKey(index, (7, number, 5))]
+        sample = samples[SampleKey(index, (7, number, 5))]
         images = model.data_preprocessor(
             dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]), True)['inputs']
         with torch.no_grad(), runner.accelerator.autocast(dtype or torch.bfloat16) \
@@ -217,13 +227,15 @@ def engine_args(path: Path, folder: Path, batch_size: int = 1, launcher: str = '
 
 
 def _caching_until_killed(path: Path, folder: Path) -> None:
-    wanted = engine.write_shard
+    wanted, written = engine.write_shard, []
 
-    def slow(*args: Any) -> Any:
-        time.sleep(0.2)
-        return wanted(*args)
+    def two(*args: Any) -> Any:
+        while len(written) == 2:  # time to be killed in
+            time.sleep(1)
+        written.append(wanted(*args))
+        return written[-1]
 
-    engine.write_shard = slow  # time to be killed in
+    engine.write_shard = two
     engine.FeatureCaching(engine_args(path, folder), print, shard_bytes=3 * 12288).run()
 
 
@@ -235,17 +247,18 @@ def test_a_killed_run_goes_on_where_it_was(plain: Path, tmp_path: Path) -> None:
             _caching_until_killed(plain, folder)
         finally:
             os._exit(1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while len(list(folder.glob('features-*.safetensors'))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), 'it ended before it was killed'
     left = {path: path.stat().st_mtime_ns for path in folder.glob('features-*.safetensors')}
-    assert 2 <= len(left) < 6
+    assert len(left) == 2
     (folder / 'features-000000000015.safetensors.partial-x').write_bytes(b'half')
 
     runner = runner_of(plain)
-    keys = keys_of_run(runner.cfg, dataset_of(runner), runner.model.backbone, None)
+    keys = keys_of_run(runner.cfg, sample_hashes(samples_of(runner).dataset),
+                       runner.model.backbone, None)
     with pytest.raises(CacheError, match=f'not complete: {16 - 3 * len(left)} of 16 items'):
         Cached(str(folder), 1, torch.device('cpu'), keys)
     cache(plain, folder)
@@ -292,6 +305,74 @@ def test_a_disk_too_small_is_known_before_the_work(plain: Path, tmp_path: Path,
     with pytest.raises(CacheError, match='has 196,607 bytes free.*need about 196,608'):
         cache(plain, tmp_path / 'cache')
     assert not list((tmp_path / 'cache').glob('features*'))
+
+
+def _first_batch(path: Path, folder: Path) -> Tuple[int, List[int], bool]:
+    """Return how many sizes of files a rank asked for, its samples, and if their features fit."""
+    cfg = Config.fromfile(str(path))
+    cfg.launcher, cfg.feature_source = 'pytorch', dict(type='Cached', folder=str(folder))
+    cfg.train_dataloader.num_workers, cfg.train_dataloader.persistent_workers = 0, False
+    cfg.work_dir, cfg.env_cfg.accelerator = str(path.parent / 'three'), 'cpu'
+    runner = MapSageRunner.from_cfg(cfg)
+    loop = runner.train_loop
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    hook, = (hook for hook in runner.hooks if type(hook).__name__ == 'FeatureSourceHook')
+    asked: List[str] = []
+    size = os.path.getsize
+    os.path.getsize = lambda name: asked.append(str(name)) or size(name)
+    hook.before_run(runner)
+    runner._init_model_weights()
+    hook.before_train(runner)
+    os.path.getsize = size
+    next(loop.dataloader_iterator)
+    hook._close_images()
+    samples = loop.dataloader.samples
+    item, = hook._items
+    found = hook._source.features(item)
+    for row, (index, seed) in enumerate(item.keys):
+        sample = samples.load(index, seed)
+        images = runner.model.module.data_preprocessor(
+            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']]), True)['inputs']
+        hook._gate.close()
+        expected = hook._gate.encode(images)
+        if not all(torch.equal(level[row], other[0]) for level, other in zip(found, expected)):
+            return 0, [], False
+    hook.after_train(runner)
+    return (sum(name.endswith('.png') for name in asked),
+            [index for index, _ in item.keys], True)
+
+
+@on_host
+def test_images_that_come_go_and_change_cost_their_own_features_only(
+        plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    data = write_tiny_data(tmp_path / 'data')
+    write_tiny_config(plain, data, PLAIN)
+    folder = cache(plain, tmp_path / 'cache')
+    shards = {path: path.stat().st_mtime_ns for path in folder.glob('features-*')}
+    images, masks = data / 'img_dir/train', data / 'ann_dir/train'
+    for kind in (images, masks):
+        shutil.copy(str(kind / '3.png'), str(kind / '0new.png'))
+        (kind / '5.png').unlink()
+    changed = cv2.imread(str(images / '7.png'))
+    cv2.imwrite(str(images / '7.png'), 255 - changed // 2)
+    runner = runner_of(plain, feature_source=dict(type='Cached', folder=str(folder)))
+    with pytest.raises(CacheError, match='2 of 16 items are missing'):
+        runner.train()
+    capsys.readouterr()
+    cache(plain, folder)
+    said = capsys.readouterr().out
+    assert '14 of 16 items are there' in said and '2 more items are of samples that' in said
+    assert '\n2 items in' in said and 'complete: 16 items' in said
+    assert shards.items() <= {path: path.stat().st_mtime_ns for path in folder.iterdir()}.items()
+    cache(plain, folder)  # again, with nothing to do
+    assert '16 of 16 items are there' in capsys.readouterr().out
+    losses, weights = _losses(plain, dict(type='Local'))
+    cached, found = _losses(plain, dict(type='Cached', folder=str(folder)))
+    assert len(losses) == 8 and losses == cached and torch.equal(weights, found)
+    ranks = fork_ranks(_first_batch, 3, tmp_path / 'ranks', plain, folder)
+    assert [sizes for sizes, _, _ in ranks] == [32, 0, 0]  # 16 images and masks, once
+    assert all(fits for _, _, fits in ranks)
+    assert len({index for _, indexes, _ in ranks for index in indexes}) == 6
 
 
 def _rank(path: Path, folder: Path) -> List[str]:

@@ -24,7 +24,7 @@ def test_faulty_devices(fault: str, words: list, tiny_data: Path, tmp_path: Path
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data)
     finished = launch(
         config, '--work-dir', tmp_path / 'work', '--cfg-options',
-        f'env_cfg.dist_cfg.timeout={DEADLINE}', timeout=60,
+        f'env_cfg.dist_cfg.timeout={DEADLINE}',
         environ={'ACCELERATOR': 'sim', 'MAPSAGE_SIM_FAULTS': fault})
     assert finished.status != 0, finished.output[-4000:]
     assert finished.left_running == []
@@ -37,7 +37,7 @@ def test_a_buffer_registered_late_on_the_cpu(tiny_data: Path, tmp_path: Path) ->
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='LateBufferOnRank1'), dict(type='DeviceCheckHook', interval=2)]
 ''')
-    finished = launch(config, '--work-dir', tmp_path / 'work', timeout=60, environ={
+    finished = launch(config, '--work-dir', tmp_path / 'work', environ={
         'ACCELERATOR': 'sim', 'PYTHONPATH': str(Path(__file__).parent)})
     assert finished.status != 0, finished.output[-4000:]
     assert finished.left_running == []

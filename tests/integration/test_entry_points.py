@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import rasterio
-from support import Finished, check_finished, launch, write_tiny_config
+from support import ON_MAIN_LEG, Finished, check_finished, launch, write_tiny_config
 
 TTA = '''
 tta_model = dict(type='SegTTAModel')
@@ -30,10 +30,11 @@ def losses(finished: Finished) -> list:
 
 
 def test_quick_start_at_eight_ranks(tmp_path: Path) -> None:
+    ranks = 8 if ON_MAIN_LEG else 2  # tests/distributed/test_simulated_cards.py has eight elsewhere
     finished = launch('--work-dir', tmp_path, '--cfg-options', 'train_cfg.max_iters=3',
-                      'train_cfg.val_interval=3', ranks=8, timeout=300)
+                      'train_cfg.val_interval=3', ranks=ranks)
     check_finished(finished)
-    assert 'world size 8' in finished.output
+    assert f'world size {ranks}' in finished.output
     assert miou(finished) > 0
     assert re.search(r'single_class_mIoU: [\d.]+', finished.output)
     assert f'preview: {tmp_path}/preview.png' in finished.output
@@ -71,6 +72,17 @@ def run_test(trained: Path, *options: str) -> Finished:
 def test_testing_gives_the_figure_of_the_training_log(trained: Path) -> None:
     # two ranks validated during training, one tests
     assert miou(run_test(trained)) == float((trained / 'miou').read_text())
+
+
+def test_a_test_on_several_ranks_gives_it_too(trained: Path) -> None:
+    finished = launch(trained / 'tiny.py', trained / 'work' / 'iter_10.pth', ranks=3,
+                      command=['bash', 'scripts/test.sh'])
+    check_finished(finished)
+    assert miou(finished) == float((trained / 'miou').read_text())
+    assert list((trained / 'work' / 'test').glob('*/*.log')), 'the folder of the test'
+    # the work dir keeps the config of the training
+    assert 'load_from = None' in (trained / 'work' / 'tiny.py').read_text() or \
+        'load_from' not in (trained / 'work' / 'tiny.py').read_text()
 
 
 def test_out_and_show_dir(trained: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def check_both_trained(first: Launch, second: Launch, work: Path) -> None:
 def test_two_nodes_by_torchrun(tiny_config: Path, tmp_path: Path) -> None:
     node = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     options = ['--work-dir', tmp_path, '--cfg-options', 'train_cfg.max_iters=2']
-    runs = [Launch(tiny_config, *options, ranks=1, cold=True,
+    runs = [Launch(tiny_config, *options, ranks=1,
                    environ={**node, 'NODE_RANK': str(rank)})
             for rank in range(2)]
     check_both_trained(runs[0], runs[1], tmp_path)

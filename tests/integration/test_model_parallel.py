@@ -29,10 +29,11 @@ train_dataloader['batch_size'] = 1
 
 
 def train(config: Path, work_dir: Path, *options: Any, devices: int = 4,
-          memory: str = '2G') -> Finished:
+          memory: str = '2G', **environ: str) -> Finished:
     return launch(config, '--work-dir', work_dir, *options,
                   command=[sys.executable, 'tools/train.py'],
-                  environ=dict(MAPSAGE_SIM_DEVICES=str(devices), MAPSAGE_SIM_MEMORY=memory))
+                  environ=dict(MAPSAGE_SIM_DEVICES=str(devices), MAPSAGE_SIM_MEMORY=memory,
+                               **environ))
 
 
 def losses(work_dir: Path) -> List[float]:
@@ -98,3 +99,18 @@ def test_a_map_that_does_not_fit(tiny_config: Path, tmp_path: Path) -> None:
     assert 'DeviceMapError' in said
     assert "device_map names 'decode_hed', which is no module" in said
     assert "Did you mean 'decode_head'?" in said
+
+
+DROPOUT = SETTINGS + "model['decode_head']['dropout_ratio'] = 0.5\n"
+
+
+def test_dropout_on_the_last_card_is_repeated_by_a_resume(tiny_data: Path, tmp_path: Path) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, DROPOUT.format(wanted=True))
+    own = dict(MAPSAGE_SIM_RANDOM='device')  # each card draws from a generator of its own
+    check_finished(train(config, tmp_path / 'whole', **own))
+    check_finished(train(config, tmp_path / 'resumed', '--cfg-options', 'train_cfg.max_iters=5',
+                         **own))
+    check_finished(train(config, tmp_path / 'resumed', '--resume', **own))
+    whole, resumed = (torch.load(tmp_path / name / 'iter_10.pth', weights_only=False)['state_dict']
+                      for name in ('whole', 'resumed'))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

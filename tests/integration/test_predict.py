@@ -15,6 +15,7 @@ import numpy as np
 import pyogrio
 import pytest
 import rasterio
+import rasterio.shutil
 import torch
 from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
 from PIL import Image
@@ -115,6 +116,24 @@ def test_its_polygons_have_the_areas_of_their_pixels(utm: Any) -> None:
         # The grid of UTM is within 0.1 % of the ellipsoid's meters.
         assert columns['area_m2'][mine][0] == pytest.approx(pixels * 0.25, rel=2e-3)
     assert columns['area_px'].sum() == classes.size
+
+
+def test_the_options_of_polygons_apply_to_a_map_that_is_finished(
+        model: Tuple[Path, Path], tmp_path: Path) -> None:
+    classes = paint(60, 80)
+    classes[2, 3] = 2  # a single pixel
+    scene = write_scene(tmp_path / 'a.tif', classes, **UTM)
+    options = [scene, '--out', tmp_path, '--window', 32, '--polygons']
+    for more, smallest, left_out in (
+            ([], 1, set()), (['--min-area', '2'], 2, set()), ([], 1, set()),
+            (['--skip-class', *NAMES[:2], '--simplify', '0'], 1, set(NAMES[:2]))):
+        assert run(model, *options[:2], tmp_path / 'out', *options[3:], *more) == 0
+        columns = read_polygons(tmp_path / 'out' / 'a.gpkg')[1]
+        assert columns['area_px'].min() >= smallest
+        assert set(columns['class_name']) == {NAMES[i] for i in np.unique(classes)} - left_out
+        assert (columns['area_px'] == 1).any() == (smallest == 1)
+    with pytest.raises(PredictError, match='--skip-class sea: the classes are'):
+        run(model, *options[:2], tmp_path / 'out', *options[3:], '--skip-class', 'sea')
 
 
 def test_it_leaves_a_picture_and_says_where_everything_is(utm: Any) -> None:
@@ -276,7 +295,7 @@ def test_a_rank_that_dies_is_named_by_the_others(model: Tuple[Path, Path], tmp_p
             assert processes[0].process.poll() is None
             time.sleep(0.02)
         os.kill(processes[1].process.pid, signal.SIGKILL)
-        survivor = processes[0].finish(60)
+        survivor = processes[0].finish()
     finally:
         for each in processes:
             each.process.kill()
@@ -453,6 +472,51 @@ def test_a_picture_turned_by_its_exif_is_refused(model: Tuple[Path, Path], tmp_p
     Image.fromarray(COLORS[paint(80, 80)]).save(str(tmp_path / 'a.png'), exif=exif)
     with pytest.raises(PredictError, match='a.png is turned by its EXIF'):
         run(model, tmp_path / 'a.png', '--out', tmp_path / 'out')
+
+
+def test_the_model_sees_a_scene_in_the_size_it_was_trained_on(model: Tuple[Path, Path],
+                                                              tmp_path: Path, capsys: Any) -> None:
+    classes = paint(90, 130)
+    scene = write_scene(tmp_path / 'a.tif', classes, **UTM)
+    doubled = write_config(tmp_path, "test_pipeline.insert(1, dict(type='Resize', scale_factor=2.0,"
+                                     " keep_ratio=True))")
+    Image.fromarray(COLORS[classes]).save(str(tmp_path / 'b.png'))
+    fitted = with_pipeline(tmp_path, 'fitted', "test_pipeline.insert(1, dict(type='Resize', "
+                           "scale=(300, 180), keep_ratio=True))")
+    for number, (config, source, options, told) in enumerate((
+            (doubled, scene, [], '260x180 pixels (scale_factor=2.0'),
+            (doubled, scene, ['--scale', '3'], '390x270 pixels (--scale 3)'),
+            (model[0], scene, ['--gsd', '0.25'], '260x180 pixels (--gsd 0.25, and its pixels have '
+                                                '0.5'),
+            (fitted, tmp_path / 'b.png', [], '260x180 pixels (scale=(300, 180)'),
+            (fitted, scene, [], 'a.tif (its own size: scale=(300, 180)'))):
+        out = tmp_path / f'out{number}'
+        assert run((config, model[1]), source, '--out', out, '--confidence', *options) == 0
+        np.testing.assert_array_equal(read(out / f'{source.stem}.tif'), classes)
+        assert read(out / f'{source.stem}_confidence.tif').shape == classes.shape
+        assert told in capsys.readouterr().out
+    with pytest.raises(PredictError, match='made with another size'):
+        run((doubled, model[1]), scene, '--out', tmp_path / 'out0', '--confidence', '--scale', '1')
+    with pytest.raises(PredictError, match='--gsd 0.25 needs .*b.png has no CRS .*--scale'):
+        run(model, tmp_path / 'b.png', '--out', tmp_path / 'out9', '--gsd', '0.25')
+
+
+def test_a_map_knows_its_colors_and_the_sources_of_a_mosaic(model: Tuple[Path, Path],
+                                                            tmp_path: Path) -> None:
+    config, checkpoint = model
+    source = write_scene(tmp_path / 'a.tif', paint(60, 80), **UTM)
+    mosaic = tmp_path / 'm.vrt'
+    rasterio.shutil.copy(str(source), str(mosaic), driver='VRT')
+    options = [mosaic, '--out', tmp_path / 'out', '--window', 32]
+    assert run(model, *options) == run(model, *options) == 0
+    before = os.stat(source)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 10 ** 9))
+    with pytest.raises(PredictError, match='made with another input'):
+        run(model, *options)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other = write_config(tmp_path, "test_dataloader['dataset']['metainfo']['palette'][0] = [9] * 3")
+    with pytest.raises(PredictError, match='made with another palette'):
+        run((other, checkpoint), *options)
 
 
 def test_files_of_others_stay(model: Tuple[Path, Path], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import mmseg
 import pytest
 from support import check_finished, launch
+from warm_python import warm_python
 
 MIM = Path(mmseg.__file__).parent / '.mim'
 # The whole of what a user adds.
@@ -53,7 +54,7 @@ def test_trains_by_mmsegs_own_script(ranks: int, tiny_data: Path, tmp_path: Path
         'c10d', '--rdzv_endpoint', 'localhost:0', *script, '--launcher', 'pytorch']
     root = Path(__file__).resolve().parents[2]
     finished = launch('--cfg-options', *options, command=command,
-                      environ={'PYTHONPATH': str(root)})
+                      environ={'PYTHONPATH': str(root), 'PYTHON_EXEC': warm_python()})
     check_finished(finished)
     assert (tmp_path / 'work' / 'iter_3.pth').exists()
     assert f'world size {ranks}' in finished.output

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Callable, List, Set
@@ -72,6 +74,8 @@ def kill_launcher(run: Launch) -> None:
 
 def terminate_launcher(run: Launch) -> None:
     os.kill(run.process.pid, signal.SIGTERM)
+    time.sleep(3)  # the first one asks the ranks, which hang, to save and leave
+    os.kill(run.process.pid, signal.SIGTERM)
 
 
 def kill_rank(run: Launch) -> None:
@@ -101,7 +105,7 @@ def test_nothing_is_left_running(ranks: int, end: Callable[[Launch], None], word
     run.wait_for(tmp_path / 'reached')
     assert len(run.ranks()) == ranks
     end(run)
-    finished = run.finish(timeout=30)
+    finished = run.finish()
     assert finished.status != 0
     assert finished.left_running == []
     tail = finished.output[-600:]
@@ -121,7 +125,7 @@ def test_forks_hold_no_sockets_of_others_and_no_port_stays(tiny_data: Path,
     open_ports = set().union(*map(sockets, run.running())) & listening()
     assert open_ports  # of torchrun, and of the fork server
     kill_launcher(run)
-    assert run.finish(timeout=30).left_running == []
+    assert run.finish().left_running == []
     assert not open_ports & listening()
 
 
@@ -137,6 +141,47 @@ def ranks_are_asked_for(run: Launch) -> bool:
     return bool(run.ranks())
 
 
+SLEEPING = '''
+import time
+time.sleep(600)  # as a rank does that imports, and has called nothing of MapSage yet
+'''
+
+
+def command_has_begun(run: Launch) -> bool:
+    return len([pid for pid in processes(run, 'rank.py')
+                if 'launch.py' not in run.running().get(pid, 'launch.py')]) == 3
+
+
+def start_sleeping(folder: Path, **environ: str) -> Launch:
+    script = folder / 'rank.py'
+    script.write_text(SLEEPING)
+    return Launch('--standalone', '--nproc_per_node', 3, script, cold=True, environ=environ,
+                  command=[sys.executable, 'tools/launch.py'])
+
+
+@on_host
+def test_launcher_killed_before_new_ranks_have_imported(tmp_path: Path) -> None:
+    run = start_sleeping(tmp_path, PYTHON_EXEC=sys.executable)
+    while not command_has_begun(run):
+        assert run.process.poll() is None
+        time.sleep(0.01)
+    kill_launcher(run)
+    finished = run.finish()
+    assert finished.status == -signal.SIGKILL and finished.left_running == []
+
+
+@on_host
+@pytest.mark.parametrize('environ', [{}, {'PYTHON_EXEC': sys.executable}])
+def test_launcher_killed_at_a_random_moment(environ: dict, tmp_path: Path) -> None:
+    seed = random.randrange(1000)
+    seconds = random.Random(seed).uniform(0, 2)
+    print(f'seed {seed}: killed after {seconds:.3f} s')
+    run = start_sleeping(tmp_path, **environ)
+    time.sleep(seconds)
+    kill_launcher(run)
+    assert run.finish().left_running == []
+
+
 @on_host
 @pytest.mark.parametrize('ranks, moment', [
     (2, server_is_there), (3, server_imports), (3, ranks_are_asked_for)])
@@ -147,6 +192,6 @@ def test_launcher_killed_while_it_starts(ranks: int, moment: Callable[[Launch], 
         assert run.process.poll() is None
         time.sleep(0.01)
     kill_launcher(run)
-    finished = run.finish(timeout=30)
+    finished = run.finish()
     assert finished.status == -signal.SIGKILL
     assert finished.left_running == []

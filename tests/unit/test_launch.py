@@ -24,17 +24,34 @@ def failed(**exit_codes: int) -> ChildFailedError:
     return ChildFailedError('train.py', failures)
 
 
+def test_notes_that_are_cut_or_gone(tmp_path: Path) -> None:
+    (tmp_path / '100-1').write_bytes('影像.tif'.encode()[:-5])  # within a character
+    assert 'rank 1 failed first:\n影\ufffd' in launch.report(failed(rank1=1), tmp_path)
+    assert 'rank 1 failed first:' in launch.report(failed(rank1=1), tmp_path / 'gone')
+
+
 @pytest.mark.parametrize('exit_codes, notes, expected', [
     (dict(rank0=1, rank1=1), {'200-0': 'lost its peer', '100-1': 'cause'},
      'rank 1 failed first:\ncause'),
     (dict(rank0=1, rank1=-signal.SIGKILL), {'100-0': 'lost its peer'},
      'rank 1 failed first:\nkilled by SIGKILL'),
-    # torchrun ends the ranks that still run by SIGTERM, and then lists them among the failures
+    # the ranks that still run are ended by SIGUSR2, and then listed among the failures
+    (dict(rank0=1, rank1=-signal.SIGUSR2), {'100-0': 'cause'}, 'rank 0 failed first:\ncause'),
     (dict(rank0=1, rank1=-signal.SIGTERM), {'100-0': 'cause'}, 'rank 0 failed first:\ncause'),
     (dict(rank1=-signal.SIGTERM), {}, 'rank 1 failed first:\nkilled by SIGTERM'),
+    (dict(rank1=3), {}, 'rank 1 failed first:\nit ended with status 3 and left no error'),
     (dict(rank1=-signal.SIGSEGV), {}, 'rank 1 failed first:\nkilled by SIGSEGV'),
 ])
 def test_first_failure(exit_codes: dict, notes: dict, expected: str, tmp_path: Path) -> None:
     for name, message in notes.items():
         (tmp_path / name).write_text(message)
     assert expected in launch.report(failed(**exit_codes), tmp_path)
+
+
+def test_a_rank_that_torchrun_had_to_kill_is_not_the_cause(tmp_path: Path) -> None:
+    (tmp_path / '100-0').write_text('waited for rank 1')
+    late = failed(rank0=1, rank1=-signal.SIGKILL)
+    late.failures[1].timestamp += 30  # as long as torchrun waits after its first signal
+    text = launch.report(late, tmp_path)
+    assert 'rank 0 failed first:\nwaited for rank 1\n' in text
+    assert 'rank(s) [1] did not end when asked to' in text and 'out of memory' not in text

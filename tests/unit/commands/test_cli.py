@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 from mmengine.config import Config
 from warm_python import warm_python
 
+from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
+from mapsage.distributed import RankError
+from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.evaluation import ConfusionMatrixMetric
+from mapsage.hooks import DeviceCheckError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -103,25 +109,73 @@ def test_tta_says_what_is_missing(gone: str) -> None:
         cli.use_tta(cfg)
 
 
-@pytest.mark.parametrize('metric', ['IoUMetric', 'ConfusionMatrixMetric'])
-def test_masks_go_to_the_metric_that_writes_them(metric: str) -> None:
-    cfg = tested()
-    cfg.test_evaluator = [dict(type='Other'), dict(type=metric)]
+@pytest.mark.parametrize('metric', ['IoUMetric', 'ConfusionMatrixMetric', 'CityscapesMetric',
+                                    'mmseg.IoUMetric', ConfusionMatrixMetric])
+def test_masks_go_to_the_metric_that_writes_them(metric: Any) -> None:
+    cfg = Config(dict(tested(), default_scope='mmseg'))
+    cfg.test_evaluator = [dict(type='SingleClassBaseline'), dict(type=metric)]
     cli.write_masks_to(cfg, 'out')
+    assert 'output_dir' not in cfg.test_evaluator[0]
     assert cfg.test_evaluator[1].output_dir == 'out'
-    cfg.test_evaluator = dict(type='Other')
-    with pytest.raises(ConfigError, match='--out needs an IoUMetric'):
+    assert cfg.test_evaluator[1].get('keep_results') is (
+        True if metric == 'CityscapesMetric' else None)
+    cfg.test_evaluator = dict(type='SingleClassBaseline')
+    with pytest.raises(ConfigError, match='--out needs a metric with an output_dir'):
         cli.write_masks_to(cfg, 'out')
 
 
 def test_pictures_are_drawn_by_the_hook_without_one_in_the_config() -> None:
     cfg = tested()
-    cli.write_pictures_to(cfg, 'shown')
+    cli.draw_predictions(cfg, 'shown', False, 2)
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'shown'
+    assert 'show' not in cfg.default_hooks.visualization
+
+
+def test_pictures_are_shown_by_the_configs_own_hook(monkeypatch: Any) -> None:
+    cfg = tested()
+    cfg.default_hooks = dict(visualization=dict(type='Mine', interval=7), timer=dict(type='T'))
+    cfg.visualizer = dict(type='V', save_dir='before')
+    monkeypatch.setenv('DISPLAY', ':0')
+    cli.draw_predictions(cfg, None, True, 0.5)
+    assert cfg.default_hooks.visualization == dict(
+        type='Mine', interval=7, draw=True, show=True, wait_time=0.5)
+    assert cfg.default_hooks.timer.type == 'T' and cfg.visualizer.save_dir == 'before'
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other systems need no DISPLAY')
+def test_a_window_needs_a_display(monkeypatch: Any) -> None:
+    for name in ('DISPLAY', 'WAYLAND_DISPLAY'):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match='--show needs a display.*--show-dir'):
+        cli.draw_predictions(tested(), None, True, 2)
+
+
+@pytest.mark.parametrize('given, mode', [
+    (['c.py'], None), (['c.py', '--resume'], 'auto'), (['--resume', 'c.py'], 'auto'),
+    (['c.py', '--resume', 'must'], 'must'), (['--resume', 'must', 'c.py', '--amp'], 'must'),
+    (['c.py', '--resume=must'], 'must'), (['c.py', '--resume', '--amp'], 'auto')])
+def test_resume_stands_anywhere_with_or_without_a_mode(given: list, mode: Any) -> None:
+    parser = cli.build_parser('test')
+    parser.add_argument('--amp', action='store_true')
+    cli.add_resume(parser)
+    args = parser.parse_args(cli.with_resume_mode(given))
+    assert (args.config, args.resume, args.amp) == ('c.py', mode, '--amp' in given)
+
+
+def test_a_test_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    work = tmp_path / 'another run'
+    work.mkdir()
+    cfg = Config(dict(work_dir='mine'))
+    assert cli.test_folder(cfg, str(work / 'iter_3.pth')) == str(work / 'test')
+    assert cli.test_folder(cfg, 'https://x.org/iter_3.pth') == os.path.join('mine', 'test')
+    assert cli.test_folder(cfg, str(tmp_path / 'gone' / 'w.pth')) == os.path.join('mine', 'test')
 
 
 FAIL = '''
+from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
+from mapsage.distributed import RankError
+from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.engine import ConfigError
 def main(argv):
     raise {error}
@@ -158,3 +212,16 @@ def test_a_workers_traceback_is_taken_off() -> None:
     assert str(cli._without_worker_traceback(wrapped)) == 'bad mask'
     plain = DataError('bad mask')
     assert cli._without_worker_traceback(plain) is plain
+
+
+@pytest.mark.parametrize('error, kind', [
+    (AcceleratorError('no card'), BROKEN_FILE), (ConfigError('no key'), FINAL_FILE),
+    (RankError(1, 'ValueError', 'training'), ''), (ZeroDivisionError(), ''),
+    # node 1 of three has ranks 2 and 3
+    (DeviceCheckError('', {2: ['']}), BROKEN_FILE), (DeviceCheckError('', {2: [''], 3: ['']}),
+                                                     BROKEN_FILE),
+    (DeviceCheckError('', {1: ['']}), ''), (DeviceCheckError('', {5: ['']}), ''),
+    (DeviceCheckError('', {3: [''], 4: ['']}), FINAL_FILE),
+    (DeviceCheckError('', {2: ['']}, compared=True), FINAL_FILE)])
+def test_whose_fault_an_error_is(error: Exception, kind: str) -> None:
+    assert cli._kind(error, dict(GROUP_RANK='1', LOCAL_WORLD_SIZE='2')) == kind

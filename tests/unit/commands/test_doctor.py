@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
+import shapely
+from geo_scenes import CLASSES, PALETTE
+from geotiff_data import write_scene, write_vector
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from support import ROOT
@@ -193,3 +196,49 @@ def report(device: str, *problems: str, torch: str = '2', card: Any = None) -> D
 ])
 def test_reports_of_all_ranks(reports: dict, world_size: int, want: list) -> None:
     assert [(each.level, each.text) for each in compare_reports(reports, world_size)] == want
+
+
+SCENES = '''
+_kept = dict(type='GeoTiffDataset', data_root={root!r}, scenes='scenes', labels='labels', window=64,
+             bands=[1, 2, 3, 4], metainfo=dict(classes={classes!r}, palette={palette!r}),
+             pipeline=[dict(type='LoadGeoTiffWindow'), dict(type='LoadGeoTiffLabels'),
+                       dict(type='PackSegInputs')])
+train_dataloader.update(dataset=_kept)
+val_dataloader.update(dataset=_kept)
+test_dataloader = val_dataloader
+model['data_preprocessor'] = dict(
+    type='BandDataPreProcessor', mean=[100.] * 4, std=[50.] * 4, pad_val=0, seg_pad_val=255,
+    size=(64, 64))
+model['backbone']['in_channels'] = 4
+model['decode_head']['num_classes'] = 3
+'''
+
+
+@pytest.mark.parametrize('text, words', [
+    ('', ''),
+    ("_kept['labels'] = 'label'", r'problem  train_dataloader: .*label'),
+    ("_kept['scenes'] = 'scene'", r'problem  train_dataloader: .*scene'),
+    ("_kept['bands'] = [1, 2, 3, 5]", r'problem  train_dataloader: .* has no band \[5\]'),
+    ("model['data_preprocessor'].update(mean=[1.] * 3, std=[1.] * 3)",
+     'problem  train_dataloader: one step .*size of tensor'),
+    ("model['backbone']['in_channels'] = 3", 'problem  train_dataloader: one step .*channels'),
+    ("_kept['labels'] = 'beside.gpkg'", 'problem  train_dataloader: .*no polygon .* meets a scene'),
+    ("model['decode_head']['num_classes'] = 2",
+     r'problem  train_dataloader: .*decode_head.*num_classes=2.* 3 classes'),
+    ("model['decode_head']['num_classes'] = 4",
+     r'note     train_dataloader: .*decode_head.*num_classes=4.* 3 classes'),
+])
+def test_one_sample_and_one_step_of_each_split(text: str, words: str, tiny_config: Path,
+                                               tmp_path: Path) -> None:
+    write_scene(tmp_path, bands=4, photometric='minisblack')
+    write_vector(tmp_path / 'beside.gpkg', [shapely.box(0, 0, 10, 10)], [CLASSES[1]], 'EPSG:32631')
+    config = tmp_path / 'scenes.py'
+    config.write_text(tiny_config.read_text() + SCENES.format(
+        root=str(tmp_path), classes=CLASSES, palette=PALETTE) + text)
+    status, report = ask(config, '--accelerator', 'cpu')
+    assert status == ('problem' in words), report
+    if text:
+        assert re.search(words, report), report
+    else:
+        assert 'ok       train_dataloader: 25 samples, one step' in report
+        assert 'ok       val_dataloader: 25 samples, one prediction' in report

@@ -1,0 +1,159 @@
+"""Which programs the shell scripts start, and how. A stand-in for Python prints its arguments."""
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+from support import ROOT, main_leg
+
+PRINT = '#!/bin/sh\nprintf "ran"; printf " <%s>" "$@"; echo; echo "then <${MAPSAGE_THEN:-}>"\n'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Return a function that runs a script in a folder and returns its status and lines."""
+    python = tmp_path / 'python'
+    python.write_text(PRINT)
+    python.chmod(0o755)
+
+    def start(script: Path, *arguments: Any, folder: Path = ROOT, **variables: str) -> Any:
+        environ = {name: value for name, value in os.environ.items()
+                   if not name.startswith(('SLURM', 'MAPSAGE', 'WORK_DIR', 'ACCELERATOR'))}
+        done = subprocess.run(
+            ['bash', str(script), *map(str, arguments)], cwd=str(folder), timeout=60,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
+            env={**environ, 'MAPSAGE_PYTHON': str(python),
+                 'PATH': f'{tmp_path}:{os.environ["PATH"]}', **variables})
+        return done.returncode, done.stdout
+
+    return start
+
+
+START = ROOT / 'scripts' / 'start_8card_training.sh'
+DEMO = ROOT / 'configs' / 'demo' / 'efficientnet_lite0_fpn_demo.py'
+
+
+@pytest.mark.parametrize('folder, config, demo', [
+    (ROOT, None, True), (ROOT, 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
+    (ROOT / 'configs', 'demo/efficientnet_lite0_fpn_demo.py', True), (ROOT, DEMO, True),
+    (ROOT / 'configs' / 'demo', 'efficientnet_lite0_fpn_demo.py', True),
+    (ROOT / 'scripts', 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
+    (ROOT, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', False)])
+def test_the_demo_is_known_by_its_folder(run: Any, folder: Path, config: Any,
+                                         demo: bool) -> None:
+    status, output = run(START, *([config] if config else []), folder=folder)
+    assert status == 0
+    assert ('make_demo_data.py' in output, '_demo_map.sh' in output) == (demo, demo)
+
+
+def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> None:
+    own = tmp_path / 'demo' / 'configs'
+    own.mkdir(parents=True)
+    (own / 'mine.py').write_text('')
+    for config in (own / 'mine.py', 'demo/configs/mine.py'):
+        status, output = run(START, config, folder=tmp_path)
+        assert status == 0 and 'make_demo_data.py' not in output and 'then <>' in output
+
+
+def slurm(run: Any, script: Path, folder: Path, **variables: str) -> Any:
+    return run(script, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', '--resume',
+               folder=folder, SLURM_PROCID='0', SLURM_STEP_ID='1', SLURM_JOB_ID='7',
+               SLURM_SUBMIT_DIR=str(folder), **variables)
+
+
+WANTED: List[str] = [
+    f'<{ROOT}/tools/train.py>', '<--launcher> <slurm> <--resume>',
+    'configs/loveda/efficientnet_lite0_fpn_loveda.py>']
+
+
+def test_slurm_from_another_folder(run: Any, tmp_path: Path) -> None:
+    for folder in (tmp_path, ROOT):
+        status, output = slurm(run, ROOT / 'scripts' / 'slurm_train.sh', folder)
+        assert status == 0 and all(words in output for words in WANTED), output
+
+
+def test_slurm_runs_a_copy_of_the_script(run: Any, tmp_path: Path) -> None:
+    spool = tmp_path / 'spool' / 'slurm_script'
+    spool.parent.mkdir()
+    shutil.copy(str(ROOT / 'scripts' / 'slurm_train.sh'), str(spool))
+    status, output = slurm(run, spool, tmp_path)
+    assert status == 2 and 'Set MAPSAGE_ROOT' in output
+    for folder, variables in ((ROOT, {}), (tmp_path, {'MAPSAGE_ROOT': str(ROOT)})):
+        status, output = slurm(run, spool, folder, **variables)
+        assert status == 0 and all(words in output for words in WANTED), output
+    scontrol = tmp_path / 'scontrol'
+    scontrol.write_text(f'#!/bin/sh\necho "   Command={ROOT}/scripts/slurm_train.sh x.py"\n')
+    scontrol.chmod(0o755)
+    status, output = slurm(run, spool, tmp_path)
+    assert status == 0 and all(words in output for words in WANTED), output
+
+
+def test_the_test_on_all_cards(run: Any, tmp_path: Path) -> None:
+    script = ROOT / 'scripts' / 'test.sh'
+    status, output = run(script, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', 'a b.pth',
+                         '--tta', folder=tmp_path, NPROC_PER_NODE='3', WORK_DIR='of a training')
+    assert status == 0
+    assert '<--nproc_per_node> <3>' in output and 'work-dir' not in output
+    assert f'<{ROOT}/tools/test.py> <{ROOT}/configs/loveda/efficientnet_lite0_fpn_loveda.py> ' \
+        '<--launcher> <pytorch> <a b.pth> <--tta>' in output
+    assert run(script, 'config.py')[0] == 2
+
+
+SECOND = """
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope='module')
+def known():  # as a launch that is in time only where nothing runs beside it
+    known = Path(__file__ + '.known')
+    assert known.exists() or known.touch()
+
+@pytest.mark.parametrize('text', ['a b::c', *range(11)])
+def test_passes_the_second_time(known, text):
+    pass
+"""
+BROKEN = """
+import pytest
+
+@pytest.mark.parametrize('number', range(%d))
+def test_fails_always(number):
+    assert number < 0
+"""
+GOOD = 'def test_passes():\n    pass\n'
+
+
+@main_leg  # nothing of it depends on torch
+@pytest.mark.parametrize('files, arguments, status, told, passed_alone', [
+    # twelve tests of one fixture, with two workers
+    (dict(second=SECOND, good=GOOD), [], 0, ['1 passed, 12 errors', '12 passed'], 12),
+    (dict(second=SECOND.replace('11', '8'), broken=BROKEN % 1), ['-n', '0'], 1,
+     ['1 failed, 9 errors', '1 failed, 9 passed'], 9),
+    # too many to run again
+    (dict(second=SECOND, broken=BROKEN % 1), ['-n', '0'], 1, ['1 failed, 12 errors'], 0)])
+def test_what_failed_runs_once_more_alone(tmp_path: Path, files: Any, arguments: Any, status: int,
+                                          told: List[str], passed_alone: int) -> None:
+    (tmp_path / 'scripts').mkdir()
+    for name in ('run_tests.sh', 'setup_env.sh'):
+        shutil.copy(str(ROOT / 'scripts' / name), str(tmp_path / 'scripts' / name))
+    (tmp_path / 'tests').mkdir()
+    for name, text in files.items():
+        (tmp_path / 'tests' / f'test_{name}.py').write_text(text)
+    done = subprocess.run(
+        ['bash', 'scripts/run_tests.sh', '--again', 'alone.txt', 'tests', *arguments],
+        cwd=str(tmp_path), timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        universal_newlines=True, env={**{name: value for name, value in os.environ.items()
+                                         if not name.startswith('PYTEST')},
+                                      'MAPSAGE_PYTHON': sys.executable})
+    assert done.returncode == status, done.stdout
+    assert re.findall(r'=+ (.*) in [\d.]+s.* =+', done.stdout) == told, done.stdout
+    alone = tmp_path / 'alone.txt'
+    lines = alone.read_text().splitlines() if alone.exists() else []
+    assert len(lines) == passed_alone, lines
+    if lines:
+        assert 'leg main: tests/test_second.py::test_passes_the_second_time[a b::c]' in lines
