@@ -1,7 +1,8 @@
 # Sourced by the scripts that start ranks. The top of start_8card_training.sh describes the
 # variables that are read here.
 #
-# Sets root and python; defines find_config CONFIG and launch PROGRAM CONFIG [options].
+# Sets root and python; defines find_config CONFIG, is_demo CONFIG and
+# launch PROGRAM CONFIG [options].
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case "${ACCELERATOR:-}" in
@@ -16,12 +17,22 @@ find_config() {
     if [ ! -f "$1" ] && [ -f "$root/$1" ]; then echo "$root/$1"; else echo "$1"; fi
 }
 
+# Whether a config is one of configs/demo, however its path is written.
+is_demo() {
+    local folder
+    folder=$(cd "$(dirname "$1")" 2>/dev/null && pwd -P) || return 1
+    [ "$folder" = "$(cd "$root/configs/demo" && pwd -P)" ]
+}
+
 # Replace this process by the launcher of NPROC_PER_NODE ranks of a program in tools/. CONFIG may be
 # empty.
 launch() {
     local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-8} nodes=${NNODES:-1} rendezvous
     shift 2
-    if [ "$nodes" -eq 1 ] && [ -z "${MASTER_PORT:-}" ]; then
+    if [[ "$nodes" == *:* ]]; then  # machines come and go: tools/launch.py reads RENDEZVOUS
+        rendezvous=(--rdzv_backend c10d)
+        if [ "${program##*/}" = train.py ]; then set -- --resume "$@"; fi
+    elif [ "$nodes" -eq 1 ] && [ -z "${MASTER_PORT:-}" ]; then
         rendezvous=(--rdzv_backend c10d --rdzv_endpoint localhost:0)
     else
         if [ "$nodes" -gt 1 ] && [ -z "${MASTER_ADDR:-}" ]; then

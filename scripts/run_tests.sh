@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
 # Set up the environments of the tests and run the tests.
 #
-#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20] [arguments of pytest]
+#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20] [--again FILE] [arguments of pytest]
+#
+#   --all-legs     legs main, t20 and xla, one after the other, each to its end; the exit status is 0
+#                  only if all of them pass
+#   --leg LEG      leg to run (default: main)
+#   --again FILE   file to which the names of tests are added that failed and passed when they ran
+#                  again by themselves, in one process; they do not fail the run. No test runs again
+#                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
-# arguments of pytest, the main leg also runs ruff, mypy and import-linter. With --all-legs the legs
-# run one after the other, each to its end, and the exit status is 0 only if all of them pass.
+# arguments of pytest, tests/cluster is left out, which .ci/run runs by itself, and the main leg also
+# runs ruff, mypy and import-linter.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 legs=(main)
-case "${1:-}" in
-    --all-legs) legs=(main t20 xla); shift ;;
-    --leg) legs=("${2:?--leg needs main, xla or t20}"); shift 2 ;;
-esac
+again=
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --all-legs) legs=(main t20 xla); shift ;;
+        --leg) legs=("${2:?--leg needs main, xla or t20}"); shift 2 ;;
+        --again) again=${2:?--again needs a file}; shift 2 ;;
+        *) break ;;
+    esac
+done
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PJRT_DEVICE=${PJRT_DEVICE:-CPU}  # device of the xla leg; set it to use a real one
@@ -28,6 +40,45 @@ static_checks() {
     return $status
 }
 
+# Run pytest for a leg, and with --again the tests that failed once more. $1: leg, $2: its Python.
+run_pytest() {
+    local status=0 cache failed_first failed_again
+    if [ -z "$again" ]; then
+        "$2" -m pytest -n 2 --dist loadfile --durations 15 "${paths[@]}"
+        return
+    fi
+    cache=$(mktemp -d)  # of this leg alone: pytest remembers here which tests failed
+    "$2" -m pytest -o cache_dir="$cache" -n 2 --dist loadfile --durations 15 "${paths[@]}" || status=$?
+    if [ $status -eq 1 ]; then  # there are tests that failed, and nothing else is wrong
+        failed_first=$(failures "$2" "$cache")
+        if few "$failed_first"; then
+            echo "=== leg $1: tests that failed, again by themselves"
+            status=0
+            "$2" -m pytest -o cache_dir="$cache" "${paths[@]}" -n 0 \
+                --last-failed --last-failed-no-failures none || status=$?
+            failed_again=$(failures "$2" "$cache")
+            LC_ALL=C comm -23 <(echo "$failed_first") <(echo "$failed_again") |
+                sed "s/^/leg $1: /" >>"$again"
+        fi
+    fi
+    rm -r "$cache"
+    return $status
+}
+
+# Print the tests that failed, sorted, one a line. $1: a Python, $2: folder of pytest's cache.
+failures() {
+    "$1" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' \
+        "$2/v/cache/lastfailed" | LC_ALL=C sort
+}
+
+# Return whether so few tests failed that they may do so for want of time. $1: tests, one a line.
+few() {
+    [ "$(wc -l <<<"$1")" -le 10 ] || [ "$(sed 's/::.*//' <<<"$1" | uniq | wc -l)" -eq 1 ]
+}
+
+paths=("$@")
+if [ $# -eq 0 ]; then paths=(--ignore tests/cluster); fi  # they wait, and want the machine alone
+
 failed=()
 times=()
 for leg in "${legs[@]}"; do
@@ -40,7 +91,7 @@ for leg in "${legs[@]}"; do
         static_checks "$(dirname "$python")" >"$report" 2>&1 &  # while tests with ranks wait
         checks=$!
     fi
-    "$python" -m pytest -n 2 --dist loadfile --durations 15 "$@" || failed+=("$leg: pytest")
+    run_pytest "$leg" "$python" || failed+=("$leg: pytest")
     if [ -n "$checks" ]; then
         wait "$checks" || failed+=("$leg: ruff, mypy or import-linter")
         cat "$report"

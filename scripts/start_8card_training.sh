@@ -10,6 +10,8 @@
 #   NNODES           machines (default 1)      NODE_RANK     number of this one (default 0)
 #   MASTER_ADDR      address of machine 0      MASTER_PORT   its port (default: a free one;
 #                    (needed if NNODES > 1)                  29500 with several machines)
+#                    NNODES=2:4: 2 to 4 machines, which come and go (docs/clusters.md). Then
+#   RENDEZVOUS       HOST:PORT that tools/rendezvous.py prints, in place of the three above
 #   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu (default: that of the config, else auto), or
 #                    sim: a rehearsal on simulated cards gcu:N, which needs only a C++ compiler
 #   ENCODERS         number of ranks, out of all ranks, that compute the features of the frozen
@@ -31,7 +33,7 @@ else
     cd "$root"
     config=configs/demo/efficientnet_lite0_fpn_demo.py
 fi
-if [[ "$config" == */demo/* ]]; then
+if is_demo "$config"; then
     if [ -z "${MAPSAGE_DEMO:-}" ] && [ -f "$config" ]; then  # the launcher refuses a missing config
         "$python" "$root/tools/make_demo_data.py" data/demo
     fi
@@ -43,7 +45,7 @@ if [[ "$config" == */demo/* ]]; then
             --work-dir=*) work_dir=${arguments[$index]#*=} ;;
         esac
     done
-    if [ "${NODE_RANK:-0}" -eq 0 ]; then
+    if [ "${NODE_RANK:-0}" -eq 0 ] && [[ "${NNODES:-1}" != *:* ]]; then
         # The command that replaces the launcher once all ranks have ended successfully.
         MAPSAGE_THEN=$(printf '%q ' env "MAPSAGE_PYTHON=$python" bash "$root/scripts/_demo_map.sh" \
             "$work_dir" "$(basename "$config")" "${MAPSAGE_DEMO:-data/demo}/scene.tif")

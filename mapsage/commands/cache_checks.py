@@ -5,8 +5,8 @@ from typing import Any, Optional
 
 import torch
 
-from mapsage.engine.data_order import KeyedDataset
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.features.cache.keys import ViewSeeds
 from mapsage.features.encoder_gate import check_frozen
 

@@ -18,10 +18,11 @@ from mmengine.model import is_model_wrapper
 from torch.utils.data import DataLoader
 
 from mapsage.distributed import all_ranks_or_none, open_channel
-from mapsage.engine.data_order import KeyedDataset, SampleKey
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.loading.data_order import SampleKey
+from mapsage.engine.loading.keyed_loader import KeyedLoader
 from mapsage.features.cache.index import CacheIndex, find_shards, read_index, write_index
-from mapsage.features.cache.keys import ViewSeeds, keys_of_run
+from mapsage.features.cache.keys import ViewSeeds, keys_of_run, sample_hashes
 from mapsage.features.cache.shards import (
     SHARD_BYTES,
     CacheError,
@@ -95,12 +96,12 @@ class FeatureCaching:
         runner._init_model_weights()
         runner.load_or_resume()
         self._loader = runner.train_loop.dataloader
-        self._dataset = self._loader.dataset
-        if not isinstance(self._dataset, KeyedDataset):
+        if not isinstance(self._loader, KeyedLoader):
             raise ConfigError(
-                f'the training dataset became a {type(self._dataset).__name__}, whose samples '
+                f'the samples of the training dataset ({type(self._loader.dataset).__name__}) '
                 f"cannot be asked for by number. Use runner_type='MapSageRunner' and a map-style "
                 f'dataset.')
+        self._samples = self._loader.samples
         self._model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         self._dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
         check_model(self._model)
@@ -108,7 +109,8 @@ class FeatureCaching:
     def _plan(self, stack: contextlib.ExitStack) -> Dict[str, Any]:
         """Find out which items are missing, and begin the cache; on rank 0 only."""
         try:
-            keys = keys_of_run(self._runner.cfg, self._dataset, self._model.backbone, self._dtype)
+            hashes = sample_hashes(self._loader.dataset)
+            keys = keys_of_run(self._runner.cfg, (), self._model.backbone, self._dtype)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         index = CacheIndex(
@@ -125,29 +127,38 @@ class FeatureCaching:
             before.check(self._folder, keys, self._views)
             index = before  # with its seed: the remaining views are drawn as the first were
         index, damaged = find_shards(self._folder, index)
+        index = index.extended(hashes)
+        slots = index.slots(hashes)
         finished = set(index.finished())
-        todo = [item for item in range(index.items) if item not in finished]
-        self._seeds = ViewSeeds(index.seed, index.views)
+        wanted = {slot * index.views + view for slot in slots for view in range(index.views)}
+        todo = sorted(wanted - finished)
+        self._seeds = ViewSeeds(index.seed, index.views, tuple(slots))
+        self._hashes = index.keys.samples
         if todo:
-            check_repeatable(self._dataset, self._seeds, self._asked)
+            check_repeatable(self._samples, self._seeds, self._asked)
             self._check_room(todo)
         for path in [*damaged, *self._folder.glob('*.partial-*')]:
             if path in damaged:
                 self._say(f'{path} is damaged: its items are computed again')
             path.unlink()
-        if before is None:
+        if before is None or before.keys.samples != index.keys.samples:
             write_index(self._folder, index)
-        self._say(f'{index.keys.samples} samples x {index.views} view(s) into {self._folder}: '
-                  f'{len(finished)} of {index.items} items are there')
-        self._index = index
-        return dict(cache=index.cache, seed=index.seed, todo=ranges_of(todo))
+        self._say(f'{len(hashes)} samples x {index.views} view(s) into {self._folder}: '
+                  f'{len(wanted & finished)} of {len(wanted)} items are there')
+        if finished - wanted:
+            self._say(f'{len(finished - wanted)} more items are of samples that the dataset does '
+                      f'not list any more, or that were changed: they are kept, and not used')
+        self._index, self._wanted = index, wanted
+        return dict(cache=index.cache, seed=index.seed, todo=ranges_of(todo), slots=slots,
+                    samples=index.keys.samples)
 
     def _share(self, plan: Dict[str, Any]) -> None:
         """Tell all ranks what rank 0 found."""
         plan = json.loads(self._channel.gather_texts(json.dumps(plan))[0])
         self._cache: str = plan['cache']
         self._todo: List[List[int]] = plan['todo']
-        self._seeds = ViewSeeds(plan['seed'], self._views)
+        self._seeds = ViewSeeds(plan['seed'], self._views, tuple(plan['slots']))
+        self._hashes = plan['samples']
 
     def _check_room(self, todo: List[int]) -> None:
         levels = next(self._encoded(todo[:1], workers=0))[1]
@@ -167,7 +178,8 @@ class FeatureCaching:
             waiting[item] = levels
             size += _bytes(levels)
             if size >= self._shard_bytes or done == len(items):
-                write_shard(self._folder, self._cache, waiting)
+                write_shard(self._folder, self._cache, waiting,
+                            {each: self._hashes[each // self._views] for each in waiting})
                 waiting, size = {}, 0
             now = time.monotonic()
             if now - last >= _PROGRESS_SECONDS:
@@ -177,11 +189,12 @@ class FeatureCaching:
 
     def _encoded(self, items: List[int], workers: int) -> Iterator[Tuple[int, Levels]]:
         """Yield items with their features on the host, encoded in batches of equal images."""
-        keys = [SampleKey(item // self._views,
-                          self._seeds.of(item // self._views, item % self._views))
+        index_of = {slot: index for index, slot in enumerate(self._seeds.slots or ())}
+        keys = [SampleKey(index_of[item // self._views],
+                          self._seeds.of(index_of[item // self._views], item % self._views))
                 for item in items]
         loader: DataLoader = DataLoader(
-            self._dataset, batch_size=self._batch_size, sampler=keys,  # type: ignore[arg-type]
+            self._samples, batch_size=self._batch_size, sampler=keys,  # type: ignore[arg-type]
             num_workers=workers, collate_fn=_as_list)
         numbers = iter(items)
         for samples in loader:
@@ -203,19 +216,19 @@ class FeatureCaching:
 
     def _complete(self, computed: int, seconds: float) -> None:
         index, damaged = find_shards(self._folder, self._index)
-        missing = index.items - len(index.finished())
+        missing = len(self._wanted - set(index.finished()))
         if missing or damaged:
             raise CacheError(
-                f'{missing} of {index.items} items are not in {self._folder} at the end. With '
-                f'several machines, --folder must be on a storage that all of them share; else '
+                f'{missing} of {len(self._wanted)} items are not in {self._folder} at the end. '
+                f'With several machines, --folder must be on a storage that they share; else '
                 f'something removed or damaged shards, and the same command computes them again.')
         write_index(self._folder, index)
         size = sum(entry.bytes for entry in index.shards)
         if computed:
             self._say(f'{computed} items in {seconds:.1f} s on {self._world_size} rank(s): '
                       f'{computed / seconds:.1f} items/s')
-        self._say(f'complete: {index.items} items, {size:,} bytes in {len(index.shards)} shard(s). '
-                  f"In the config:\nfeature_source = dict(type='Cached', "
+        self._say(f'complete: {len(self._wanted)} items, {size:,} bytes in {len(index.shards)} '
+                  f"shard(s). In the config:\nfeature_source = dict(type='Cached', "
                   f'folder={str(self._folder)!r}, views={self._views})')
 
 
@@ -240,6 +253,7 @@ def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[
     folder = args.folder or cached.get('folder') or os.path.join(cfg.work_dir, 'features')
     views = args.views or cached.get('views')
     cfg.resume = False
+    cfg.param_scheduler = None  # nothing is trained, so that schedulers are never built
     return Path(folder), views
 
 

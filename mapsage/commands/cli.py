@@ -4,34 +4,46 @@ from __future__ import annotations
 import argparse
 import difflib
 import faulthandler
+import inspect
 import logging
 import os
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Set
 
 import torch.distributed as dist
 from mmengine.config import Config, DictAction
-from mmengine.registry import RUNNERS
+from mmengine.registry import METRICS, RUNNERS
 from mmengine.runner import Runner
 
 from mapsage.accelerator import AcceleratorError
+from mapsage.console import accept_any_text
 from mapsage.distributed import (
     BackendError,
     LauncherError,
     RankError,
     RankLostError,
     StrategyError,
-    die_with_parent,
+    die_with_launcher,
     error_text,
+    lost_ranks_named,
+    tell_why,
 )
-from mapsage.engine.data_checks import DataError
+from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
+from mapsage.distributed.nodes.heartbeat import leave_heartbeat
+from mapsage.distributed.nodes.launcher_notes import note_for_launcher
+from mapsage.distributed.nodes.writer_lease import SupersededError
+from mapsage.distributed.stop_request import StoppedEarly
+from mapsage.distributed.virtual_ranks import VirtualRanksError
+from mapsage.engine.checkpoints.files import SaveError
+from mapsage.engine.checkpoints.resume import ResumeError
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.fork_server import freeze_imports
-from mapsage.engine.resume import ResumeError
+from mapsage.engine.loading.data_checks import DataError, SampleError
+from mapsage.engine.nodes import NodesDifferError
+from mapsage.engine.ranks.fork_server import freeze_imports
+from mapsage.engine.ranks.leftover_encoders import note_finished
 from mapsage.features import FeatureSourceError, RoleError, StreamingError
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
 from mapsage.geo import GeoError, RasterBlockError
@@ -45,12 +57,17 @@ from mapsage.models import BackboneInputError, WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
+from .replay import ReplayError
+
+_RESUME_MODES = ('auto', 'must')
+
 # Errors whose message is enough for the user; any other error is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
                 DataError, DeviceCheckError, DeviceMapError, FeatureSourceError, GeoError,
-                LauncherError, LoaderError, LockstepError, NonFiniteLossError, PredictError,
-                RankError, RankLostError, RasterBlockError, ResumeError, RoleError,
-                SampleMismatchError, ShortfallError, StrategyError, StreamingError, WeightsError)
+                LauncherError, LoaderError, LockstepError, NodesDifferError, NonFiniteLossError,
+                PredictError, RankError, RankLostError, RasterBlockError, ReplayError, ResumeError,
+                RoleError, SampleError, SampleMismatchError, SaveError, ShortfallError,
+                StrategyError, StreamingError, SupersededError, VirtualRanksError, WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:
@@ -111,25 +128,92 @@ def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
     cfg.env_cfg = dict(env_cfg, accelerator=name)
 
 
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add ``--resume [must]``; its value is None, ``'auto'`` or ``'must'``."""
+    parser.add_argument('--resume', nargs='?', const='auto', choices=_RESUME_MODES,
+                        help='continue from the newest checkpoint of the work dir that can be '
+                        'read; while there is none, start the run. `--resume must`: an error while '
+                        'there is none')
+
+
+def with_resume_mode(arguments: Optional[Sequence[str]]) -> List[str]:
+    """Return the arguments with a mode behind a bare ``--resume``, in any order of arguments.
+
+    argparse would take a config that follows it for the mode.
+
+    Args:
+        arguments: Arguments of a program; those of this process if None.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return [part for word, following in zip(given, [*given[1:], ''])
+            for part in (['--resume', 'auto'] if word == '--resume'
+                         and following not in _RESUME_MODES else [word])]
+
+
+def test_folder(cfg: Config, checkpoint: str) -> str:
+    """Return where a test writes by default: a folder of its own, below that of its checkpoint.
+
+    The work dir of a training keeps its config and its pictures then. A checkpoint that is
+    downloaded, or whose folder cannot be written, has the folder below the config's work dir.
+    """
+    folder = os.path.dirname(os.path.abspath(checkpoint))
+    own = '://' not in checkpoint and os.access(folder, os.W_OK)
+    return str(Path(folder if own else cfg.work_dir) / 'test')
+
+
 def write_masks_to(cfg: Config, folder: str) -> None:
-    """Make the evaluator write predicted masks (uint8 class indices, PNG) into ``folder``."""
+    """Make the evaluator write predicted masks (uint8, PNG) into ``folder``, and keep them.
+
+    Raises:
+        ConfigError: If none of the test's metrics writes masks.
+    """
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [
         cfg.test_evaluator]
-    writers = [evaluator for evaluator in evaluators
-               if evaluator.type in ('IoUMetric', 'ConfusionMatrixMetric')]
-    if not writers:
-        raise ConfigError(f'--out needs an IoUMetric or a ConfusionMatrixMetric in test_evaluator, '
-                          f'got {evaluators}.')
-    writers[0].output_dir = folder
+    for evaluator in evaluators:
+        arguments = _metric_arguments(cfg, evaluator.get('type'))
+        if 'output_dir' in arguments:
+            evaluator.output_dir = folder
+            if 'keep_results' in arguments:  # CityscapesMetric deletes the masks otherwise
+                evaluator.keep_results = True
+            return
+    raise ConfigError(f'--out needs a metric with an output_dir in test_evaluator, such as '
+                      f'IoUMetric, ConfusionMatrixMetric or CityscapesMetric, got {evaluators}.')
 
 
-def write_pictures_to(cfg: Config, folder: str) -> None:
-    """Draw every prediction into ``folder`` with MMSeg's visualization hook."""
-    hook = dict(type='SegVisualizationHook', draw=True, interval=1)
-    cfg.default_hooks = dict(cfg.get('default_hooks') or {}, visualization=hook)
-    visualizer = cfg.get('visualizer') or dict(
-        type='SegLocalVisualizer', name='visualizer', vis_backends=[dict(type='LocalVisBackend')])
-    cfg.visualizer = dict(visualizer, save_dir=folder)
+def _metric_arguments(cfg: Config, kind: Any) -> Set[str]:
+    with METRICS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:
+        metric = registry.get(kind) if isinstance(kind, str) else kind
+    return set(inspect.signature(metric).parameters) if callable(metric) else set()
+
+
+def draw_predictions(cfg: Config, folder: Optional[str], show: bool, wait_time: float) -> None:
+    """Draw every prediction with the config's visualization hook, else with MMSeg's.
+
+    Args:
+        cfg: Config of the test.
+        folder: Folder of the pictures; None to write none.
+        show: Whether to show each prediction in a window, which needs a display. As in MMSeg,
+            nothing is written then.
+        wait_time: Seconds for which a window is shown.
+
+    Raises:
+        ConfigError: If ``show`` is set and there is no display.
+    """
+    if show and sys.platform == 'linux' and not (
+            os.environ.get('DISPLAY') or os.environ.get('WAYLAND_DISPLAY')):
+        raise ConfigError('--show needs a display, and this session has none (DISPLAY is not set). '
+                          'Use --show-dir DIR to write the pictures instead.')
+    hooks = dict(cfg.get('default_hooks') or {})
+    hook = dict(hooks.get('visualization') or dict(type='SegVisualizationHook', interval=1))
+    hook.update(draw=True)
+    if show:
+        hook.update(show=True, wait_time=wait_time)
+    cfg.default_hooks = dict(hooks, visualization=hook)
+    visualizer = dict(cfg.get('visualizer') or dict(
+        type='SegLocalVisualizer', name='visualizer', vis_backends=[dict(type='LocalVisBackend')]))
+    if folder:
+        visualizer['save_dir'] = folder
+    cfg.visualizer = visualizer
 
 
 def use_tta(cfg: Config) -> None:
@@ -171,55 +255,81 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
     rank that failed first. This process dies with the launcher.
     """
     if 'TORCHELASTIC_RUN_ID' in os.environ:
-        die_with_parent()
+        die_with_launcher()
         if os.environ.get('RANK', '0') != '0':
             warnings.simplefilter('ignore')  # rank 0 shows the same ones
+    accept_any_text()
     faulthandler.enable()  # a crash in native code says where
     freeze_imports()
     try:
-        status = main(None)
+        with lost_ranks_named('this command'):
+            status = main(None)
+        leave_heartbeat()
+        if not status:
+            note_finished()
+    except StoppedEarly as stopped:
+        leave_heartbeat()
+        note_finished()
+        status = int(stopped.code or 0)
     except KeyboardInterrupt:
-        sys.exit(130)  # 128 + SIGINT, as a shell reports it
+        status = 130  # 128 + SIGINT, as a shell reports it
     except Exception as caught:  # the outermost frame: everything is reported, and the status is 1
         error = _without_worker_traceback(caught)
+        tell_why(error)
         text = error_text(error)
-        note_for_launcher(text)
+        note_for_launcher(text, _kind(error))
         rank = os.environ.get('RANK')
         where = '' if rank is None else f'[rank {rank}] '
-        if isinstance(error, _USER_ERRORS):
-            print(f'{where}{text}', file=sys.stderr, flush=True)
-        else:
-            traceback.print_exc()
+        try:
+            if isinstance(error, _USER_ERRORS):
+                print(f'{where}{text}', file=sys.stderr, flush=True)
+            else:
+                traceback.print_exc()
+        except (OSError, ValueError):  # nobody reads stderr any more
+            pass
         status = 1
     _leave(status or 0)
 
 
-def note_for_launcher(text: str) -> None:
-    """Write down why this rank failed; tools/launch.py prints the earliest such note at its end."""
-    folder = os.environ.get('MAPSAGE_ERROR_NOTES')
-    if folder:
-        name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}"
-        Path(folder, name).write_text(text, encoding='utf-8')
+def _kind(error: BaseException, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what an error tells the launcher, a kind of ``note_for_launcher``."""
+    if isinstance(error, AcceleratorError):
+        return BROKEN_FILE
+    if isinstance(error, DeviceCheckError) and not error.compared \
+            and ENCODERS_VARIABLE not in environ:  # with encoders, ranks are not counted by nodes
+        nodes = {rank // int(environ.get('LOCAL_WORLD_SIZE', 1)) for rank in error.problems}
+        if len(nodes) == 1:
+            return BROKEN_FILE if nodes == {int(environ.get('GROUP_RANK', 0))} else ''
+    final = isinstance(error, _USER_ERRORS) and not isinstance(error, (RankError, RankLostError))
+    return FINAL_FILE if final else ''
 
 
 def _leave(status: int) -> None:
     """Exit; a rank of several exits without the interpreter's shutdown.
 
     During that shutdown gloo's threads sometimes abort the process (``terminate called without an
-    active exception``). And after an error the process group would wait for other ranks, which may
-    still be in a collective.
+    active exception``). And after an error or Ctrl-C the process group would wait for other ranks,
+    which may still be in a collective, or be destroyed while NCCL uses it.
     """
     if not dist.is_initialized() and ENCODERS_VARIABLE not in os.environ:
         sys.exit(status)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # a full disk, or nobody reads any more
+        pass
+    finally:
+        os._exit(status)
 
 
 def _without_worker_traceback(error: Exception) -> Exception:
     """Return a user error as it was before a loader's worker wrapped it in its own traceback."""
     mark = f'{type(error).__name__}: '
-    if not isinstance(error, (ConfigError, DataError)) or mark not in str(error):
+    if not isinstance(error, (ConfigError, DataError, SampleError)):
         return error
-    return type(error)(str(error).rsplit(mark, 1)[1].strip())
+    try:
+        text = str(error)
+    except Exception:  # a faulty __str__; error_text copes with it
+        return error
+    return type(error)(text.rsplit(mark, 1)[1].strip()) if mark in text else error

@@ -11,10 +11,13 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
+from mapsage.distributed import error_text
 from mapsage.engine.env_cfg import ConfigError
 
 from . import cli
 from .environment_checks import Finding
+
+LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 
 
 def read_config(args: argparse.Namespace) -> Config:
@@ -28,7 +31,7 @@ def read_config(args: argparse.Namespace) -> Config:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f'{args.config} cannot be read: {_describe(error)}') from error
+        raise ConfigError(f'{args.config} cannot be read: {error_text(error)}') from error
 
 
 def build_model(cfg: Config) -> nn.Module:
@@ -48,7 +51,7 @@ def build_model(cfg: Config) -> nn.Module:
             warnings.simplefilter('ignore')  # the run shows them
             return MODELS.build(config)
     except Exception as error:
-        raise ConfigError(f"the config's model cannot be built: {_describe(error)}") from error
+        raise ConfigError(f"the config's model cannot be built: {error_text(error)}") from error
 
 
 def check_data(cfg: Config) -> List[Finding]:
@@ -57,7 +60,7 @@ def check_data(cfg: Config) -> List[Finding]:
     Only training and validation data keep a training from starting.
     """
     findings: List[Finding] = []
-    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+    for loader in LOADERS:
         dataset = (cfg.get(loader) or {}).get('dataset')
         missing = [path for each in _datasets(dataset) for path in _missing(each)]
         level = 'note' if loader == 'test_dataloader' else 'problem'
@@ -96,7 +99,3 @@ def _missing(dataset: Dict[str, Any]) -> Iterator[str]:
             whole = os.path.join(root, path)
             if not os.path.exists(whole):
                 yield whole
-
-
-def _describe(error: Exception) -> str:
-    return f'{type(error).__name__}: {error}'

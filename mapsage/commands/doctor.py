@@ -24,17 +24,18 @@ from mapsage.distributed import (
     resolve_strategy,
 )
 from mapsage.distributed.device_checks import card_identity, check_device
-from mapsage.distributed.process_group import check_ranks_fit
+from mapsage.distributed.groups.process_group import check_ranks_fit
+from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.distributed.strategy import format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
-from mapsage.engine.startup import identify_process
+from mapsage.engine.ranks.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
 from mapsage.version import __version__
 
-from . import cli
-from .config_checks import build_model, check_data, read_config
+from .config_checks import LOADERS, build_model, check_data, read_config
 from .doctor_ranks import Ranks
 from .environment_checks import Finding, check_environment
+from .sample_checks import try_split
 
 # Distributions that install the same module: of two at once, one has overwritten the other.
 _DISTRIBUTIONS = {
@@ -138,6 +139,12 @@ class Doctor:
             'ok', f'model {type(model).__name__}: {count:,} parameters, '
             f'{format_bytes(needed_bytes)} with gradients and optimizer state; activations come on '
             f'top'))
+        found = {name: finding.level for finding in findings for name in LOADERS
+                 if finding.text.startswith(f'{name}:')}
+        for loader in LOADERS:
+            if found.get(loader) == 'ok' and not any(
+                    cfg.get(loader) == cfg[other] for other in LOADERS[:LOADERS.index(loader)]):
+                findings += try_split(cfg, loader, model)
         return needed_bytes
 
     def _choose_accelerator(self) -> None:
@@ -217,7 +224,7 @@ def diagnose(args: argparse.Namespace,
         say('\nresult: ' + ('training would start' if well else
                             f'training would not start, {len(problems)} problem(s)'))
         if not well:
-            cli.note_for_launcher(f'doctor: {len(problems)} problem(s), see its report above')
+            note_for_launcher(f'doctor: {len(problems)} problem(s), see its report above')
     if ranks is not None:
         ranks.wait_for_print()
     return 0 if well else 1

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import error_text, init_process_group, local_rank
 from mapsage.distributed.device_checks import check_collectives, shared_cards
-from mapsage.distributed.process_group import uses_native_group
+from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.engine.env_cfg import EnvCfg
 
 from .environment_checks import Finding

@@ -27,10 +27,6 @@ class Finding:
         return f'  {self.level:<8} {self.text}{arrow}'
 
 
-# The variables with which each vendor's driver hides devices from a process.
-_MASKS = {'cuda': ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES'), 'gcu': ('TOPS_VISIBLE_DEVICES',),
-          'gcu_t20': ('TOPS_VISIBLE_DEVICES',)}
-
 # Variables that training scripts for Enflame cards set, but that none of Enflame's sources reads
 # (torch_gcu 1.10 and 2.10, ModelZoo, vllm-gcu). The values say what to use instead.
 _UNREAD = {
@@ -86,13 +82,16 @@ def _masks(environ: Mapping[str, str], accelerator: Accelerator,
            launcher: str) -> Iterator[Finding]:
     per_node = environ.get('LOCAL_WORLD_SIZE', '1')
     ranks = int(per_node) if launcher != 'none' and per_node.isdecimal() else 1
-    for name in _MASKS.get(accelerator.name, ()):
+    for name in accelerator.masks:
         if name not in environ:
             continue
         shown = [part.strip() for part in environ[name].split(',') if part.strip()]
         if len(set(shown)) < len(shown):
             yield Finding('problem', f'{name}={environ[name]} names a device twice',
                           'name each once')
+        elif len(shown) == 1 < ranks:
+            yield Finding('ok', f'{name}={environ[name]} shows this rank one card, which no other '
+                          f'rank of this machine may have')
         elif len(shown) < ranks:
             yield Finding(
                 'problem', f'{name}={environ[name]} shows {len(shown)} device(s) to each of the '

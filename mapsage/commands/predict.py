@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
@@ -16,11 +16,12 @@ from torch import nn
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
-from mapsage.engine import startup
+from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
+from mapsage.engine.ranks import startup
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
-from mapsage.inference.inputs import Scene, find_inputs
+from mapsage.inference.inputs import Scene, choose_size, find_inputs
 from mapsage.inference.model import (
     Bands,
     Classes,
@@ -40,7 +41,6 @@ from mapsage.inference.windows import Grid, owners
 from mapsage.version import __version__
 from mapsage.wrappers import place_module
 
-from . import cli
 from .config_checks import build_model, read_config
 
 PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
@@ -54,7 +54,7 @@ class Job:
 
     Attributes:
         name, path: Name of its outputs, and path of its file.
-        height, width: Size in pixels.
+        height, width: Size in pixels that the model sees it in.
         settings: Everything that the map depends on.
         strips: Numbers of the strips that are not finished.
         owners: Rank that predicts each of these strips.
@@ -104,6 +104,8 @@ class Prediction:
             self._inputs = find_inputs(args.inputs)
             model, self._classes, bands = load_model(self._cfg, args.checkpoint)
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
+            self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
+                                  background=class_indices(args.skip_class, self._classes.names))
             self._window, self._overlap = choose_window(self._cfg, args.window, args.overlap)
             self._predictor = WindowPredictor(
                 place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
@@ -131,7 +133,7 @@ class Prediction:
     def _start(self) -> Accelerator:
         env = parse_env_cfg(self._cfg.get('env_cfg') or {}, self._cfg.get('model_wrapper_cfg'))
         launcher = self._args.launcher
-        startup.identify_process(launcher)
+        startup.identify_process(launcher, env.port)
         accelerator = startup.choose_accelerator(env.accelerator)
         # Ranks exchange texts only, so that a vendor's communication need not start.
         startup.join_ranks(launcher, accelerator, 'gloo', env.timeout)
@@ -148,7 +150,7 @@ class Prediction:
                   + f'; {self._accelerator.describe()}')
         if self._bands.ignored:
             self._say(f"note: {', '.join(self._bands.ignored)} of the config's test pipeline is "
-                      f'not done: windows keep the resolution of the scene.')
+                      f'not done.')
 
     def _plan(self) -> List[Job]:
         """Look at every input and output before the first window is predicted."""
@@ -159,35 +161,42 @@ class Prediction:
         common = dict(
             mapsage=__version__, checkpoint=file_hash(self._args.checkpoint),
             model=key_of(dict(model=settings_of(self._cfg))), classes=list(self._classes.names),
-            window=list(self._window), overlap=self._overlap, bands=list(self._bands.chosen or ()),
+            palette=self._classes.palette.tolist(), window=list(self._window),
+            overlap=self._overlap, bands=list(self._bands.chosen or ()),
             tta=self._args.tta, confidence=self._args.confidence)
         self._check_names()
         jobs, in_pixels = [], []
+        sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
         for name, path in self._inputs.items():
-            stat = os.stat(path)
-            settings = dict(common, input=[os.path.abspath(path), stat.st_size, stat.st_mtime_ns])
+            scene = Scene(path, self._bands)
+            size, why = choose_size(scene, self._bands.resize, self._args.scale, self._args.gsd)
+            with scene.raster as raster:
+                settings = dict(common, input=[_stamp(file) for file in raster.files()],
+                                size=list(size))
+            sizes.setdefault(why, []).append(
+                f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path)
             outputs = self._outputs(name)
             if not self._args.overwrite and results.is_done(outputs, settings):
                 self._say(f'{outputs.map} is there, made with the same settings: skipped '
                           f'(--overwrite makes it again)')
-                if outputs.polygons is not None and not (
-                        outputs.polygons.exists()
-                        and outputs.polygons.name in outputs.made_before()):
-                    results.add_polygons(outputs, self._classes)
+                results.add_polygons(outputs, self._classes, self._outlines)
                 continue
-            with Scene(path, self._bands).raster as raster:
-                job = Job(name, path, raster.height, raster.width, settings, [], [])
-                if not results.has_transform(raster):
-                    in_pixels.append(path)
-                elif not raster.is_georeferenced:
-                    self._say(f'note: {path} has coordinates and no CRS; so has its map, and its '
-                              f'polygons have areas in pixels only.')
+            job = Job(name, path, *size, settings, [], [])
+            if not results.has_transform(raster):
+                in_pixels.append(path)
+            elif not raster.is_georeferenced:
+                self._say(f'note: {path} has coordinates and no CRS; so has its map, and its '
+                          f'polygons have areas in pixels only.')
             done = set(self._parts(job).finished())
             strips = [number for number in range(len(self._grid(job).rows)) if number not in done]
             if done:
                 self._say(f'{path}: continues, {len(done)} of {len(done) + len(strips)} strips '
                           f'are finished')
             jobs.append(replace(job, strips=strips))
+        for why, seen in sizes.items():
+            if why != 'its own size':
+                self._say(f'the model sees {seen[0]}' + f' and {len(seen) - 1} more'
+                          * (len(seen) > 1) + f' ({why})')
         if in_pixels:
             self._say(f'note: {in_pixels[0]}'
                       + f' and {len(in_pixels) - 1} more' * (len(in_pixels) > 1)
@@ -216,7 +225,8 @@ class Prediction:
         strips = job.strips_of(self._rank)
         if strips:
             start_time = time.monotonic()
-            scene, parts = Scene(job.path, self._bands), self._parts(job)
+            scene = Scene(job.path, self._bands, (job.height, job.width))
+            parts = self._parts(job)
             with scene.raster:
                 predict_strips(scene, self._grid(job), strips, self._predictor,
                                self._args.batch_size, self._args.confidence, parts.write,
@@ -228,7 +238,7 @@ class Prediction:
     def _assemble(self, job: Job) -> None:
         with Scene(job.path, self._bands).raster as raster:
             results.assemble(self._outputs(job.name), job.settings, raster, self._grid(job),
-                             self._parts(job), self._classes)
+                             self._parts(job), self._classes, self._outlines)
 
     def _summarize(self) -> int:
         status = 0
@@ -250,7 +260,7 @@ class Prediction:
         if status == PARTIAL:
             text = f'partial: damaged parts of the input are no data in the map(s); status {status}'
             self._say(text)
-            cli.note_for_launcher(text)
+            note_for_launcher(text)
         return status
 
     def _outputs(self, name: str) -> Outputs:
@@ -284,6 +294,27 @@ def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]
     model = build_model(cfg)
     meta = load_weights(model, checkpoint)
     return model, find_classes(cfg, meta, model), find_bands(cfg, model)
+
+
+def _stamp(path: str) -> List[Any]:
+    """Return what tells a file from its earlier content: path, size and time; path if not local."""
+    if not os.path.exists(path):
+        return [path]
+    stat = os.stat(path)
+    return [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
+
+
+def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
+    """Return the indices of classes, in order.
+
+    Raises:
+        PredictError: If there is no class of one of these names.
+    """
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        raise PredictError(f"--skip-class {', '.join(unknown)}: the classes are "
+                           f"{', '.join(names)}.")
+    return sorted({list(names).index(name) for name in chosen})
 
 
 def choose_window(cfg: Config, window: Optional[int],

@@ -1,0 +1,159 @@
+"""The files of a step that was carried out again: its data, a table, pictures of its batches."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from mapsage.atomic_write import atomic_write
+from mapsage.drawing import PreviewSample, save_preview
+from mapsage.hooks.gradients.step_recorder import RankStep
+
+_LARGEST = 5  # number of gradients of a virtual rank that the table names
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What all virtual ranks of a step have in common.
+
+    Attributes:
+        iteration: Number of the iteration, counted from 1.
+        checkpoint: Path of the checkpoint from which the training went on.
+        learning_rate: Learning rates of the parameter groups, by name.
+        differences: Differences from the conditions under which the checkpoint was written, a line
+            each; None if the checkpoint does not say.
+        metainfo: Metainfo of the dataset, with ``classes`` and ``palette`` if it has them.
+        bgr: Whether images of three channels are BGR, as OpenCV loads them.
+    """
+
+    iteration: int
+    checkpoint: str
+    learning_rate: Dict[str, List[float]]
+    differences: Optional[Sequence[str]] = None
+    metainfo: Dict[str, Any] = field(default_factory=dict)
+    bgr: bool = True
+
+
+def write_step(folder: Path, steps: Sequence[RankStep], facts: StepFacts) -> None:
+    """Write ``step.txt``, and for each virtual rank V ``rank_V.pth`` and ``rank_V.png``.
+
+    ``torch.load`` reads a ``.pth`` with its defaults: a dict of ``iteration``, ``checkpoint``,
+    ``learning_rate``, ``virtual_rank``, ``batch`` (what the loader gave, with a dict in place of
+    each data sample), ``losses`` and ``gradient_norms``. There is a picture if the batch has images
+    and label maps.
+
+    Args:
+        folder: Folder of the files; it exists.
+        steps: What each virtual rank did.
+        facts: What they have in common.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    for step in steps:
+        torch.save(dict(iteration=facts.iteration, checkpoint=facts.checkpoint,
+                        learning_rate=facts.learning_rate, **vars(step)),
+                   str(folder / f'rank_{step.virtual_rank}.pth'))
+    atomic_write(folder / 'step.txt', _table(steps, facts).encode('utf-8', 'backslashreplace'))
+    for step in steps:
+        samples = _pictures(step.batch, facts.bgr)
+        if samples:
+            classes = facts.metainfo.get('classes') or [
+                f'class {index}' for index in range(1 + _highest(samples))]
+            save_preview(str(folder / f'rank_{step.virtual_rank}.png'), samples, classes,
+                         facts.metainfo.get('palette'), f'iteration {facts.iteration}, virtual '
+                         f'rank {step.virtual_rank}', _terms(step), labels='Mask')
+
+
+def _table(steps: Sequence[RankStep], facts: StepFacts) -> str:
+    rates = ', '.join(f'{name} {values[0]:.6g}' for name, values in facts.learning_rate.items())
+    names = list(dict.fromkeys(name for step in steps for name in step.losses))
+    rows = [['virtual rank', *names, 'gradient norm']]
+    for step in steps:
+        rows.append([str(step.virtual_rank),
+                     *(f'{step.losses.get(name, math.nan):.9g}' for name in names),
+                     f'{total_norm(step):.6g}'])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [f'iteration {facts.iteration}, {rates}, from {facts.checkpoint}',
+             *_exactness(facts.differences), '',
+             *('  '.join(text.rjust(width) for text, width in zip(row, widths)) for row in rows)]
+    for step in steps:
+        lines += ['', f'virtual rank {step.virtual_rank}', *_samples(step), *_gradients(step)]
+    return '\n'.join(lines) + '\n'
+
+
+def _exactness(differences: Optional[Sequence[str]]) -> List[str]:
+    if differences is None:
+        return ['The checkpoint does not say on what it was computed: the numbers are close to '
+                'those of the run, or equal.']
+    if differences:
+        return ['Computed otherwise than the run: the numbers are close to its numbers, not equal.',
+                *(f'  {each}' for each in differences)]
+    return ['Computed under the conditions of the run: the numbers are its numbers, bit for bit.']
+
+
+def total_norm(step: RankStep) -> float:
+    """Return the Euclidean norm of all gradients of a virtual rank; NaN if it has none."""
+    norms = step.gradient_norms.values()
+    return math.sqrt(sum(norm * norm for norm in norms)) if norms else math.nan
+
+
+def _samples(step: RankStep) -> List[str]:
+    lines = []
+    for number, sample in enumerate(_data_samples(step.batch)):
+        info = sample.get('metainfo', {}) if isinstance(sample, dict) else {}
+        index, seed = info.get('sample_key') or ('unknown', ())
+        drawn = f', drawn with {tuple(seed)}' if seed else ''
+        lines.append(f"  sample {number}: index {index}{drawn} {info.get('img_path', '')}".rstrip())
+    return lines
+
+
+def _gradients(step: RankStep) -> List[str]:
+    """Return lines about the gradients that are not finite, or else about the largest."""
+    bad = [name for name, norm in step.gradient_norms.items() if not math.isfinite(norm)]
+    if bad:
+        return [f'  gradients that are not finite: {len(bad)} of {len(step.gradient_norms)}; in '
+                f'the order of the backward pass the first is {bad[0]}']
+    largest = sorted(step.gradient_norms.items(), key=lambda each: -each[1])[:_LARGEST]
+    return ['  largest gradients: ' + ', '.join(f'{name} {norm:.4g}' for name, norm in largest)] \
+        if largest else []
+
+
+def _terms(step: RankStep) -> str:
+    return '   '.join(f'{name} {value:.6g}' for name, value in step.losses.items())
+
+
+def _data_samples(batch: Any) -> Sequence[Any]:
+    found = batch.get('data_samples') if isinstance(batch, dict) else None
+    return found if isinstance(found, (list, tuple)) else ()
+
+
+def _pictures(batch: Any, bgr: bool) -> List[PreviewSample]:
+    """Return the images of a batch and their masks; none if it has other contents."""
+    images = batch.get('inputs') if isinstance(batch, dict) else None
+    pairs: List[Tuple[Any, Any]] = list(zip(images, _data_samples(batch))) \
+        if isinstance(images, (list, tuple, torch.Tensor)) else []
+    found = []
+    for image, sample in pairs:
+        mask = sample.get('gt_sem_seg', {}).get('data') if isinstance(sample, dict) else None
+        if not isinstance(image, torch.Tensor) or not isinstance(mask, torch.Tensor) \
+                or image.ndim != 3 or mask.shape[-2:].numel() != mask.numel():
+            return []
+        pixels = image.numpy().transpose(1, 2, 0)
+        if bgr and pixels.shape[2] == 3:
+            pixels = pixels[:, :, ::-1]
+        found.append(PreviewSample(
+            image=np.ascontiguousarray(pixels[:, :, :3]),
+            prediction=mask.reshape(mask.shape[-2:]).numpy().astype(np.int32),
+            name=str(sample.get('metainfo', {}).get('img_path', ''))))
+    return found
+
+
+def _highest(samples: Sequence[PreviewSample]) -> int:
+    """Return the largest label that can be a class; 255 is no data in every dataset of MMSeg."""
+    labels = np.unique(np.concatenate([sample.prediction.ravel() for sample in samples]))
+    return int(labels[(labels >= 0) & (labels < 255)].max(initial=0))
