@@ -87,6 +87,7 @@ def be_busy() -> str:
         ctypes.PyDLL(None).usleep(6_500_000)  # keeps the interpreter's lock
     else:
         time.sleep(TIMEOUT + 1)
+    leave_heartbeat()
     return 'alive'
 
 

@@ -68,7 +68,8 @@ def train_and_predict(build: Callable[[], nn.Module], wrap: Optional[Callable[..
                                   if parameter.grad is not None})
             super().step(**kwargs)
 
-    optimizer = Recording(torch.optim.AdamW(model.parameters(), lr=1e-3),
+    # A large eps: with the default, a gradient that is rounding alone gets a step of full length.
+    optimizer = Recording(torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3),
                           clip_grad=dict(max_norm=0.5))
     losses = []
     wrapped.train()
@@ -386,9 +387,12 @@ def outcome(kind: str, name: str) -> Any:
 
 
 def assert_same(result: Any, reference: Any) -> None:
-    """Equal to float32 rounding; AdamW steps by the sign of gradients that are rounding alone."""
+    """Equal to float32 rounding."""
     for ours, theirs in zip(result['losses'], reference['losses']):
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+        for name, value in ours.items():
+            # an accuracy is a count: rounding may decide three pixels of two images
+            pixels = 3 * 100 / (2 * SIDE * SIDE) if 'acc' in name else 1e-5
+            assert value == pytest.approx(theirs[name], rel=1e-4, abs=pixels), name
     assert result['gradients'].keys() == reference['gradients'].keys() != set()
     for name, gradient in result['gradients'].items():
         torch.testing.assert_close(gradient, reference['gradients'][name], rtol=1e-3, atol=2e-5,
