@@ -1,7 +1,10 @@
 """Fixtures and the import path of the checkout."""
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import List
 
@@ -16,6 +19,11 @@ settings.load_profile(os.environ.get('MAPSAGE_HYPOTHESIS', 'steady'))
 
 # The XLA leg's CPU code is compiled fast, not well; every process of a test inherits it.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
+
+# What is kept of scenes between runs; the processes of a test session share it.
+if 'MAPSAGE_SCENE_CACHE' not in os.environ:
+    os.environ['MAPSAGE_SCENE_CACHE'] = tempfile.mkdtemp(prefix='mapsage-tests-scenes-')
+    atexit.register(shutil.rmtree, os.environ['MAPSAGE_SCENE_CACHE'], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT, ROOT / 'tests'):

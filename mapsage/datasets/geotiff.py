@@ -26,6 +26,8 @@ from mapsage.geo import (
     open_raster,
 )
 
+from .shared_scan import scan_scenes
+
 _SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
 
 # Number of pixels examined in each direction of a window; if none is valid, the whole is read.
@@ -99,20 +101,22 @@ class GeoTiffDataset(BaseSegDataset):
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per window that holds data: number of its scene, column and row."""
         self._scenes = []
-        entries: List[Dict[str, Any]] = []
         counts: Dict[int, str] = {}
-        for number, path in enumerate(self._find_scenes()):
+        rasters: List[Raster] = []
+        for path in self._find_scenes():
             with Raster(path, self.bands) as scene:
+                rasters.append(scene)
                 counts.setdefault(len(scene.bands), path)
                 self._scenes.append(dict(scene=path, bands=scene.bands,
                                          labels=self._labels_of(scene),
                                          scene_shape=(scene.height, scene.width)))
-                entries += [dict(scene=number, place=place) for place in self._windows(scene)]
         for vector in self._vectors.values():
             vector.check_met()
         self._warn_of_hidden_classes()
         if len(counts) > 1:
             raise GeoError(f'scenes differ in their number of bands: {counts}; choose with bands=.')
+        entries = [dict(scene=number, place=place)
+                   for number, places in enumerate(self._places(rasters)) for place in places]
         if not entries:
             raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
                            'hold no valid pixel: all is no-data. Check the no-data value and the '
@@ -188,6 +192,17 @@ class GeoTiffDataset(BaseSegDataset):
                 f'{classes[value]!r}: {pixels:,} pixels are ignored, not of that class. Set '
                 f'label_nodata=None if they are of that class, label_nodata={value} if they '
                 f'have no label.', logger='current', level=logging.WARNING)
+
+    def _places(self, scenes: List[Raster]) -> List[List[Tuple[int, int]]]:
+        """Return (column, row) of each window with a valid pixel, for each scene."""
+        def scan(scene: Raster) -> np.ndarray:
+            with scene:
+                return np.array(list(self._windows(scene)), np.int32).reshape(-1, 2)
+
+        found = iter(scan_scenes([scene for scene in scenes if scene.may_have_gaps],
+                                 ('windows', self.window, self.stride), scan))
+        return [list(map(tuple, next(found).tolist())) if scene.may_have_gaps
+                else list(self._windows(scene)) for scene in scenes]
 
     def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
         """Yield (column, row) of each window with a valid pixel."""
