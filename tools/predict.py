@@ -18,7 +18,7 @@ def main(argv=None) -> int:
                         help='images, folders of images, GeoTIFF scenes')
     parser.add_argument('--out', required=True, help='write the maps into this folder')
     parser.add_argument('--window', type=int, metavar='PIXELS',
-                        help="side length of a window (default: the config's crop size, else 512)")
+                        help="side of a window (default: the config's training size, else 512)")
     parser.add_argument('--overlap', type=int, metavar='PIXELS',
                         help='overlap of neighboring windows (default: a quarter of a window)')
     parser.add_argument('--scale', type=float, metavar='FACTOR',

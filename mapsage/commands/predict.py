@@ -106,7 +106,8 @@ class Prediction:
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
                                   background=class_indices(args.skip_class, self._classes.names))
-            self._window, self._overlap = choose_window(self._cfg, args.window, args.overlap)
+            self._window, self._overlap, self._window_from = choose_window(
+                self._cfg, args.window, args.overlap)
             self._predictor = WindowPredictor(
                 place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
                 self._accelerator.device(local_rank()), self._window, self._overlap,
@@ -145,8 +146,9 @@ class Prediction:
     def _describe(self) -> None:
         height, width = self._window
         self._say(f'{len(self._inputs)} input(s), {len(self._classes.names)} classes; windows of '
-                  f'{width}x{height} pixels that share {self._overlap}, {self._args.batch_size} at '
-                  f'a time' + ', each mirrored three times' * self._args.tta
+                  f'{width}x{height} pixels ({self._window_from}) that share {self._overlap}, '
+                  f'{self._args.batch_size} at a time'
+                  + ', each mirrored three times' * self._args.tta
                   + f'; {self._accelerator.describe()}')
         if self._bands.ignored:
             self._say(f"note: {', '.join(self._bands.ignored)} of the config's test pipeline is "
@@ -318,18 +320,18 @@ def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
 
 
 def choose_window(cfg: Config, window: Optional[int],
-                  overlap: Optional[int]) -> Tuple[Tuple[int, int], int]:
-    """Return height and width of the windows and what neighbors share, in pixels.
+                  overlap: Optional[int]) -> Tuple[Tuple[int, int], int, str]:
+    """Return height and width of the windows, what neighbors share, in pixels, and who says so.
 
     Raises:
         PredictError: If the overlap does not fit the window.
     """
-    size = default_window(cfg) if window is None else (window, window)
+    size, why = default_window(cfg) if window is None else ((window, window), '--window')
     shared = min(size) // 4 if overlap is None else overlap
     if min(size) < 1 or not 0 <= shared < min(size):
         raise PredictError(f'--window {size[1]} and --overlap {shared}: expected a window of 1 or '
                            f'more pixels and an overlap of 0 to {min(size) - 1}.')
-    return size, shared
+    return size, shared, why
 
 
 def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:

@@ -165,19 +165,36 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
                  loader.get('imdecode_backend'), color_type, resize)
 
 
-def default_window(cfg: Config) -> Tuple[int, int]:
-    """Return the height and width that the model was trained on.
+def default_window(cfg: Config) -> Tuple[Tuple[int, int], str]:
+    """Return the height and width that the model was trained on, and what of the config says so.
 
-    :data:`DEFAULT_WINDOW` is used if the config does not give them.
+    These are, in this order, the crop size of the model's sliding test, the windows that training
+    reads from scenes (or what a ``RandomCrop`` leaves of them), ``crop_size`` and the size of the
+    preprocessor; :data:`DEFAULT_WINDOW` if the config has none of them.
     """
     model = cfg.model
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    for size in ((model.get('test_cfg') or {}).get('crop_size'), cfg.get('crop_size'),
-                 preprocessor.get('size')):
+    for size, what in (
+            ((model.get('test_cfg') or {}).get('crop_size'), "crop_size of the model's test_cfg"),
+            _dataset_window(cfg), (cfg.get('crop_size'), 'crop_size'),
+            (preprocessor.get('size'), 'size of the data_preprocessor')):
         if size:
             height, width = (size, size) if isinstance(size, int) else size
-            return int(height), int(width)
-    return DEFAULT_WINDOW, DEFAULT_WINDOW
+            return (int(height), int(width)), f'{what} in the config'
+    return (DEFAULT_WINDOW, DEFAULT_WINDOW), 'the default: the config names no size'
+
+
+def _dataset_window(cfg: Config) -> Tuple[Any, str]:
+    """Return the side of the windows that a dataset of scenes gives to the model, or None."""
+    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        dataset = _dataset_of(cfg, loader) or {}
+        if not isinstance(dataset.get('window'), int):
+            continue
+        crops = [step.get('crop_size') for step in dataset.get('pipeline') or []
+                 if str(step.get('type')).rsplit('.', 1)[-1].strip("'>") == 'RandomCrop']
+        return (crops[-1], f"RandomCrop of the {loader}'s dataset") if crops and crops[-1] else (
+            dataset['window'], f"window of the {loader}'s dataset")
+    return None, ''
 
 
 def file_hash(path: str) -> str:
@@ -203,11 +220,25 @@ def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
 
 def _dataset(cfg: Config) -> Optional[Dict[str, Any]]:
     for loader in ('test_dataloader', 'val_dataloader', 'train_dataloader'):
-        dataset = (cfg.get(loader) or {}).get('dataset')
-        while isinstance(dataset, dict) and isinstance(dataset.get('dataset'), dict):
-            dataset = dataset['dataset']
-        if isinstance(dataset, dict):
+        dataset = _dataset_of(cfg, loader)
+        if dataset is not None:
             return dataset
+    return None
+
+
+def _dataset_of(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
+    """Return the dataset of a loader of the config, without what wraps it; None if there is none.
+
+    Of several that are joined, the first stands for all.
+    """
+    dataset = (cfg.get(loader) or {}).get('dataset')
+    while isinstance(dataset, dict):
+        joined = dataset.get('datasets')
+        inner = joined[0] if isinstance(joined, (list, tuple)) and joined else dataset.get(
+            'dataset')
+        if not isinstance(inner, dict):
+            return dataset
+        dataset = inner
     return None
 
 

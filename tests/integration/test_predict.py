@@ -444,8 +444,12 @@ model['data_preprocessor']['bgr_to_rgb'] = False
 """
 
 
-def test_bands_follow_the_loader_that_is_run(model: Tuple[Path, Path], tmp_path: Path) -> None:
-    """The dataset's pipeline counts, not a variable that a base file left; so does color_type."""
+def test_bands_follow_the_loader_that_is_run(model: Tuple[Path, Path], tmp_path: Path,
+                                             capsys: Any) -> None:
+    """The dataset's pipeline counts, not a variable that a base file left; so does color_type.
+
+    So does the window of the dataset, which is what the model was trained on.
+    """
     classes = paint(90, 110)
     scene = write_scene(tmp_path / 'field.tif', classes, **UTM)
     for name, extra in (('own', OWN_PIPELINE), (
@@ -453,6 +457,9 @@ def test_bands_follow_the_loader_that_is_run(model: Tuple[Path, Path], tmp_path:
         config = with_pipeline(tmp_path, name, extra)
         assert run((config, model[1]), scene, '--out', tmp_path / name / 'out') == 0
         np.testing.assert_array_equal(read(tmp_path / name / 'out' / 'field.tif'), classes)
+        said = capsys.readouterr().out
+        assert ("64x64 pixels (window of the test_dataloader's dataset in the config)" in said
+                if name == 'own' else '64x64 pixels (crop_size in the config)' in said)
     config = with_pipeline(tmp_path, 'file', "test_pipeline[0]['color_type'] = 'unchanged'\n")
     with pytest.raises(PredictError, match='which band comes first depends on the file'):
         run((config, model[1]), scene, '--out', tmp_path / 'out')
