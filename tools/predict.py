@@ -26,8 +26,11 @@ def main(argv=None) -> int:
                         "(default: the test pipeline's Resize, else 1)")
     parser.add_argument('--gsd', type=float, metavar='METERS',
                         help='size of the pixels that the model was trained on, instead of --scale')
-    parser.add_argument('--batch-size', type=int, default=4, metavar='N',
-                        help='number of windows predicted at a time (default: 4)')
+    parser.add_argument('--batch-size', type=int, metavar='N',
+                        help='number of windows predicted at a time (default: as many as four of '
+                        '512 pixels hold, sixteen on a card; fewer when memory runs out)')
+    parser.add_argument('--amp', action='store_true',
+                        help='16-bit floats where the model allows them: bfloat16, on cuda float16')
     parser.add_argument('--bands', type=int, nargs='+', metavar='N',
                         help='bands of the scene, counted from 1; for a model of three bands in '
                         'the order red, green, blue (default: all but alpha)')
@@ -47,7 +50,7 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     if args.work_dir:
         parser.error('--work-dir is for training and testing; maps go into --out')
-    if args.batch_size < 1:
+    if args.batch_size is not None and args.batch_size < 1:
         parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')

@@ -1,5 +1,6 @@
 """Device stacks behind one interface; the only package that imports a vendor's module."""
 from .base import Accelerator, AcceleratorError, Supports
+from .memory import is_out_of_memory
 from .resolve import (
                       ACCELERATORS,
                       current_accelerator,
@@ -11,5 +12,6 @@ from .seeds import derived_seed
 
 __all__ = [
     'ACCELERATORS', 'Accelerator', 'AcceleratorError', 'Supports', 'current_accelerator',
-    'derived_seed', 'explain', 'resolve_accelerator', 'set_current_accelerator'
+    'derived_seed', 'explain', 'is_out_of_memory', 'resolve_accelerator',
+    'set_current_accelerator'
 ]

@@ -42,6 +42,7 @@ from mapsage.version import __version__
 from mapsage.wrappers import place_module
 
 from .config_checks import build_model, read_config
+from .predict_compute import choose_batch, choose_precision
 
 PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
 # Ranks wait for each other after they have predicted their parts, which may take unequally long.
@@ -108,10 +109,14 @@ class Prediction:
                                   background=class_indices(args.skip_class, self._classes.names))
             self._window, self._overlap, self._window_from = choose_window(
                 self._cfg, args.window, args.overlap)
+            self._amp = choose_precision(self._cfg, self._accelerator) if args.amp else None
             self._predictor = WindowPredictor(
                 place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
-                self._accelerator.device(local_rank()), self._window, self._overlap,
-                args.batch_size, args.tta)
+                self._accelerator.device(local_rank()), self._window, self._overlap, 1, args.tta,
+                self._amp, say if self._rank == 0 else lambda line: say(f'[rank {self._rank}] '
+                                                                       f'{line}'))
+            self._batch_size = self._predictor.batch_size = choose_batch(
+                args.batch_size, self._window, self._predictor.scores, self._accelerator)
             self._describe()
             jobs = self._plan() if self._rank == 0 else []
         self._jobs = self._share(jobs)
@@ -147,8 +152,9 @@ class Prediction:
         height, width = self._window
         self._say(f'{len(self._inputs)} input(s), {len(self._classes.names)} classes; windows of '
                   f'{width}x{height} pixels ({self._window_from}) that share {self._overlap}, '
-                  f'{self._args.batch_size} at a time'
+                  f'{self._batch_size} at a time'
                   + ', each mirrored three times' * self._args.tta
+                  + ('' if self._amp is None else f', in {self._amp_name} where that serves')
                   + f'; {self._accelerator.describe()}')
         if self._bands.ignored:
             self._say(f"note: {', '.join(self._bands.ignored)} of the config's test pipeline is "
@@ -165,7 +171,8 @@ class Prediction:
             model=key_of(dict(model=settings_of(self._cfg))), classes=list(self._classes.names),
             palette=self._classes.palette.tolist(), window=list(self._window),
             overlap=self._overlap, bands=list(self._bands.chosen or ()),
-            tta=self._args.tta, confidence=self._args.confidence)
+            tta=self._args.tta, confidence=self._args.confidence,
+            **({} if self._amp is None else dict(amp=self._amp_name)))
         self._check_names()
         jobs, in_pixels = [], []
         sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
@@ -231,7 +238,7 @@ class Prediction:
             parts = self._parts(job)
             with scene.raster:
                 predict_strips(scene, self._grid(job), strips, self._predictor,
-                               self._args.batch_size, self._args.confidence, parts.write,
+                               self._batch_size, self._args.confidence, parts.write,
                                progress.advance)
             self._seconds += time.monotonic() - start_time
         if not job.is_shared and job.assembler == self._rank:
@@ -268,6 +275,10 @@ class Prediction:
     def _outputs(self, name: str) -> Outputs:
         return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,
                           alone=len(self._inputs) == 1)
+
+    @property
+    def _amp_name(self) -> str:
+        return str(self._amp).replace('torch.', '')
 
     def _parts(self, job: Job) -> Parts:
         folder = self._outputs(job.name).parts(key_of(job.settings))

@@ -78,7 +78,7 @@ class RowBlender:
         if np.isnan(best.max()):
             raise PredictError('the model gave scores that are not numbers (NaN): look at the '
                                'checkpoint, at mean and std of its data_preprocessor, and at the '
-                               'values of the scene.')
+                               'values of the scene; float16 with --amp ends at 65,504.')
         confidence = None
         if self._confidence:
             percent = np.rint(100 * best / np.where(known, weights, 1))

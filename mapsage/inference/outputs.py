@@ -96,7 +96,8 @@ def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
         return False
     if key_of(report['settings']) != key:
         before = report['settings']
-        other = [name for name in settings if settings[name] != before.get(name)]
+        other = [name for name in {**settings, **before}
+                 if settings.get(name) != before.get(name)]
         raise PredictError(f"{outputs.map} was made with another {', '.join(other)}. Choose "
                            f'another --out, or add --overwrite.')
     return outputs.map.exists() and (outputs.confidence is None or outputs.confidence.exists())
