@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.commands import cli  # noqa: E402
+from mapsage.commands import cli, mirrored_test  # noqa: E402
 
 
 def main(argv=None) -> None:
@@ -19,7 +19,9 @@ def main(argv=None) -> None:
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
     parser.add_argument('--wait-time', type=float, default=2, metavar='S',
                         help='seconds for which --show shows each (default: 2)')
-    parser.add_argument('--tta', action='store_true', help='test-time augmentation')
+    parser.add_argument('--tta', action='store_true',
+                        help="test-time augmentation: the config's tta_pipeline, without one each "
+                        'image and its two mirror images')
     args = parser.parse_args(argv)
     cfg = cli.load_config(args)
     cfg.work_dir = args.work_dir or cli.test_folder(cfg, args.checkpoint)
@@ -31,7 +33,7 @@ def main(argv=None) -> None:
     if args.show_dir or args.show:
         cli.draw_predictions(cfg, args.show_dir, args.show, args.wait_time)
     if args.tta:
-        cli.use_tta(cfg)
+        mirrored_test.use_tta(cfg)
     cli.build_runner(cfg).test()
 
 

@@ -216,20 +216,6 @@ def draw_predictions(cfg: Config, folder: Optional[str], show: bool, wait_time: 
     cfg.visualizer = visualizer
 
 
-def use_tta(cfg: Config) -> None:
-    """Test with the config's ``tta_model`` and ``tta_pipeline``.
-
-    Raises:
-        ConfigError: If it has none.
-    """
-    missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
-    if missing:
-        raise ConfigError(f"--tta needs {' and '.join(missing)} in the config, as in MMSeg's.")
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-    cfg.tta_model.module = cfg.model
-    cfg.model = cfg.tta_model
-
-
 def stream_features(cfg: Config, encoders: int) -> None:
     """Set ``feature_source`` to ``'Streamed'`` with so many encoder ranks; 0 removes it."""
     source = dict(cfg.get('feature_source') or {})

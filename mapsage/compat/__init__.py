@@ -10,6 +10,7 @@ from . import (  # noqa: E402
     git_hash,
     loop_resume,
     quiet_import,
+    tta_scores,
     xla_batch_norm,
 )
 
@@ -19,4 +20,5 @@ config_text.apply()
 git_hash.apply()
 loop_resume.apply()
 quiet_import.apply()
+tta_scores.apply()
 xla_batch_norm.apply()

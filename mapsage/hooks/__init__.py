@@ -15,11 +15,12 @@ from .ranks.nodes_hook import NodesHook
 from .ranks.slowest_rank_hook import SlowestRankHook
 from .ranks.stop_hook import StopHook
 from .reproducibility_hook import ReproducibilityHook
+from .window_visualization_hook import WindowVisualizationHook
 
 __all__ = [
     'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
     'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'HeadReplicaHook',
     'LoaderError', 'ModelScore', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
     'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore', 'SlowestRankHook',
-    'StopHook'
+    'StopHook', 'WindowVisualizationHook'
 ]

@@ -16,6 +16,8 @@ from mmengine.structures import BaseDataElement
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.drawing.tiles import display_rgb, is_class, shrink
 
+from .batch_images import image_in_batch, sample_in_batch, shown_channels
+
 # Longer side, in pixels, of the pictures that are kept in memory between iterations.
 _KEPT_SIDE = 1024
 # Labels are counted on a grid of at most this many points per side. Choosing an example does not
@@ -44,8 +46,9 @@ class PreviewHook(Hook):
         max_images: Number of rows in the picture.
         filename: Name of the file inside the runner's ``work_dir``.
         input_channel_order: Order of the colors in a batch's three-channel ``inputs``, 'bgr' (as
-            from MMCV's loader) or 'rgb'. It is used only for images that cannot be read from their
-            ``img_path``, such as those in an LMDB or in remote storage.
+            from MMCV's loader) or 'rgb'; None finds it out, see ``shown_channels``. It is used only
+            for images that cannot be read from their ``img_path``, such as windows of scenes and
+            images in an LMDB or in remote storage.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -54,23 +57,25 @@ class PreviewHook(Hook):
     priority = 'LOW'
 
     def __init__(self, max_images: int = 4, filename: str = 'preview.png',
-                 input_channel_order: str = 'bgr') -> None:
+                 input_channel_order: Optional[str] = None) -> None:
         if max_images < 1:
             raise ValueError(f'max_images={max_images}, expected 1 or more; '
                              'default_hooks=dict(preview=None) switches the preview off')
-        if input_channel_order not in ('bgr', 'rgb'):
-            raise ValueError(f'input_channel_order={input_channel_order!r}, expected "bgr" or '
-                             '"rgb"')
+        if input_channel_order not in (None, 'bgr', 'rgb'):
+            raise ValueError(f'input_channel_order={input_channel_order!r}, expected "bgr", "rgb" '
+                             'or None')
         self.max_images = max_images
         self.filename = filename
         self.input_channel_order = input_channel_order
         self._kept: List[_Candidate] = []
         self._not_the_sample: Set[str] = set()
         self._failures = 0
+        self._channels = shown_channels({}, input_channel_order)
 
     def before_val_epoch(self, runner: Runner) -> None:
         """Discard the samples of the previous evaluation."""
         self._kept, self._failures = [], 0
+        self._channels = shown_channels(runner.cfg, self.input_channel_order)
 
     before_test_epoch = before_val_epoch
 
@@ -112,9 +117,7 @@ class PreviewHook(Hook):
     def _consider(self, metainfo: Dict[str, Any], data_batch: Any, index: int,
                   output: BaseDataElement) -> None:
         # The truth in the batch is still in host memory and need not be copied from the device.
-        batch_sample = _item(data_batch, 'data_samples', index)
-        known = batch_sample if isinstance(batch_sample, BaseDataElement) else output
-        truth = _labels(known, 'gt_sem_seg')
+        truth = _labels(sample_in_batch(data_batch, index) or output, 'gt_sem_seg')
         score = _distinct_classes(truth, len(metainfo.get('classes') or ()))
         if len(self._kept) == self.max_images and score <= self._kept[-1].num_classes:
             return
@@ -123,8 +126,11 @@ class PreviewHook(Hook):
         path = _image_path(output)
         image = self._read(path, output.metainfo.get('ori_shape'))
         if image is None:
-            image = self._from_inputs(_item(data_batch, 'inputs', index), output.metainfo)
-        image = image[..., :3] if image.ndim == 3 else image  # display_rgb shows these bands
+            image = image_in_batch(data_batch, index, self._channels)
+        if image is None:
+            raise ValueError('the image can be read neither from img_path nor from inputs of '
+                             'the batch, expected there a (bands, H, W) tensor; add img_path to '
+                             'meta_keys of PackSegInputs')
         sample = PreviewSample(image=display_rgb(shrink(image, _KEPT_SIDE, nearest=False)),
                                prediction=shrink(prediction, _KEPT_SIDE, nearest=True),
                                truth=None if truth is None
@@ -148,20 +154,6 @@ class PreviewHook(Hook):
             return None
         return image
 
-    def _from_inputs(self, inputs: Any, metainfo: Dict[str, Any]) -> np.ndarray:
-        """Return the network's input without its padding, ``(H, W, B)``."""
-        if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
-            raise ValueError('the image can be read neither from img_path nor from inputs of '
-                             'the batch, expected there a (bands, H, W) tensor; add img_path to '
-                             'meta_keys of PackSegInputs')
-        height, width = tuple(metainfo.get('img_shape', inputs.shape[1:]))[:2]
-        image = inputs[:, :height, :width].detach().cpu().float().numpy().transpose(1, 2, 0)
-        if inputs.dtype == torch.uint8:
-            image = image.astype(np.uint8)
-        if image.shape[2] == 3 and self.input_channel_order == 'bgr':
-            image = image[:, :, ::-1]
-        return np.ascontiguousarray(image)
-
     def _write(self, runner: Runner, metainfo: Dict[str, Any],
                metrics: Optional[Dict[str, float]], phase: str) -> None:
         if not is_main_process() or not self._kept:
@@ -183,16 +175,6 @@ class PreviewHook(Hook):
 def _metainfo(dataloader: Any) -> Dict[str, Any]:
     metainfo = getattr(getattr(dataloader, 'dataset', None), 'metainfo', None)
     return dict(metainfo) if isinstance(metainfo, Mapping) else {}
-
-
-def _item(data_batch: Any, key: str, index: int) -> Any:
-    """Return the entry of one sample in a batch, or None if the batch has another structure."""
-    if not isinstance(data_batch, dict) or key not in data_batch:
-        return None
-    entries = data_batch[key]
-    if not isinstance(entries, (list, tuple, torch.Tensor)):
-        return None
-    return entries[index] if index < len(entries) else None
 
 
 def _image_path(sample: Any) -> str:

@@ -98,12 +98,6 @@ def test_tta(trained: Path) -> None:
     assert 0 <= miou(run_test(trained, '--tta')) <= 100
 
 
-def test_tta_without_a_pipeline_says_what_is_missing(tiny_config: Path, tmp_path: Path) -> None:
-    finished = launch(tiny_config, 'none.pth', '--tta', command=[sys.executable, 'tools/test.py'])
-    assert finished.status == 1
-    assert '--tta needs tta_model and tta_pipeline' in finished.output
-
-
 def test_amp_computes_the_same_losses_in_bfloat16(trained: Path, tiny_config: Path,
                                                   tmp_path: Path) -> None:
     finished = launch(tiny_config, '--work-dir', tmp_path, '--amp')

@@ -91,22 +91,7 @@ def test_missing_config_suggests_a_shipped_one(monkeypatch: Any, tmp_path: Path)
 def tested() -> Config:
     return Config(dict(
         model=dict(type='M'), test_dataloader=dict(dataset=dict(pipeline=[1])),
-        test_evaluator=dict(type='IoUMetric'), tta_model=dict(type='T'), tta_pipeline=[2]))
-
-
-def test_tta_wraps_the_model() -> None:
-    cfg = tested()
-    cli.use_tta(cfg)
-    assert cfg.model.type == 'T' and cfg.model.module.type == 'M'
-    assert cfg.test_dataloader.dataset.pipeline == [2]
-
-
-@pytest.mark.parametrize('gone', ['tta_model', 'tta_pipeline'])
-def test_tta_says_what_is_missing(gone: str) -> None:
-    cfg = tested()
-    cfg.pop(gone)
-    with pytest.raises(ConfigError, match=f'--tta needs {gone} in the config'):
-        cli.use_tta(cfg)
+        test_evaluator=dict(type='IoUMetric')))
 
 
 @pytest.mark.parametrize('metric', ['IoUMetric', 'ConfusionMatrixMetric', 'CityscapesMetric',

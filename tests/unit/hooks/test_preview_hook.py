@@ -159,7 +159,7 @@ def test_images_that_cannot_be_had_are_left_out_until_the_next_evaluation(
         tmp_path: Path, tiny_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = tiny_run.build_runner(str(tmp_path), [PreviewHook()])
     with monkeypatch.context() as broken:
-        broken.setattr(preview_hook, '_item', lambda batch, key, index: None)
+        broken.setattr(preview_hook, 'image_in_batch', lambda batch, index, channels: None)
         broken.setattr(preview_hook, '_read_rgb', lambda path: None)
         runner.val()
     # Three warnings and no more: a broken set of 10,000 images does not fill the log.

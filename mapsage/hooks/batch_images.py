@@ -1,0 +1,121 @@
+"""Images of samples that have no file of their own, taken from the batch, in RGB for pictures."""
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from mmengine.structures import BaseDataElement
+
+RGB, BGR = (0, 1, 2), (2, 1, 0)
+Channels = Tuple[int, ...]
+
+
+def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Channels:
+    """Return which channels of a model's input images a picture shows as red, green and blue.
+
+    They are those that ``bands=dict(rgb=...)`` of the backbone names. Without it, images of
+    ``GeoTiffDataset`` begin with red unless ``bgr_to_rgb`` of the data preprocessor says that they
+    begin with blue, and all other images begin with blue, as MMCV's loader gives them.
+
+    Args:
+        cfg: Config of the run.
+        order: Order of the colors, ``'bgr'`` or ``'rgb'``; None finds it out as said above.
+    """
+    model = cfg.get('model')
+    while isinstance(model, Mapping) and 'backbone' not in model and 'module' in model:
+        model = model['module']  # test-time augmentation
+    model = model if isinstance(model, Mapping) else {}
+    if order is not None:
+        return RGB if order == 'rgb' else BGR
+    bands = _part(_part(model, 'backbone'), 'bands')
+    places = tuple(bands.get('rgb') or ())
+    if len(places) == len(RGB) and None not in places:
+        return places
+    preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
+    of_scenes = any(
+        'LoadGeoTiffWindow' in _types(_part(cfg, f'{split}_dataloader').get('dataset'))
+        for split in ('train', 'val', 'test'))
+    return RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else BGR
+
+
+def choose_channels(image: np.ndarray, channels: Channels) -> np.ndarray:
+    """Return the bands of an image, (H, W, B), that :func:`shown_channels` names.
+
+    An image without one of them shows its first three bands, or its first one if it has less.
+    Blue first is a matter of three bands: images with more are shown as they are unless the
+    backbone names its colors.
+    """
+    bands = image.shape[2]
+    if bands < len(RGB) or max(channels) >= bands or (channels == BGR and bands > len(RGB)):
+        channels = RGB if bands >= len(RGB) else (0,)
+    return np.ascontiguousarray(image[:, :, list(channels)])
+
+
+def image_in_batch(batch: Any, index: int, channels: Channels) -> Optional[np.ndarray]:
+    """Return the image of a sample as the pipeline gave it, without its padding and not mirrored.
+
+    Of the views of test-time augmentation, it is the one nearest to the image in the file.
+
+    Args:
+        batch: Batch with ``inputs``, (B, H, W) tensors, as the loader gave it.
+        index: Number of the sample in the batch.
+        channels: Channels of :func:`shown_channels`.
+
+    Returns:
+        Image, (H, W, 3) or (H, W, 1), uint8 or float32; None if the batch has no such inputs.
+    """
+    inputs, sample = next(iter(sorted(_views(batch, index), key=_distance)), (None, None))
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
+        return None
+    meta = getattr(sample, 'metainfo', {})
+    height, width = tuple(meta.get('img_shape', inputs.shape[1:]))[:2]
+    image = inputs[:, :height, :width].detach().cpu()
+    values = (image if image.dtype == torch.uint8 else image.float()).numpy().transpose(1, 2, 0)
+    if meta.get('flip'):  # MMSegmentation turns a prediction back, and knows two directions
+        values = np.flip(values, 1 if meta.get('flip_direction') == 'horizontal' else 0)
+    return choose_channels(values, channels)
+
+
+def sample_in_batch(batch: Any, index: int) -> Optional[BaseDataElement]:
+    """Return a data sample of a batch, the first view of test-time augmentation; None if none."""
+    samples = [sample for _, sample in _views(batch, index)]
+    return samples[0] if samples and isinstance(samples[0], BaseDataElement) else None
+
+
+def _views(batch: Any, index: int) -> Iterator[Tuple[Any, Any]]:
+    """Yield inputs and data sample of each view; without test-time augmentation there is one."""
+    if not isinstance(batch, dict):
+        return
+    inputs, samples = batch.get('inputs'), batch.get('data_samples')
+    if isinstance(inputs, Sequence) and inputs and isinstance(inputs[0], Sequence):
+        for number, views in enumerate(inputs):
+            yield _entry(views, index), _entry(_entry(samples, number), index)
+    else:
+        yield _entry(inputs, index), _entry(samples, index)
+
+
+def _distance(view: Tuple[Any, Any]) -> Tuple[bool, float]:
+    meta = getattr(view[1], 'metainfo', {})
+    height, original = (tuple(meta.get(key) or (1,))[0] for key in ('img_shape', 'ori_shape'))
+    return bool(meta.get('flip')), abs(np.log(height / original))
+
+
+def _entry(entries: Any, index: int) -> Any:
+    if not isinstance(entries, (list, tuple, torch.Tensor)) or index >= len(entries):
+        return None
+    return entries[index]
+
+
+def _part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    part = config.get(key)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _types(config: Any) -> Iterator[Any]:
+    """Yield the types that a config names, at any depth."""
+    if isinstance(config, Mapping):
+        yield config.get('type')
+    if isinstance(config, (Mapping, list, tuple)):
+        for each in config.values() if isinstance(config, Mapping) else config:
+            yield from _types(each)
