@@ -3,6 +3,7 @@ from .band_preprocessor import BandDataPreProcessor
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
 from .demo.demo_dataset import DemoParams, write_demo_data
 from .demo.demo_scenes import DemoScene, draw_scene
+from .demo.neighbor_scenes import NeighborParams, write_neighbor_scenes
 from .geotiff import GeoTiffDataset, LoadGeoTiffLabels, LoadGeoTiffWindow
 from .grouped_views import GroupedViewsSampler
 from .label_score import LabelScore
@@ -12,5 +13,5 @@ __all__ = [
     'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GeoTiffDataset',
     'GroupedViewsSampler', 'LabelScore', 'LoadBoxPseudoMasks', 'LoadGeoTiffLabels',
     'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'MMRS1MDataset', 'NWPUPolygonDataset',
-    'draw_scene', 'write_demo_data'
+    'NeighborParams', 'draw_scene', 'write_demo_data', 'write_neighbor_scenes'
 ]

@@ -1,13 +1,9 @@
 """The demo dataset: scenes cut into tiles in LoveDA's folders, and one scene to make a map of.
 
-The folder appears complete or not at all: everything is written into a temporary folder beside it,
-the marker ``demo.json`` last, which is then renamed. A folder without the scene gets it added.
+The folder appears complete or not at all. A folder without the scene gets it added.
 """
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple, Union
@@ -15,10 +11,9 @@ from typing import Dict, Iterator, List, Tuple, Union
 import cv2
 import numpy as np
 
+from .demo_folder import write_once
 from .demo_map import write_demo_map
 from .demo_scenes import SCENE_KINDS, draw_scene
-
-MARKER = 'demo.json'
 
 # Increased when the same parameters start to give other images, so that no old folder is reused.
 _FORMAT = 1
@@ -88,47 +83,16 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
         ValueError: If ``root`` holds anything else; it is then left unchanged.
     """
     root = Path(root)
-    marker = dict(asdict(params), format=_FORMAT)
     map_scene = params.seed * _SEEDS + _SEEDS - 1, params.tile_size * _MAP_TILES
-    if _is_complete(root, marker):
-        return ['scene'] if write_demo_map(root, *map_scene) else []
-    root.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f'.{root.name}.', dir=str(root.parent)))
-    try:
+
+    def write(folder: Path) -> None:
         for split in ('train', 'val'):
-            _write_split(staging, split, params)
-        write_demo_map(staging, *map_scene)
-        (staging / MARKER).write_text(json.dumps(marker, indent=2) + '\n')
-        staging.chmod(0o755)  # mkdtemp denies access to others
-        try:
-            staging.rename(root)
-        except OSError:
-            # Another process may have finished the same dataset meanwhile.
-            if not _is_complete(root, marker):
-                raise
-            return []
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return ['tiles', 'scene']
+            _write_split(folder, split, params)
+        write_demo_map(folder, *map_scene)
 
-
-def _is_complete(root: Path, marker: Dict[str, int]) -> bool:
-    """Return whether ``root`` holds this dataset; False if empty, ValueError if occupied."""
-    if root.is_dir() and not any(root.iterdir()):
-        return False
-    if not root.exists():
-        return False
-    path = root / MARKER
-    if not path.is_file():
-        raise ValueError(f'{root} is in use and has no {MARKER}, so it is no demo dataset; '
-                         'choose another folder or empty this one')
-    found = json.loads(path.read_text())
-    if found != marker:
-        differing = ', '.join(f'{key}={found.get(key)!r} (asked for {value!r})'
-                              for key, value in marker.items() if found.get(key) != value)
-        raise ValueError(f'{root} holds a demo dataset with {differing or "other parameters"}; '
-                         'remove the folder or choose another one')
-    return True
+    if write_once(root, dict(asdict(params), format=_FORMAT), write):
+        return ['tiles', 'scene']
+    return ['scene'] if write_demo_map(root, *map_scene) else []
 
 
 def _scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.ndarray]]:

@@ -24,7 +24,7 @@ from .settlement import build_farms, build_town, paint_roads
 
 # Pixels by which a scene is painted larger on each side before it is cropped, so that shadows and
 # crowns of objects outside reach into it.
-_MARGIN = 32
+MARGIN = 32
 
 # Half of the kinds are mostly one class, like real scenes, most of whose tiles teach little.
 SCENE_KINDS = {
@@ -46,6 +46,33 @@ class DemoScene(NamedTuple):
     mask: np.ndarray
 
 
+def paint_ground(seed: int, kind: str, side: int) -> GroundCanvas:
+    """Paint a square of land, without light.
+
+    Args:
+        seed: Seed of the ground, 0 .. 2**32 - 1.
+        kind: A key of ``SCENE_KINDS``.
+        side: Side in pixels; crowns and shadows are whole :data:`MARGIN` pixels from its edge.
+
+    Raises:
+        ValueError: If ``kind`` is unknown.
+    """
+    if kind not in SCENE_KINDS:
+        raise ValueError(f'kind={kind!r} is no scene kind; choose one of {sorted(SCENE_KINDS)}')
+    spec = SCENE_KINDS[kind]
+    canvas = GroundCanvas.blank(seed, side, BACKGROUND)
+    town = largest(canvas.noise(canvas.side * .8, 2), spec.town)
+    cuts, streets, blocks = paint_parcels(canvas, spec, town)
+    relief = canvas.noise(canvas.side * .4, 5) - 3. * town
+    paint_forest(canvas, largest(relief, spec.forest))
+    paint_water(canvas, spec, -relief - 6. * town)
+    plant_hedges(canvas, cuts, .35 * spec.settled)
+    paint_roads(canvas, cuts, streets, paved=canvas.rng.rand() < spec.settled)
+    build_town(canvas, blocks)
+    build_farms(canvas, cuts, .6 * spec.settled)
+    return canvas
+
+
 def draw_scene(seed: int, kind: str, size: int = 640, no_data: bool = False) -> DemoScene:
     """Paint one scene.
 
@@ -58,23 +85,11 @@ def draw_scene(seed: int, kind: str, size: int = 640, no_data: bool = False) -> 
     Raises:
         ValueError: If ``kind`` is unknown or ``size`` is below 64.
     """
-    if kind not in SCENE_KINDS:
-        raise ValueError(f'kind={kind!r} is no scene kind; choose one of {sorted(SCENE_KINDS)}')
     if size < 64:
         raise ValueError(f'size={size} is too small to lay out a scene; give 64 pixels or more')
-    spec = SCENE_KINDS[kind]
-    canvas = GroundCanvas.blank(seed, size + 2 * _MARGIN, BACKGROUND)
-    town = largest(canvas.noise(canvas.side * .8, 2), spec.town)
-    cuts, streets, blocks = paint_parcels(canvas, spec, town)
-    relief = canvas.noise(canvas.side * .4, 5) - 3. * town
-    paint_forest(canvas, largest(relief, spec.forest))
-    paint_water(canvas, spec, -relief - 6. * town)
-    plant_hedges(canvas, cuts, .35 * spec.settled)
-    paint_roads(canvas, cuts, streets, paved=canvas.rng.rand() < spec.settled)
-    build_town(canvas, blocks)
-    build_farms(canvas, cuts, .6 * spec.settled)
+    canvas = paint_ground(seed, kind, size + 2 * MARGIN)
     picture = photograph(canvas)
-    crop = slice(_MARGIN, _MARGIN + size)
+    crop = slice(MARGIN, MARGIN + size)
     image, mask = picture[crop, crop].copy(), canvas.mask[crop, crop].copy()
     if no_data:
         _cut_corner(canvas.rng, image, mask)

@@ -11,7 +11,8 @@ from mmengine.registry import DefaultScope
 from mmseg.datasets import LoveDADataset
 
 from mapsage.datasets.demo import demo_dataset
-from mapsage.datasets.demo.demo_dataset import MARKER, DemoParams, write_demo_data
+from mapsage.datasets.demo.demo_dataset import DemoParams, write_demo_data
+from mapsage.datasets.demo.demo_folder import MARKER
 from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene
 
 SMALL = DemoParams(train_scenes=2, val_scenes=1, scene_size=128, tile_size=64)
