@@ -49,6 +49,8 @@ class DINOv3ViT(BaseModule):
             four evenly spaced ones. Blocks above the last of them are not built.
         final_norm: Whether to apply the model's last norm to each output, as the heads of DINOv3
             do.
+        prefix_tokens: Whether to return the class and register tokens too, for heads that want all
+            tokens.
         drop_path_rate: Drop-path probability (0..1) of the last block; it grows linearly from 0 at
             the first block.
         with_cp: Whether to recompute the trained blocks in the backward pass to save memory.
@@ -75,6 +77,7 @@ class DINOv3ViT(BaseModule):
                  arch: Union[str, Dict[str, Any]] = 'large',
                  out_indices: Optional[Sequence[int]] = None,
                  final_norm: bool = True,
+                 prefix_tokens: bool = False,
                  drop_path_rate: float = 0.,
                  with_cp: bool = False,
                  frozen_stages: int = -1,
@@ -90,6 +93,7 @@ class DINOv3ViT(BaseModule):
             out_indices = sorted({max(layers * part // 4 - 1, 0) for part in (1, 2, 3, 4)})
         self.out_indices = tuple(out_indices)
         _check_arguments(self.arch, self.out_indices, drop_path_rate, frozen_stages, normalization)
+        self.prefix_tokens = prefix_tokens
         self.with_cp = with_cp
         self.frozen_stages = self.out_indices[-1] + 1 if frozen else frozen_stages
         self.frozen = frozen
@@ -130,31 +134,61 @@ class DINOv3ViT(BaseModule):
                 if ``normalization=None``.
 
         Returns:
-            One map, float (N, embed_dims, H / 16, W / 16), for each entry of ``out_indices``.
+            One map, float (N, embed_dims, H / 16, W / 16), for each entry of ``out_indices``. With
+            ``prefix_tokens`` they are followed by as many maps of the class and register tokens,
+            (N, embed_dims, 1 + registers, 1).
 
         Raises:
             BackboneInputError: If H or W is not a multiple of 16, or the input is already
                 normalized. Values above 255 or of 0 to 1 are logged.
         """
-        rows, columns = self._grid(x)
-        enabled = torch.is_grad_enabled()
-        with torch.set_grad_enabled(enabled and self.frozen_stages < 0):
-            tokens = self._embed(x)
+        tokens, (rows, columns) = self.embed(x)
         sine, cosine = self.rope(rows, columns)
-        outputs: List[torch.Tensor] = []
-        for index, block in enumerate(self.blocks):
-            with torch.set_grad_enabled(enabled and index >= self.frozen_stages):
-                kept = block.draw_kept(tokens)  # type: ignore[operator]
-                run = _recomputed if self.with_cp and torch.is_grad_enabled() else _computed
-                tokens = run(block, tokens, sine, cosine, kept)
+        maps: List[torch.Tensor] = []
+        prefixes: List[torch.Tensor] = []
+        for index in range(len(self.blocks)):
+            tokens = self.apply_block(index, tokens, sine, cosine)
             if index in self.out_indices:
-                with torch.set_grad_enabled(enabled and not self.frozen):
-                    patches = self.norm(tokens)[:, -rows * columns:]
-                    # As a view the maps would have a channels-last layout, for which GroupNorm of
-                    # torch 2.13 crashes in the backward pass if the input needs no gradient.
-                    outputs.append(patches.transpose(1, 2).contiguous().view(
-                        len(x), -1, rows, columns))
-        return tuple(outputs)
+                with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+                    normed = self.norm(tokens)
+                    maps.append(_as_map(normed[:, -rows * columns:], rows, columns))
+                    if self.prefix_tokens:
+                        prefix = normed[:, :-rows * columns]
+                        prefixes.append(_as_map(prefix, prefix.shape[1], 1))
+        return (*maps, *prefixes)
+
+    def embed(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
+        """Return the tokens of images before the first block, and the rows and columns of patches.
+
+        Args:
+            x: Image as for :meth:`forward`.
+
+        Returns:
+            Class, register and patch tokens, float (N, tokens, embed_dims), and the grid.
+
+        Raises:
+            BackboneInputError: As :meth:`forward`.
+        """
+        grid = self._grid(x)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.frozen_stages < 0):
+            return self._embed(x), grid
+
+    def apply_block(self, index: int, tokens: torch.Tensor, sine: torch.Tensor,
+                    cosine: torch.Tensor, allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return tokens, (N, tokens, embed_dims), after one block; frozen blocks give no gradient.
+
+        Args:
+            index: Index of the block.
+            tokens: Tokens before it; there may be more than those of :meth:`embed`.
+            sine: Sine of the position of each token, (tokens, head_dims).
+            cosine: Cosine of it.
+            allowed: Tokens that the first ones may attend to, as in the attention.
+        """
+        block = self.blocks[index]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self.frozen_stages):
+            kept = block.draw_kept(tokens)  # type: ignore[operator]
+            run = _recomputed if self.with_cp and torch.is_grad_enabled() else _computed
+            return run(block, tokens, sine, cosine, kept, allowed)
 
     def init_weights(self) -> None:
         """Load the weights that ``init_cfg`` names; without any, initialize as MMEngine does."""
@@ -256,6 +290,12 @@ class DINOv3ViT(BaseModule):
     def _prefix_tokens(self) -> List[nn.Parameter]:
         registers = [self.register_tokens] if self.arch.num_registers else []
         return [self.cls_token, *registers]
+
+
+def _as_map(tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    # As a view the maps would have a channels-last layout, for which GroupNorm of torch 2.13
+    # crashes in the backward pass if the input needs no gradient.
+    return tokens.transpose(1, 2).contiguous().view(len(tokens), -1, rows, columns)
 
 
 def _computed(block: nn.Module, *inputs: Any) -> torch.Tensor:

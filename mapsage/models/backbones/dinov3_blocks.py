@@ -59,9 +59,13 @@ class Block(nn.Module):
         self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
 
     def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                kept: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Transform tokens, (N, tokens, embed_dims); ``kept`` comes from :meth:`draw_kept`."""
-        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine)
+                kept: Optional[torch.Tensor] = None,
+                allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Transform tokens, (N, tokens, embed_dims).
+
+        ``kept`` comes from :meth:`draw_kept`, ``allowed`` is that of the attention.
+        """
+        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine, allowed)
         x = x + (attended if kept is None else attended * kept[0])
         transformed = self.gamma_2 * self.mlp(self.norm2(x))
         return x + (transformed if kept is None else transformed * kept[1])

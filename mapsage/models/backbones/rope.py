@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -87,8 +87,20 @@ class RotaryAttention(nn.Module):
         self.has_bias = arch.qkv_bias
         self.proj = nn.Linear(arch.embed_dims, arch.embed_dims)
 
-    def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
-        """Transform tokens, (N, tokens, embed_dims); sine and cosine are as in :func:`rotate`."""
+    def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
+                allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Transform tokens.
+
+        Args:
+            x: Tokens, (N, tokens, embed_dims).
+            sine: Sine, as in :func:`rotate`.
+            cosine: Cosine, as in :func:`rotate`.
+            allowed: Tokens that the first ones may attend to, bool (N, first tokens, tokens), at
+                least one each; all others attend to every token. None if all do.
+
+        Returns:
+            Tokens of the shape of ``x``.
+        """
         bias = None
         if self.has_bias:
             # Keys have no bias. Rotation would turn it by a different angle for each key.
@@ -98,11 +110,23 @@ class RotaryAttention(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         query, key = rotate(query, sine, cosine), rotate(key, sine, cosine)
         attend = _fused_attention or explicit_attention
-        return self.proj(attend(query, key, value).transpose(1, 2).reshape(count, tokens, dims))
+        if allowed is None:
+            attended = attend(query, key, value)
+        else:
+            # A mask of all tokens by all tokens would cost memory and the fast kernels.
+            first = allowed.shape[1]
+            attended = torch.cat((attend(query[:, :, :first], key, value, allowed[:, None]),
+                                  attend(query[:, :, first:], key, value)), dim=2)
+        return self.proj(attended.transpose(1, 2).reshape(count, tokens, dims))
 
 
-def explicit_attention(query: torch.Tensor, key: torch.Tensor,
-                       value: torch.Tensor) -> torch.Tensor:
-    """Return the attention of tensors (N, heads, tokens, head_dims), for torch before 2.0."""
+def explicit_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                       allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Return the attention of tensors (N, heads, tokens, head_dims), for torch before 2.0.
+
+    Keys that ``allowed``, bool (N, 1, queries, keys), leaves out get no weight.
+    """
     weights = (query * query.shape[-1]**-.5) @ key.transpose(-2, -1)
+    if allowed is not None:
+        weights = weights.masked_fill(~allowed, float('-inf'))
     return weights.softmax(dim=-1).to(value.dtype) @ value

@@ -74,6 +74,24 @@ def test_features_equal_those_of_transformers(case: Any, name: str, tmp_path: Pa
         assert float((own - state[:, tokens:]).abs().max()) < TOLERANCE
 
 
+def test_prefix_tokens_equal_those_of_transformers(case: Any, tmp_path: Path) -> None:
+    """They follow the maps, one for each of these, normed as they are."""
+    arch, hub, x, states = case
+    path = tmp_path / 'weights.pth'
+    torch.save(hub, str(path))
+    model = DINOv3ViT(dict(arch._asdict()), out_indices=(1, arch.num_layers - 1),
+                      prefix_tokens=True, normalization=None, frozen=True,
+                      init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    model.init_weights()
+    first, last, first_prefix, last_prefix = model(x)
+    assert first.shape[1:] == last.shape[1:] == (arch.embed_dims, 3, 5)
+    tokens = 1 + arch.num_registers
+    assert first_prefix.shape == last_prefix.shape == (2, arch.embed_dims, tokens, 1)
+    expected = states.last_hidden_state[:, :tokens]
+    assert float((last_prefix.flatten(2).transpose(1, 2) - expected).abs().max()) < TOLERANCE
+    assert torch.equal(first, DINOv3ViT.forward(model, x)[0]) and not first.requires_grad
+
+
 @pytest.mark.parametrize('registers', [0, 4])
 def test_a_saved_folder_is_read(registers: int, tmp_path: Path) -> None:
     arch = narrowed('small+')._replace(num_registers=registers)

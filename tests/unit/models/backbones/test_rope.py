@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mapsage.models.backbones import rope
+from mapsage.models.backbones.dinov3_weights import Arch
 
 
 def test_positions_are_those_of_the_formula() -> None:
@@ -48,3 +49,24 @@ def test_explicit_attention_by_hand() -> None:
     value = torch.tensor([[[[1.], [0.]]]])
     share = math.exp(2 / 2) / (math.exp(2 / 2) + 1)
     assert rope.explicit_attention(query, key, value).item() == pytest.approx(share)
+
+
+@pytest.mark.parametrize('fused', [True, False])
+def test_a_mask_of_the_first_tokens(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to a mask of all tokens by all, whose other rows allow everything."""
+    if not fused:
+        monkeypatch.setattr(rope, '_fused_attention', None)
+    torch.manual_seed(0)
+    attention = rope.RotaryAttention(Arch(16, 1, 2, 16))
+    x, allowed = torch.randn(2, 9, 16), torch.rand(2, 3, 9) > .5
+    allowed[..., 0] = True
+    sine, cosine = rope.RotaryPositions(8, 3)(2, 3)
+    whole = torch.ones(2, 9, 9, dtype=torch.bool)
+    whole[:, :3] = allowed
+    qkv = torch.nn.functional.linear(x, attention.qkv.weight).view(2, 9, 3, 2, 8)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)
+    query, key = (rope.rotate(each, sine, cosine) for each in (query, key))
+    logits = (query @ key.transpose(-2, -1) / math.sqrt(8)).masked_fill(~whole[:, None], -1e9)
+    expected = attention.proj((logits.softmax(-1) @ value).transpose(1, 2).reshape(2, 9, 16))
+    torch.testing.assert_allclose(attention(x, sine, cosine, allowed), expected)
+    assert not torch.allclose(attention(x, sine, cosine), expected, atol=1e-3)
