@@ -99,6 +99,11 @@ def as_levels(features: Any, encoder: nn.Module) -> Features:
 def check_frozen(encoder: nn.Module) -> None:
     """Raise FeatureSourceError if an encoder has trained parameters, or layers in training mode."""
     trained = [name for name, each in encoder.named_parameters() if each.requires_grad]
+    if any('.lora_A.' in name for name in trained):
+        raise FeatureSourceError(
+            f'feature_source needs a frozen encoder, and model.backbone ({type(encoder).__name__}) '
+            f'has LoRA adapters, which change its features in every step. Leave lora out of '
+            f'the backbone, with frozen=True, or take feature_source out of the config.')
     if trained:
         raise FeatureSourceError(
             f'feature_source needs a frozen encoder, and {len(trained)} parameter(s) of '

@@ -8,10 +8,11 @@ from .backbones import (
 )
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
+from .lora import LoRAError
 from .losses import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 
 __all__ = [
     'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
-    'EfficientNetLite', 'LinearHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
+    'EfficientNetLite', 'LinearHead', 'LoRAError', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
     'SegTverskyLoss', 'WeightsError'
 ]

@@ -11,6 +11,9 @@ from mmengine.registry import MODELS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mapsage.models.lora import LoRAError, add_lora, is_adapter, parse_lora
+from mapsage.models.lora.inject import freeze_all_but_adapters
+
 from . import dinov3_weights as weights
 from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
 from .dinov3_blocks import NORM_EPS, Block
@@ -64,6 +67,9 @@ class DINOv3ViT(BaseModule):
         bands: Channels that are red, green and blue, as ``dict(rgb=(2, 1, 0))``, counted from 0;
             None in place of one that is not there. By default 0, 1, 2 of three or more. Pretrained
             kernels go to them, and their mean to the other channels (see :func:`adapt_bands`).
+        lora: Settings of low-rank adapters, as ``dict(rank=16, targets=('q', 'v'))``; they alone
+            are trained, whatever ``frozen`` says, and frozen stages have none. See
+            :class:`mapsage.models.lora.LoRASettings`.
         init_cfg: Config of the weights, as described above.
 
     Raises:
@@ -85,8 +91,11 @@ class DINOv3ViT(BaseModule):
                  normalization: Optional[str] = 'weights',
                  in_channels: int = 3,
                  bands: Optional[Dict[str, Any]] = None,
+                 lora: Optional[Dict[str, Any]] = None,
                  init_cfg: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(init_cfg)
+        self.lora = None if lora is None else parse_lora(lora)
+        frozen = frozen and self.lora is None
         self.arch = _parse_arch(arch)
         layers = self.arch.num_layers
         if out_indices is None:
@@ -124,6 +133,11 @@ class DINOv3ViT(BaseModule):
         self._check_pixels = PixelRange('DINOv3ViT', ', or set normalization=None and let the data '
                                         'preprocessor normalize them')
         self._reset_parameters()
+        if self.lora is not None:
+            if with_cp and self.lora.dropout:  # a recomputed block would draw other channels
+                raise LoRAError(f'lora.dropout={self.lora.dropout} with with_cp=True: set one of '
+                                'them to 0 and False')
+            add_lora(self, self.lora, skip=list(self.blocks)[:max(self.frozen_stages, 0)])
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
@@ -233,7 +247,10 @@ class DINOv3ViT(BaseModule):
         if stem is not None and stem.shape[1] == len(RGB) and (
                 weights.detect_format(state) != 'mapsage' or self.in_channels != len(RGB)):
             converted['patch_embed.weight'] = adapt_bands(stem, self.in_channels, self.rgb)
-        fitted, filled = weights.fit(converted, self.state_dict(), self.arch)
+        # Adapters begin anew, unless the file has some.
+        wanted = {key: value for key, value in self.state_dict().items()
+                  if key in converted or not is_adapter(key)}
+        fitted, filled = weights.fit(converted, wanted, self.arch)
         kind: Optional[str] = None
         how = 'it is in the checkpoint'
         if 'pixel_mean' not in converted:
@@ -242,7 +259,7 @@ class DINOv3ViT(BaseModule):
                 raise weights.WeightsError(
                     f"normalization='weights', but {how} whether {path} was trained on web or "
                     f'satellite images; set it to one of {sorted(NORMALIZATION)}')
-        self.load_state_dict(fitted)
+        self.load_state_dict(fitted, strict=len(wanted) == len(self.state_dict()))
         if self.normalization in NORMALIZATION:
             kind, how = self.normalization, f'set by the config; weights: {kind or "unknown"}'
         if kind is not None:
@@ -277,6 +294,8 @@ class DINOv3ViT(BaseModule):
 
     def _freeze(self) -> None:
         frozen: List[nn.Module] = []
+        if self.lora is not None:
+            freeze_all_but_adapters(self)
         if self.frozen:
             frozen.append(self)
         elif self.frozen_stages >= 0:

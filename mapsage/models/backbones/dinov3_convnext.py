@@ -9,6 +9,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.models.lora import LoRAError
+
 from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
 from .dinov3_weights import NORMALIZATION, WeightsError
 from .pixels import PixelRange
@@ -50,6 +52,7 @@ class DINOv3ConvNeXt(BaseModule):
         bands: Channels that are red, green and blue, as ``dict(rgb=(2, 1, 0))``, counted from 0;
             None in place of one that is not there. By default 0, 1, 2 of three or more. Pretrained
             kernels go to them, and their mean to the other channels (see :func:`adapt_bands`).
+        lora: Setting of :class:`DINOv3ViT`, an error here.
         init_cfg: Config of the weights, as described above.
 
     Raises:
@@ -63,8 +66,13 @@ class DINOv3ConvNeXt(BaseModule):
     def __init__(self, arch: Any = 'tiny', out_indices: Sequence[int] = (0, 1, 2, 3),
                  drop_path_rate: float = 0., frozen: bool = False, in_channels: int = 3,
                  bands: Optional[Dict[str, Any]] = None,
+                 lora: Optional[Dict[str, Any]] = None,
                  init_cfg: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(init_cfg)
+        if lora is not None:
+            raise LoRAError('DINOv3ConvNeXt takes no lora: it is a convolutional network without '
+                            'attention. Use DINOv3ViT, or leave lora out and set frozen=True, or a '
+                            'low learning rate')
         if isinstance(arch, str) and arch not in ARCHS:
             raise ValueError(f'arch={arch!r} is none of {list(ARCHS)}; a dict of hidden_sizes and '
                              'depths describes another')

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mapsage.models.lora.adapted import Adapted
+
 from .dinov3_weights import Arch
 
 # Available since torch 2.0; explicit_attention computes the same for older versions.
@@ -106,7 +108,10 @@ class RotaryAttention(nn.Module):
             # Keys have no bias. Rotation would turn it by a different angle for each key.
             bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         count, tokens, dims = x.shape
-        qkv = F.linear(x, self.qkv.weight, bias).view(count, tokens, 3, self.num_heads, -1)
+        qkv = F.linear(x, self.qkv.weight, bias)
+        if isinstance(self.qkv, Adapted):
+            qkv = qkv + self.qkv.delta(x)
+        qkv = qkv.view(count, tokens, 3, self.num_heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         query, key = rotate(query, sine, cosine), rotate(key, sine, cosine)
         attend = _fused_attention or explicit_attention
