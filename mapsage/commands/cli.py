@@ -64,10 +64,11 @@ _RESUME_MODES = ('auto', 'must')
 # Errors whose message is enough for the user; any other error is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
                 DataError, DeviceCheckError, DeviceMapError, FeatureSourceError, GeoError,
-                LauncherError, LoaderError, LoRAError, LockstepError, NodesDifferError, NonFiniteLossError,
-                PredictError, RankError, RankLostError, RasterBlockError, ReplayError, ResumeError,
-                RoleError, SampleError, SampleMismatchError, SaveError, ShortfallError,
-                StrategyError, StreamingError, SupersededError, VirtualRanksError, WeightsError)
+                LauncherError, LoaderError, LoRAError, LockstepError, NodesDifferError,
+                NonFiniteLossError, PredictError, RankError, RankLostError, RasterBlockError,
+                ReplayError, ResumeError, RoleError, SampleError, SampleMismatchError, SaveError,
+                ShortfallError, StrategyError, StreamingError, SupersededError, VirtualRanksError,
+                WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:
