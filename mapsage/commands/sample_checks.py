@@ -1,6 +1,7 @@
 """One sample of each split, and one step with it on the CPU, as the doctor tries them."""
 from __future__ import annotations
 
+import logging
 import random
 import warnings
 from typing import Any, List, Mapping
@@ -14,8 +15,9 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from mapsage.distributed import error_text
-from mapsage.engine.loading.build import checked_dataset
+from mapsage.engine.loading.build import build_dataset, notes_on_scenes
 from mapsage.engine.loading.data_checks import (
+    build_checked,
     check_labels,
     explain_error,
     head_differences,
@@ -55,13 +57,15 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
     config = cfg[loader]
     level = 'note' if loader == 'test_dataloader' else 'problem'
     try:
-        dataset = checked_dataset(config['dataset'])
+        dataset = build_checked(build_dataset, config['dataset'])
+        found = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
+                 for importance, text in notes_on_scenes(dataset)]
     except Exception as error:  # whatever it is, a training would end with it
         return [Finding(level, f'{loader}: {error_text(error)}')]
     if not hasattr(dataset, '__len__') or config.get('collate_fn'):
-        return [Finding('no', f'{loader}: no step was tried with its samples')]
-    found = [Finding(level if fails else 'note', f'{loader}: {text}')
-             for fails, text in head_differences(model, dataset)]
+        return [*found, Finding('no', f'{loader}: no step was tried with its samples')]
+    found += [Finding(level if fails else 'note', f'{loader}: {text}')
+              for fails, text in head_differences(model, dataset)]
     if any(finding.level == 'problem' for finding in found):
         return found
     samples = []

@@ -70,6 +70,9 @@ class GeoTiffDataset(BaseSegDataset):
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
 
+    Attributes:
+        dtypes: Types of the scenes' values; of each the path of a scene.
+
     Raises:
         GeoError: If files are missing, cannot be read or do not fit together; the message gives
             the file, what was found and what to do.
@@ -94,6 +97,7 @@ class GeoTiffDataset(BaseSegDataset):
         if not (label_nodata in (None, 'file') or isinstance(label_nodata, int)):
             raise GeoError(f"label_nodata={label_nodata!r}, expected 'file', None or an integer.")
         self.label_nodata = label_nodata
+        self.dtypes: Dict[str, str] = {}
         self._scenes: List[Dict[str, Any]] = []
         self._vectors: Dict[str, VectorLabels] = {}
         super().__init__(**kwargs)
@@ -106,6 +110,7 @@ class GeoTiffDataset(BaseSegDataset):
         for path in self._find_scenes():
             with Raster(path, self.bands) as scene:
                 rasters.append(scene)
+                self.dtypes.setdefault(str(scene.dtype), path)
                 counts.setdefault(len(scene.bands), path)
                 self._scenes.append(dict(scene=path, bands=scene.bands,
                                          labels=self._labels_of(scene),

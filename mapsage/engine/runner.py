@@ -53,6 +53,7 @@ from .checkpoints.saving import SavingRunner
 from .config_report import config_report
 from .env_cfg import names_model_parallel, parse_env_cfg
 from .loading import data_checks
+from .loading.band_checks import watch_bands
 from .loading.block_loader import build_block_loader
 from .loading.build import build_keyed_loader, checked_dataset, set_test_mode
 from .nodes import compare_data, meet_nodes
@@ -153,6 +154,7 @@ class MapSageRunner(SavingRunner):
     def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
                    model: nn.Module) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
+        watch_bands(model)
         wrapper = self._wrap(model_wrapper_cfg, model)
         self._refusal = self._refusal or self._mistaken(wrapper)
         return wrapper

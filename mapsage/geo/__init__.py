@@ -1,4 +1,5 @@
 """Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
+from .alpha import hidden_data_band
 from .cog import (
     CONFIDENCE_NODATA,
     ClassMapWriter,
@@ -18,6 +19,6 @@ from .vector_labels import BurntLabels, VectorLabels
 __all__ = [
     'BandStatistics', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter', 'GeoError', 'MapInfo',
     'Raster', 'RasterBlockError', 'RasterLabels', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'confidence_path', 'find_labels', 'open_raster', 'pixel_side',
-    'read_classes', 'to_map', 'write_cog', 'write_polygons'
+    'band_statistics', 'confidence_path', 'find_labels', 'hidden_data_band', 'open_raster',
+    'pixel_side', 'read_classes', 'to_map', 'write_cog', 'write_polygons'
 ]

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
 from .pool import open_raster
-from .raster import GeoError, Raster, short_crs, to_map
+from .raster import GeoError, Raster, open_file, short_crs, to_map
 
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 
@@ -60,6 +60,15 @@ class RasterLabels:
         if self.nodata is not None:
             labels[labels == self.nodata] = UNLABELED
         return labels
+
+    def colors(self) -> Dict[int, Tuple[int, int, int]]:
+        """Return the color table of the file, RGB of 0..255 by value; empty if it has none."""
+        with open_file(self.path) as source:
+            try:
+                table = source.colormap(1)
+            except ValueError:  # rasterio's word for no color table
+                return {}
+        return {int(value): (color[0], color[1], color[2]) for value, color in table.items()}
 
     def count_unlabeled(self) -> int:
         """Return how many pixels of the raster have no label."""

@@ -164,6 +164,29 @@ class BurntLabels:
             transform=rasterio.windows.transform(Window(column, row, width, height),
                                                  self._transform))
 
+    def cover(self, width: int, height: int) -> Tuple[int, Dict[int, float]]:
+        """Return how many polygons lie in the scene, and which share of it those of a class cover.
+
+        Args:
+            width: Width of the scene in pixels.
+            height: Height of the scene in pixels.
+
+        Returns:
+            Number of polygons, the parts of one feature counted each, and the shares by class
+            index, from the areas of the polygons: where they overlap, both count. Classes without a
+            polygon are left out.
+        """
+        corners = to_map(self._transform, np.array(
+            [(0, 0), (width, 0), (width, height), (0, height)]))
+        polygons, indices = self._source.inside(self._crs, [*corners.min(0), *corners.max(0)])
+        scene = shapely.Polygon(corners)
+        if self._transform.b or self._transform.d:  # rotated: the scene is less than its bounds
+            polygons = shapely.intersection(shapely.make_valid(polygons), scene)
+        areas = shapely.area(polygons)
+        shares = np.bincount(indices, areas, int(indices.max(initial=0)) + 1) / scene.area
+        return int((areas > 0).sum()), {index: float(shares[index])
+                                        for index in np.unique(indices[areas > 0]).tolist()}
+
 
 def _bounds(scene: Raster) -> List[float]:
     """Return left, bottom, right and top of a scene in its CRS."""

@@ -1,14 +1,16 @@
 """Build the loaders of a run: order and augmentation follow from the seed, mistakes are found."""
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from mmengine.dist import get_dist_info
+from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.datasets import GeoTiffDataset
+from mapsage.datasets.geotiff_summary import summarize
 
 from .data_checks import build_checked, check_labels, explain_error
 from .data_order import ResumableSampler
@@ -33,21 +35,38 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
 
 def set_test_mode(loop: Any) -> Any:
     """Set ``test_mode`` of the scenes that a loop reads, also inside wrappers; return the loop."""
-    for part in parts(getattr(getattr(loop, 'dataloader', None), 'dataset', None)):
-        dataset = innermost(part, 0)[0]
-        if isinstance(dataset, GeoTiffDataset):
-            dataset.test_mode = True
+    for dataset in _of_scenes(getattr(getattr(loop, 'dataloader', None), 'dataset', None)):
+        dataset.test_mode = True
     return loop
+
+
+def notes_on_scenes(dataset: Any) -> List[Tuple[int, str]]:
+    """Return what the scenes of a dataset hold, and warnings, as levels of logging and texts."""
+    return [note for each in _of_scenes(dataset) for note in summarize(each)]
+
+
+def _of_scenes(dataset: Any) -> List[GeoTiffDataset]:
+    """Return the datasets of scenes inside of any wrappers."""
+    inside = [innermost(part, 0)[0] for part in parts(dataset)]
+    return [each for each in inside if isinstance(each, GeoTiffDataset)]
 
 
 # MMEngine's registries take functions for types. Its build_dataloader copies a loader's config
 # deeply, so what is built here must be built inside it.
 def checked_dataset(config: Dict[str, Any]) -> Any:
-    """Build a dataset and check it, see :func:`build_checked`; a type for MMEngine's registry."""
-    return build_checked(_build_dataset, config)
+    """Build a dataset, check it, see :func:`build_checked`, and log on rank 0 what scenes hold.
+
+    It is a type for MMEngine's registry.
+    """
+    dataset = build_checked(build_dataset, config)
+    if get_dist_info()[0] == 0:
+        for level, text in notes_on_scenes(dataset):
+            print_log(text, logger='current', level=level)
+    return dataset
 
 
-def _build_dataset(config: Dict[str, Any]) -> Any:
+def build_dataset(config: Dict[str, Any]) -> Any:
+    """Build a dataset with its samples listed."""
     dataset = DATASETS.build(config)
     if hasattr(dataset, 'full_init'):
         dataset.full_init()

@@ -1,6 +1,7 @@
 """The doctor's report of one process, and what it says about several."""
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,10 +11,11 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 import shapely
-from geo_scenes import CLASSES, PALETTE
+from geo_scenes import CLASSES, PALETTE, UTM, rectangle
 from geotiff_data import write_scene, write_vector
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from rasterio.transform import Affine
 from support import ROOT
 
 from mapsage.commands import cli
@@ -220,7 +222,7 @@ model['decode_head']['num_classes'] = 3
     ("_kept['scenes'] = 'scene'", r'problem  train_dataloader: .*scene'),
     ("_kept['bands'] = [1, 2, 3, 5]", r'problem  train_dataloader: .* has no band \[5\]'),
     ("model['data_preprocessor'].update(mean=[1.] * 3, std=[1.] * 3)",
-     'problem  train_dataloader: one step .*size of tensor'),
+     r'problem  train_dataloader: one step .* has the mean \[1.0, 1.0, 1.0\], for 3 channels'),
     ("model['backbone']['in_channels'] = 3", 'problem  train_dataloader: one step .*channels'),
     ("_kept['labels'] = 'beside.gpkg'", 'problem  train_dataloader: .*no polygon .* meets a scene'),
     ("model['decode_head']['num_classes'] = 2",
@@ -242,3 +244,41 @@ def test_one_sample_and_one_step_of_each_split(text: str, words: str, tiny_confi
     else:
         assert 'ok       train_dataloader: 25 samples, one step' in report
         assert 'ok       val_dataloader: 25 samples, one prediction' in report
+
+
+@pytest.mark.parametrize('text, words', [
+    ("_kept['labels'] = 'label'", 'problem  train_dataloader: .*label'),
+    ("_kept['scenes'] = 'scene'", 'problem  train_dataloader: .*scene: no such file'),
+    ("_kept['bands'] = [1, 2, 3, 5]", r'problem  train_dataloader: .* has no band \[5\]'),
+    ("model['data_preprocessor'] = dict(type='SegDataPreProcessor', mean=[1.] * 3, std=[1.] * 3)",
+     r'problem  train_dataloader: .*SegDataPreProcessor\) has the mean .* got an image of 4'),
+    ("_kept['labels'] = 'beside.gpkg'", 'problem  train_dataloader: .*no polygon .* meets a scene'),
+    ("_kept['labels'] = 'half.gpkg'",
+     r'note     train_dataloader: no polygon lies in 1 of 2 scene\(s\), .*b.tif'),
+])
+def test_what_the_program_says_of_own_scenes(text: str, words: str, tiny_config: Path,
+                                             tmp_path: Path, capsys: Any) -> None:
+    """The mistakes of a user's first hour, by the program that the docs name."""
+    write_scene(tmp_path, bands=4, photometric='minisblack')
+    write_scene(tmp_path, 'b', dict(UTM, transform=UTM['transform'] * Affine.translation(300, 0)),
+                bands=4, photometric='minisblack')
+    write_vector(tmp_path / 'beside.gpkg', [shapely.box(0, 0, 10, 10)], [CLASSES[1]], 'EPSG:32631')
+    write_vector(tmp_path / 'half.gpkg', [rectangle(UTM, 0, 0, 60, 60)], [CLASSES[1]],
+                 'EPSG:32650')
+    config = tmp_path / 'scenes.py'
+    config.write_text(tiny_config.read_text() + SCENES.format(
+        root=str(tmp_path), classes=CLASSES, palette=PALETTE) + text)
+    status = _program().main([str(config), '--accelerator', 'cpu'])
+    output = capsys.readouterr().out
+    assert re.search(words, output), output
+    assert status == words.startswith('problem')
+    assert ('result: training would start' in output) == words.startswith('note')
+    assert 'Traceback' not in output
+
+
+def _program() -> Any:
+    spec = importlib.util.spec_from_file_location('doctor_tool', ROOT / 'tools/doctor.py')
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program

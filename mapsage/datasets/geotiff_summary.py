@@ -1,0 +1,223 @@
+"""What a ``GeoTiffDataset`` says at the start of a run, and what looks like a mistake."""
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from mapsage.geo import (
+    UNLABELED,
+    BurntLabels,
+    GeoError,
+    Raster,
+    RasterBlockError,
+    RasterLabels,
+    hidden_data_band,
+)
+
+from .geotiff import GeoTiffDataset
+
+Note = Tuple[int, str]
+"""A level of ``logging``, and a text."""
+
+_SHOWN = 5  # scenes, values and colors that a text names
+_LISTED = 8  # scenes of which each has its number of polygons in the text
+# Label rasters: how many squares are read, and their side in pixels. So many pixels are read whole.
+_SQUARES, _SIDE = 64, 256
+_EXAMINED = 4  # scenes that are looked at for an alpha band, label files for a color table
+_NEAR = 16  # difference of color values, of 255, that is none
+
+
+def summarize(dataset: GeoTiffDataset) -> List[Note]:
+    """Return scenes, windows, polygons and class shares of a dataset, and warnings.
+
+    Little is read, however large the scenes: of label rasters 64 squares of 256 pixels, spread over
+    all of them. Class shares of polygons follow from their areas.
+
+    Args:
+        dataset: Dataset with its windows loaded.
+    """
+    notes: List[Note] = []
+    for part in (_scenes, _labels, _mixed_types, _hidden_bands):
+        try:
+            notes += part(dataset)
+        except (GeoError, RasterBlockError) as error:  # the run ends where it needs that window
+            notes.append((logging.WARNING, str(error)))
+    return notes
+
+
+def _scenes(dataset: GeoTiffDataset) -> Iterator[Note]:
+    scenes = dataset._scenes
+    yield logging.INFO, (
+        f'{_called(dataset)}: {len(scenes)} scene(s), {len(scenes[0]["bands"])} band(s) of '
+        f'{" and ".join(dataset.dtypes)}, {len(dataset):,} windows of {dataset.window} pixels')
+
+
+def _called(dataset: GeoTiffDataset) -> str:
+    return f'{type(dataset).__name__} {os.path.join(dataset.data_root or "", dataset.scenes[0])}' \
+        + f' and {len(dataset.scenes) - 1} more' * (len(dataset.scenes) > 1)
+
+
+def _labels(dataset: GeoTiffDataset) -> Iterator[Note]:
+    burnt = [scene for scene in dataset._scenes if isinstance(scene['labels'], BurntLabels)]
+    rasters = [scene for scene in dataset._scenes if isinstance(scene['labels'], RasterLabels)]
+    if not burnt and not rasters:
+        yield logging.INFO, f'{_called(dataset)}: no labels'
+    if burnt:
+        yield from _polygons(dataset, burnt)
+    if rasters:
+        yield from _rasters(dataset, rasters)
+        yield from _color_tables(dataset, rasters)
+
+
+def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
+    counts: Dict[str, int] = {}
+    areas: Counter = Counter()
+    for scene in scenes:
+        height, width = scene['scene_shape']
+        counts[scene['scene']], shares = scene['labels'].cover(width, height)
+        areas.update({index: share * width * height for index, share in shares.items()})
+    pixels = sum(scene['scene_shape'][0] * scene['scene_shape'][1] for scene in scenes)
+    drawn = set(areas)
+    areas[dataset.outside] += max(0.0, pixels - sum(areas.values()))
+    each = ', '.join(f'{os.path.basename(path)} {count:,}' for path, count in counts.items()) \
+        if len(counts) <= _LISTED else f'{min(counts.values()):,} to {max(counts.values()):,} each'
+    yield logging.INFO, (
+        f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({each}); shares '
+        f'by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
+    bare = [path for path, count in counts.items() if not count]
+    if bare:
+        classes = dataset._file_classes()
+        fate = 'they are ignored' if dataset.outside == dataset.ignore_index else \
+            f'all their pixels have the class {classes[dataset.outside]!r}'
+        yield logging.WARNING, (
+            f'no polygon lies in {len(bare)} of {len(scenes)} scene(s), and {fate}: '
+            f'{_some(bare)}. If they are not labeled, leave them out of scenes=, or give their '
+            f'label files.')
+
+
+def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
+    boxes = list(_boxes([scene['scene_shape'] for scene in scenes]))
+    found: Counter = Counter()
+    for number, box in boxes:
+        values, counts = np.unique(scenes[number]['labels'].read(*box), return_counts=True)
+        found.update(dict(zip(values.tolist(), counts.tolist())))
+    pixels, shift = sum(found.values()), int(dataset.reduce_zero_label)
+    unlabeled = [UNLABELED, dataset.ignore_index] + [0] * shift
+    areas = Counter({value - shift: float(count) for value, count in found.items()
+                     if value not in unlabeled})
+    ignored = pixels - sum(areas.values())
+    known = range(len(dataset._file_classes()))
+    what = f'{len(boxes)} squares of {_SIDE} pixels' if len(boxes) > len(scenes) else 'all pixels'
+    if ignored:
+        areas[dataset.ignore_index] = ignored
+    yield logging.INFO, (
+        f'{_called(dataset)}: {len(scenes)} label raster(s); shares, from {what}: '
+        f'{_shares(dataset, areas, pixels, set(known))}')
+    other = sorted(value + shift for value in areas
+                   if value not in known and value != dataset.ignore_index)
+    if other:
+        yield logging.WARNING, (
+            f'label rasters hold {_some(other)}, which {len(known)} classes ({shift} to '
+            f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
+            f'Correct the labels, or the classes in metainfo.')
+    if pixels and ignored == pixels:
+        yield logging.WARNING, (
+            f'no pixel of the label rasters has a label ({what} looked at, the first file is '
+            f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.')
+
+
+def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, int, int, int]]]:
+    """Yield the number of a scene and a window of it: all scenes whole, or squares in them."""
+    if sum(height * width for height, width in shapes) <= _SQUARES * _SIDE ** 2:
+        for number, (height, width) in enumerate(shapes):
+            yield number, (0, 0, width, height)
+        return
+    for square in range(_SQUARES):
+        number = square * len(shapes) // _SQUARES
+        height, width = shapes[number]
+        # Roberts' R2 sequence, whose points are evenly spread from the first on
+        column = int(square * 0.7548776662466927 % 1 * max(0, width - _SIDE))
+        row = int(square * 0.5698402909980532 % 1 * max(0, height - _SIDE))
+        yield number, (column, row, min(_SIDE, width), min(_SIDE, height))
+
+
+def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Any) -> str:
+    texts = []
+    for index, name in enumerate(dataset._file_classes()):
+        bare = index not in drawn and (index != dataset.outside or not areas[index])
+        texts.append(f'{name} {100 * areas[index] / max(pixels, 1):.3g} %'
+                     + ' (no polygon)' * bare)
+    ignored = areas[dataset.ignore_index]
+    return ', '.join(texts) + (f', ignored {100 * ignored / max(pixels, 1):.3g} %' if ignored
+                               else '')
+
+
+def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
+    """Yield a warning if label files have other colors than metainfo: the order may be another."""
+    classes = dataset._file_classes()
+    palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
+        'palette')
+    for labels in {scene['labels'].path: scene['labels'] for scene in scenes[:_EXAMINED]}.values():
+        table = labels.colors()
+        given = {value: color for value, color in table.items() if len(set(color)) > 1}
+        if not given:
+            continue  # none, or shades of gray
+        texts = list(_other_colors(table, given, classes, palette, int(dataset.reduce_zero_label),
+                                   dataset.ignore_index))
+        if texts:
+            yield logging.WARNING, (
+                f'labels {labels.path} have a color table that disagrees with metainfo: '
+                f'{"; ".join(texts[:_SHOWN])}{"; ..." if len(texts) > _SHOWN else ""}. Values '
+                f'decide, not colors: check that metainfo has the classes in the order of the '
+                f'file.')
+            return
+
+
+def _other_colors(table: Dict[int, Tuple[int, int, int]], given: Dict[int, Any],
+                  classes: Sequence[str], palette: Any, shift: int, ignore: int) -> Iterator[str]:
+    colors = [tuple(map(int, color)) for color in palette or ()][:len(classes)]
+    for index, color in enumerate(colors):
+        there = table.get(index + shift)
+        if there is not None and _differ(there, color):
+            same = [classes[other] for other, each in enumerate(colors)
+                    if not _differ(there, each)]
+            yield (f'value {index + shift} is {there} there' + (
+                f', which is the color of {same[0]!r}' if same else '')
+                + f', and {classes[index]!r} is {color} here')
+    more = [value for value in given if value >= len(classes) + shift and value != ignore]
+    if len(given) < 200:  # programs fill all 256 entries with colors
+        for value in more:
+            yield f'value {value} is {table[value]} there, and no class here'
+
+
+def _differ(one: Sequence[int], other: Sequence[int]) -> bool:
+    return max(abs(a - b) for a, b in zip(one, other)) > _NEAR
+
+
+def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Note]:
+    if len(dataset.dtypes) > 1:
+        of_each = ', '.join(f'{kind} ({path})' for kind, path in dataset.dtypes.items())
+        yield logging.WARNING, (
+            f'scenes differ in their type of values: {of_each}. One mean and deviation is used for '
+            f'all: convert them to one type and scale, or make a dataset of each.')
+
+
+def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Note]:
+    for scene in dataset._scenes[:_EXAMINED]:
+        bands = list(scene['bands'])
+        hidden = hidden_data_band(Raster(scene['scene'], bands))
+        if hidden is not None:
+            yield logging.WARNING, (
+                f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '
+                f'(bands={bands}) and hides pixels where it is 0; but it holds more than a mask, '
+                f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
+                f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.')
+            return
+
+
+def _some(things: Sequence[Any]) -> str:
+    return ', '.join(map(str, things[:_SHOWN])) + (', ...' if len(things) > _SHOWN else '')

@@ -1,0 +1,58 @@
+"""The channels of images against the mean of the data preprocessor."""
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.structures import PixelData
+from mmseg.models import SegDataPreProcessor
+from mmseg.structures import SegDataSample
+from support import ROOT, launch
+
+from mapsage.datasets import BandDataPreProcessor
+from mapsage.engine.loading.band_checks import watch_bands
+from mapsage.engine.loading.data_checks import DataError
+
+
+def batch(channels: int) -> Any:
+    sample = SegDataSample(gt_sem_seg=PixelData(data=torch.zeros(1, 8, 8, dtype=torch.long)))
+    return dict(inputs=[torch.ones(channels, 8, 8)] * 2, data_samples=[sample] * 2)
+
+
+@pytest.mark.parametrize('kind, means, channels, fits', [
+    (SegDataPreProcessor, 3, 3, True), (SegDataPreProcessor, 1, 4, True),
+    (SegDataPreProcessor, 0, 4, True), (SegDataPreProcessor, 3, 4, False),
+    (BandDataPreProcessor, 4, 4, True), (BandDataPreProcessor, 4, 3, False),
+    (BandDataPreProcessor, 3, 4, False)])
+@pytest.mark.parametrize('training', [True, False])
+def test_mean_and_channels(kind: Any, means: int, channels: int, fits: bool,
+                           training: bool) -> None:
+    values = dict(mean=[1.0] * means, std=[1.0] * means) if means else {}
+    model = torch.nn.Sequential(kind(size=(8, 8), **values))
+    for each in (watch_bands(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model)),
+                 watch_bands(model)):
+        assert len(each[0]._forward_pre_hooks) == 1
+        if fits:
+            assert each[0](batch(channels), training)['inputs'].shape == (2, channels, 8, 8)
+            continue
+        with pytest.raises(DataError, match=rf'{kind.__name__}\) has the mean .*for {means} '
+                                            rf'channels, and got an image of {channels}'):
+            each[0](batch(channels), training)
+
+
+def test_training_names_both(tiny_config: Path) -> None:
+    tiny_config.write_text(tiny_config.read_text() + '''
+model['data_preprocessor'] = dict(type='BandDataPreProcessor', mean=[1.] * 4, std=[1.] * 4,
+                                  pad_val=0, seg_pad_val=255, size=(64, 64))
+''')
+    done = launch(command=[sys.executable, str(ROOT / 'tools/train.py'), str(tiny_config),
+                           '--work-dir', str(tiny_config.parent / 'work')])
+    assert done.status == 1
+    assert 'has the mean [1.0, 1.0, 1.0, 1.0], for 4 channels, and got an image of 3' \
+        in done.output
+    assert 'Traceback' not in done.output
