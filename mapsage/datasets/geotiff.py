@@ -26,6 +26,7 @@ from mapsage.geo import (
     open_raster,
 )
 
+from .geotiff_split import SceneSplit
 from .shared_scan import scan_scenes
 
 _SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
@@ -66,6 +67,12 @@ class GeoTiffDataset(BaseSegDataset):
         label_nodata: Value of label rasters that means "no label"; None for no such value;
             ``'file'`` for the no-data value that each file names. If that is a class index, a
             warning says how many pixels it takes from the class.
+        split: Part of the scenes that counts, by blocks of ground: ``dict(by='blocks', size=500,
+            unit='meters', part='train', share=0.2, margin=0, seed=0)``, with the same values but
+            ``part`` in the datasets of training, validation and test. ``unit`` may be
+            ``'pixels'``, for blocks of each scene by itself. ``share`` is that of validation, or
+            ``dict(val=0.2, test=0.1)``. Pixels that are not of the part, or closer to another than
+            ``margin``, are 255; windows without others are left out. None: all counts.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
@@ -87,6 +94,7 @@ class GeoTiffDataset(BaseSegDataset):
                  class_field: str = 'class_name',
                  outside: int = 0,
                  label_nodata: Union[None, int, str] = 'file',
+                 split: Optional[Dict[str, Any]] = None,
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = window, window if stride is None else stride
@@ -98,6 +106,7 @@ class GeoTiffDataset(BaseSegDataset):
             raise GeoError(f"label_nodata={label_nodata!r}, expected 'file', None or an integer.")
         self.label_nodata = label_nodata
         self.dtypes: Dict[str, str] = {}
+        self.split = None if split is None else SceneSplit(split)
         self._scenes: List[Dict[str, Any]] = []
         self._vectors: Dict[str, VectorLabels] = {}
         super().__init__(**kwargs)
@@ -112,20 +121,26 @@ class GeoTiffDataset(BaseSegDataset):
                 rasters.append(scene)
                 self.dtypes.setdefault(str(scene.dtype), path)
                 counts.setdefault(len(scene.bands), path)
-                self._scenes.append(dict(scene=path, bands=scene.bands,
+                part = None if self.split is None else self.split.of_scene(scene)
+                self._scenes.append(dict(scene=path, bands=scene.bands, part=part,
                                          labels=self._labels_of(scene),
                                          scene_shape=(scene.height, scene.width)))
         for vector in self._vectors.values():
             vector.check_met()
         self._warn_of_hidden_classes()
+        if self.split is not None:
+            self.split.check()
         if len(counts) > 1:
             raise GeoError(f'scenes differ in their number of bands: {counts}; choose with bands=.')
         entries = [dict(scene=number, place=place)
-                   for number, places in enumerate(self._places(rasters)) for place in places]
+                   for number, places in enumerate(self._places(rasters)) for place in places
+                   if self._is_of_part(number, place)]
         if not entries:
             raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
                            'hold no valid pixel: all is no-data. Check the no-data value and the '
-                           'alpha band (rio info shows them).')
+                           'alpha band (rio info shows them).' + (
+                               '' if self.split is None else ' Or choose another split: perhaps '
+                               f'only the blocks of part {self.split.part!r} have no data.'))
         return entries
 
     def get_data_info(self, idx: int) -> Dict[str, Any]:
@@ -209,6 +224,10 @@ class GeoTiffDataset(BaseSegDataset):
         return [list(map(tuple, next(found).tolist())) if scene.may_have_gaps
                 else list(self._windows(scene)) for scene in scenes]
 
+    def _is_of_part(self, scene: int, place: Tuple[int, int]) -> bool:
+        part = self._scenes[scene]['part']
+        return part is None or part.meets(*place, self.window, self.window)
+
     def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
         """Yield (column, row) of each window with a valid pixel."""
         factor = max(1, self.window // _LOOKS)
@@ -260,8 +279,8 @@ class LoadGeoTiffLabels(BaseTransform):
     """Transform that reads or burns the labels of a window, after ``LoadGeoTiffWindow``.
 
     Required keys: ``labels``, ``window``, ``valid``, ``counted`` (the first row that counts and the
-    one behind the last, and the same of the columns; None for all), ``num_classes``,
-    ``ignore_index``. Added: ``gt_seg_map``, uint8 (window, window).
+    one behind the last, and the same of the columns; None for all), ``part`` (``ScenePart`` or
+    None for all), ``num_classes``, ``ignore_index``. Added: ``gt_seg_map``, uint8 (window, window).
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -281,6 +300,8 @@ class LoadGeoTiffLabels(BaseTransform):
             top, bottom, left, right = results['counted']
             ignored[:top] = ignored[bottom:] = True
             ignored[:, :left] = ignored[:, right:] = True
+        if results['part'] is not None:
+            ignored |= ~results['part'].mask(column, row, side, side)
         shift = int(results['reduce_zero_label'])
         if shift:
             ignored |= labels == 0

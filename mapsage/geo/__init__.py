@@ -1,5 +1,6 @@
 """Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
 from .alpha import hidden_data_band
+from .blocks import PARTS, BlockSplit, ScenePart
 from .cog import (
     CONFIDENCE_NODATA,
     ClassMapWriter,
@@ -17,8 +18,9 @@ from .statistics import BandStatistics, band_statistics
 from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
-    'BandStatistics', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter', 'GeoError', 'MapInfo',
-    'Raster', 'RasterBlockError', 'RasterLabels', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'confidence_path', 'find_labels', 'hidden_data_band', 'open_raster',
-    'pixel_side', 'read_classes', 'to_map', 'write_cog', 'write_polygons'
+    'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter',
+    'GeoError', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError', 'RasterLabels', 'ScenePart',
+    'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path',
+    'find_labels', 'hidden_data_band', 'open_raster', 'pixel_side', 'read_classes', 'to_map',
+    'write_cog', 'write_polygons'
 ]
