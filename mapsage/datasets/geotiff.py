@@ -27,6 +27,7 @@ from mapsage.geo import (
 )
 
 from .geotiff_split import SceneSplit
+from .geotiff_windows import RandomWindows
 from .shared_scan import scan_scenes
 
 _SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
@@ -73,6 +74,12 @@ class GeoTiffDataset(BaseSegDataset):
             ``'pixels'``, for blocks of each scene by itself. ``share`` is that of validation, or
             ``dict(val=0.2, test=0.1)``. Pixels that are not of the part, or closer to another than
             ``margin``, are 255; windows without others are left out. None: all counts.
+        windows: Windows at random places instead of the grid, for training: ``dict(type='random',
+            per_epoch=2000, balance='classes', redraw=True, seed=0)``. ``per_epoch``: length of the
+            dataset; default: as many windows as cover the labeled area once. ``balance``: None to
+            draw windows by area, ``'classes'`` for as many at pixels of each class, or
+            ``dict(house=0.3)`` for a share of them, the rest by area. ``redraw=False``: the same
+            windows in every epoch, which follow from ``seed`` alone.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
@@ -95,11 +102,16 @@ class GeoTiffDataset(BaseSegDataset):
                  outside: int = 0,
                  label_nodata: Union[None, int, str] = 'file',
                  split: Optional[Dict[str, Any]] = None,
+                 windows: Optional[Dict[str, Any]] = None,
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = window, window if stride is None else stride
         if self.window < 1 or self.stride < 1:
             raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
+        if windows is not None and stride is not None:
+            raise GeoError(f'stride={stride} is the step of a grid, and windows={windows} has '
+                           'none; leave one of them out.')
+        self.windows = windows
         self.bands = bands
         self.class_field, self.outside = class_field, outside
         if not (label_nodata in (None, 'file') or isinstance(label_nodata, int)):
@@ -109,6 +121,7 @@ class GeoTiffDataset(BaseSegDataset):
         self.split = None if split is None else SceneSplit(split)
         self._scenes: List[Dict[str, Any]] = []
         self._vectors: Dict[str, VectorLabels] = {}
+        self._random: Optional[RandomWindows] = None
         super().__init__(**kwargs)
 
     def load_data_list(self) -> List[Dict[str, Any]]:
@@ -132,9 +145,12 @@ class GeoTiffDataset(BaseSegDataset):
             self.split.check()
         if len(counts) > 1:
             raise GeoError(f'scenes differ in their number of bands: {counts}; choose with bands=.')
-        entries = [dict(scene=number, place=place)
-                   for number, places in enumerate(self._places(rasters)) for place in places
-                   if self._is_of_part(number, place)]
+        if self.windows is not None:
+            entries = self._random_entries(rasters, self.windows)
+        else:
+            entries = [dict(scene=number, place=place)
+                       for number, places in enumerate(self._places(rasters)) for place in places
+                       if self._is_of_part(number, place)]
         if not entries:
             raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
                            'hold no valid pixel: all is no-data. Check the no-data value and the '
@@ -144,9 +160,44 @@ class GeoTiffDataset(BaseSegDataset):
         return entries
 
     def get_data_info(self, idx: int) -> Dict[str, Any]:
-        """Return the facts that the pipeline needs to load window ``idx``."""
+        """Return the facts that the pipeline needs to load window ``idx``.
+
+        Of a random window that is drawn when it is loaded there is no place yet.
+        """
         info = super().get_data_info(idx)
-        column, row = info.pop('place')
+        if self._random is None:
+            return self._facts(info, *info.pop('place'))
+        info['windows'] = self._random
+        if self._random.redraw:
+            return info
+        info['scene'], *place = self._random.place(info['draw'])
+        return self._facts(info, *place)
+
+    def prepare_data(self, idx: int) -> Any:
+        """Load window ``idx``; a random one is drawn from NumPy's state, as transforms do.
+
+        MapSageRunner seeds that state for each sample by the seed of the run, the epoch, and the
+        place of the sample in the epoch, so that the window does not depend on ranks and workers,
+        and a resumed run draws the same ones.
+        """
+        info = self.get_data_info(idx)
+        if self._random is not None and self._random.redraw:
+            info['scene'], *place = self._random.draw(np.random)
+            info = self._facts(info, *place)
+        return self.pipeline(info)
+
+    def score_once(self) -> None:
+        """Set ``test_mode``.
+
+        Raises:
+            GeoError: If windows are drawn at random, so that they do not cover the scenes.
+        """
+        if self.windows is not None:
+            raise GeoError(f'windows={self.windows} is for training; scores need each pixel '
+                           'once, leave windows out in the datasets of validation and test.')
+        self.test_mode = True
+
+    def _facts(self, info: Dict[str, Any], column: int, row: int) -> Dict[str, Any]:
         scene = self._scenes[info['scene']]
         height, width = scene['scene_shape']
         counted = (*_share(row, height, self.window, self.stride),
@@ -155,6 +206,28 @@ class GeoTiffDataset(BaseSegDataset):
                     ignore_index=self.ignore_index, num_classes=len(self._file_classes()),
                     label_map=self.label_map, reduce_zero_label=self.reduce_zero_label,
                     seg_fields=[])
+
+    def _random_entries(self, scenes: List[Raster], config: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Count the labels of all scenes, and return one entry per window of an epoch."""
+        if self.test_mode:
+            self.score_once()
+        classes = list(self._metainfo.get('classes') or ()) if self.labels is not None else []
+        self._random = RandomWindows(config, self.window, classes, self.ignore_index)
+        for number, scene in enumerate(scenes):
+            def masks(column: int, row: int, side: int, valid: np.ndarray,
+                      number: int = number) -> np.ndarray:
+                info = dict(self._facts(dict(scene=number), column, row),
+                            window=(column, row, side), valid=valid)
+                if self.labels is not None:
+                    return LoadGeoTiffLabels().transform(info)['gt_seg_map']
+                part = info['part']
+                here = valid if part is None else valid & part.mask(column, row, side, side)
+                return np.where(here, 0, self.ignore_index).astype(np.uint8)
+
+            with scene:
+                self._random.add(scene, masks)
+        self._random.settle()
+        return [dict(draw=number) for number in range(self._random.per_epoch)]
 
     def _file_classes(self) -> List[str]:
         """Return the classes that label values refer to: the subclass's, if it has any."""

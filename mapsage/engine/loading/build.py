@@ -36,7 +36,7 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
 def set_test_mode(loop: Any) -> Any:
     """Set ``test_mode`` of the scenes that a loop reads, also inside wrappers; return the loop."""
     for dataset in _of_scenes(getattr(getattr(loop, 'dataloader', None), 'dataset', None)):
-        dataset.test_mode = True
+        dataset.score_once()
     return loop
 
 
