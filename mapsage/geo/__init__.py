@@ -10,6 +10,7 @@ from .cog import (
     write_cog,
 )
 from .ellipsoid import pixel_side
+from .globe import Globe
 from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
@@ -19,8 +20,9 @@ from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
     'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter',
-    'GeoError', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError', 'RasterLabels', 'ScenePart',
-    'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path',
-    'find_labels', 'hidden_data_band', 'open_raster', 'pixel_side', 'read_classes', 'to_map',
+    'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError', 'RasterLabels',
+    'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics',
+    'confidence_path', 'find_labels', 'hidden_data_band', 'open_raster', 'pixel_side',
+    'read_classes', 'to_map'
     'write_cog', 'write_polygons'
 ]

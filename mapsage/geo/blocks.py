@@ -9,16 +9,14 @@ from typing import Any, List, NamedTuple, Tuple
 
 import affine
 import numpy as np
-import pyproj
 import rasterio.features
 import shapely
-from pyproj.exceptions import CRSError, ProjError
 
-from .raster import GeoError, Raster, short_crs, to_map
+from .globe import EARTH_RADIUS, Globe, turns
+from .raster import GeoError, Raster, short_crs
 
 PARTS = ('train', 'val', 'test')
 
-_RADIUS = 6371008.8  # mean radius of the Earth in meters (IUGG)
 _MOST_BLOCKS = 1_000_000  # of a scene
 _LATTICE = 65  # points along each side of a scene that say where on the globe it lies
 _ARC = 8  # segments of a quarter of a circle
@@ -94,13 +92,13 @@ class BlockSplit:
                        self._parts([f'{name} {r} {c}' for r, c in zip(row, column)]))
 
     def _on_ground(self, scene: Raster) -> _Blocks:
-        globe = _Globe(scene, self)
+        globe = _place(scene, self)
         row, column, count = self._numbers(scene, globe)
         height = 180 / self._rows()
         south, west = row * height - 90, column * (360 / count) - 180
         # A block and its margin are drawn in meters around its corner, then bent into the scene.
-        across = np.radians(360 / count) * np.cos(np.radians(south + height / 2)) * _RADIUS
-        up = math.radians(height) * _RADIUS
+        across = np.radians(360 / count) * np.cos(np.radians(south + height / 2)) * EARTH_RADIUS
+        up = math.radians(height) * EARTH_RADIUS
         flat = shapely.box(0, 0, across, up)
         step = self.size / _segments(self.size, globe, west[0], south[0])
         drawn: List[np.ndarray] = []
@@ -120,20 +118,21 @@ class BlockSplit:
                        self._parts([f'{r} {c}' for r, c in zip(row[near], whole)]))
 
     def _rows(self) -> int:
-        return max(1, round(math.pi * _RADIUS / self.size))
+        return max(1, round(math.pi * EARTH_RADIUS / self.size))
 
-    def _numbers(self, scene: Raster, globe: _Globe
+    def _numbers(self, scene: Raster, globe: Globe
                  ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return row and column of all blocks that may meet a scene, and the blocks in the row."""
         west, south, east, north = _extent(scene, globe)
         height = 180 / self._rows()
-        beyond = math.degrees((self.margin * _WIDER + self.size) / _RADIUS)
+        beyond = math.degrees((self.margin * _WIDER + self.size) / EARTH_RADIUS)
         first = max(0, math.floor((south - beyond + 90) / height))
         last = min(self._rows() - 1, math.floor((north + beyond + 90) / height))
         _check_number(last - first + 1, self, scene)
         rows = np.arange(first, last + 1)
         middle = np.cos(np.radians((rows + 0.5) * height - 90))
-        counts = np.maximum(1, np.round(2 * math.pi * _RADIUS * middle / self.size)).astype(int)
+        around = 2 * math.pi * EARTH_RADIUS * middle
+        counts = np.maximum(1, np.round(around / self.size)).astype(int)
         wider = beyond / middle
         begin = np.floor((west - wider + 180) / 360 * counts).astype(int)
         length = np.floor((east + wider + 180) / 360 * counts).astype(int) - begin + 1
@@ -204,53 +203,17 @@ class ScenePart:
             or self.mask(column, row, width, height).any())
 
 
-class _Globe:
-    """Longitudes and latitudes of a scene's coordinates; in degrees, and without jumps.
-
-    A raster in degrees may be numbered beyond 180; then so are its longitudes.
-    """
-
-    def __init__(self, scene: Raster, split: BlockSplit) -> None:
-        advice = ("georeference it, or divide each scene by itself with unit='pixels' (scenes "
-                  'must not overlap then).')
-        where = f'{scene.path}: blocks of {split.size:g} meters have no place in the scene'
-        if not scene.is_georeferenced:
-            raise GeoError(f'{where}, which has no georeference; {advice}')
-        assert scene.crs is not None  # it is georeferenced
-        earth = pyproj.CRS.from_epsg(4326)
-        try:
-            crs = pyproj.CRS.from_wkt(scene.crs.to_wkt())
-            self._to, self._from = (pyproj.Transformer.from_crs(*pair, always_xy=True)
-                                    for pair in ((crs, earth), (earth, crs)))
-        except (CRSError, ProjError) as error:
-            raise GeoError(f'{where}, whose CRS {short_crs(scene.crs)} has none on the globe '
-                           f'({error}); {advice}') from error
-        self.is_flat = not crs.is_geographic
-        self._unit = 1.0 if self.is_flat else math.degrees(crs.axis_info[0].unit_conversion_factor)
-        self._scene = scene
-
-    def degrees(self, pixels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return longitude and latitude of (column, row), float64 (N, 2); infinite for none."""
-        points = to_map(self._scene.transform, pixels)
-        longitudes, latitudes = self._to.transform(*points.T)
-        if self.is_flat:
-            return longitudes, latitudes
-        return longitudes + _turns(points[:, 0] * self._unit - longitudes), latitudes
-
-    def pixels(self, longitudes: np.ndarray, latitudes: np.ndarray) -> np.ndarray:
-        """Return (column, row), float64 (N, 2); infinite for none."""
-        x, y = self._from.transform(longitudes, latitudes)
-        if not self.is_flat:
-            x = x + _turns(longitudes - x * self._unit) / self._unit
-        return to_map(~self._scene.transform, np.stack([x, y], 1))
+def _place(scene: Raster, split: BlockSplit) -> Globe:
+    try:
+        return Globe(scene)
+    except GeoError as error:
+        raise GeoError(
+            f'{error} Blocks of {split.size:,.10g} meters have no place in it: georeference it, or '
+            f"divide each scene by itself with unit='pixels' (scenes must not overlap then)."
+        ) from error
 
 
-def _turns(degrees: np.ndarray) -> np.ndarray:
-    """Return the multiple of 360 next to each angle."""
-    return 360 * np.round(np.where(np.isfinite(degrees), degrees, 0) / 360)
-
-
-def _extent(scene: Raster, globe: _Globe) -> Tuple[float, float, float, float]:
+def _extent(scene: Raster, globe: Globe) -> Tuple[float, float, float, float]:
     """Return west, south, east and north of a scene in degrees; east may be more than 180."""
     points = np.array([(x, y) for y in np.linspace(0, scene.height, _LATTICE)
                        for x in np.linspace(0, scene.width, _LATTICE)])
@@ -261,7 +224,7 @@ def _extent(scene: Raster, globe: _Globe) -> Tuple[float, float, float, float]:
                        f'CRS ({short_crs(scene.crs)}) and transform.')
     longitudes, latitudes = longitudes[there], latitudes[there]
     if globe.is_flat:
-        longitudes = longitudes - _turns(longitudes - longitudes[0])
+        longitudes = longitudes - turns(longitudes - longitudes[0])
     south, north = latitudes.min(), latitudes.max()
     west, east = longitudes.min(), longitudes.max()
     gap = 2 * (north - south) / (_LATTICE - 1)  # between points, with some reserve
@@ -271,7 +234,7 @@ def _extent(scene: Raster, globe: _Globe) -> Tuple[float, float, float, float]:
     return west, south - gap, east, north + gap
 
 
-def _segments(size: float, globe: _Globe, west: float, south: float) -> int:
+def _segments(size: float, globe: Globe, west: float, south: float) -> int:
     """Return into how many segments a side is cut, so that a curve is hit to 0.01 pixels.
 
     A side of L meters is bent by up to about L^2 / (4 R) in the usual projections.
@@ -280,8 +243,8 @@ def _segments(size: float, globe: _Globe, west: float, south: float) -> int:
     pixels = np.hypot(*(corner[1] - corner[0]))
     if not np.isfinite(pixels):
         return 64
-    meters = math.radians(1e-4) * _RADIUS / max(pixels, 1e-9)
-    return min(max(2, math.ceil(math.sqrt(size ** 2 / (4 * _RADIUS) / (0.01 * meters)))), 64)
+    meters = math.radians(1e-4) * EARTH_RADIUS / max(pixels, 1e-9)
+    return min(max(2, math.ceil(math.sqrt(size ** 2 / (4 * EARTH_RADIUS) / (0.01 * meters)))), 64)
 
 
 def _without(pieces: np.ndarray, others: np.ndarray) -> np.ndarray:
