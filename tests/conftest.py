@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import List
+from typing import Iterator, List
 
 import pytest
 from hypothesis import settings
@@ -31,6 +31,7 @@ for folder in (ROOT, ROOT / 'tests'):
         sys.path.insert(0, str(folder))
 
 import quick_host  # noqa: E402, F401
+from range_server import IMPATIENT, RangeServer  # noqa: E402
 from support import on_host, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
@@ -81,3 +82,14 @@ def tiny_data(tmp_path_factory) -> Path:
 def tiny_config(tmp_path, tiny_data) -> Path:
     """The tiny config on :func:`tiny_data`."""
     return write_tiny_config(tmp_path / 'tiny.py', tiny_data)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> Iterator[RangeServer]:
+    """A server of the files in ``tmp_path / 'served'``, and a GDAL that soon gives up."""
+    for name, value in IMPATIENT.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / 'served').mkdir()
+    server = RangeServer(tmp_path / 'served')
+    yield server
+    server.close()

@@ -15,7 +15,8 @@ def main(argv=None) -> int:
     parser = cli.build_parser('Predict maps of images and scenes of any size.')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
-                        help='images, folders of images, GeoTIFF scenes')
+                        help='images, folders of images, scenes, and other names that GDAL opens: '
+                        'https://..., s3://..., /vsizip/..., subdatasets')
     parser.add_argument('--out', required=True, help='write the maps into this folder')
     parser.add_argument('--window', type=int, metavar='PIXELS',
                         help="side of a window (default: the config's training size, else 512)")

@@ -19,6 +19,7 @@ from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.ranks import startup
+from mapsage.geo import stamp
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
 from mapsage.inference.inputs import Scene, choose_size, find_inputs
@@ -180,7 +181,7 @@ class Prediction:
             scene = Scene(path, self._bands)
             size, why = choose_size(scene, self._bands.resize, self._args.scale, self._args.gsd)
             with scene.raster as raster:
-                settings = dict(common, input=[_stamp(file) for file in raster.files()],
+                settings = dict(common, input=[stamp(file) for file in raster.files()],
                                 size=list(size))
             sizes.setdefault(why, []).append(
                 f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path)
@@ -307,14 +308,6 @@ def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]
     model = build_model(cfg)
     meta = load_weights(model, checkpoint)
     return model, find_classes(cfg, meta, model), find_bands(cfg, model)
-
-
-def _stamp(path: str) -> List[Any]:
-    """Return what tells a file from its earlier content: path, size and time; path if not local."""
-    if not os.path.exists(path):
-        return [path]
-    stat = os.stat(path)
-    return [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
 
 
 def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:

@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import bisect
-import glob
 import logging
-import os
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -23,7 +21,11 @@ from mapsage.geo import (
     RasterLabels,
     VectorLabels,
     find_labels,
+    locate,
+    match,
     open_raster,
+    output_name,
+    suffix_of,
 )
 
 from .geotiff_split import SceneSplit
@@ -58,7 +60,8 @@ class GeoTiffDataset(BaseSegDataset):
     The pipeline begins with ``LoadGeoTiffWindow`` and ``LoadGeoTiffLabels``.
 
     Args:
-        scenes: Path of a file or folder, glob pattern, or list of these, relative to ``data_root``.
+        scenes: Path of a file or folder, glob pattern, or list of these, relative to ``data_root``,
+            or any name that GDAL opens: on a server, in an archive, a subdataset.
         labels: Path of a folder or of one file; None for scenes without labels.
         window: Side of a window in pixels.
         stride: Distance between windows in pixels; default: ``window``.
@@ -236,12 +239,7 @@ class GeoTiffDataset(BaseSegDataset):
     def _find_scenes(self) -> List[str]:
         found: List[str] = []
         for pattern in self.scenes:
-            place = os.path.join(self.data_root or '', pattern)
-            if os.path.isdir(place):
-                found += sorted(str(path) for path in Path(place).iterdir()
-                                if path.suffix.lower() in _SCENE_SUFFIXES)
-            else:
-                found += sorted(glob.glob(place)) if glob.has_magic(place) else [place]
+            found += match(locate(self.data_root, pattern), _SCENE_SUFFIXES)
         if not found:
             raise GeoError(f'no scenes in {self.scenes} (data_root={self.data_root!r}); expected '
                            f'a file, a folder or a pattern of {", ".join(_SCENE_SUFFIXES)}.')
@@ -257,8 +255,8 @@ class GeoTiffDataset(BaseSegDataset):
         if not (0 <= self.outside < len(classes) or self.outside == self.ignore_index):
             raise GeoError(f'outside={self.outside}, expected a class index 0 to '
                            f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
-        path = find_labels(os.path.join(self.data_root or '', self.labels), scene.path)
-        if Path(path).suffix.lower() not in VECTOR_SUFFIXES:
+        path = find_labels(locate(self.data_root, self.labels), scene.path)
+        if suffix_of(path) not in VECTOR_SUFFIXES:
             return RasterLabels(path, scene, self.label_nodata)
         if self.reduce_zero_label:
             raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
@@ -343,7 +341,8 @@ class LoadGeoTiffWindow(BaseTransform):
         results['img'] = image if image.dtype == np.uint8 else image.astype(np.float32)
         results['valid'] = valid
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        results['img_path'] = str(scene.with_name(f'{scene.stem}_{column}_{row}{scene.suffix}'))
+        results['img_path'] = str(scene.with_name(
+            f'{output_name(results["scene"])}_{column}_{row}{suffix_of(results["scene"])}'))
         return results
 
 

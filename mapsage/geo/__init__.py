@@ -11,10 +11,20 @@ from .cog import (
 )
 from .ellipsoid import pixel_side
 from .globe import Globe
+from .gdal_names import (
+    content_of,
+    files_of,
+    is_gdal_name,
+    locate,
+    match,
+    output_name,
+    suffix_of,
+)
 from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
 from .raster import GeoError, Raster, RasterBlockError, to_map
+from .stamps import stamp
 from .statistics import BandStatistics, band_statistics
 from .vector_labels import BurntLabels, VectorLabels
 
@@ -22,7 +32,7 @@ __all__ = [
     'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter',
     'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError', 'RasterLabels',
     'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics',
-    'confidence_path', 'find_labels', 'hidden_data_band', 'open_raster', 'pixel_side',
-    'read_classes', 'to_map'
-    'write_cog', 'write_polygons'
+    'confidence_path', 'content_of', 'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name',
+    'locate', 'match', 'open_raster', 'output_name', 'pixel_side', 'read_classes', 'stamp',
+    'suffix_of', 'to_map', 'write_cog', 'write_polygons'
 ]

@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
+from .gdal_names import output_name
 from .pool import open_raster
 from .raster import GeoError, Raster, open_file, short_crs, to_map
 
@@ -82,7 +83,8 @@ def find_labels(labels: str, scene: str) -> str:
 
     Args:
         labels: Path of a label file, which is returned, or of a folder with label files.
-        scene: Path of the scene; in a folder, the label file with the same stem is chosen.
+        scene: Path of the scene; in a folder, the label file with the same stem is chosen. The stem
+            of a name for GDAL is what ``output_name`` makes of it.
 
     Raises:
         GeoError: If the folder holds no such file, or more than one.
@@ -90,7 +92,7 @@ def find_labels(labels: str, scene: str) -> str:
     folder = Path(labels)
     if not folder.is_dir():
         return labels
-    stem = Path(scene).stem
+    stem = output_name(scene)
     found = [path for path in sorted(folder.glob('*'))
              if path.stem == stem and path.suffix.lower() in RASTER_SUFFIXES + VECTOR_SUFFIXES]
     if len(found) != 1:

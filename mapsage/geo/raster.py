@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
@@ -13,6 +14,8 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 from rasterio.session import DummySession
 from rasterio.windows import Window
+
+from . import gdal_names, vsi
 
 # GDAL caches decoded blocks, by default in up to 5 % of the machine's memory in every process. On a
 # node with many ranks and workers that adds up to more memory than there is. The limit here is in
@@ -23,12 +26,23 @@ os.environ.setdefault('GDAL_CACHEMAX', '256')
 # its parent has. VRT mosaics use all cores unless told otherwise, since GDAL 3.10.
 _ONE_THREAD = dict(GDAL_NUM_THREADS=1, VRT_NUM_THREADS=1, GTI_NUM_THREADS=1)
 
+# On a server GDAL would list the whole folder of a file, and look for companions one by one.
+_NO_LISTING = 'GDAL_DISABLE_READDIR_ON_OPEN', 'EMPTY_DIR'
+
+# Errors of bytes that have arrived. rasterio 1.3 does not say why a read failed; then it passes for
+# a fault of the server.
+_DECODING = re.compile('decod|decompress|inflat', re.IGNORECASE)
+
 Box = Tuple[int, int, int, int]
 """A window in pixels: column, row, width, height."""
 
 
 class GeoError(ValueError):
     """A scene, map or vector file cannot be used as requested; the message names the file."""
+
+
+class RemoteReadError(GeoError):
+    """A server did not deliver part of a scene; the message names both."""
 
 
 class RasterBlockError(RuntimeError):
@@ -57,7 +71,7 @@ class Raster:
     first read, and no handle is shared. ``close()`` closes the handles of the calling process.
 
     Args:
-        path: Path of a file that GDAL reads.
+        path: Path of a file that GDAL reads, or any name that it opens (``gdal_names``).
         bands: Band numbers, counted from 1 as in GDAL, in the order in which ``read`` returns them;
             default: all but an alpha band. An alpha band that is named here is read as data,
             because many programs tag the fourth of four bands as alpha although it is infrared.
@@ -76,6 +90,7 @@ class Raster:
         nodata: Value that means "no data" in the first of ``bands``, or None.
         hides_by_value: Whether no-data values say which pixels are invalid, not a mask or alpha.
         descriptions: Description of each band, or None for a band without one.
+        is_remote: Whether a server is asked for its pixels.
 
     Raises:
         GeoError: If the file cannot be opened, or a band is missing.
@@ -83,8 +98,11 @@ class Raster:
 
     def __init__(self, path: Any, bands: Optional[Sequence[int]] = None) -> None:
         self.path = str(path)
+        self.is_remote = gdal_names.is_remote(self.path)
         self._handles: Dict[Tuple[int, int], Any] = {}
         with self._open() as source:
+            if not source.count:
+                raise GeoError(_choose_part(source, self.path))
             self.bands = _choose_bands(source, self.path, bands)
             self.width, self.height = int(source.width), int(source.height)
             self.dtype = _common_dtype(source, self.path, self.bands)
@@ -155,14 +173,15 @@ class Raster:
         Statistics and overviews that a GIS leaves beside a raster are not among them.
         """
         found: Dict[str, None] = {}
-        waiting = [self.path]
+        waiting = [gdal_names.as_vsi(self.path)]
+        first = waiting[0]
         while waiting:
             path = waiting.pop()
             if path in found or path.endswith(('.aux.xml', '.ovr')):
                 continue
             found[path] = None
-            if path == self.path or path.lower().endswith('.vrt'):
-                with open_file(path) as source:
+            if path == first or path.lower().endswith('.vrt'):
+                with open_file(path) as source, _environment(path):
                     waiting += source.files
         return list(found)
 
@@ -186,9 +205,7 @@ class Raster:
         try:
             return open_file(self.path)
         except (RasterioError, RasterioIOError) as error:  # unrelated before rasterio 1.4
-            state = 'no raster that GDAL reads' if os.path.exists(self.path) else 'no such file'
-            raise GeoError(f'cannot open {self.path}: {state} ({error}); expected a GeoTIFF or '
-                           'another raster. Check the path, or copy the file again.') from error
+            raise GeoError(_open_message(self.path, error)) from error
 
     def _handle(self) -> Any:
         key = os.getpid(), threading.get_ident()
@@ -210,7 +227,7 @@ class Raster:
         present = None
         try:
             source, window = self._handle(), Window(column, row, width, height)
-            with _one_thread():
+            with _environment(self.path, self.is_remote):
                 values = source.read(self.bands, window=window,
                                      out_shape=(len(self.bands), *shape))
                 if self._mask is not None:
@@ -228,9 +245,18 @@ class Raster:
                 valid &= finite.all(0)
         return values, valid
 
-    def _block_error(self, window: Box, error: Exception) -> RasterBlockError:
-        damaged = self._damaged_blocks(window)
-        reason = str(error.__cause__ or error)
+    def _block_error(self, window: Box, error: Exception) -> Exception:
+        reason, cause = str(error.__cause__ or error), _first_cause(error)
+        arrived = not self.is_remote or _DECODING.search(cause) is not None
+        # If the server is at fault, each block alone would wait for it again.
+        damaged = self._damaged_blocks(window) if arrived else self._cut_blocks(window)
+        if not (arrived or damaged):
+            return RemoteReadError(
+                f'{self.path}: the server did not deliver the window (column, row, width, height) '
+                f'= {window} ({cause}). Try again; if it is slow, raise '
+                f'GDAL_HTTP_LOW_SPEED_TIME={os.environ.get("GDAL_HTTP_LOW_SPEED_TIME")} and '
+                f'GDAL_HTTP_TIMEOUT={os.environ.get("GDAL_HTTP_TIMEOUT")} seconds; if it is always '
+                'the same window, the file may be damaged there: copy it here.')
         shown = ', '.join(map(str, damaged[:4])) + (' ...' if len(damaged) > 4 else '')
         return RasterBlockError(
             f'{self.path}: the window (column, row, width, height) = {window} cannot be decoded, '
@@ -239,18 +265,39 @@ class Raster:
             self.path, window, damaged, reason)
 
     def _damaged_blocks(self, window: Box) -> List[Box]:
+        damaged = []
+        for box in self._blocks_of(window):
+            try:
+                with _environment(self.path, self.is_remote):
+                    self._handle().read(self.bands, window=Window(*box))
+            except RasterioIOError:
+                damaged.append(box)
+        return damaged
+
+    def _cut_blocks(self, window: Box) -> List[Box]:
+        """Return the blocks that a TIFF on a server says lie behind the end of its file."""
+        size = vsi.size_in(vsi.headers(gdal_names.remote_file(self.path)))
+        if size is None or gdal_names.is_packed(self.path):
+            return []
+        rows, columns = self.blocks
+        cut = []
+        for box in self._blocks_of(window):
+            for band in self.bands:
+                place, length = (self._handle().get_tag_item(
+                    f'BLOCK_{what}_{box[0] // columns}_{box[1] // rows}', 'TIFF', bidx=band)
+                    for what in ('OFFSET', 'SIZE'))
+                if place and length and int(place) + int(length) > size:
+                    cut.append(box)
+                    break
+        return cut
+
+    def _blocks_of(self, window: Box) -> Iterator[Box]:
+        """Yield the blocks that a window meets."""
         column, row, width, height = window
         rows, columns = self.blocks
-        damaged = []
         for top in range(row // rows * rows, row + height, rows):
             for left in range(column // columns * columns, column + width, columns):
-                box = (left, top, min(columns, self.width - left), min(rows, self.height - top))
-                try:
-                    with _one_thread():
-                        self._handle().read(self.bands, window=Window(*box))
-                except RasterioIOError:
-                    damaged.append(box)
-        return damaged
+                yield left, top, min(columns, self.width - left), min(rows, self.height - top)
 
 
 def open_file(path: Any, mode: str = 'r', **profile: Any) -> Any:
@@ -258,14 +305,55 @@ def open_file(path: Any, mode: str = 'r', **profile: Any) -> Any:
 
     The file is read and written by one thread, whatever ``GDAL_NUM_THREADS`` says.
     """
-    with _one_thread(), warnings.catch_warnings():
+    with _environment(str(path)), warnings.catch_warnings():
         warnings.simplefilter('ignore', NotGeoreferencedWarning)
-        return rasterio.open(path, mode, **profile)
+        return rasterio.open(gdal_names.as_vsi(str(path)), mode, **profile)
 
 
-def _one_thread() -> Any:
-    """Return a context in which GDAL starts no threads."""
-    return rasterio.Env(session=DummySession(), **_ONE_THREAD)  # the session asks for no secrets
+def _environment(path: str, remote: Optional[bool] = None) -> Any:
+    """Return a context in which GDAL starts no threads, and lists no folders of a server.
+
+    GDAL looks for credentials itself, in the environment and the files of AWS and others, and only
+    for file systems that need them. The session keeps rasterio from looking, too.
+    """
+    options: Dict[str, Any] = dict(_ONE_THREAD)
+    if gdal_names.is_remote(path) if remote is None else remote:
+        vsi.about_to_connect()
+        options[_NO_LISTING[0]] = os.environ.get(*_NO_LISTING)
+    return rasterio.Env(session=DummySession(), **options)
+
+
+def _open_message(path: str, error: Exception) -> str:
+    driver = gdal_names.missing_driver(path)
+    if driver:
+        return (f'cannot open {path}: the GDAL of this rasterio ({rasterio.__gdal_version__}) has '
+                f'no driver {driver} ({error}). Install rasterio where GDAL has it, for example '
+                f'from conda-forge with libgdal-{driver.lower()}, or convert the file to GeoTIFF.')
+    if gdal_names.is_remote(path):
+        vsi.forget(gdal_names.remote_file(path))  # it may be there when it is tried again
+        hint = ('Copy the file here, or to a server that answers requests for parts of a file'
+                if 'Range downloading not supported' in str(error) else
+                'Check the address and your right to read it')
+        return (f'cannot open {path}: the server does not give it ({error}). {hint}; names that '
+                f'work and settings of time and access are in docs/datasets.md.')
+    state = 'no raster that GDAL reads' if os.path.exists(path) else 'no such file'
+    if gdal_names.local_file(path):
+        state = 'no raster that GDAL reads in it'
+    return (f'cannot open {path}: {state} ({error}); expected a GeoTIFF or another raster. Check '
+            'the path, or copy the file again.')
+
+
+def _choose_part(source: Any, path: str) -> str:
+    parts = list(source.subdatasets)
+    shown = ', '.join(parts[:6]) + f' and {len(parts) - 6} more' * (len(parts) > 6)
+    return (f'{path} holds no bands of its own, but {len(parts)} rasters: {shown or "none"}. '
+            'Name one of them.')
+
+
+def _first_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error)
 
 
 def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:

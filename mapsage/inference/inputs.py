@@ -1,15 +1,25 @@
 """The inputs of a prediction: images and scenes, read as the model's test pipeline reads them."""
 from __future__ import annotations
 
+import io
 import os
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import mmcv
 import numpy as np
 from PIL import Image
 
-from mapsage.geo import GeoError, Raster, RasterBlockError, pixel_side
+from mapsage.geo import (
+    GeoError,
+    Raster,
+    RasterBlockError,
+    content_of,
+    files_of,
+    is_gdal_name,
+    output_name,
+    pixel_side,
+    suffix_of,
+)
 
 from .errors import PredictError
 from .model import Bands
@@ -26,7 +36,8 @@ def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
     """Return the files that ``paths`` mean, by the name of their output, in a fixed order.
 
     Args:
-        paths: Files and folders; of a folder the images that lie directly in it.
+        paths: Files, folders and other names that GDAL opens; of a folder the images that lie
+            directly in it.
 
     Raises:
         PredictError: If one does not exist, a folder holds no image, or two files would have
@@ -34,17 +45,14 @@ def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
     """
     found: Dict[str, str] = {}
     for path in paths:
-        if not os.path.exists(path):
+        if not (os.path.exists(path) or is_gdal_name(path)):
             raise PredictError(f'input {path} does not exist.')
-        files = [path]
-        if os.path.isdir(path):
-            files = sorted(str(file) for file in Path(path).iterdir()
-                           if file.suffix.lower() in SUFFIXES and file.is_file())
-            if not files:
-                raise PredictError(f"the folder {path} holds no image: expected files that end in "
-                                   f"{', '.join(SUFFIXES)}. Folders below are not looked into.")
+        files = files_of(path, SUFFIXES)
+        if not files:
+            raise PredictError(f"the folder {path} holds no image: expected files that end in "
+                               f"{', '.join(SUFFIXES)}. Folders below are not looked into.")
         for file in files:
-            name = Path(file).stem
+            name = output_name(file)
             if os.path.abspath(found.get(name, file)) != os.path.abspath(file):
                 raise PredictError(f'{found[name]} and {file} would both become {name}.tif. '
                                    f'Rename one, or predict them into two folders.')
@@ -84,7 +92,7 @@ class Scene:
         self._bands = bands
         self.size = size or (self.raster.height, self.raster.width)
         self.is_picture = (bands.like_opencv and bands.chosen is None
-                            and Path(path).suffix.lower() in _PICTURES)
+                           and suffix_of(path) in _PICTURES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
         if self.is_picture:
             self._check_upright()
@@ -136,7 +144,7 @@ class Scene:
         if self._bands.color_type != 'color':
             return  # the loader does not turn it
         try:
-            with Image.open(self.path) as image:
+            with Image.open(io.BytesIO(content_of(self.path))) as image:
                 turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
         except OSError:  # is damaged, which decoding tells
             return
@@ -183,7 +191,7 @@ class Scene:
     def _decode(self) -> Union[np.ndarray, RasterBlockError]:
         """Return the picture, ``(3, height, width)`` uint8, blue first, or the decoding error."""
         whole = 0, 0, self.raster.width, self.raster.height
-        image = mmcv.imfrombytes(Path(self.path).read_bytes(), flag=self._bands.color_type,
+        image = mmcv.imfrombytes(content_of(self.path), flag=self._bands.color_type,
                                  backend=self._bands.backend)
         if image is None:
             return RasterBlockError('', self.path, whole, [], 'OpenCV cannot decode it')
