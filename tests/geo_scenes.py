@@ -121,3 +121,12 @@ def map_polygons(folder: Path, classes: np.ndarray, place: dict = UTM, nodata: A
     assert count == len(polygons)
     assert sorted(p.name for p in folder.iterdir()) == ['map.gpkg', 'map.tif']
     return meta, polygons, fields
+
+
+def write_areas(path: Path, shapes: Sequence[Any], crs: Any = 'EPSG:32650', layer: str = 'areas',
+                kind: str = 'Unknown') -> Path:
+    """Write shapes into a layer, which is added where the file is there."""
+    pyogrio.raw.write(str(path), shapely.to_wkb(np.array(shapes, object)), [], [], layer=layer,
+                      geometry_type=kind, crs=crs, append=path.exists(),
+                      driver='GPKG' if path.suffix == '.gpkg' else 'GeoJSON')
+    return path

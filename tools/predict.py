@@ -35,6 +35,9 @@ def main(argv=None) -> int:
     parser.add_argument('--bands', type=int, nargs='+', metavar='N',
                         help='bands of the scene, counted from 1; for a model of three bands in '
                         'the order red, green, blue (default: all but alpha)')
+    parser.add_argument('--aoi', metavar='FILE',
+                        help='polygons of an area of interest, in any CRS; only windows that touch '
+                        'them are predicted, and the map has no data beside them')
     parser.add_argument('--tta', action='store_true',
                         help='average over each window and its three mirror images')
     parser.add_argument('--confidence', action='store_true',

@@ -19,7 +19,7 @@ from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.ranks import startup
-from mapsage.geo import stamp
+from mapsage.geo import AreaOfInterest, stamp
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
 from mapsage.inference.inputs import Scene, choose_size, find_inputs
@@ -60,6 +60,8 @@ class Job:
         settings: Everything that the map depends on.
         strips: Numbers of the strips that are not finished.
         owners: Rank that predicts each of these strips.
+        kept: Of each row of windows the columns of those that touch the area of interest; None
+            without one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Job:
     settings: Dict[str, Any]
     strips: List[int]
     owners: List[int]
+    kept: Optional[List[List[int]]] = None
 
     @property
     def is_shared(self) -> bool:
@@ -104,6 +107,8 @@ class Prediction:
         self._say = say if self._rank == 0 else lambda line: None
         with self._together('preparing the prediction'):
             self._inputs = find_inputs(args.inputs)
+            self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
+            self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
             model, self._classes, bands = load_model(self._cfg, args.checkpoint)
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
@@ -173,7 +178,8 @@ class Prediction:
             palette=self._classes.palette.tolist(), window=list(self._window),
             overlap=self._overlap, bands=list(self._bands.chosen or ()),
             tta=self._args.tta, confidence=self._args.confidence,
-            **({} if self._amp is None else dict(amp=self._amp_name)))
+            **({} if self._amp is None else dict(amp=self._amp_name)),
+            aoi=None if self._area is None else self._area.key)
         self._check_names()
         jobs, in_pixels = [], []
         sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
@@ -183,6 +189,10 @@ class Prediction:
             with scene.raster as raster:
                 settings = dict(common, input=[stamp(file) for file in raster.files()],
                                 size=list(size))
+            kept = self._windows_in_area(scene, size)
+            if kept is not None and not any(kept):
+                self._beside.append(name)
+                continue
             sizes.setdefault(why, []).append(
                 f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path)
             outputs = self._outputs(name)
@@ -191,7 +201,7 @@ class Prediction:
                           f'(--overwrite makes it again)')
                 results.add_polygons(outputs, self._classes, self._outlines)
                 continue
-            job = Job(name, path, *size, settings, [], [])
+            job = Job(name, path, *size, settings, [], [], kept)
             if not results.has_transform(raster):
                 in_pixels.append(path)
             elif not raster.is_georeferenced:
@@ -211,7 +221,32 @@ class Prediction:
             self._say(f'note: {in_pixels[0]}'
                       + f' and {len(in_pixels) - 1} more' * (len(in_pixels) > 1)
                       + ' has no georeference: its map is in pixels.')
+        self._say_of_area(jobs)
         return jobs
+
+    def _windows_in_area(self, scene: Scene, size: Tuple[int, int]) -> Optional[List[List[int]]]:
+        """Return which columns of each row of windows touch the area; None without an area."""
+        if self._area is None:
+            return None
+        area = self._area.of_scene(scene.raster).resized(size)
+        grid, (height, width) = Grid(*size, self._window, self._overlap), self._window
+        return [[column for column in grid.columns if area.meets(column, row, width, height)]
+                for row in grid.rows]
+
+    def _say_of_area(self, jobs: List[Job]) -> None:
+        if self._area is None:
+            return
+        for name in self._beside:
+            with Scene(self._inputs[name], self._bands).raster as raster:
+                line = self._area.beside(raster)
+            if len(self._beside) == len(self._inputs):
+                raise PredictError(f'{line}. Check that the files belong together and that each '
+                                   f'has the CRS it was made in.')
+            self._say(f'note: {line}: it is left out.')
+        for job in jobs:
+            grid = self._grid(job)
+            self._say(f'{job.path}: {sum(map(len, job.kept or []))} of '
+                      f'{len(grid.rows) * len(grid.columns)} windows touch {self._area.path}')
 
     def _check_names(self) -> None:
         files: Dict[str, str] = {os.path.abspath(path): path for path in self._inputs.values()}
@@ -227,7 +262,9 @@ class Prediction:
         """Tell all ranks rank 0's jobs, and which rank does what."""
         texts = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))
         jobs = [Job(**job) for job in json.loads(texts[0])]
-        costs = [len(self._grid(job).columns) for job in jobs for _ in job.strips]
+        # A strip without windows is written, too, which takes little time and not none.
+        costs = [100 * len(grid.columns_of(strip)) + 1
+                 for job in jobs for grid in [self._grid(job)] for strip in job.strips]
         ranks = iter(owners(costs, self._world_size))
         return [replace(job, owners=[next(ranks) for _ in job.strips]) for job in jobs]
 
@@ -235,7 +272,7 @@ class Prediction:
         strips = job.strips_of(self._rank)
         if strips:
             start_time = time.monotonic()
-            scene = Scene(job.path, self._bands, (job.height, job.width))
+            scene = Scene(job.path, self._bands, (job.height, job.width), self._area)
             parts = self._parts(job)
             with scene.raster:
                 predict_strips(scene, self._grid(job), strips, self._predictor,
@@ -248,11 +285,14 @@ class Prediction:
     def _assemble(self, job: Job) -> None:
         with Scene(job.path, self._bands).raster as raster:
             results.assemble(self._outputs(job.name), job.settings, raster, self._grid(job),
-                             self._parts(job), self._classes, self._outlines)
+                             self._parts(job), self._classes, self._outlines,
+                             None if self._area is None else self._area.of_scene(raster))
 
     def _summarize(self) -> int:
         status = 0
         for name in self._inputs:
+            if name in self._beside:
+                continue
             outputs = self._outputs(name)
             report = outputs.read_report()
             if report is None:
@@ -286,7 +326,8 @@ class Prediction:
         return Parts(folder, self._grid(job), self._args.confidence)
 
     def _grid(self, job: Job) -> Grid:
-        return Grid(job.height, job.width, self._window, self._overlap)
+        kept = None if job.kept is None else tuple(map(tuple, job.kept))
+        return Grid(job.height, job.width, self._window, self._overlap, kept)
 
 
 def predict(args: argparse.Namespace,
@@ -343,11 +384,15 @@ def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:
     total = sum(report['pixels'].values())
     shares = ', '.join(f'{name} {100 * count / total:.1f} %' for name, count
                        in sorted(report['pixels'].items(), key=lambda item: -item[1]) if count)
-    no_data = 100 * report['no_data'] / (total + report['no_data'])
+    inside = total + report['no_data']
+    no_data = 100 * report['no_data'] / max(1, inside)
     files = ', '.join(report['files'])
     if report['polygons'] is not None:
         files += f" ({report['polygons']} polygons)"
     lines = ['', f'{outputs.map}', f"  {report['width']}x{report['height']} pixels, "
              f'{no_data:.1f} % without data', f"  {shares or 'warning: no data anywhere'}",
              f'  in {outputs.map.parent}: {files}']
+    if report.get('beside_aoi') is not None:
+        share = 100 * inside / (inside + report['beside_aoi'])
+        lines.insert(2, f'  masked to the area of interest, {share:.1f} % of the scene')
     return lines + [f'  warning: no data, {line}' for line in report['damage'][:20]]

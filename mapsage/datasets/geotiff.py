@@ -28,6 +28,7 @@ from mapsage.geo import (
     suffix_of,
 )
 
+from .geotiff_area import SceneAreas
 from .geotiff_split import SceneSplit
 from .geotiff_windows import RandomWindows
 from .shared_scan import scan_scenes
@@ -83,6 +84,8 @@ class GeoTiffDataset(BaseSegDataset):
             draw windows by area, ``'classes'`` for as many at pixels of each class, or
             ``dict(house=0.3)`` for a share of them, the rest by area. ``redraw=False``: the same
             windows in every epoch, which follow from ``seed`` alone.
+        aoi: Path of polygons, in any CRS and relative to ``data_root``: an area of interest.
+            Windows that do not touch it are left out, and pixels beside it are 255.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
@@ -106,6 +109,7 @@ class GeoTiffDataset(BaseSegDataset):
                  label_nodata: Union[None, int, str] = 'file',
                  split: Optional[Dict[str, Any]] = None,
                  windows: Optional[Dict[str, Any]] = None,
+                 aoi: Optional[str] = None,
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = window, window if stride is None else stride
@@ -122,6 +126,7 @@ class GeoTiffDataset(BaseSegDataset):
         self.label_nodata = label_nodata
         self.dtypes: Dict[str, str] = {}
         self.split = None if split is None else SceneSplit(split)
+        self.aoi = aoi
         self._scenes: List[Dict[str, Any]] = []
         self._vectors: Dict[str, VectorLabels] = {}
         self._random: Optional[RandomWindows] = None
@@ -132,6 +137,7 @@ class GeoTiffDataset(BaseSegDataset):
         self._scenes = []
         counts: Dict[int, str] = {}
         rasters: List[Raster] = []
+        area = SceneAreas(self.data_root, self.aoi)
         for path in self._find_scenes():
             with Raster(path, self.bands) as scene:
                 rasters.append(scene)
@@ -139,8 +145,9 @@ class GeoTiffDataset(BaseSegDataset):
                 counts.setdefault(len(scene.bands), path)
                 part = None if self.split is None else self.split.of_scene(scene)
                 self._scenes.append(dict(scene=path, bands=scene.bands, part=part,
-                                         labels=self._labels_of(scene),
+                                         labels=self._labels_of(scene), area=area.of(scene),
                                          scene_shape=(scene.height, scene.width)))
+        area.check()
         for vector in self._vectors.values():
             vector.check_met()
         self._warn_of_hidden_classes()
@@ -153,7 +160,7 @@ class GeoTiffDataset(BaseSegDataset):
         else:
             entries = [dict(scene=number, place=place)
                        for number, places in enumerate(self._places(rasters)) for place in places
-                       if self._is_of_part(number, place)]
+                       if self._is_wanted(number, place)]
         if not entries:
             raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
                            'hold no valid pixel: all is no-data. Check the no-data value and the '
@@ -223,8 +230,10 @@ class GeoTiffDataset(BaseSegDataset):
                             window=(column, row, side), valid=valid)
                 if self.labels is not None:
                     return LoadGeoTiffLabels().transform(info)['gt_seg_map']
-                part = info['part']
-                here = valid if part is None else valid & part.mask(column, row, side, side)
+                here = valid
+                for limit in (info['part'], info['area']):
+                    if limit is not None:
+                        here = here & limit.mask(column, row, side, side)
                 return np.where(here, 0, self.ignore_index).astype(np.uint8)
 
             with scene:
@@ -295,9 +304,9 @@ class GeoTiffDataset(BaseSegDataset):
         return [list(map(tuple, next(found).tolist())) if scene.may_have_gaps
                 else list(self._windows(scene)) for scene in scenes]
 
-    def _is_of_part(self, scene: int, place: Tuple[int, int]) -> bool:
-        part = self._scenes[scene]['part']
-        return part is None or part.meets(*place, self.window, self.window)
+    def _is_wanted(self, scene: int, place: Tuple[int, int]) -> bool:
+        limits = self._scenes[scene]['part'], self._scenes[scene]['area']
+        return all(each is None or each.meets(*place, self.window, self.window) for each in limits)
 
     def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
         """Yield (column, row) of each window with a valid pixel."""
@@ -351,8 +360,9 @@ class LoadGeoTiffLabels(BaseTransform):
     """Transform that reads or burns the labels of a window, after ``LoadGeoTiffWindow``.
 
     Required keys: ``labels``, ``window``, ``valid``, ``counted`` (the first row that counts and the
-    one behind the last, and the same of the columns; None for all), ``part`` (``ScenePart`` or
-    None for all), ``num_classes``, ``ignore_index``. Added: ``gt_seg_map``, uint8 (window, window).
+    one behind the last, and the same of the columns; None for all), ``part`` (``ScenePart``; None
+    for all), ``area`` (``SceneArea``; None for all), ``num_classes``, ``ignore_index``. Added:
+    ``gt_seg_map``, uint8 (window, window).
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -368,12 +378,13 @@ class LoadGeoTiffLabels(BaseTransform):
         ignore = results['ignore_index']
         labels = results['labels'].read(column, row, side, side)
         ignored = (labels == UNLABELED) | (labels == ignore) | ~results['valid']
+        for limit in (results['part'], results['area']):
+            if limit is not None:
+                ignored |= ~limit.mask(column, row, side, side)
         if results['counted'] is not None:
             top, bottom, left, right = results['counted']
             ignored[:top] = ignored[bottom:] = True
             ignored[:, :left] = ignored[:, right:] = True
-        if results['part'] is not None:
-            ignored |= ~results['part'].mask(column, row, side, side)
         shift = int(results['reduce_zero_label'])
         if shift:
             ignored |= labels == 0

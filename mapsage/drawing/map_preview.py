@@ -1,7 +1,7 @@
 """A picture of a whole map beside its scene, with a legend that gives the share of each class."""
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,12 +15,14 @@ _READ = 1024  # approximate side of the part of a scene that is read at a time, 
 _MARGIN, _GAP, _HEADER, _LEGEND_LINE = 28, 16, 92, 26
 
 
-def thumbnail(raster: Raster, factor: int) -> np.ndarray:
+def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] = None
+              ) -> np.ndarray:
     """Return a scene reduced by averaging, part by part, so that memory does not grow with it.
 
     Args:
         raster: Scene to reduce.
         factor: Number of pixels of the scene for each pixel of the result, along each axis.
+        meets: Function that tells of a part (column, row, width, height) whether it is read.
 
     Returns:
         Reduced scene, float32 ``(height, width, bands)``, sizes rounded up; NaN without data.
@@ -32,6 +34,8 @@ def thumbnail(raster: Raster, factor: int) -> np.ndarray:
         for column in range(0, raster.width, step):
             width = min(step, -(-(raster.width - column) // factor) * factor)
             height = min(step, -(-(raster.height - row) // factor) * factor)
+            if meets is not None and not meets(column, row, width, height):
+                continue
             try:
                 values, valid = raster.read(column, row, width, height)
             except RasterBlockError:
@@ -49,7 +53,7 @@ def shrink_labels(labels: np.ndarray, row: int, factor: int) -> np.ndarray:
 
 def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int, title: str,
                      names: Sequence[str], palette: np.ndarray, shares: Sequence[float],
-                     no_data: int) -> None:
+                     no_data: int, meets: Optional[Callable[..., bool]] = None) -> None:
     """Draw the scene beside its map and write the picture to ``path`` in one step.
 
     Args:
@@ -62,11 +66,12 @@ def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int,
         palette: Color of each class, RGB uint8 ``(classes, 3)``.
         shares: Share of each class among the pixels with data, 0 to 1.
         no_data: Label of pixels without data.
+        meets: Function that tells which parts of the scene are shown; see :func:`thumbnail`.
 
     Raises:
         OSError: If the file cannot be written.
     """
-    scene = thumbnail(raster, factor)
+    scene = thumbnail(raster, factor, meets)
     pictures = [_fit(_shown(scene), False), tiles.color_labels(_fit(labels, True), palette)]
     entries = [(f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
                for index, (name, share) in enumerate(zip(names, shares))

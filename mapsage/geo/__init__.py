@@ -1,5 +1,6 @@
 """Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
 from .alpha import hidden_data_band
+from .aoi import AreaOfInterest, SceneArea
 from .blocks import PARTS, BlockSplit, ScenePart
 from .cog import (
     CONFIDENCE_NODATA,
@@ -10,7 +11,6 @@ from .cog import (
     write_cog,
 )
 from .ellipsoid import pixel_side
-from .globe import Globe
 from .gdal_names import (
     content_of,
     files_of,
@@ -20,6 +20,7 @@ from .gdal_names import (
     output_name,
     suffix_of,
 )
+from .globe import Globe
 from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
@@ -29,10 +30,10 @@ from .statistics import BandStatistics, band_statistics
 from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
-    'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA', 'ClassMapWriter',
-    'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError', 'RasterLabels',
-    'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics',
-    'confidence_path', 'content_of', 'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name',
-    'locate', 'match', 'open_raster', 'output_name', 'pixel_side', 'read_classes', 'stamp',
-    'suffix_of', 'to_map', 'write_cog', 'write_polygons'
+    'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
+    'ClassMapWriter', 'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError',
+    'RasterLabels', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
+    'band_statistics', 'confidence_path', 'content_of', 'files_of', 'find_labels',
+    'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster', 'output_name',
+    'pixel_side', 'read_classes', 'stamp', 'suffix_of', 'to_map', 'write_cog', 'write_polygons'
 ]

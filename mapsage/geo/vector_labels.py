@@ -15,10 +15,10 @@ import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 from rasterio.windows import Window
 
-from .raster import GeoError, Raster, short_crs, to_map
+from .raster import Box, GeoError, Raster, short_crs, to_map
 
 
-class _Placed(NamedTuple):
+class PlacedPolygons(NamedTuple):
     """The polygons in the CRS of a scene, with a spatial index.
 
     In a geographic CRS the same place has several longitudes, a full turn apart: ``shifts`` holds
@@ -35,6 +35,42 @@ class _Placed(NamedTuple):
         left, bottom, right, top = bounds
         moved = [left - shift, bottom, right - shift, top]
         return self.tree.query(shapely.box(*moved)), moved
+
+    def inside(self, bounds: Sequence[float]) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the polygons within ``bounds``, clipped, and their class indices."""
+        clipped, numbers = [], []
+        for shift in self.shifts:
+            found, near = self.near(bounds, shift)
+            polygons = shapely.clip_by_rect(self.polygons[found], *near)
+            clipped.append(_move(polygons, shift) if shift else polygons)
+            numbers.append(found)
+        order = np.argsort(np.concatenate(numbers), kind='stable')
+        return np.concatenate(clipped)[order], self.indices[np.concatenate(numbers)[order]]
+
+    def burn(self, transform: Any, box: Box, outside: int, all_touched: bool = False
+             ) -> np.ndarray:
+        """Return the class indices of a window, int32 (height, width).
+
+        Args:
+            transform: Transform of the pixels.
+            box: Window: column, row, width, height in pixels.
+            outside: Class index of pixels that no polygon covers.
+            all_touched: Whether a polygon covers every pixel that it touches, in place of those
+                whose center it holds.
+        """
+        column, row, width, height = box
+        x, y = (column - 1, column + width + 1), (row - 1, row + height + 1)
+        corners = to_map(transform, np.array([(i, j) for i in x for j in y]))
+        polygons, indices = self.inside([*corners.min(0), *corners.max(0)])
+        parts, owner = shapely.get_parts(polygons, return_index=True)
+        shapes = [(part, int(index)) for part, index in zip(parts, indices[owner])
+                  if part.geom_type == 'Polygon' and not part.is_empty]
+        if not shapes:
+            return np.full((height, width), outside, np.int32)
+        return rasterio.features.rasterize(
+            shapes, out_shape=(height, width), fill=outside, dtype='int32',
+            all_touched=all_touched,
+            transform=rasterio.windows.transform(Window(column, row, width, height), transform))
 
 
 class VectorLabels:
@@ -62,7 +98,7 @@ class VectorLabels:
         indices = _class_indices(values, features, list(classes), extra,
                                  f'{self.path}: field {field!r}')
         self._polygons, self._indices = _large_first(polygons, indices, self.path)
-        self._in_crs: Dict[str, _Placed] = {}
+        self._in_crs: Dict[str, PlacedPolygons] = {}
         self._met = False
         self._missed: Optional[Raster] = None
 
@@ -84,7 +120,7 @@ class VectorLabels:
         crs = scene.crs.to_wkt()
         if crs not in self._in_crs:  # here, before workers are forked
             self._in_crs[crs] = self._place(crs)
-        placed, bounds = self._in_crs[crs], _bounds(scene)
+        placed, bounds = self._in_crs[crs], bounds_of(scene)
         if any(len(placed.near(bounds, shift)[0]) for shift in placed.shifts):
             self._met = True
         elif self._missed is None:
@@ -108,33 +144,16 @@ class VectorLabels:
         raise GeoError(
             f'no polygon of {self.path} (CRS {self._crs.name}) meets a scene: in '
             f'{short_crs(scene.crs)}, the CRS of {scene.path}, the polygons lie in (left, bottom, '
-            f'right, top) = {_shown(shapely.total_bounds(placed.polygons))}, the scene in '
-            f'{_shown(_bounds(scene))}. Check that these files belong together and that each has '
+            f'right, top) = {shown(shapely.total_bounds(placed.polygons))}, the scene in '
+            f'{shown(bounds_of(scene))}. Check that these files belong together and that each has '
             'the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
 
-    def inside(self, crs: str, bounds: Sequence[float]) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the polygons within ``bounds`` (in ``crs``), clipped, and their class indices."""
-        placed = self._in_crs[crs]
-        clipped, numbers = [], []
-        for shift in placed.shifts:
-            found, near = placed.near(bounds, shift)
-            polygons = shapely.clip_by_rect(placed.polygons[found], *near)
-            clipped.append(_move(polygons, shift) if shift else polygons)
-            numbers.append(found)
-        order = np.argsort(np.concatenate(numbers), kind='stable')
-        return (np.concatenate(clipped)[order],
-                placed.indices[np.concatenate(numbers)[order]])
+    def placed(self, crs: str) -> PlacedPolygons:
+        """Return the polygons in a CRS that ``for_scene`` was called with."""
+        return self._in_crs[crs]
 
-    def _place(self, crs: str) -> _Placed:
-        target = pyproj.CRS.from_wkt(crs)
-        polygons, indices = self._polygons, self._indices
-        if not self._crs.equals(target, ignore_axis_order=True):
-            moved = _reproject(polygons, self._crs, target, self.path)
-            polygons, owner = _polygon_parts(shapely.make_valid(moved))
-            indices = indices[owner]
-        turn = _full_turn(target)
-        return _Placed(polygons, indices, shapely.STRtree(polygons),
-                       (-turn, 0.0, turn) if turn else (0.0,))
+    def _place(self, crs: str) -> PlacedPolygons:
+        return place_polygons(self._polygons, self._indices, self._crs, crs, self.path)
 
 
 class BurntLabels:
@@ -150,19 +169,8 @@ class BurntLabels:
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return the class indices of a window given in pixels, int32 (height, width)."""
-        x, y = (column - 1, column + width + 1), (row - 1, row + height + 1)
-        corners = to_map(self._transform, np.array([(i, j) for i in x for j in y]))
-        polygons, indices = self._source.inside(
-            self._crs, [*corners.min(0), *corners.max(0)])
-        parts, owner = shapely.get_parts(polygons, return_index=True)
-        shapes = [(part, int(index)) for part, index in zip(parts, indices[owner])
-                  if part.geom_type == 'Polygon' and not part.is_empty]
-        if not shapes:
-            return np.full((height, width), self._outside, np.int32)
-        return rasterio.features.rasterize(
-            shapes, out_shape=(height, width), fill=self._outside, dtype='int32',
-            transform=rasterio.windows.transform(Window(column, row, width, height),
-                                                 self._transform))
+        return self._source.placed(self._crs).burn(
+            self._transform, (column, row, width, height), self._outside)
 
     def cover(self, width: int, height: int) -> Tuple[int, Dict[int, float]]:
         """Return how many polygons lie in the scene, and which share of it those of a class cover.
@@ -178,7 +186,8 @@ class BurntLabels:
         """
         corners = to_map(self._transform, np.array(
             [(0, 0), (width, 0), (width, height), (0, height)]))
-        polygons, indices = self._source.inside(self._crs, [*corners.min(0), *corners.max(0)])
+        polygons, indices = self._source.placed(self._crs).inside(
+            [*corners.min(0), *corners.max(0)])
         scene = shapely.Polygon(corners)
         if self._transform.b or self._transform.d:  # rotated: the scene is less than its bounds
             polygons = shapely.intersection(shapely.make_valid(polygons), scene)
@@ -188,14 +197,32 @@ class BurntLabels:
                                         for index in np.unique(indices[areas > 0]).tolist()}
 
 
-def _bounds(scene: Raster) -> List[float]:
+def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS, crs: str,
+                   path: str) -> PlacedPolygons:
+    """Return valid polygons with their class indices in another CRS, given as WKT.
+
+    Raises:
+        GeoError: If they have no coordinates there; the message names ``path``.
+    """
+    target = pyproj.CRS.from_wkt(crs)
+    if not source.equals(target, ignore_axis_order=True):
+        moved = _reproject(polygons, source, target, path)
+        polygons, owner = polygon_parts(shapely.make_valid(moved))
+        indices = indices[owner]
+    turn = _full_turn(target)
+    return PlacedPolygons(polygons, indices, shapely.STRtree(polygons),
+                          (-turn, 0.0, turn) if turn else (0.0,))
+
+
+def bounds_of(scene: Raster) -> List[float]:
     """Return left, bottom, right and top of a scene in its CRS."""
     corners = to_map(scene.transform, np.array(
         [(x, y) for x in (0, scene.width) for y in (0, scene.height)]))
     return [*corners.min(0), *corners.max(0)]
 
 
-def _shown(bounds: Sequence[float]) -> str:
+def shown(bounds: Sequence[float]) -> str:
+    """Return bounds for a message."""
     return '(' + ', '.join(f'{value:.10g}' for value in bounds) + ')'
 
 
@@ -268,11 +295,11 @@ def _large_first(polygons: np.ndarray, indices: np.ndarray, path: str
     if not len(polygons):
         raise GeoError(f'{path} holds no polygons; check that it is the right file and layer.')
     order = np.argsort(-shapely.area(polygons), kind='stable')
-    parts, owner = _polygon_parts(polygons[order])
+    parts, owner = polygon_parts(polygons[order])
     return parts, indices[order][owner]
 
 
-def _polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """Return the single polygons that ``shapes`` consist of, and the shape's number of each."""
     parts, owner = shapely.get_parts(shapes, return_index=True)
     parts, part = shapely.get_parts(parts, return_index=True)  # multi-polygons in collections

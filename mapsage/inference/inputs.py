@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mapsage.geo import (
+    AreaOfInterest,
     GeoError,
     Raster,
     RasterBlockError,
@@ -71,6 +72,7 @@ class Scene:
         path: File that GDAL can read.
         bands: Bands that are read, and how the model sees them.
         size: Height and width in pixels that the model sees the scene in; default: its own.
+        area: Area of interest; pixels beside it are read as pixels without data.
 
     Attributes:
         path: The file.
@@ -83,7 +85,8 @@ class Scene:
             values that the model was not trained on.
     """
 
-    def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None) -> None:
+    def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None,
+                 area: Optional[AreaOfInterest] = None) -> None:
         self.path = path
         try:
             self.raster = Raster(path, bands.chosen)
@@ -91,6 +94,7 @@ class Scene:
             raise PredictError(str(error)) from error
         self._bands = bands
         self.size = size or (self.raster.height, self.raster.width)
+        self._area = None if area is None else area.of_scene(self.raster).resized(self.size)
         self.is_picture = (bands.like_opencv and bands.chosen is None
                            and suffix_of(path) in _PICTURES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
@@ -125,6 +129,8 @@ class Scene:
             values, valid, damage = self._read_box(
                 (x.first, y.first, x.last + 1 - x.first, y.last + 1 - y.first))
             values, valid = _interpolate(values, y, x), valid[y.nearest][:, x.nearest]
+        if self._area is not None:
+            valid = valid & self._area.mask(column, row, width, height)
         if valid.shape != tuple(window):
             missing = (0, 0), (0, window[0] - height), (0, window[1] - width)
             values = np.pad(values, missing, mode='reflect')

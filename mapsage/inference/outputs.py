@@ -11,7 +11,14 @@ import numpy as np
 
 from mapsage.atomic_write import atomic_write
 from mapsage.drawing.map_preview import save_map_preview, shrink_labels
-from mapsage.geo import ClassMapWriter, MapInfo, Raster, confidence_path, write_cog
+from mapsage.geo import (
+    ClassMapWriter,
+    MapInfo,
+    Raster,
+    SceneArea,
+    confidence_path,
+    write_cog,
+)
 from mapsage.geo.polygons import write_polygons
 
 from .blending import NO_DATA
@@ -104,7 +111,7 @@ def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
 
 
 def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: Grid, parts: Parts,
-             classes: Classes, outlines: Dict[str, Any]) -> None:
+             classes: Classes, outlines: Dict[str, Any], area: Optional[SceneArea] = None) -> None:
     """Write the outputs of a scene whose strips are finished, and remove the strips.
 
     They have the pixels of the scene, also where the model saw it in another size.
@@ -117,6 +124,7 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
         parts: The finished strips.
         classes: Names and colors of the values.
         outlines: Options of ``mapsage.geo.write_polygons``, as JSON holds them.
+        area: Area of interest; the map has no data beside it.
 
     Raises:
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
@@ -130,7 +138,7 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     columns = _sources(width, grid.width)
     rows = _sources(height, grid.height)
     factor = -(-max(height, width) // _PREVIEW_SIDE)
-    counts = np.zeros(256, np.int64)
+    counts, beside = np.zeros(256, np.int64), 0
     damage: List[str] = []
     small: List[np.ndarray] = []
     working = parts.folder / 'map.tif'
@@ -143,8 +151,14 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
                 continue  # no row of the scene is nearest to a row of the strip
             place = np.ix_(rows[first:last] - start, columns)
             classes_here = strip.classes[place]
-            writer.write(int(first), classes_here,
-                         None if strip.confidence is None else strip.confidence[place])
+            confidence = None if strip.confidence is None else strip.confidence[place]
+            if area is not None:
+                outside = ~area.mask(0, int(first), width, int(last - first))
+                beside += int(outside.sum())
+                for plane in (classes_here, confidence):
+                    if plane is not None:
+                        plane[outside] = NO_DATA
+            writer.write(int(first), classes_here, confidence)
             counts += np.bincount(classes_here.ravel(), minlength=256)
             small.append(shrink_labels(classes_here, int(first), factor))
     _retire(outputs)
@@ -157,10 +171,13 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     pixels = counts[:len(classes.names)]
     shares = pixels / max(1, pixels.sum())
     save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor, outputs.map.stem,
-                     classes.names, classes.palette, shares.tolist(), NO_DATA)
+                     classes.names, classes.palette, shares.tolist(), NO_DATA,
+                     None if area is None else area.meets)
     _write_report(outputs.report, dict(
         settings=settings, width=width, height=height,
-        pixels=dict(zip(classes.names, pixels.tolist())), no_data=int(counts.sum() - pixels.sum()),
+        pixels=dict(zip(classes.names, pixels.tolist())),
+        no_data=int(counts.sum() - pixels.sum()) - beside,
+        beside_aoi=None if area is None else beside,
         polygons=polygons, outlines=outlines, damage=damage,
         files=[path.name for path in outputs.files()]))
     parts.remove()

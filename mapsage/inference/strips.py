@@ -73,7 +73,8 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: W
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
     """Return how many windows :func:`predict_strips` goes through."""
-    return len(grid.columns) * sum(last + 1 - grid.first_row(first) for first, last in runs(strips))
+    return sum(len(grid.columns_of(row)) for first, last in runs(strips)
+               for row in range(grid.first_row(first), last + 1))
 
 
 def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: WindowPredictor,
@@ -109,7 +110,7 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Win
 def _batches(scene: Scene, grid: Grid, first: int, last: int, size: int) -> Iterator[_Batch]:
     for row in range(first, last + 1):
         batch = _Batch(row)
-        for column in grid.columns:
+        for column in grid.columns_of(row):
             if len(batch.windows) == size:
                 yield batch
                 batch = _Batch(row)

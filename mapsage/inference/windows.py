@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, List, Sequence, Tuple
+from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -67,12 +67,14 @@ class Grid:
         window: Height and width of a window in pixels.
         overlap: Least number of pixels that neighbors share.
         rows, columns: First pixels of the windows.
+        kept: Of each row of windows the first columns of those that are predicted; None for all.
     """
 
     height: int
     width: int
     window: Tuple[int, int]
     overlap: int
+    kept: Optional[Tuple[Tuple[int, ...], ...]] = None
 
     @property
     def rows(self) -> Tuple[int, ...]:
@@ -83,6 +85,10 @@ class Grid:
     def columns(self) -> Tuple[int, ...]:
         """First pixel columns of the windows."""
         return window_starts(self.width, self.window[1], self.overlap)
+
+    def columns_of(self, row: int) -> Tuple[int, ...]:
+        """Return the first columns of the windows of a row that are predicted."""
+        return self.columns if self.kept is None else self.kept[row]
 
     def strip(self, number: int) -> Tuple[int, int]:
         """Return the first pixel row of a strip and the one behind its last."""

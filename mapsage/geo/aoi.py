@@ -1,0 +1,190 @@
+"""An area of interest: polygons that say which part of a scene counts."""
+from __future__ import annotations
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import affine
+import numpy as np
+import pyogrio
+import pyogrio.raw
+import pyproj
+import shapely
+from pyogrio.errors import DataLayerError, DataSourceError
+
+from .raster import GeoError, Raster, short_crs, to_map
+from .vector_labels import PlacedPolygons, bounds_of, place_polygons, polygon_parts, shown
+
+# Edges are straight in the CRS of the file. Longer ones get nodes at this distance, so that they
+# lie right in another CRS: an edge of 1 km along a parallel is straight to within 2 cm below 60
+# degrees of latitude.
+_STEP_METERS, _STEP_RADIANS = 1000.0, 1000.0 / 6378137
+_MOST_NODES = 200000
+_TILE = 1024  # pixels
+
+
+class _Layer(NamedTuple):
+    name: str
+    crs: pyproj.CRS
+    polygons: np.ndarray
+
+
+class AreaOfInterest:
+    """The union of all polygons of a file, of all its layers, in any CRS.
+
+    Features of other kinds are left out, with a warning.
+
+    Args:
+        path: Path of a file with polygons that GDAL reads (GeoPackage, GeoJSON, Shapefile, KML).
+
+    Attributes:
+        path: Path of the file.
+        key: Text that changes with the polygons and their CRS.
+
+    Raises:
+        GeoError: If the file cannot be read, has no polygons, or a layer of them has no CRS.
+    """
+
+    def __init__(self, path: Any) -> None:
+        self.path = str(path)
+        self._layers = _read_layers(self.path)
+        digest = hashlib.sha256()
+        for layer in self._layers:
+            digest.update(layer.crs.to_wkt().encode())
+            digest.update(b''.join(shapely.to_wkb(layer.polygons)))
+        self.key = digest.hexdigest()[:16]
+
+    def of_scene(self, scene: Raster) -> SceneArea:
+        """Return the area in the pixels of a scene, of which it may cover none.
+
+        Raises:
+            GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
+        """
+        if not scene.is_georeferenced:
+            raise GeoError(f'{scene.path} has no CRS or no transform, so the area of {self.path} '
+                           f'has no place in it; georeference it, or leave the area out.')
+        assert scene.crs is not None  # it is georeferenced
+        crs = scene.crs.to_wkt()
+        placed = [place_polygons(layer.polygons, np.ones(len(layer.polygons), np.int32), layer.crs,
+                                 crs, self.path) for layer in self._layers]
+        return SceneArea(placed, scene.transform, (scene.height, scene.width), self.key)
+
+    def beside(self, scene: Raster) -> str:
+        """Return a line that says that the area covers nothing of a scene, and where both lie."""
+        assert scene.crs is not None  # it is georeferenced
+        placed = self.of_scene(scene).bounds()
+        return (f'{self.path} covers no pixel of {scene.path}: in {short_crs(scene.crs)} the area '
+                f'lies in (left, bottom, right, top) = {shown(placed)}, the scene in '
+                f'{shown(bounds_of(scene))}')
+
+
+class SceneArea:
+    """An area of interest in the pixels of one scene; a pixel is in it if its center is.
+
+    Args:
+        layers: Polygons in the CRS of the scene.
+        transform: Transform of the pixels.
+        size: Height and width of the scene in pixels.
+        key: Key of the area.
+        all_touched: Whether every pixel that the area touches is in it.
+    """
+
+    def __init__(self, layers: Sequence[PlacedPolygons], transform: affine.Affine,
+                 size: Tuple[int, int], key: str, all_touched: bool = False) -> None:
+        self._layers, self._transform, self._size = list(layers), transform, size
+        self._key, self._all_touched = key, all_touched
+
+    def __deepcopy__(self, memo: Any) -> SceneArea:
+        return self  # it never changes, and a copied sample must not copy all polygons
+
+    def __repr__(self) -> str:
+        return f'SceneArea({self._key})'  # the same in every run: it identifies cached samples
+
+    def mask(self, column: int, row: int, width: int, height: int) -> np.ndarray:
+        """Return which pixels of a window are in the area, bool (height, width)."""
+        found = np.zeros((height, width), bool)
+        for layer in self._layers:
+            found |= layer.burn(self._transform, (column, row, width, height), 0,
+                                self._all_touched) != 0
+        return found
+
+    def meets(self, column: int, row: int, width: int, height: int) -> bool:
+        """Return whether a pixel of a window that lies in the scene is in the area."""
+        right, bottom = min(column + width, self._size[1]), min(row + height, self._size[0])
+        for top in range(row, bottom, _TILE):  # so that memory does not grow with the scene
+            for left in range(column, right, _TILE):
+                box = left, top, min(_TILE, right - left), min(_TILE, bottom - top)
+                if self._is_near(*box) and self.mask(*box).any():
+                    return True
+        return False
+
+    def resized(self, size: Tuple[int, int]) -> SceneArea:
+        """Return the area in pixels of another size; those that it touches are in it.
+
+        Args:
+            size: Height and width of the scene in these pixels.
+        """
+        if size == self._size:
+            return self
+        scale = affine.Affine.scale(self._size[1] / size[1], self._size[0] / size[0])
+        return SceneArea(self._layers, self._transform * scale, size, self._key, True)
+
+    def _is_near(self, column: int, row: int, width: int, height: int) -> bool:
+        corners = to_map(self._transform, np.array(
+            [(x, y) for x in (column, column + width) for y in (row, row + height)]))
+        bounds = [*corners.min(0), *corners.max(0)]
+        return any(len(layer.near(bounds, shift)[0])
+                   for layer in self._layers for shift in layer.shifts)
+
+    def bounds(self) -> List[float]:
+        """Return left, bottom, right and top of the polygons, in the CRS of the scene."""
+        return list(shapely.total_bounds(np.concatenate([each.polygons for each in self._layers])))
+
+
+def _read_layers(path: str) -> List[_Layer]:
+    try:
+        names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
+        read = [(name, *_read_layer(path, name)) for name in names]
+    except (DataSourceError, DataLayerError) as error:
+        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
+        raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
+                       'or GeoJSON. Check the path, or copy the file again.') from error
+    others = sorted({kind for _, _, _, kinds in read for kind in kinds})
+    layers = []
+    for name, crs, polygons, _ in read:
+        if not len(polygons):
+            continue
+        if not crs:
+            raise GeoError(f'{path}: layer {name!r} says no CRS, so its polygons have no place in '
+                           'a scene; set it, for example with ogr2ogr -a_srs.')
+        layers.append(_Layer(name, pyproj.CRS.from_user_input(crs), polygons))
+    if not layers:
+        raise GeoError(f'{path} holds no polygons with an area, only '
+                       f'{", ".join(others) or "nothing"}; expected polygons around what counts '
+                       '(buffer points or lines in a GIS).')
+    if others:
+        warnings.warn(f'{path}: features that are {", ".join(others)} are left out of the area; '
+                      'polygons count.', stacklevel=4)
+    return [layer._replace(polygons=_with_nodes(layer)) for layer in layers]
+
+
+def _read_layer(path: str, name: str) -> Tuple[Optional[str], np.ndarray, List[str]]:
+    """Return CRS and polygons of a layer, and the kinds of its features that are none."""
+    meta, _, geometry, _ = pyogrio.raw.read(path, layer=name, columns=[])
+    shapes = shapely.from_wkb(geometry)
+    shapes = shapely.force_2d(shapes[~(shapely.is_missing(shapes) | shapely.is_empty(shapes))])
+    areal = np.isin(shapely.get_type_id(shapes), (
+        shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON,
+        shapely.GeometryType.GEOMETRYCOLLECTION))
+    polygons = polygon_parts(shapely.make_valid(shapes[areal]))[0]
+    return meta['crs'], polygons[shapely.area(polygons) > 0], [
+        f'{shape.geom_type}s' for shape in shapes[~areal]]
+
+
+def _with_nodes(layer: _Layer) -> np.ndarray:
+    factor = layer.crs.axis_info[0].unit_conversion_factor if layer.crs.axis_info else 1.0
+    step = (_STEP_RADIANS if layer.crs.is_geographic else _STEP_METERS) / factor
+    total = float(shapely.length(layer.polygons).sum())
+    return shapely.segmentize(layer.polygons, max(step, total / _MOST_NODES))
