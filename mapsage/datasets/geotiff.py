@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import operator
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -112,14 +113,15 @@ class GeoTiffDataset(BaseSegDataset):
                  aoi: Optional[str] = None,
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
-        self.window, self.stride = window, window if stride is None else stride
+        self.window, self.stride = _integers('window and stride', (
+            window, window if stride is None else stride))
         if self.window < 1 or self.stride < 1:
             raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
         if windows is not None and stride is not None:
             raise GeoError(f'stride={stride} is the step of a grid, and windows={windows} has '
                            'none; leave one of them out.')
         self.windows = windows
-        self.bands = bands
+        self.bands = None if bands is None else _integers('bands', bands)
         self.class_field, self.outside = class_field, outside
         if not (label_nodata in (None, 'file') or isinstance(label_nodata, int)):
             raise GeoError(f"label_nodata={label_nodata!r}, expected 'file', None or an integer.")
@@ -411,6 +413,13 @@ class LoadGeoTiffLabels(BaseTransform):
                 f'({int(bad.sum())} pixels); {count} classes allow {shift} to {count - 1 + shift}'
                 f'{", 0 for no data" if shift else ""}, and {results["ignore_index"]} for ignored '
                 'pixels. Correct the labels, or the classes in metainfo.')
+
+
+def _integers(name: str, values: Any) -> List[int]:
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise GeoError(f'{name}={values!r}, expected whole numbers.') from None
 
 
 def _grid(size: int, window: int, stride: int) -> List[int]:

@@ -1,5 +1,7 @@
 """All pictures: a canvas, tiles, and the galleries and charts made of them."""
 from .confusion_plot import plot_confusion
+from .contact_sheet import LabeledImage, render_contact_sheet
 from .preview import PreviewSample, render_preview, save_preview
 
-__all__ = ['PreviewSample', 'plot_confusion', 'render_preview', 'save_preview']
+__all__ = ['LabeledImage', 'PreviewSample', 'plot_confusion', 'render_contact_sheet',
+           'render_preview', 'save_preview']

@@ -110,7 +110,7 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
     if sample.prediction.ndim != 2 or sample.prediction.size == 0:
         raise ValueError(f'the prediction of {sample.name or "a sample"} has shape '
                          f'{sample.prediction.shape}, expected (H, W) labels')
-    height, width = _tile_size(sample.prediction.shape)
+    height, width = tile_size(sample.prediction.shape)
     image = tiles.resize(tiles.display_rgb(tiles.shrink(sample.image, MAX_STORED_SIDE, False)),
                          height, width, nearest=False)
     prediction = tiles.resize(sample.prediction, height, width, nearest=True)
@@ -129,7 +129,8 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
             _PreviewTile(wrong, _accuracy(sample, len(palette)))]
 
 
-def _tile_size(shape: Tuple[int, ...]) -> Tuple[int, int]:
+def tile_size(shape: Tuple[int, ...]) -> Tuple[int, int]:
+    """Return height and width of the tile, in pixels, that an image of a shape fills."""
     height, width = shape[:2]
     scale = min(TILE_WIDTH / width, MAX_TILE_HEIGHT / height)
     return max(1, round(height * scale)), max(1, round(width * scale))
@@ -154,6 +155,21 @@ def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
         for labels in (sample.truth, sample.prediction):
             if labels is not None:
                 found.update(int(label) for label in np.unique(labels))
+    entries, note = legend_of(found, classes, palette)
+    if any(sample.truth is not None for sample in samples):
+        entries.append(('wrong pixel', np.full((18, 18, 3), tiles.WRONG, dtype=np.uint8)))
+    return entries, note
+
+
+def legend_of(found: Set[int], classes: Sequence[str], palette: np.ndarray
+              ) -> Tuple[List[Tuple[str, np.ndarray]], str]:
+    """Return (name, 18x18 swatch) pairs for labels, and a note if the list was shortened.
+
+    Args:
+        found: Labels in the picture.
+        classes: Class names in the order of the labels.
+        palette: Color of each class, RGB uint8 ``(num_classes, 3)``.
+    """
     shown = [index for index in range(len(classes))
              if len(classes) <= FULL_LEGEND or index in found]
     entries = [(str(classes[index]), np.tile(palette[index], (18, 18, 1))) for index in shown]
@@ -162,8 +178,6 @@ def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
         values = ', '.join(str(label) for label in outside[:4])
         entries.append((f'no data ({values}{", ..." if len(outside) > 4 else ""})',
                         tiles.hatch(18, 18)))
-    if any(sample.truth is not None for sample in samples):
-        entries.append(('wrong pixel', np.full((18, 18, 3), tiles.WRONG, dtype=np.uint8)))
     note = '' if len(shown) == len(classes) \
         else f'{len(shown)} of {len(classes)} classes in this picture'
     return entries, note
@@ -174,7 +188,7 @@ def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
     """Place the tiles without resampling, which would change the label maps a second time."""
     columns = len(column_titles)
     width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
-    per_line = max(1, (width - 2 * _MARGIN) // _legend_column(entries))
+    per_line = max(1, (width - 2 * _MARGIN) // legend_column(entries))
     legend_lines = -(-len(entries) // per_line)
     heights = [max(tile.pixels.shape[0] for tile in row) + _CAPTION for row in rows]
     height = _HEADER + sum(heights) + legend_lines * _LEGEND_LINE + _MARGIN + _MARGIN // 2
@@ -188,19 +202,19 @@ def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
         for column, tile in enumerate(row):
             left = _MARGIN + column * (TILE_WIDTH + _GAP)
             canvas.picture(left, top, tile.pixels)
-            canvas.text(left, top + tile.pixels.shape[0] + 16, _shorten(tile.caption), size=9,
+            canvas.text(left, top + tile.pixels.shape[0] + 16, shorten(tile.caption), size=9,
                         color=FAINT)
         top += row_height
     top += _MARGIN // 2
-    canvas.legend(_MARGIN, top, entries, per_line, _legend_column(entries), _LEGEND_LINE)
+    canvas.legend(_MARGIN, top, entries, per_line, legend_column(entries), _LEGEND_LINE)
     return canvas.pixels()
 
 
-def _legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
+def legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
     """Return the width in pixels for the longest name, 8 pixels for a letter at size 10."""
     return 26 + 16 + 8 * max(len(name) for name, _ in entries)
 
 
-def _shorten(name: str, limit: int = 58) -> str:
+def shorten(name: str, limit: int = 58) -> str:
     """Keep the end of a long caption, because file names usually differ there."""
     return name if len(name) <= limit else '...' + name[3 - limit:]

@@ -25,6 +25,7 @@ HATCH_DARK: Color = (58, 58, 58)
 HATCH_LIGHT: Color = (118, 118, 118)
 # Magenta is free in the usual land-cover palettes, while red is building or clutter in most.
 WRONG: Color = (222, 0, 140)
+_TINT = 0.4  # weight of a class color over an image
 
 
 def default_palette(num_colors: int) -> np.ndarray:
@@ -167,6 +168,27 @@ def color_labels(labels: np.ndarray, palette: np.ndarray) -> np.ndarray:
     known = is_class(labels, len(palette))
     tile = hatch(*labels.shape)
     tile[known] = palette[labels[known].astype(np.intp)]
+    return tile
+
+
+def overlay(image: np.ndarray, labels: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Return the image tinted in the colors of its labels, with their outlines.
+
+    Args:
+        image: Image, RGB uint8 ``(H, W, 3)``.
+        labels: Label map, integers ``(H, W)``; where it is not a class, the image is hatched.
+        palette: Color of each class, RGB uint8 ``(num_classes, 3)``.
+
+    Returns:
+        Tile, RGB uint8 ``(H, W, 3)``.
+    """
+    colors = color_labels(labels, palette)
+    tile = (image * (1 - _TINT) + colors * _TINT).astype(np.uint8)
+    edge = np.zeros(labels.shape, bool)
+    edge[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    edge[1:] |= labels[1:] != labels[:-1]
+    edge &= is_class(labels, len(palette))
+    tile[edge] = colors[edge]
     return tile
 
 

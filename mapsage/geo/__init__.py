@@ -1,6 +1,6 @@
 """Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
-from .alpha import hidden_data_band
 from .aoi import AreaOfInterest, SceneArea
+from .band_roles import color_positions, hidden_data_band
 from .blocks import PARTS, BlockSplit, ScenePart
 from .cog import (
     CONFIDENCE_NODATA,
@@ -33,7 +33,8 @@ __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
     'ClassMapWriter', 'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError',
     'RasterLabels', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'confidence_path', 'content_of', 'files_of', 'find_labels',
-    'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster', 'output_name',
-    'pixel_side', 'read_classes', 'stamp', 'suffix_of', 'to_map', 'write_cog', 'write_polygons'
+    'band_statistics', 'color_positions', 'confidence_path', 'content_of', 'files_of',
+    'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
+    'output_name', 'pixel_side', 'read_classes', 'stamp', 'suffix_of', 'to_map', 'write_cog',
+    'write_polygons'
 ]

@@ -35,17 +35,22 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
 
 def set_test_mode(loop: Any) -> Any:
     """Set ``test_mode`` of the scenes that a loop reads, also inside wrappers; return the loop."""
-    for dataset in _of_scenes(getattr(getattr(loop, 'dataloader', None), 'dataset', None)):
-        dataset.score_once()
+    score_once(getattr(getattr(loop, 'dataloader', None), 'dataset', None))
     return loop
+
+
+def score_once(dataset: Any) -> None:
+    """Have each pixel of a dataset's scenes labeled in one window alone, also inside wrappers."""
+    for each in scenes_in(dataset):
+        each.score_once()
 
 
 def notes_on_scenes(dataset: Any) -> List[Tuple[int, str]]:
     """Return what the scenes of a dataset hold, and warnings, as levels of logging and texts."""
-    return [note for each in _of_scenes(dataset) for note in summarize(each)]
+    return [note for each in scenes_in(dataset) for note in summarize(each)]
 
 
-def _of_scenes(dataset: Any) -> List[GeoTiffDataset]:
+def scenes_in(dataset: Any) -> List[GeoTiffDataset]:
     """Return the datasets of scenes inside of any wrappers."""
     inside = [innermost(part, 0)[0] for part in parts(dataset)]
     return [each for each in inside if isinstance(each, GeoTiffDataset)]

@@ -148,6 +148,16 @@ def test_missing_scenes_and_bands(tmp_path: Path) -> None:
     assert len(build_dataset(tmp_path, labels=None, bands=[2, 1])) == 18
 
 
+@pytest.mark.parametrize('arguments', [
+    dict(bands=3), dict(bands=['red']), dict(bands=[1.5]), dict(bands='12'), dict(window='64'),
+    dict(window=64.0), dict(stride=32.5)])
+def test_arguments_that_are_no_whole_numbers(tmp_path: Path, arguments: Any) -> None:
+    write_scene(tmp_path)
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(GeoError, match=f'{name}.*{re.escape(repr(value))}.*expected whole numbers'):
+        build_dataset(tmp_path, **arguments)
+
+
 def test_label_outside_the_classes_is_named(tmp_path: Path) -> None:
     _, classes = write_scene(tmp_path)
     classes[200, 250] = 7

@@ -1,7 +1,7 @@
-"""Alpha bands that are none: many programs tag the fourth of four bands so, whatever it holds."""
+"""What the bands of a scene are tagged as: its colors, and alpha bands that are none."""
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
 from rasterio.enums import ColorInterp
@@ -13,8 +13,24 @@ _SIDE, _PLACES = 256, 3  # of the squares that are examined, in pixels, along th
 _LARGEST_EDGE = 0.1
 
 
+def color_positions(scene: Raster) -> Optional[Tuple[int, int, int]]:
+    """Return where red, green and blue are in ``scene.bands``, counted from 0.
+
+    None if the file does not say so, or the bands lack one of them.
+    """
+    with open_file(scene.path) as source:
+        kinds = [source.colorinterp[band - 1] for band in scene.bands]
+    colors = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
+    if not all(color in kinds for color in colors):
+        return None
+    red, green, blue = (kinds.index(color) for color in colors)
+    return red, green, blue
+
+
 def hidden_data_band(scene: Raster) -> Optional[int]:
     """Return the number of an alpha band that holds more than a mask, if ``scene.bands`` lacks it.
+
+    Many programs tag the fourth of four bands as alpha, whatever it holds.
 
     It is one if over a tenth of its pixels, in three squares of the scene, are neither 0 nor the
     highest value.

@@ -1,0 +1,159 @@
+"""Pictures of the samples that a config trains, validates or tests with, labels laid over."""
+from __future__ import annotations
+
+import functools
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+
+from mapsage.datasets.label_score import label_map
+from mapsage.drawing import LabeledImage, render_contact_sheet
+from mapsage.drawing.canvas import save_png
+from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.loading.build import (
+    build_dataset,
+    notes_on_scenes,
+    scenes_in,
+    score_once,
+)
+from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
+from mapsage.engine.loading.keyed_loader import KeyedDataset
+from mapsage.geo import Raster, color_positions
+
+_ON_A_SHEET = 24  # samples; a further one is begun then
+_LOOKED_AT = 20000  # pixels of each sample that decide the contrast
+
+
+def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, count: int = 12,
+           bands: Optional[Sequence[int]] = None, each: bool = False,
+           say: Callable[[str], Any] = functools.partial(print, flush=True)) -> List[str]:
+    """Draw samples of a split as its loader gives them, augmentation included.
+
+    They are spread evenly over the dataset, and the same ones at every call: the augmentation is
+    drawn from the seed of the config, or 0.
+
+    Args:
+        cfg: Complete config.
+        split: ``'train'``, ``'val'`` or ``'test'``.
+        folder: Folder for the pictures; default: ``browse`` in the work dir.
+        count: Largest number of samples.
+        bands: Channels to show as red, green and blue, counted from 1; default: those that the
+            file of a scene or the loader of the images says.
+        each: Whether each sample has a picture of its own, in place of one sheet.
+        say: Function that prints what the scenes hold.
+
+    Returns:
+        Paths of the pictures.
+
+    Raises:
+        ConfigError: If the config has no such split, or its samples cannot be drawn.
+        DataError: If the dataset or a sample of it cannot be loaded.
+    """
+    loader = f'{split}_dataloader'
+    if not isinstance((cfg.get(loader) or {}).get('dataset'), dict):
+        raise ConfigError(f'the config has no {loader} with a dataset, which --split {split} '
+                          f'needs.')
+    if count < 1 or bands is not None and (len(bands) != 3 or min(bands) < 1):
+        raise ConfigError(f'--show-number {count} and --bands {bands}: expected a number of '
+                          f'samples, and three channels counted from 1.')
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+            return _browse(cfg, split, folder or os.path.join(cfg.work_dir, 'browse'), count, bands,
+                           each, say)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Sequence[int]],
+            each: bool, say: Callable[[str], Any]) -> List[str]:
+    dataset = build_checked(build_dataset, cfg[f'{split}_dataloader']['dataset'])
+    if not hasattr(dataset, '__len__'):
+        raise ConfigError(f'the dataset of --split {split} is a stream '
+                          f'({type(dataset).__name__}), whose samples have no numbers.')
+    if split != 'train':
+        score_once(dataset)
+    for _, text in notes_on_scenes(dataset):
+        say(text)
+    seed = (cfg.get('randomness') or {}).get('seed') or 0
+    samples = KeyedDataset(dataset, check_labels, explain_error)
+    numbers = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
+    drawn = [_labeled(cfg, dataset, number, samples.load(number, (seed, number)), bands)
+             for number in numbers]
+    drawn = _with_one_contrast(drawn)
+    metainfo = getattr(dataset, 'metainfo', None) or {}
+    classes, palette = metainfo.get('classes') or _numbered(drawn), metainfo.get('palette')
+    title = f'{Path(cfg.filename or "config").stem}: {split}'
+    said = f'of {len(dataset):,} samples of {type(dataset).__name__}, as they reach the model'
+    size = 1 if each else _ON_A_SHEET
+    paths = []
+    for start in range(0, len(drawn), size):
+        part = drawn[start:start + size]
+        number = numbers[start] if each else start // size + 1
+        name = split if number == 1 and not each else f'{split}_{number}'
+        paths.append(os.path.join(folder, f'{name}.png'))
+        save_png(paths[-1], render_contact_sheet(part, classes, palette, title,
+                                                 f'{len(part)} {said}'))
+    return paths
+
+
+def _labeled(cfg: Config, dataset: Any, number: int, sample: Any, bands: Optional[Sequence[int]]
+             ) -> LabeledImage:
+    inputs = sample.get('inputs') if isinstance(sample, dict) else None
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
+        what = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+        raise ConfigError(f'sample {number} has {what} as its inputs and cannot be drawn; expected '
+                          f'one image (channels, height, width) from PackSegInputs.')
+    image = inputs.cpu().numpy().transpose(1, 2, 0)
+    if image.dtype != np.uint8:  # places without data are 0, and would count for the contrast
+        image = np.where((image == 0).all(2, keepdims=True), np.nan, image.astype(np.float32))
+    chosen = [band - 1 for band in bands] if bands else _colors(cfg, dataset, image.shape[2])
+    if max(chosen) >= image.shape[2]:
+        raise ConfigError(f'--bands {bands}: sample {number} has {image.shape[2]} channels.')
+    path = str(getattr(sample.get('data_samples'), 'metainfo', {}).get('img_path') or '')
+    return LabeledImage(image[..., list(chosen)], label_map(sample),
+                        f'{number}   {os.path.basename(path)}'.rstrip())
+
+
+def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
+    """Return samples of 8 bits: each channel stretched alike in all of them, if they have more."""
+    if all(sample.image.dtype == np.uint8 for sample in samples):
+        return list(samples)
+    pixels = [sample.image.reshape(-1, sample.image.shape[2]) for sample in samples]
+    values = np.concatenate([each[::len(each) // _LOOKED_AT + 1] for each in pixels]).astype(float)
+    values = values[np.isfinite(values).all(1)]
+    low, high = np.percentile(values, [2, 98], axis=0) if len(values) else (0.0, 1.0)
+    width = np.where(np.asarray(high) > low, np.subtract(high, low), 1.0)
+    return [replace(sample, image=np.nan_to_num(np.clip(
+        (sample.image - low) / width, 0, 1) * 255).astype(np.uint8)) for sample in samples]
+
+
+def _colors(cfg: Config, dataset: Any, channels: int) -> Tuple[int, ...]:
+    """Return the channels to show as red, green and blue; the first alone if there are fewer."""
+    if channels < 3:
+        return (0,)
+    scenes = scenes_in(dataset)
+    if scenes:
+        scene = scenes[0].get_data_info(0)
+        tagged = color_positions(Raster(scene['scene'], scene['bands']))
+        if tagged is not None and max(tagged) < channels:
+            return tagged
+    model = cfg.get('model') or {}
+    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+    bgr = preprocessor.get('bgr_to_rgb') or not scenes  # MMCV loads blue first
+    return (2, 1, 0) if bgr and channels == 3 else (0, 1, 2)
+
+
+def _numbered(samples: Sequence[LabeledImage]) -> List[str]:
+    labels = [sample.labels for sample in samples if sample.labels is not None]
+    known = [each[each != 255].max(initial=-1) for each in labels]
+    return [f'class {index}' for index in range(int(max(known, default=-1)) + 1)]
