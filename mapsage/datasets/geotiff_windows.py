@@ -114,6 +114,16 @@ class RandomWindows:
         """Return scene, column and row of window ``index`` of an epoch like all others."""
         return self.draw(np.random.RandomState(derived_seed(self._seed, index)))
 
+    def cover(self, number: int, step: int, shape: Tuple[int, ...]) -> np.ndarray:
+        """Return where scene ``number`` has labels, bool ``shape``, in squares of ``step``."""
+        height, width = self._shapes[number]
+        labeled = np.zeros((-(-height // self._cell), -(-width // self._cell)), bool)
+        _, row, column = self._cells[self._cells[:, 0] == number].T
+        labeled[row, column] = True
+        middles = [np.minimum(np.arange(count) * step + step // 2, side - 1) // self._cell
+                   for count, side in zip(shape, (height, width))]
+        return labeled[middles[0]][:, middles[1]]
+
     def __repr__(self) -> str:  # the same in every process: it identifies cached samples
         return (f'RandomWindows({self._window}, {self._balance}, {self.redraw}, {self._seed}, '
                 f'{self._name})')

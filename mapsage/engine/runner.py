@@ -56,6 +56,7 @@ from .loading import data_checks
 from .loading.band_checks import watch_bands
 from .loading.block_loader import build_block_loader
 from .loading.build import build_keyed_loader, checked_dataset, set_test_mode
+from .loading.ground_checks import ground_note
 from .nodes import compare_data, meet_nodes
 from .ranks import startup
 from .ranks.encoder_rank import take_role
@@ -276,8 +277,18 @@ class MapSageRunner(SavingRunner):
         return built
 
     def build_val_loop(self, loop: Any) -> Any:
-        """Build the loop; of scenes in windows that overlap, each pixel is scored once."""
-        return set_test_mode(super().build_val_loop(loop))
+        """Build the loop; of scenes in windows that overlap, each pixel is scored once.
+
+        The log warns if training shows the ground that is validated.
+        """
+        built = set_test_mode(super().build_val_loop(loop))
+        training, validation = (getattr(getattr(each, 'dataloader', None), 'dataset', None)
+                                for each in (self._train_loop, built))
+        if is_main_process() and training is not None and validation is not None:
+            note = ground_note(training, validation)
+            if note:
+                self.logger.warning(note)
+        return built
 
     def build_test_loop(self, loop: Any) -> Any:
         """Build the loop; of scenes in windows that overlap, each pixel is scored once."""

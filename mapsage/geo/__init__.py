@@ -21,6 +21,7 @@ from .gdal_names import (
     suffix_of,
 )
 from .globe import Globe
+from .globe import EARTH_RADIUS, Globe
 from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .polygons import write_polygons
 from .pool import open_raster
@@ -31,10 +32,10 @@ from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
-    'ClassMapWriter', 'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster', 'RasterBlockError',
-    'RasterLabels', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'color_positions', 'confidence_path', 'content_of', 'files_of',
-    'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
+    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'MapInfo', 'PARTS', 'Raster',
+    'RasterBlockError', 'RasterLabels', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES',
+    'VectorLabels', 'band_statistics', 'color_positions', 'confidence_path', 'content_of',
+    'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
     'output_name', 'pixel_side', 'read_classes', 'stamp', 'suffix_of', 'to_map', 'write_cog',
-    'write_polygons'
+    'write_polygons',
 ]

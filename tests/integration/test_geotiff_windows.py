@@ -1,6 +1,7 @@
 """Random windows and splits through the user's launcher: the same bits on any ranks."""
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from checkpoint_bits import checkpoint_bits
 from geo_scenes import CLASSES, UTM, draw_classes, paint, write_raster
 from mmengine.config import Config
 from support import TINY_CONFIG, check_finished, launch, main_leg
+from toy_runs import log_of
 
 from mapsage.engine import MapSageRunner
 from mapsage.geo import write_polygons
@@ -66,12 +68,17 @@ def test_ranks_workers_and_a_resume_draw_the_same_windows(tmp_path: Path, scenes
     check_finished(done)
     assert 'windows: 12 an epoch, at random places, drawn at pixels of ground 33.3 %' in done.output
     assert "split: part 'val' has" in done.output and 'mIoU' in done.output
+    assert 'better than on new ground' not in done.output
     cfg = Config.fromfile(str(write_config(tmp_path / 'alone.py', scenes)))
     cfg.update(work_dir=str(tmp_path / 'alone'), launcher='none', resume=True)
     Path(cfg.work_dir).mkdir()
     first = tmp_path / 'ranks/iter_4.pth'  # an epoch has 3 steps of 2 x 2 windows
     (Path(cfg.work_dir) / 'iter_4.pth').write_bytes(first.read_bytes())
     (Path(cfg.work_dir) / 'last_checkpoint').write_text(str(Path(cfg.work_dir) / 'iter_4.pth'))
-    MapSageRunner.from_cfg(cfg).train()
+    cfg.val_dataloader.dataset.split = None  # training is as before, and the scores are flattered
+    runner = MapSageRunner.from_cfg(cfg)
+    runner.train()
+    assert re.search('scores may be better than on new ground. [4-7].* % of the ground of '
+                     'val_dataloader lies in windows of train_dataloader', log_of(runner))
     assert checkpoint_bits(tmp_path / 'alone/iter_6.pth') == checkpoint_bits(
         tmp_path / 'ranks/iter_6.pth')

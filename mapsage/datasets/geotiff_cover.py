@@ -1,0 +1,57 @@
+"""Which ground of its scenes a ``GeoTiffDataset`` shows with labels that count."""
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from .geotiff import GeoTiffDataset
+
+
+class SceneCover:
+    """The ground of each scene of a dataset that lies in windows and counts.
+
+    Args:
+        dataset: Dataset of scenes.
+
+    Attributes:
+        paths: Path of each scene.
+    """
+
+    def __init__(self, dataset: GeoTiffDataset) -> None:
+        self.dataset = dataset
+        self._scenes: List[Dict[str, Any]] = dataset._scenes
+        self.paths: List[str] = [scene['scene'] for scene in self._scenes]
+        self._places: Dict[int, List[Tuple[int, int]]] = defaultdict(list)
+        numbers = {path: number for number, path in enumerate(self.paths)}
+        if dataset._random is None:
+            for index in range(len(dataset)):
+                info = dataset.get_data_info(index)
+                self._places[numbers[info['scene']]].append(info['window'][:2])
+
+    def of(self, number: int, step: int) -> np.ndarray:
+        """Return where scene ``number`` is covered, for the middle of each square.
+
+        Random windows cover what they are drawn at.
+
+        Args:
+            number: Number of the scene, counted from 0.
+            step: Side of a square in pixels.
+
+        Returns:
+            bool (rows, columns) of the squares that cover the scene from its upper left corner.
+        """
+        scene = self._scenes[number]
+        shape = tuple(-(-side // step) for side in scene['scene_shape'])
+        if self.dataset._random is not None:
+            seen = self.dataset._random.cover(number, step, shape)
+        else:
+            seen = np.zeros(shape, bool)
+        for place in self._places[number]:
+            (left, top), (right, bottom) = (
+                [max(0, -(-(start + size - step // 2) // step)) for start in place]
+                for size in (0, self.dataset.window))
+            seen[top:bottom, left:right] = True
+        return seen if scene['part'] is None else seen & scene['part'].mask(
+            0, 0, shape[1], shape[0], step)
