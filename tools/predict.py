@@ -38,6 +38,9 @@ def main(argv=None) -> int:
     parser.add_argument('--aoi', metavar='FILE',
                         help='polygons of an area of interest, in any CRS; only windows that touch '
                         'them are predicted, and the map has no data beside them')
+    parser.add_argument('--mosaic', metavar='NAME',
+                        help='make one map NAME.tif of all inputs, neighbors on the ground; where '
+                        'they overlap, the first counts')
     parser.add_argument('--tta', action='store_true',
                         help='average over each window and its three mirror images')
     parser.add_argument('--confidence', action='store_true',
@@ -56,6 +59,8 @@ def main(argv=None) -> int:
         parser.error('--work-dir is for training and testing; maps go into --out')
     if args.batch_size is not None and args.batch_size < 1:
         parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
+    if args.mosaic is not None and (Path(args.mosaic).name != args.mosaic or not args.mosaic):
+        parser.error(f'--mosaic {args.mosaic!r}: expected the name of the map, without a folder')
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')
     for name in ('scale', 'gsd'):

@@ -19,10 +19,10 @@ from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.ranks import startup
-from mapsage.geo import AreaOfInterest, stamp
+from mapsage.geo import AreaOfInterest, Mosaic, stamp
 from mapsage.inference import outputs as results
 from mapsage.inference.errors import PredictError
-from mapsage.inference.inputs import Scene, choose_size, find_inputs
+from mapsage.inference.inputs import Scene, choose_size, find_inputs, find_members
 from mapsage.inference.model import (
     Bands,
     Classes,
@@ -106,9 +106,11 @@ class Prediction:
         self._world_size = len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
         with self._together('preparing the prediction'):
-            self._inputs = find_inputs(args.inputs)
             self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
             self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
+            self._members = find_members(args.inputs) if args.mosaic else []
+            self._inputs = ({args.mosaic: args.mosaic} if args.mosaic
+                            else find_inputs(args.inputs))
             model, self._classes, bands = load_model(self._cfg, args.checkpoint)
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
@@ -179,12 +181,15 @@ class Prediction:
             overlap=self._overlap, bands=list(self._bands.chosen or ()),
             tta=self._args.tta, confidence=self._args.confidence,
             **({} if self._amp is None else dict(amp=self._amp_name)),
-            aoi=None if self._area is None else self._area.key)
+            aoi=None if self._area is None else self._area.key,
+            **(dict(mosaic=True) if self._members else {}))
         self._check_names()
         jobs, in_pixels = [], []
         sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
         for name, path in self._inputs.items():
-            scene = Scene(path, self._bands)
+            scene = self._scene(path)
+            if isinstance(scene.raster, Mosaic):
+                self._say(scene.raster.describe())
             size, why = choose_size(scene, self._bands.resize, self._args.scale, self._args.gsd)
             with scene.raster as raster:
                 settings = dict(common, input=[stamp(file) for file in raster.files()],
@@ -237,7 +242,7 @@ class Prediction:
         if self._area is None:
             return
         for name in self._beside:
-            with Scene(self._inputs[name], self._bands).raster as raster:
+            with self._scene(self._inputs[name]).raster as raster:
                 line = self._area.beside(raster)
             if len(self._beside) == len(self._inputs):
                 raise PredictError(f'{line}. Check that the files belong together and that each '
@@ -249,7 +254,8 @@ class Prediction:
                       f'{len(grid.rows) * len(grid.columns)} windows touch {self._area.path}')
 
     def _check_names(self) -> None:
-        files: Dict[str, str] = {os.path.abspath(path): path for path in self._inputs.values()}
+        files: Dict[str, str] = {os.path.abspath(path): path
+                                 for path in self._members or self._inputs.values()}
         for name, path in self._inputs.items():
             for file in self._outputs(name).files():
                 where = os.path.abspath(file)
@@ -272,7 +278,7 @@ class Prediction:
         strips = job.strips_of(self._rank)
         if strips:
             start_time = time.monotonic()
-            scene = Scene(job.path, self._bands, (job.height, job.width), self._area)
+            scene = self._scene(job.path, (job.height, job.width), self._area)
             parts = self._parts(job)
             with scene.raster:
                 predict_strips(scene, self._grid(job), strips, self._predictor,
@@ -283,7 +289,7 @@ class Prediction:
             self._assemble(job)
 
     def _assemble(self, job: Job) -> None:
-        with Scene(job.path, self._bands).raster as raster:
+        with self._scene(job.path).raster as raster:
             results.assemble(self._outputs(job.name), job.settings, raster, self._grid(job),
                              self._parts(job), self._classes, self._outlines,
                              None if self._area is None else self._area.of_scene(raster))
@@ -312,6 +318,10 @@ class Prediction:
             self._say(text)
             note_for_launcher(text)
         return status
+
+    def _scene(self, path: str, size: Optional[Tuple[int, int]] = None,
+               area: Optional[AreaOfInterest] = None) -> Scene:
+        return Scene(path, self._bands, size, area, self._members)
 
     def _outputs(self, name: str) -> Outputs:
         return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,

@@ -12,6 +12,7 @@ from PIL import Image
 from mapsage.geo import (
     AreaOfInterest,
     GeoError,
+    Mosaic,
     Raster,
     RasterBlockError,
     content_of,
@@ -31,6 +32,16 @@ _PICTURES = ('.png', '.jpg', '.jpeg', '.bmp')
 # What is taken from a folder. A file that is named is opened whatever its name ends in.
 SUFFIXES = _PICTURES + ('.tif', '.tiff', '.jp2', '.vrt')
 _ORIENTATION = 0x0112  # EXIF tag; 1 is upright
+
+
+def find_members(paths: Sequence[str]) -> List[str]:
+    """Return the files that ``paths`` mean, each once, in their order; for a mosaic of them.
+
+    Raises:
+        PredictError: If one does not exist, or a folder holds no image.
+    """
+    files = [file for path in paths for file in find_inputs([path]).values()]
+    return list({os.path.abspath(file): file for file in files}.values())
 
 
 def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
@@ -73,6 +84,7 @@ class Scene:
         bands: Bands that are read, and how the model sees them.
         size: Height and width in pixels that the model sees the scene in; default: its own.
         area: Area of interest; pixels beside it are read as pixels without data.
+        members: Files that the scene is a mosaic of; then ``path`` is only its name.
 
     Attributes:
         path: The file.
@@ -86,10 +98,11 @@ class Scene:
     """
 
     def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None,
-                 area: Optional[AreaOfInterest] = None) -> None:
+                 area: Optional[AreaOfInterest] = None, members: Sequence[str] = ()) -> None:
         self.path = path
         try:
-            self.raster = Raster(path, bands.chosen)
+            self.raster = (Mosaic(members, bands.chosen) if members
+                           else Raster(path, bands.chosen))
         except GeoError as error:
             raise PredictError(str(error)) from error
         self._bands = bands
