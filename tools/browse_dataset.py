@@ -25,7 +25,8 @@ def main(argv=None) -> None:
                         help='number of samples, spread over the dataset (default: 12)')
     parser.add_argument('--bands', type=int, nargs=3, metavar=('R', 'G', 'B'),
                         help='channels of the image to show as red, green and blue, counted from 1 '
-                        '(default: those that the files are tagged with, else the first three)')
+                        '(default: those of bands=dict(rgb=...) of the backbone, else the first '
+                        'three)')
     parser.add_argument('--each', action='store_true',
                         help='a picture of each sample, in place of one sheet')
     parser.add_argument('--not-show', action='store_true',

@@ -6,7 +6,7 @@ import os
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -17,15 +17,10 @@ from mapsage.datasets.label_score import label_map
 from mapsage.drawing import LabeledImage, render_contact_sheet
 from mapsage.drawing.canvas import save_png
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.loading.build import (
-    build_dataset,
-    notes_on_scenes,
-    scenes_in,
-    score_once,
-)
+from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_once
 from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
-from mapsage.geo import Raster, color_positions
+from mapsage.hooks.batch_images import choose_channels, shown_channels
 
 _ON_A_SHEET = 24  # samples; a further one is begun then
 _LOOKED_AT = 20000  # pixels of each sample that decide the contrast
@@ -44,8 +39,8 @@ def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, coun
         split: ``'train'``, ``'val'`` or ``'test'``.
         folder: Folder for the pictures; default: ``browse`` in the work dir.
         count: Largest number of samples.
-        bands: Channels to show as red, green and blue, counted from 1; default: those that the
-            file of a scene or the loader of the images says.
+        bands: Channels to show as red, green and blue, counted from 1; default: those of
+            ``shown_channels``, as in all pictures.
         each: Whether each sample has a picture of its own, in place of one sheet.
         say: Function that prints what the scenes hold.
 
@@ -87,7 +82,7 @@ def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Se
     seed = (cfg.get('randomness') or {}).get('seed') or 0
     samples = KeyedDataset(dataset, check_labels, explain_error)
     numbers = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
-    drawn = [_labeled(cfg, dataset, number, samples.load(number, (seed, number)), bands)
+    drawn = [_labeled(cfg, number, samples.load(number, (seed, number)), bands)
              for number in numbers]
     drawn = _with_one_contrast(drawn)
     metainfo = getattr(dataset, 'metainfo', None) or {}
@@ -106,7 +101,7 @@ def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Se
     return paths
 
 
-def _labeled(cfg: Config, dataset: Any, number: int, sample: Any, bands: Optional[Sequence[int]]
+def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int]]
              ) -> LabeledImage:
     inputs = sample.get('inputs') if isinstance(sample, dict) else None
     if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
@@ -116,11 +111,12 @@ def _labeled(cfg: Config, dataset: Any, number: int, sample: Any, bands: Optiona
     image = inputs.cpu().numpy().transpose(1, 2, 0)
     if image.dtype != np.uint8:  # places without data are 0, and would count for the contrast
         image = np.where((image == 0).all(2, keepdims=True), np.nan, image.astype(np.float32))
-    chosen = [band - 1 for band in bands] if bands else _colors(cfg, dataset, image.shape[2])
-    if max(chosen) >= image.shape[2]:
+    if bands and max(bands) > image.shape[2]:
         raise ConfigError(f'--bands {bands}: sample {number} has {image.shape[2]} channels.')
+    shown = image[..., [band - 1 for band in bands]] if bands else choose_channels(
+        image, shown_channels(cfg))
     path = str(getattr(sample.get('data_samples'), 'metainfo', {}).get('img_path') or '')
-    return LabeledImage(image[..., list(chosen)], label_map(sample),
+    return LabeledImage(shown, label_map(sample),
                         f'{number}   {os.path.basename(path)}'.rstrip())
 
 
@@ -135,22 +131,6 @@ def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
     width = np.where(np.asarray(high) > low, np.subtract(high, low), 1.0)
     return [replace(sample, image=np.nan_to_num(np.clip(
         (sample.image - low) / width, 0, 1) * 255).astype(np.uint8)) for sample in samples]
-
-
-def _colors(cfg: Config, dataset: Any, channels: int) -> Tuple[int, ...]:
-    """Return the channels to show as red, green and blue; the first alone if there are fewer."""
-    if channels < 3:
-        return (0,)
-    scenes = scenes_in(dataset)
-    if scenes:
-        scene = scenes[0].get_data_info(0)
-        tagged = color_positions(Raster(scene['scene'], scene['bands']))
-        if tagged is not None and max(tagged) < channels:
-            return tagged
-    model = cfg.get('model') or {}
-    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    bgr = preprocessor.get('bgr_to_rgb') or not scenes  # MMCV loads blue first
-    return (2, 1, 0) if bgr and channels == 3 else (0, 1, 2)
 
 
 def _numbered(samples: Sequence[LabeledImage]) -> List[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from mmengine.logging import print_log
 
 from mapsage.atomic_write import atomic_write
-from mapsage.geo import Raster
+from mapsage.geo import GeoError, Raster, stamp
 
 FOLDER_VARIABLE = 'MAPSAGE_SCENE_CACHE'
 
@@ -82,9 +82,10 @@ def cache_folder() -> Optional[Path]:
 def _entry(folder: Path, scene: Raster, what: Sequence[Any]) -> Optional[Path]:
     """Return where the result for a scene is kept; None if one of its files has no stamp."""
     try:
-        stamps = [[os.path.abspath(path), each.st_size, each.st_mtime_ns]
-                  for path in scene.files() for each in [os.stat(path)]]
-    except OSError:  # no file of this machine, such as one that GDAL reads over a network
+        stamps = [stamp(path) for path in scene.files()]
+    except (OSError, GeoError):
+        return None
+    if any(len(each) < 2 for each in stamps):  # a name alone
         return None
     about = [_FORMAT, list(what), list(scene.bands), repr(scene.nodata), stamps]
     return folder / f'{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.npy'

@@ -1,6 +1,6 @@
 """Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
+from .alpha import hidden_data_band
 from .aoi import AreaOfInterest, SceneArea
-from .band_roles import color_positions, hidden_data_band
 from .blocks import PARTS, BlockSplit, ScenePart
 from .cog import (
     CONFIDENCE_NODATA,
@@ -37,5 +37,5 @@ __all__ = [
     'VectorLabels', 'band_statistics', 'color_positions', 'confidence_path', 'content_of',
     'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
     'output_name', 'pixel_side', 'read_classes', 'stamp', 'suffix_of', 'to_map', 'write_cog',
-    'write_polygons'
+    'write_polygons',
 ]

@@ -12,7 +12,6 @@ import torch
 from geo_scenes import CLASSES, PALETTE, UTM, rectangle, write_raster
 from geotiff_data import write_vector
 from mmengine.config import ConfigDict
-from rasterio.enums import ColorInterp
 from support import ROOT, on_host
 
 from mapsage.commands import cli
@@ -20,7 +19,6 @@ from mapsage.commands.browse_dataset import browse
 from mapsage.drawing.preview import TILE_WIDTH
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.data_checks import DataError
-from mapsage.geo.raster import open_file
 
 pytestmark = on_host
 LEFT, TOP, STEP = 28, 70, TILE_WIDTH + 14  # of the tiles in a sheet, in pixels
@@ -86,10 +84,7 @@ def scenes(root: Path, dtype: str, **changes: Any) -> Any:
     values[0, :, :64] = values[1, :, 64:] = values[3, 64:] = 200
     values *= {'uint8': 1, 'uint16': 40, 'float32': 1e-3}[dtype]
     values[:, :4] = 0
-    write_raster(root / 'scenes/a.tif', values.astype(dtype), nodata=0, photometric='rgb')
-    with open_file(root / 'scenes/a.tif', 'r+') as file:
-        file.colorinterp = [ColorInterp.red, ColorInterp.green, ColorInterp.blue,
-                            ColorInterp.undefined]
+    write_raster(root / 'scenes/a.tif', values.astype(dtype), nodata=0, photometric='minisblack')
     write_vector(root / 'labels.gpkg', [rectangle(UTM, 32, 32, 96, 96)], [CLASSES[1]], 'EPSG:32650')
     steps = [dict(type=name) for name in ('LoadGeoTiffWindow', 'LoadGeoTiffLabels',
                                           'PackSegInputs')]
@@ -120,9 +115,20 @@ def test_bands_in_another_order_and_no_labels(tiny_config: Path, tmp_path: Path)
     dataset = scenes(tmp_path, 'uint8', bands=[4, 3, 2, 1], labels=None)
     dataset['pipeline'] = [dataset['pipeline'][0], dataset['pipeline'][2]]
     cfg = config(tiny_config, test_dataloader=dict(dataset=dataset))
+    cfg.model.backbone.bands = dict(rgb=(3, 2, 1))
     (path,) = browse(cfg, 'test', str(tmp_path / 'out'), say=[].append)
-    assert tile(path, 0)[300, 60, 0] > 150  # red is the fourth of these bands
+    assert tile(path, 0)[300, 60, 0] > 150 > 60 > tile(path, 0)[300, 60, 1]
     assert (tile(path, 1)[100:300, 20:200] == 255).all()  # nothing is laid over
+
+
+def test_random_windows(tiny_config: Path, tmp_path: Path) -> None:
+    dataset = scenes(tmp_path, 'uint8', window=64, windows=dict(type='random', balance='classes'))
+    dataset['metainfo'] = dict(classes=CLASSES[:2], palette=PALETTE[:2])
+    cfg = config(tiny_config, train_dataloader=dict(dataset=dataset))
+    said: List[str] = []
+    pictures = [Path(browse(cfg, folder=str(tmp_path / name), say=said.append)[0]).read_bytes()
+                for name in 'ab']
+    assert pictures[0] == pictures[1] and '4 windows of 64' in said[0]
 
 
 def test_what_it_refuses(tiny_config: Path, tmp_path: Path) -> None:
