@@ -63,7 +63,7 @@ def write_config(path: Path, scenes: Path, workers: int = 0, epochs: int = 2) ->
 
 @main_leg
 def test_ranks_workers_and_a_resume_draw_the_same_windows(tmp_path: Path, scenes: Path) -> None:
-    config = write_config(tmp_path / 'config.py', scenes, workers=2)
+    config = write_config(tmp_path / 'config.py', scenes, workers=1)
     done = launch(config, ranks=2, environ=dict(WORK_DIR=str(tmp_path / 'ranks')))
     check_finished(done)
     assert 'windows: 12 an epoch, at random places, drawn at pixels of ground 33.3 %' in done.output
