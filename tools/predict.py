@@ -45,6 +45,8 @@ def main(argv=None) -> int:
                         help='average over each window and its three mirror images')
     parser.add_argument('--confidence', action='store_true',
                         help='also write NAME_confidence.tif, in percent')
+    parser.add_argument('--probabilities', action='store_true',
+                        help='also write NAME_probabilities.tif, a band a class, in steps of 0.004')
     parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
     parser.add_argument('--min-area', type=float, default=0, metavar='PIXELS',
                         help='area below which a region gets no polygon (default: 0)')

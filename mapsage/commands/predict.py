@@ -182,7 +182,8 @@ class Prediction:
             tta=self._args.tta, confidence=self._args.confidence,
             **({} if self._amp is None else dict(amp=self._amp_name)),
             aoi=None if self._area is None else self._area.key,
-            **(dict(mosaic=True) if self._members else {}))
+            **(dict(mosaic=True) if self._members else {}),
+            **(dict(probabilities=True) if self._args.probabilities else {}))
         self._check_names()
         jobs, in_pixels = [], []
         sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
@@ -283,7 +284,7 @@ class Prediction:
             with scene.raster:
                 predict_strips(scene, self._grid(job), strips, self._predictor,
                                self._batch_size, self._args.confidence, parts.write,
-                               progress.advance)
+                               progress.advance, self._args.probabilities)
             self._seconds += time.monotonic() - start_time
         if not job.is_shared and job.assembler == self._rank:
             self._assemble(job)
@@ -325,7 +326,8 @@ class Prediction:
 
     def _outputs(self, name: str) -> Outputs:
         return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,
-                          alone=len(self._inputs) == 1)
+                          alone=len(self._inputs) == 1,
+                          probabilities=self._args.probabilities)
 
     @property
     def _amp_name(self) -> str:
@@ -333,7 +335,8 @@ class Prediction:
 
     def _parts(self, job: Job) -> Parts:
         folder = self._outputs(job.name).parts(key_of(job.settings))
-        return Parts(folder, self._grid(job), self._args.confidence)
+        return Parts(folder, self._grid(job), self._args.confidence,
+                     len(self._classes.names) if self._args.probabilities else 0)
 
     def _grid(self, job: Job) -> Grid:
         kept = None if job.kept is None else tuple(map(tuple, job.kept))

@@ -25,6 +25,7 @@ from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
 from .mosaic import Mosaic
 from .polygons import write_polygons
 from .pool import open_raster
+from .probabilities import ProbabilityWriter, probabilities_path
 from .raster import GeoError, Raster, RasterBlockError, to_map
 from .stamps import stamp
 from .statistics import BandStatistics, band_statistics
@@ -32,10 +33,10 @@ from .vector_labels import BurntLabels, VectorLabels
 
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
-    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'MapInfo', 'Mosaic', 'PARTS', 'Raster',
-    'RasterBlockError', 'RasterLabels', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES',
-    'VectorLabels', 'band_statistics', 'color_positions', 'confidence_path', 'content_of',
-    'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
-    'output_name', 'pixel_side', 'read_classes', 'stamp', 'suffix_of', 'to_map', 'write_cog',
-    'write_polygons',
+    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'MapInfo', 'Mosaic', 'PARTS',
+    'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels', 'SceneArea', 'ScenePart',
+    'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path',
+    'content_of', 'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
+    'open_raster', 'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'stamp',
+    'suffix_of', 'to_map', 'write_cog', 'write_polygons'
 ]

@@ -89,7 +89,7 @@ class ClassMapWriter:
             driver='GTiff', width=width, height=height, count=1, dtype='uint8', tiled=True,
             blockxsize=_TILE, blockysize=_TILE, compress='deflate', zlevel=1, crs=info.crs,
             transform=info.transform, bigtiff='IF_SAFER')
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._classes = open_file(self.path, 'w', nodata=info.nodata, **profile)
             self._classes.write_colormap(1, _color_table(info))
             self._classes.update_tags(**{_TAG: _classes_as_json(info)})
@@ -112,11 +112,11 @@ class ClassMapWriter:
         """
         height, width = classes.shape
         window = Window(0, row, width, height)
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             for handle, values in ((self._classes, classes), (self._confidence, confidence)):
                 if handle is not None and values is not None:
                     handle.write(values, 1, window=window)
-                    self._written.append((handle, row, height, _checksum(values)))
+                    self._written.append((handle, row, height, checksum(values)))
 
     def close(self) -> None:
         """Close the files and read them back.
@@ -125,13 +125,13 @@ class ClassMapWriter:
             GeoError: If a file does not hold a strip as it was written. The check is necessary
                 because GDAL reports no error when the disk fills up while it closes a file.
         """
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._close_files()
             for handle in filter(None, (self._classes, self._confidence)):
                 with open_file(handle.name) as source:
-                    for row, height, checksum in (w[1:] for w in self._written if w[0] is handle):
+                    for row, height, wanted in (w[1:] for w in self._written if w[0] is handle):
                         window = Window(0, row, source.width, height)
-                        if _checksum(source.read(1, window=window)) != checksum:
+                        if checksum(source.read(1, window=window)) != wanted:
                             raise OSError(f'the rows from {row} on are not what was written')
 
     def _close_files(self) -> None:
@@ -159,10 +159,10 @@ def write_cog(working_path: Any, destination: Any) -> None:
     """Convert a working file into a Cloud Optimized GeoTIFF: tiled, deflated, with overviews.
 
     CRS, transform, no-data value and colors are kept. The overviews of a class map hold the most
-    frequent class, those of confidence the mean. Class names are stored in the file (tag
-    ``MAPSAGE_CLASSES``, JSON) and, because the GeoTIFF format has no standard place for them, also
-    in ``destination + '.aux.xml'``, where GDAL and QGIS look for them. Memory does not grow with
-    the map.
+    frequent class, those of confidence and probabilities the mean. Class names are stored in the
+    file (tag ``MAPSAGE_CLASSES``, JSON) and, because the GeoTIFF format has no standard place for
+    them, also in ``destination + '.aux.xml'``, where GDAL and QGIS look for them. Memory does not
+    grow with the map.
 
     The file is written in a temporary folder beside ``destination``, read back, compared, and then
     moved into place, so that the final name always belongs to a complete file or to none.
@@ -177,7 +177,7 @@ def write_cog(working_path: Any, destination: Any) -> None:
     destination = Path(destination)
     with temporary_beside(destination) as folder:
         made = folder / destination.name
-        with _disk_errors(destination):
+        with disk_errors(destination):
             with open_file(working_path) as source:
                 is_map = source.colorinterp[0] == ColorInterp.palette
                 classes = source.tags().get(_TAG)
@@ -241,7 +241,7 @@ def _is_running(process: int) -> bool:
 
 
 @contextmanager
-def _disk_errors(path: Any) -> Iterator[None]:
+def disk_errors(path: Any) -> Iterator[None]:
     """Turn a failed write into an error that names the free space."""
     try:
         yield
@@ -268,11 +268,14 @@ def _check_same(working_path: Any, made: Path) -> None:
     with open_file(working_path) as before, open_file(made) as after:
         for row in range(0, before.height, _TILE):
             window = Window(0, row, before.width, min(_TILE, before.height - row))
-            if not np.array_equal(before.read(1, window=window), after.read(1, window=window)):
-                raise OSError(f'the rows from {row} on are not what was written')
+            for band in before.indexes:  # one by one: there may be many
+                if not np.array_equal(before.read(band, window=window),
+                                      after.read(band, window=window)):
+                    raise OSError(f'the rows from {row} on are not what was written')
 
 
-def _checksum(values: np.ndarray) -> int:
+def checksum(values: np.ndarray) -> int:
+    """Return the CRC-32 of an array's values."""
     return zlib.crc32(np.ascontiguousarray(values).tobytes())
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from .errors import PredictError
 
-NO_DATA = 255  # in class maps and in maps of the confidence
+NO_DATA = 255  # in class maps and in maps of the confidence and of probabilities
+PROBABILITY_STEPS = 250  # a stored probability is a multiple of 1 / 250, a short decimal: 0.004
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,13 @@ class Blended:
         classes: ``(rows, width)`` uint8 class indices, 255 where there is no data.
         confidence: ``(rows, width)`` uint8, the winner's score in per cent, 255 where there is no
             data; None when not asked for.
+        probabilities: ``(classes, rows, width)`` uint8, each class's score in steps of 0.004, 255
+            where there is no data; None when not asked for.
     """
 
     classes: np.ndarray
     confidence: Optional[np.ndarray]
+    probabilities: Optional[np.ndarray] = None
 
 
 class RowBlender:
@@ -37,15 +41,16 @@ class RowBlender:
         width: Number of columns.
         threshold: Score of a binary model above which a pixel is of class 1.
         confidence: Whether finished rows come with their confidence.
+        probabilities: Whether finished rows come with the probabilities of all classes.
     """
 
     def __init__(self, scores: int, rows: int, width: int, threshold: float = 0.5,
-                 confidence: bool = False) -> None:
+                 confidence: bool = False, probabilities: bool = False) -> None:
         self._sums = np.zeros((scores, rows, width), np.float32)
         self._weights = np.zeros((rows, width), np.float32)
         self._valid = np.zeros((rows, width), bool)
         self._threshold = np.float32(threshold)
-        self._confidence = confidence
+        self._confidence, self._probabilities = confidence, probabilities
 
     def add(self, column: int, scores: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
         """Add a window whose first row is the first one held.
@@ -84,11 +89,23 @@ class RowBlender:
             percent = np.rint(100 * best / np.where(known, weights, 1))
             confidence = np.where(known, percent, NO_DATA).astype(np.uint8)
         classes[~known] = NO_DATA
+        probabilities = self._steps(sums, weights, known) if self._probabilities else None
         for plane in (*self._sums, self._weights, self._valid):
             left = len(plane) - rows
             plane[:left] = plane[rows:]
             plane[left:] = 0
-        return Blended(classes, confidence)
+        return Blended(classes, confidence, probabilities)
+
+    def _steps(self, sums: np.ndarray, weights: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Return the probabilities of all classes as they are stored, plane by plane."""
+        per_step = np.where(known, weights, 1) / np.float32(PROBABILITY_STEPS)
+        stored = np.empty((max(2, len(sums)), *known.shape), np.uint8)
+        for plane, total in zip(stored[-len(sums):], sums):
+            steps = np.minimum(np.rint(total / per_step), PROBABILITY_STEPS)
+            plane[:] = np.where(known, steps, NO_DATA)
+        if len(sums) == 1:  # a binary model's score is that of its second class
+            stored[0] = np.where(known, PROBABILITY_STEPS - stored[1], NO_DATA)
+        return stored
 
     def _threshold_of(self, sums: np.ndarray,
                       weights: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -14,14 +15,16 @@ from mapsage.drawing.map_preview import save_map_preview, shrink_labels
 from mapsage.geo import (
     ClassMapWriter,
     MapInfo,
+    ProbabilityWriter,
     Raster,
     SceneArea,
     confidence_path,
+    probabilities_path,
     write_cog,
 )
 from mapsage.geo.polygons import write_polygons
 
-from .blending import NO_DATA
+from .blending import NO_DATA, PROBABILITY_STEPS
 from .errors import PredictError
 from .model import Classes
 from .parts import Parts, key_of
@@ -41,6 +44,7 @@ class Outputs:
         preview: ``NAME_preview.png``, or ``preview.png`` where there is one input, unless that is
             another map's.
         report: ``NAME.json``: what the map was made from and what it shows. It is written last.
+        probabilities: ``NAME_probabilities.tif``, or None.
     """
 
     map: Path
@@ -48,15 +52,17 @@ class Outputs:
     polygons: Optional[Path]
     preview: Path
     report: Path
+    probabilities: Optional[Path] = None
 
     @classmethod
     def of(cls, folder: Path, name: str, confidence: bool, polygons: bool,
-           alone: bool) -> Outputs:
+           alone: bool, probabilities: bool = False) -> Outputs:
         """Return the files of the input ``name``."""
         made = folder / f'{name}.tif'
         outputs = cls(made, Path(confidence_path(made)) if confidence else None,
                       folder / f'{name}.gpkg' if polygons else None,
-                      folder / f'{name}_preview.png', folder / f'{name}.json')
+                      folder / f'{name}_preview.png', folder / f'{name}.json',
+                      Path(probabilities_path(made)) if probabilities else None)
         short = folder / 'preview.png'
         if alone and (not short.exists() or short.name in outputs.made_before()):
             outputs = replace(outputs, preview=short)
@@ -64,8 +70,8 @@ class Outputs:
 
     def files(self) -> List[Path]:
         """Return the files that are wanted, without the report."""
-        return [path for path in (self.map, self.confidence, self.polygons, self.preview)
-                if path is not None]
+        return [path for path in (self.map, self.confidence, self.probabilities, self.polygons,
+                                  self.preview) if path is not None]
 
     def parts(self, key: str) -> Path:
         """Return the hidden folder of the finished strips."""
@@ -107,7 +113,8 @@ def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:
                  if settings.get(name) != before.get(name)]
         raise PredictError(f"{outputs.map} was made with another {', '.join(other)}. Choose "
                            f'another --out, or add --overwrite.')
-    return outputs.map.exists() and (outputs.confidence is None or outputs.confidence.exists())
+    return all(path is None or path.exists()
+               for path in (outputs.map, outputs.confidence, outputs.probabilities))
 
 
 def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: Grid, parts: Parts,
@@ -142,7 +149,12 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
     damage: List[str] = []
     small: List[np.ndarray] = []
     working = parts.folder / 'map.tif'
-    with ClassMapWriter(working, width, height, info, outputs.confidence is not None) as writer:
+    with ExitStack() as stack:
+        writer = stack.enter_context(
+            ClassMapWriter(working, width, height, info, outputs.confidence is not None))
+        scores = None if outputs.probabilities is None else stack.enter_context(
+            ProbabilityWriter(probabilities_path(working), width, height, classes.names,
+                              PROBABILITY_STEPS, info.crs, info.transform))
         for number in range(len(grid.rows)):
             strip, (start, stop) = parts.read(number), grid.strip(number)
             damage += strip.damage
@@ -152,19 +164,25 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
             place = np.ix_(rows[first:last] - start, columns)
             classes_here = strip.classes[place]
             confidence = None if strip.confidence is None else strip.confidence[place]
+            probabilities = None if scores is None or strip.probabilities is None else np.stack(
+                [plane[place] for plane in strip.probabilities])
             if area is not None:
                 outside = ~area.mask(0, int(first), width, int(last - first))
                 beside += int(outside.sum())
-                for plane in (classes_here, confidence):
-                    if plane is not None:
-                        plane[outside] = NO_DATA
+                for planes in (classes_here, confidence, probabilities):
+                    if planes is not None:
+                        planes[..., outside] = NO_DATA
             writer.write(int(first), classes_here, confidence)
+            if scores is not None and probabilities is not None:
+                scores.write(int(first), probabilities)
             counts += np.bincount(classes_here.ravel(), minlength=256)
             small.append(shrink_labels(classes_here, int(first), factor))
     _retire(outputs)
     write_cog(working, outputs.map)
     if outputs.confidence is not None:
         write_cog(confidence_path(working), outputs.confidence)
+    if outputs.probabilities is not None:
+        write_cog(probabilities_path(working), outputs.probabilities)
     polygons = None
     if outputs.polygons is not None:
         polygons = write_polygons(outputs.map, outputs.polygons, classes.names, **outlines)

@@ -33,10 +33,12 @@ class Parts:
         folder: Folder of the strips; it is made when the first one is written.
         grid: Windows of the scene.
         confidence: Whether strips have a confidence.
+        probabilities: Number of classes whose probabilities strips have.
     """
 
-    def __init__(self, folder: Path, grid: Grid, confidence: bool) -> None:
-        self.folder, self._grid, self._planes = folder, grid, 2 if confidence else 1
+    def __init__(self, folder: Path, grid: Grid, confidence: bool, probabilities: int = 0) -> None:
+        self.folder, self._grid = folder, grid
+        self._confidence, self._probabilities = int(confidence), probabilities
 
     def finished(self) -> List[int]:
         """Return the numbers of the finished strips; damaged ones do not count."""
@@ -48,9 +50,13 @@ class Parts:
         Raises:
             PredictError: If the disk is full or the folder cannot be written.
         """
-        planes = [strip.classes] if strip.confidence is None else [strip.classes, strip.confidence]
-        head = json.dumps(strip.damage).encode() + b'\n'
-        data = zlib.compress(head + b''.join(plane.tobytes() for plane in planes), _LEVEL)
+        planes = [strip.classes, *([] if strip.confidence is None else [strip.confidence]),
+                  *([] if strip.probabilities is None else strip.probabilities)]
+        packer = zlib.compressobj(_LEVEL)
+        data = packer.compress(json.dumps(strip.damage).encode() + b'\n')
+        # Plane by plane: of many classes only the packed pixels are held twice.
+        data = b''.join([data, *(packer.compress(plane.tobytes()) for plane in planes),
+                         packer.flush()])
         path = self._path(strip.number)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -70,10 +76,11 @@ class Parts:
         path = self._path(number)
         try:
             head, pixels = zlib.decompress(path.read_bytes()).split(b'\n', 1)
-            shape = (self._planes, stop - start, self._grid.width)
+            first = 1 + self._confidence
+            shape = (first + self._probabilities, stop - start, self._grid.width)
             planes = np.frombuffer(pixels, np.uint8).reshape(shape)
-            return Strip(number, planes[0], planes[1] if self._planes == 2 else None,
-                         json.loads(head))
+            return Strip(number, planes[0], planes[1] if self._confidence else None,
+                         json.loads(head), planes[first:] if self._probabilities else None)
         except FileNotFoundError as error:
             raise PredictError(f'{path} is missing. With several ranks, --out must be on a storage '
                                f'that all of them share.') from error

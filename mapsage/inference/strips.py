@@ -26,12 +26,15 @@ class Strip:
         classes: ``(rows, width)`` uint8, 255 where there is no data.
         confidence: ``(rows, width)`` uint8 in per cent, 255 where there is no data, or None.
         damage: Line for each of its windows that could not be read completely.
+        probabilities: ``(classes, rows, width)`` uint8 in steps of 0.004, 255 where there is no
+            data, or None.
     """
 
     number: int
     classes: np.ndarray
     confidence: Optional[np.ndarray] = None
     damage: List[str] = field(default_factory=list)
+    probabilities: Optional[np.ndarray] = None
 
 
 @dataclass
@@ -49,7 +52,7 @@ class _Batch:
 
 def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: WindowPredictor,
                    batch_size: int, confidence: bool, keep: Callable[[Strip], None],
-                   advance: Callable[[int], None]) -> None:
+                   advance: Callable[[int], None], probabilities: bool = False) -> None:
     """Predict some strips of a scene.
 
     A strip's pixels do not depend on which other strips are predicted with it: a batch holds
@@ -66,9 +69,12 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: W
         confidence: Whether to compute the confidence, too.
         keep: Function that receives each strip, in another thread.
         advance: Function that receives how many more windows are done, those without data included.
+        probabilities: Whether to keep the probabilities of all classes, too.
     """
     for first, last in runs(strips):
-        _predict_run(scene, grid, first, last, predictor, batch_size, confidence, keep, advance)
+        blender = RowBlender(predictor.scores, min(grid.window[0], grid.height), grid.width,
+                             predictor.threshold, confidence, probabilities)
+        _predict_run(scene, grid, first, last, predictor, batch_size, blender, keep, advance)
 
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
@@ -78,10 +84,8 @@ def count_windows(grid: Grid, strips: Iterable[int]) -> int:
 
 
 def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: WindowPredictor,
-                 batch_size: int, confidence: bool, keep: Callable[[Strip], None],
+                 batch_size: int, blender: RowBlender, keep: Callable[[Strip], None],
                  advance: Callable[[int], None]) -> None:
-    blender = RowBlender(predictor.scores, min(grid.window[0], grid.height), grid.width,
-                         predictor.threshold, confidence)
     damage: List[str] = []
 
     def blend(batch: _Batch, scores: Optional[np.ndarray]) -> None:
@@ -93,7 +97,8 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Win
             start, stop = grid.strip(batch.row)
             rows = blender.take(stop - start)
             if batch.row >= first:
-                keep(Strip(batch.row, rows.classes, rows.confidence, list(damage)))
+                keep(Strip(batch.row, rows.classes, rows.confidence, list(damage),
+                           rows.probabilities))
             damage.clear()
 
     batches = _batches(scene, grid, grid.first_row(first), last, batch_size)
