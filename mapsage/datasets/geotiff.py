@@ -26,6 +26,7 @@ from mapsage.geo import (
     match,
     open_raster,
     output_name,
+    stamp,
     suffix_of,
 )
 
@@ -225,21 +226,33 @@ class GeoTiffDataset(BaseSegDataset):
             self.score_once()
         classes = list(self._metainfo.get('classes') or ()) if self.labels is not None else []
         self._random = RandomWindows(config, self.window, classes, self.ignore_index)
-        for number, scene in enumerate(scenes):
-            def masks(column: int, row: int, side: int, valid: np.ndarray,
-                      number: int = number) -> np.ndarray:
-                info = dict(self._facts(dict(scene=number), column, row),
-                            window=(column, row, side), valid=valid)
-                if self.labels is not None:
-                    return LoadGeoTiffLabels().transform(info)['gt_seg_map']
-                here = valid
-                for limit in (info['part'], info['area']):
-                    if limit is not None:
-                        here = here & limit.mask(column, row, side, side)
-                return np.where(here, 0, self.ignore_index).astype(np.uint8)
+        numbers = {scene.path: number for number, scene in enumerate(scenes)}
 
+        def masks(scene: Raster, column: int, row: int, side: int, valid: np.ndarray
+                  ) -> np.ndarray:
+            info = dict(self._facts(dict(scene=numbers[scene.path]), column, row),
+                        window=(column, row, side), valid=valid)
+            if self.labels is not None:
+                return LoadGeoTiffLabels().transform(info)['gt_seg_map']
+            here = valid
+            for limit in (info['part'], info['area']):
+                if limit is not None:
+                    here = here & limit.mask(column, row, side, side)
+            return np.where(here, 0, self.ignore_index).astype(np.uint8)
+
+        def scan(scene: Raster) -> np.ndarray:
             with scene:
-                self._random.add(scene, masks)
+                return self._random.count(scene, masks)  # type: ignore[union-attr]
+
+        files = sorted({scene['labels'].path for scene in self._scenes if scene['labels']})
+        about = [self._random.cell, self.ignore_index, self._file_classes(), self.class_field,
+                 self.outside, self.label_nodata, self.reduce_zero_label, repr(self.label_map),
+                 [repr((scene['part'], scene['area'])) for scene in self._scenes]]
+        stamps = _stamps(files)
+        found = [scan(scene) for scene in scenes] if stamps is None else scan_scenes(
+            scenes, ('labels', *about, stamps), scan)
+        for scene, cells in zip(scenes, found):
+            self._random.add(scene, cells)
         self._random.settle()
         return [dict(draw=number) for number in range(self._random.per_epoch)]
 
@@ -420,6 +433,15 @@ def _integers(name: str, values: Any) -> List[int]:
         return [operator.index(value) for value in values]
     except TypeError:
         raise GeoError(f'{name}={values!r}, expected whole numbers.') from None
+
+
+def _stamps(paths: List[str]) -> Optional[List[Any]]:
+    """Return what changes with the content of files, or None if that cannot be told."""
+    try:
+        stamps = [stamp(path) for path in paths]
+    except (OSError, GeoError):
+        return None
+    return stamps if all(len(each) > 1 for each in stamps) else None
 
 
 def _grid(size: int, window: int, stride: int) -> List[int]:

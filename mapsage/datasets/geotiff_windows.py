@@ -18,8 +18,8 @@ _CELLS = 8  # cells along a window; a window holds the whole cell that it is dra
 _LOOKS = 4  # pixels examined along a cell for whether the scene has data there
 _TILE = 1024  # pixels along a square of labels that is counted at a time
 
-Masks = Callable[[int, int, int, np.ndarray], np.ndarray]
-"""Function of column, row, side and valid pixels that returns a mask, uint8 (side, side)."""
+Masks = Callable[[Raster, int, int, int, np.ndarray], np.ndarray]
+"""Function of scene, column, row, side and valid pixels that returns a mask, uint8 (side, side)."""
 
 
 class _Table(NamedTuple):
@@ -44,6 +44,7 @@ class RandomWindows:
         ignore: Value of mask pixels without a label.
 
     Attributes:
+        cell: Side of a cell in pixels.
         redraw: Whether each epoch has new windows.
         per_epoch: Number of windows in an epoch; known after ``settle`` at the latest.
 
@@ -58,15 +59,18 @@ class RandomWindows:
         self.per_epoch: int = config.get('per_epoch') or 0
         self._balance, self._seed = config.get('balance'), int(config.get('seed', 0))
         self._window, self._classes, self._ignore = window, list(classes), ignore
-        self._cell = max(1, window // _CELLS)
+        self.cell = max(1, window // _CELLS)
         self._digest = hashlib.blake2b(digest_size=8)  # of the scenes and what is in them
         self._shapes: List[Tuple[int, int]] = []
         self._found: List[np.ndarray] = []
         self._tables: List[_Table] = []
 
-    def add(self, scene: Raster, masks: Masks) -> None:
-        """Count the labels of the next scene."""
-        cells = count_cells(scene, masks, self._cell, self._ignore)
+    def count(self, scene: Raster, masks: Masks) -> np.ndarray:
+        """Return the cells of a scene as ``count_cells`` does."""
+        return count_cells(scene, masks, self.cell, self._ignore)
+
+    def add(self, scene: Raster, cells: np.ndarray) -> None:
+        """Take the next scene with its cells, as from ``count``."""
         self._found.append(np.insert(cells, 0, len(self._shapes), 1))
         self._digest.update(f'{os.path.basename(scene.path)} {scene.bands} {_size(scene.path)} '
                             f'{hashlib.blake2b(cells.tobytes()).hexdigest()}'.encode())
@@ -117,10 +121,10 @@ class RandomWindows:
     def cover(self, number: int, step: int, shape: Tuple[int, ...]) -> np.ndarray:
         """Return where scene ``number`` has labels, bool ``shape``, in squares of ``step``."""
         height, width = self._shapes[number]
-        labeled = np.zeros((-(-height // self._cell), -(-width // self._cell)), bool)
+        labeled = np.zeros((-(-height // self.cell), -(-width // self.cell)), bool)
         _, row, column = self._cells[self._cells[:, 0] == number].T
         labeled[row, column] = True
-        middles = [np.minimum(np.arange(count) * step + step // 2, side - 1) // self._cell
+        middles = [np.minimum(np.arange(count) * step + step // 2, side - 1) // self.cell
                    for count, side in zip(shape, (height, width))]
         return labeled[middles[0]][:, middles[1]]
 
@@ -132,7 +136,7 @@ class RandomWindows:
         return self  # it never changes, and a copied sample must not copy its tables
 
     def _start(self, cell: int, size: int, random: Any) -> int:
-        begin, end = cell * self._cell, min((cell + 1) * self._cell, size)
+        begin, end = cell * self.cell, min((cell + 1) * self.cell, size)
         first = max(end - self._window, 0)
         last = max(min(begin, size - self._window), first)
         return int(random.randint(first, last + 1))
@@ -200,7 +204,7 @@ def count_cells(scene: Raster, masks: Masks, cell: int, ignore: int) -> np.ndarr
             valid[:rows, :columns] = True if seen is None else seen[
                 :, np.arange(column, column + columns) * seen.shape[1] // scene.width]
             if valid.any():
-                mask = masks(column, row, side, valid)
+                mask = masks(scene, column, row, side, valid)
                 found += [np.column_stack((cells + (row // cell, column // cell), np.full(
                     len(cells), number), counts)).astype(np.int32)
                     for number, cells, counts in _counts(mask, cell, ignore)]

@@ -172,8 +172,8 @@ class _Clock:
 
     def __init__(self, count: int, folder: Optional[Path]) -> None:
         self._start: Optional[float] = time.monotonic()
-        self._text = (f'{count} scene(s) may have places without data and are read once to find '
-                      f'them; what is found is kept in {folder} for later starts')
+        self._text = (f'{count} scene(s) are read once, to find where they have data or labels; '
+                      f'what is found is kept in {folder} for later starts')
 
     def look(self) -> None:
         """Look how long it has taken."""

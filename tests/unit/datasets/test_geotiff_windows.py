@@ -218,6 +218,27 @@ def test_cached_windows_are_told_apart(tmp_path: Path) -> None:
     assert not set(first) & set(sample_hashes(random_dataset(tmp_path, per_epoch=8)))
 
 
+def test_labels_are_counted_once_until_they_change(tmp_path: Path, monkeypatch: Any) -> None:
+    """By the ranks of a machine together, and kept for later starts."""
+    _, classes = write_scene(tmp_path)
+    write_scene(tmp_path, 'b')
+    monkeypatch.setenv('MAPSAGE_SCENE_CACHE', str(tmp_path / 'kept'))
+
+    def kept() -> int:
+        return len(list((tmp_path / 'kept').iterdir()))
+
+    first = random_dataset(tmp_path, redraw=False, per_epoch=9)
+    assert kept() == 2
+    again = random_dataset(tmp_path, 'classes', redraw=False, per_epoch=9)
+    assert kept() == 2 and (again._random._cells == first._random._cells).all()
+    random_dataset(tmp_path, split=dict(by='blocks', size=30, part='train'))
+    assert kept() == 4
+    write_raster(tmp_path / 'other/a.tif', np.where(classes == 1, 0, classes))
+    write_raster(tmp_path / 'other/b.tif', classes)
+    changed = random_dataset(tmp_path, labels='other', redraw=False, per_epoch=9)
+    assert kept() == 6 and repr(changed._random) != repr(first._random)
+
+
 def test_classes_without_pixels(tmp_path: Path, caplog: Any) -> None:
     _, classes = write_scene(tmp_path)
     write_raster(tmp_path / 'labels/a.tif', np.where(classes == 2, 0, classes))
