@@ -53,5 +53,8 @@ class SceneCover:
                 [max(0, -(-(start + size - step // 2) // step)) for start in place]
                 for size in (0, self.dataset.window))
             seen[top:bottom, left:right] = True
-        return seen if scene['part'] is None else seen & scene['part'].mask(
-            0, 0, shape[1], shape[0], step)
+        if scene['part'] is not None:
+            seen &= scene['part'].mask(0, 0, shape[1], shape[0], step)
+        if scene['area'] is not None:
+            seen &= scene['area'].resized(shape).mask(0, 0, shape[1], shape[0])
+        return seen

@@ -7,8 +7,8 @@ from typing import Any
 import affine
 import numpy as np
 import pytest
-from geo_scenes import PIXELS, UTM, write_raster
-from geotiff_data import build_dataset
+from geo_scenes import PIXELS, UTM, rectangle, write_raster
+from geotiff_data import build_dataset, write_vector
 from mmengine.dataset import ConcatDataset, RepeatDataset
 from rasterio.crs import CRS
 
@@ -84,6 +84,19 @@ def test_random_windows_and_scenes_without_georeference(tmp_path: Path) -> None:
     other = scenes(tmp_path, 'b', PIXELS)
     assert shared_ground(train, other).inside == 0  # type: ignore[union-attr]
     assert ground_note(train, other) is None
+
+
+def test_an_area_of_interest_limits_the_ground(tmp_path: Path) -> None:
+    train = scenes(tmp_path, 'a', at(0))
+    for name, left in (('west', 0), ('east', 192)):
+        write_vector(tmp_path / f'a/{name}.gpkg', [rectangle(at(0), left, 0, left + 64, 256)], [1],
+                     'EPSG:32650')
+    west, east = (build_dataset(tmp_path / 'a', window=64, stride=48, aoi=f'{name}.gpkg')
+                  for name in ('west', 'east'))
+    assert shared_ground(train, west).inside == 1  # type: ignore[union-attr]
+    assert shared_ground(east, west).inside == 0  # type: ignore[union-attr]
+    inside = shared_ground(west, train).inside  # type: ignore[union-attr]
+    assert inside == pytest.approx(0.25, abs=0.02)
 
 
 def test_datasets_without_scenes_say_nothing(tmp_path: Path) -> None:
