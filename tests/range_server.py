@@ -36,7 +36,7 @@ class RangeServer:
         self.url = f'http://{self.address}'
 
     def requests(self) -> List[str]:
-        """Return the requests until now, each ``METHOD PATH``."""
+        """Return the requests until now, each ``METHOD PATH BYTES``."""
         return self._log.read_text().splitlines()
 
     def close(self) -> None:
@@ -61,8 +61,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         path = urllib.parse.unquote(self.path.partition('?')[0])
-        with open(os.path.join(sys.argv[1], '.requests'), 'a') as log:
-            log.write(f'{self.command} {self.path}\n')
         fault, _, name = path[1:].partition('/')
         file = os.path.join(sys.argv[1], name)
         if not os.path.isfile(file) or fault == 'gone':
@@ -76,6 +74,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         found = re.match(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
         start = int(found.group(1)) if found else 0
         if start >= 16384 and fault == 'stall':
+            self._note(0)
             time.sleep(600)
         if start >= 16384 and fault == 'busy':
             return self._send(503, b'', {}, with_body)
@@ -89,7 +88,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         known['Content-Range'] = f'bytes {start}-{stop}/{len(data)}'
         return self._send(206, data[start:stop + 1], known, with_body)
 
+    def _note(self, size: int) -> None:
+        with open(os.path.join(sys.argv[1], '.requests'), 'a') as log:
+            log.write(f'{self.command} {self.path} {size}\n')
+
     def _send(self, status: int, body: bytes, headers: Dict[str, str], with_body: bool) -> None:
+        self._note(len(body) * with_body)
         self.send_response(status)
         for name, value in dict(headers, **{'Content-Length': str(len(body))}).items():
             self.send_header(name, value)

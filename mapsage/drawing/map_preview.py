@@ -19,6 +19,8 @@ def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] 
               ) -> np.ndarray:
     """Return a scene reduced by averaging, part by part, so that memory does not grow with it.
 
+    Of a scene on a server the overviews are taken, which programs reduce in various ways.
+
     Args:
         raster: Scene to reduce.
         factor: Number of pixels of the scene for each pixel of the result, along each axis.
@@ -27,7 +29,15 @@ def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] 
     Returns:
         Reduced scene, float32 ``(height, width, bands)``, sizes rounded up; NaN without data.
     """
-    step = max(1, _READ // factor) * factor
+    if raster.is_remote and meets is None:
+        # Its overviews, so that the whole scene is not asked for twice.
+        try:
+            values, valid = raster.read_reduced(factor)
+            return np.where(valid, values, np.nan).transpose(1, 2, 0).astype(np.float32)
+        except RasterBlockError:
+            pass  # part by part, without those that cannot be read
+    # Small parts where an area is chosen, so that little beside it is read.
+    step = max(1, (_READ if meets is None else _READ // 4) // factor) * factor
     rows, columns = -(-raster.height // factor), -(-raster.width // factor)
     small = np.full((rows, columns, len(raster.bands)), np.nan, np.float32)
     for row in range(0, raster.height, step):

@@ -14,7 +14,7 @@ import pyproj
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from .raster import GeoError, Raster, short_crs, to_map
+from .raster import GeoError, Raster, check_name, short_crs, to_map
 from .vector_labels import PlacedPolygons, bounds_of, place_polygons, polygon_parts, shown
 
 # Edges are straight in the CRS of the file. Longer ones get nodes at this distance, so that they
@@ -144,6 +144,7 @@ class SceneArea:
 
 
 def _read_layers(path: str) -> List[_Layer]:
+    check_name(path)
     try:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
         read = [(name, *_read_layer(path, name)) for name in names]
@@ -156,14 +157,15 @@ def _read_layers(path: str) -> List[_Layer]:
     for name, crs, polygons, _ in read:
         if not len(polygons):
             continue
-        if not crs:
+        # older GDAL's names for a GeoPackage's layer without CRS
+        if not crs or pyproj.CRS.from_user_input(crs).name.startswith('Undefined '):
             raise GeoError(f'{path}: layer {name!r} says no CRS, so its polygons have no place in '
                            'a scene; set it, for example with ogr2ogr -a_srs.')
         layers.append(_Layer(name, pyproj.CRS.from_user_input(crs), polygons))
     if not layers:
-        raise GeoError(f'{path} holds no polygons with an area, only '
-                       f'{", ".join(others) or "nothing"}; expected polygons around what counts '
-                       '(buffer points or lines in a GIS).')
+        found = f', only {", ".join(others)}' if others else ''
+        raise GeoError(f'{path} holds no polygons with an area{found}; expected polygons around '
+                       'what counts (buffer points or lines in a GIS).')
     if others:
         warnings.warn(f'{path}: features that are {", ".join(others)} are left out of the area; '
                       'polygons count.', stacklevel=4)

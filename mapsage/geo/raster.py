@@ -304,10 +304,27 @@ def open_file(path: Any, mode: str = 'r', **profile: Any) -> Any:
     """Call ``rasterio.open``, without its warning about files that are not georeferenced.
 
     The file is read and written by one thread, whatever ``GDAL_NUM_THREADS`` says.
+
+    Raises:
+        GeoError: If the name is not in UTF-8.
     """
+    check_name(path)
     with _environment(str(path)), warnings.catch_warnings():
         warnings.simplefilter('ignore', NotGeoreferencedWarning)
         return rasterio.open(gdal_names.as_vsi(str(path)), mode, **profile)
+
+
+def check_name(path: Any) -> None:
+    """Check that GDAL can be told the name of a file.
+
+    Raises:
+        GeoError: If the name is not in UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise GeoError(f'the name of {path} is not in UTF-8, the only encoding that GDAL takes. '
+                       f'Rename it, for example with convmv -f gbk -t utf-8 --notest.') from error
 
 
 def _environment(path: str, remote: Optional[bool] = None) -> Any:

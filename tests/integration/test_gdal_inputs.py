@@ -19,7 +19,7 @@ from geotiff_data import build_dataset, load_window
 from geotiff_data import write_scene as write_training_scene
 from range_server import RangeServer
 from rasterio.transform import Affine
-from support import ROOT
+from support import ROOT, on_host
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -27,12 +27,15 @@ import geotiff_statistics  # noqa: E402
 import predict as command  # noqa: E402
 
 from mapsage.commands.predict import PARTIAL  # noqa: E402
-from mapsage.geo import GeoError, vsi  # noqa: E402
+from mapsage.drawing.map_preview import thumbnail  # noqa: E402
+from mapsage.geo import GeoError, Raster, vsi  # noqa: E402
 from mapsage.geo.raster import RemoteReadError  # noqa: E402
 from mapsage.inference.errors import PredictError  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 TILED = dict(tiled=True, blockxsize=64, blockysize=64)
+
+pytestmark = on_host
 
 
 @pytest.fixture(scope='module')
@@ -128,6 +131,32 @@ def test_names_that_cannot_be_opened(model: Tuple[Path, Path], tmp_path: Path) -
             (tmp_path / 'two.nc', 'but 3 rasters: netcdf:.*Band1.* Name one of them')):
         with pytest.raises(PredictError, match=words):
             run(model, name, '--out', tmp_path / 'out')
+
+
+def test_names_in_other_encodings(model: Tuple[Path, Path], tmp_path: Path) -> None:
+    scene = write_scene(tmp_path / 'a.tif', paint(40, 50), **UTM)
+    odd = os.fsencode(tmp_path) + '/\u5730\u56fe.tif'.encode('gbk')
+    os.link(scene, odd)
+    with pytest.raises(PredictError, match='is not in UTF-8.*convmv -f gbk'):
+        run(model, os.fsdecode(odd), '--out', tmp_path / 'out')
+
+
+def test_the_picture_of_a_map_is_made_from_overviews(
+        model: Tuple[Path, Path], tmp_path: Path, server: RangeServer) -> None:
+    random = np.random.RandomState(0).randint(0, 4, (1600, 1600)).astype(np.uint8)
+    write_scene(tmp_path / 'plain.tif', random, **UTM)
+    rasterio.shutil.copy(str(tmp_path / 'plain.tif'), str(tmp_path / 'served/a.tif'), driver='COG',
+                         blocksize='256', compress='NONE')
+    with Raster(f'{server.url}/ok/a.tif') as far, Raster(tmp_path / 'served/a.tif') as near:
+        before = sum_of_bytes(server)
+        small = thumbnail(far, 3)
+        assert sum_of_bytes(server) - before < 0.5 * 3 * 1600 ** 2
+        assert small.shape == thumbnail(near, 3).shape == (534, 534, 3)
+        assert abs(small.mean() - thumbnail(near, 3).mean()) < 2
+
+
+def sum_of_bytes(server: RangeServer) -> int:
+    return sum(int(line.split()[-1]) for line in server.requests())
 
 
 def test_statistics_of_scenes_on_a_server(tmp_path: Path, server: RangeServer, capsys: Any) -> None:

@@ -108,7 +108,7 @@ def test_areas_that_cannot_be_used(tmp_path: Path, scene: Raster) -> None:
             (tmp_path / 'notes.gpkg', 'no vector file that GDAL reads'),
             (write_areas(tmp_path / 'points.gpkg', [point, line]),
              'no polygons with an area, only LineStrings, Points; expected'),
-            (write_areas(tmp_path / 'empty.gpkg', [], kind='Polygon'), 'only nothing'),
+            (write_areas(tmp_path / 'empty.gpkg', [], kind='Polygon'), 'holds no polygons'),
             (write_areas(tmp_path / 'flat.gpkg', [flat]), 'no polygons with an area'),
             (write_areas(tmp_path / 'bare.gpkg', [blob()], None), "'areas' says no CRS.*a_srs")):
         with pytest.raises(GeoError, match=words) as caught:

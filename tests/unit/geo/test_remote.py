@@ -34,7 +34,7 @@ def test_pixels_come_without_a_look_into_the_folder(scene: Path, server: RangeSe
             assert valid.all()
             vsi = name if name.startswith('/') else f'/vsicurl/{name}'
             assert raster.files() == [vsi]
-    asked = {line.partition('?')[0] for line in server.requests()}
+    asked = {line.rpartition(' ')[0].partition('?')[0] for line in server.requests()}
     assert asked == {'HEAD /ok/a.tif', 'GET /ok/a.tif'}
 
 
@@ -42,7 +42,7 @@ def test_the_user_may_ask_for_companions(scene: Path, server: RangeServer, monke
                                          ) -> None:
     monkeypatch.setenv('GDAL_DISABLE_READDIR_ON_OPEN', 'TRUE')
     Raster(f'{server.url}/ok/a.tif').close()
-    assert any(line.endswith('a.tif.aux.xml') for line in server.requests())
+    assert any('a.tif.aux.xml' in line for line in server.requests())
 
 
 def test_what_a_server_refuses(scene: Path, server: RangeServer) -> None:
@@ -108,13 +108,12 @@ def test_bytes_that_arrive_and_are_wrong(scene: Path, server: RangeServer) -> No
 
 def test_a_mosaic_of_sources_on_a_server(tmp_path: Path, scene: Path, server: RangeServer) -> None:
     rasterio.shutil.copy(f'/vsicurl/{server.url}/ok/a.tif', str(tmp_path / 'm.vrt'), driver='VRT')
-    del server.requests()[:]
     before = len(server.requests())
     with Raster(tmp_path / 'm.vrt') as raster:
         assert raster.is_remote
         np.testing.assert_array_equal(raster.read(0, 0, 320, 256)[0], NOISE)
         assert f'/vsicurl/{server.url}/ok/a.tif' in raster.files()
-    assert 'GET /ok/' not in server.requests()[before:]
+    assert not any(line.startswith('GET /ok/ ') for line in server.requests()[before:])
 
 
 def test_stores_like_s3(scene: Path, server: RangeServer, monkeypatch: Any) -> None:
