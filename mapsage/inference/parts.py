@@ -53,10 +53,10 @@ class Parts:
         planes = [strip.classes, *([] if strip.confidence is None else [strip.confidence]),
                   *([] if strip.probabilities is None else strip.probabilities)]
         packer = zlib.compressobj(_LEVEL)
-        data = packer.compress(json.dumps(strip.damage).encode() + b'\n')
-        # Plane by plane: of many classes only the packed pixels are held twice.
-        data = b''.join([data, *(packer.compress(plane.tobytes()) for plane in planes),
-                         packer.flush()])
+        packed = [packer.compress(json.dumps(strip.damage).encode() + b'\n')]
+        for plane in planes:  # of many classes only the packed pixels are held twice
+            packed.append(packer.compress(plane.tobytes()))
+        data = b''.join(packed) + packer.flush()
         path = self._path(strip.number)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
