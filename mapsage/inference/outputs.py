@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import affine
 import numpy as np
@@ -188,9 +188,10 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
         polygons = write_polygons(outputs.map, outputs.polygons, classes.names, **outlines)
     pixels = counts[:len(classes.names)]
     shares = pixels / max(1, pixels.sum())
-    save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor, outputs.map.stem,
-                     classes.names, classes.palette, shares.tolist(), NO_DATA,
-                     None if area is None else area.meets)
+    with _writing(outputs.preview):
+        save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor,
+                         outputs.map.stem, classes.names, classes.palette, shares.tolist(),
+                         NO_DATA, None if area is None else area.meets)
     _write_report(outputs.report, dict(
         settings=settings, width=width, height=height,
         pixels=dict(zip(classes.names, pixels.tolist())),
@@ -235,8 +236,15 @@ def _retire(outputs: Outputs) -> None:
 
 
 def _write_report(path: Path, report: Dict[str, Any]) -> None:
-    try:
+    with _writing(path):
         atomic_write(path, (json.dumps(report, indent=1) + '\n').encode())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise PredictError(f'cannot write {path}: {error}. Free space there, or write elsewhere '
-                           f'with --out.') from error
+                           f'with --out. What is finished stays: the same command '
+                           f'continues.') from error
