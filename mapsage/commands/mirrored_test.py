@@ -5,6 +5,7 @@ import os
 from typing import Any, Dict, Iterator, List, Optional
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 
 from mapsage.engine.env_cfg import ConfigError
 
@@ -96,4 +97,4 @@ def _name(step: Any) -> str:
 
 def _say(line: str) -> None:
     if os.environ.get('RANK', '0') == '0':
-        print(f'--tta: {line}', flush=True)
+        print_log(f'--tta: {line}')
