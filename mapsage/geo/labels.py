@@ -32,6 +32,7 @@ class RasterLabels:
     Attributes:
         nodata: The value in force, or None. Pixels that a mask or alpha band hides have no label
             either.
+        settings: What the labels depend on beside the file, as values of JSON.
 
     Raises:
         GeoError: If CRS, transform or size differ; the message names both files. Of a raster
@@ -48,6 +49,7 @@ class RasterLabels:
             raise GeoError(f'labels {path} have {len(labels.bands)} band(s) of '
                            f'{labels.dtype}, expected one band of class indices (integers); '
                            'convert them, for example with gdal_translate -b 1 -ot Byte.')
+        self.settings = dict(nodata=self.nodata)
         _check_same_grid(labels, scene)
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:

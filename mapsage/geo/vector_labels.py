@@ -93,7 +93,7 @@ class VectorLabels:
     """
 
     def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255) -> None:
-        self.path = str(path)
+        self.path, self.field = str(path), field
         self._crs, polygons, values, features = _read_vector(self.path, field)
         indices = _class_indices(values, features, list(classes), extra,
                                  f'{self.path}: field {field!r}')
@@ -157,12 +157,18 @@ class VectorLabels:
 
 
 class BurntLabels:
-    """The labels of one scene, as returned by ``VectorLabels.for_scene``."""
+    """The labels of one scene, as returned by ``VectorLabels.for_scene``.
+
+    Attributes:
+        path: Path of the vector file.
+        settings: What the labels depend on beside the file, as values of JSON.
+    """
 
     def __init__(self, source: VectorLabels, crs: str, transform: Any, outside: int) -> None:
         self.path = source.path
         self._source, self._crs, self._transform = source, crs, transform
         self._outside = outside
+        self.settings = dict(field=source.field, outside=outside)
 
     def __deepcopy__(self, memo: Any) -> BurntLabels:
         return self

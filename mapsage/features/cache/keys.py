@@ -11,9 +11,17 @@ import torch
 from torch import nn
 
 from mapsage.accelerator import derived_seed
+from mapsage.geo import VECTOR_SUFFIXES, Raster
 
 # Settings that say where a dataset is. Its content is hashed by sample_hashes instead.
 _PLACES = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
+# Settings of GeoTiffDataset that say which windows there are, and what their labels are.
+_OF_WINDOWS = ('scenes', 'stride', 'split', 'labels', 'class_field', 'outside', 'label_nodata')
+# Packages whose transforms do not look at labels, but for those with cat_max_ratio.
+_KNOWN = ('mmcv', 'mmengine', 'mmseg', 'mapsage')
+# A change that leaves the size of a raster as it is, is looked for in so many pieces of so many
+# bytes.
+_PIECES, _PIECE = 16, 4096
 # First of the four numbers of a view's seed. The seeds that a run draws have three numbers.
 _VIEW = int.from_bytes(b'view', 'big')
 
@@ -89,10 +97,14 @@ def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
     when samples are added, removed or sorted in another way; equal samples have one hash. Paths are
     relative to ``data_root``, so that moving a dataset does not change its hashes.
 
+    A window of a scene is known by its place, its bands and the files of its scene. Its labels
+    count only where the pipeline may choose part of an image by them.
+
     Args:
         dataset: Map-style dataset with MMEngine's ``get_data_info``.
         sizes: Whether the size of each file is part of the hash, because editing a file nearly
-            always changes its size. Asking for it costs time on storage that is shared.
+            always changes its size. Asking for it costs time on storage that is shared. Of the
+            files of scenes, which often keep their size, also some of their bytes.
 
     Raises:
         ValueError: If the dataset has no ``get_data_info``.
@@ -101,11 +113,14 @@ def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
         raise ValueError(f'{type(dataset).__name__} has no get_data_info(index), which '
                          f'identifies its samples. Features of MMEngine datasets can be cached.')
     roots = sorted({os.path.abspath(root) for root in _roots(dataset)}, key=len, reverse=True)
-    known: Dict[str, int] = {}
+    known: Dict[str, Any] = {}
     hashes = []
+    with_labels = any(_sees_labels(each.__dict__.get('pipeline')) for each in _datasets(dataset))
     for index in range(len(dataset)):
         info = dict(dataset.get_data_info(index))
         info.pop('sample_idx', None)  # MMEngine's: the place in the list
+        if {'scene', 'bands', 'window'} <= info.keys():  # of GeoTiffDataset
+            info = _window(info, with_labels, roots, known if sizes else None)
         for key, value in info.items():
             if key.endswith('path') and isinstance(value, str):
                 info[key] = [_relative(value, roots), _size(value, known) if sizes else 0]
@@ -208,19 +223,68 @@ class ViewSeeds:
 def _without(config: Any, names: Tuple[str, ...]) -> Any:
     """Return a config without some settings, at any depth."""
     if isinstance(config, Mapping):
-        return {key: _without(each, names) for key, each in config.items() if key not in names}
+        gone = names + (_OF_WINDOWS if {'scenes', 'window'} <= config.keys() else ())
+        return {key: _without(each, names) for key, each in config.items() if key not in gone}
     if isinstance(config, (list, tuple)):
         return [_without(each, names) for each in config]
     return config
 
 
+def _window(info: Mapping[str, Any], with_labels: bool, roots: List[str],
+            known: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Return what the image of a window depends on; of files their names alone if not ``known``."""
+    found = dict(scene=_files(info['scene'], roots, known), bands=info['bands'],
+                 window=info['window'])
+    labels = info.get('labels')
+    if with_labels and labels is not None:
+        found['labels'] = [_files(labels.path, roots, known), labels.settings]
+    return found
+
+
+def _files(path: str, roots: List[str], known: Optional[Dict[str, Any]]) -> List[Any]:
+    """Return names of the files that a raster or vector file consists of, and what is in them."""
+    if known is None:
+        return [_relative(path, roots)]
+    if path not in known:
+        files = [path] if path.lower().endswith(VECTOR_SUFFIXES) else Raster(path).files()
+        known[path] = [[_relative(file, roots), *_content(file)] for file in sorted(files)]
+    return known[path]
+
+
+def _content(path: str) -> List[Any]:
+    """Return the size of a file and a hash of pieces of it, -1 if it is not a local file."""
+    if not os.path.isfile(path):
+        return [-1]
+    size, digest = os.path.getsize(path), hashlib.sha256()
+    with open(path, 'rb') as file:
+        for piece in range(_PIECES):
+            file.seek(max(0, size - _PIECE) * piece // (_PIECES - 1))
+            digest.update(file.read(_PIECE))
+    return [size, digest.hexdigest()[:16]]
+
+
+def _sees_labels(transform: Any) -> bool:
+    """Return whether a transform, or one inside of it, may choose a part by its labels."""
+    if transform is None or isinstance(transform, (list, tuple)):
+        return any(map(_sees_labels, transform or ()))
+    return getattr(transform, 'cat_max_ratio', 1) < 1 \
+        or type(transform).__module__.partition('.')[0] not in _KNOWN \
+        or _sees_labels(getattr(transform, 'transforms', None))
+
+
 def _roots(dataset: Any) -> Iterator[str]:
     """Yield ``data_root`` of a dataset and of the datasets that it wraps."""
-    if dataset.__dict__.get('data_root'):
-        yield dataset.data_root
+    for each in _datasets(dataset):
+        if each.__dict__.get('data_root'):
+            yield each.data_root
+
+
+def _datasets(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and the datasets that it wraps."""
+    yield dataset
     inner = dataset.__dict__.get('dataset')
     for each in [inner] * (inner is not None) + list(dataset.__dict__.get('datasets') or ()):
-        yield from _roots(each)
+        yield from _datasets(each)
 
 
 def _relative(path: str, roots: List[str]) -> str:

@@ -123,6 +123,13 @@ def test_the_settings_that_decide_features_decide_the_key() -> None:
 
     known = key(config())
     assert key(config(dataset=dict(data_root='/y', ann_file='z'))) == known
+    windows = dict(scenes='a', window=8)
+    of_windows = key(config(dataset=windows))
+    for name, value in dict(scenes=['b'], labels='c', stride=4, outside=255, class_field='d',
+                            label_nodata=None).items():
+        assert key(config(dataset=dict(windows, **{name: value}))) == of_windows != known
+    assert key(config(dataset=dict(windows, bands=[1]))) != of_windows
+    assert key(config(dataset=dict(windows, window=9))) != of_windows
     assert key(config(backbone=dict(init_cfg=None))) == known
     assert key(config(dataset=dict(pipeline=[dict(size=[2, 3], type='Crop')]))) == known
     assert key(config(decode_head=dict(type='H'))) == known
