@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
 
-RGB, BGR = (0, 1, 2), (2, 1, 0)
-Channels = Tuple[int, ...]
+_RGB = (0, 1, 2)
+Channels = Optional[Tuple[int, ...]]
+"""Channels that are red, green and blue. None is for images as MMCV's loader gives them: blue, green,
+red if there are three bands, else the first three."""
 
 
 def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Channels:
@@ -27,28 +29,28 @@ def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Chann
         model = model['module']  # test-time augmentation
     model = model if isinstance(model, Mapping) else {}
     if order is not None:
-        return RGB if order == 'rgb' else BGR
+        return _RGB if order == 'rgb' else None
     bands = _part(_part(model, 'backbone'), 'bands')
     places = tuple(bands.get('rgb') or ())
-    if len(places) == len(RGB) and None not in places:
+    if len(places) == len(_RGB) and None not in places:
         return places
     preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
     of_scenes = any(
         'LoadGeoTiffWindow' in _types(_part(cfg, f'{split}_dataloader').get('dataset'))
         for split in ('train', 'val', 'test'))
-    return RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else BGR
+    return _RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else None
 
 
 def choose_channels(image: np.ndarray, channels: Channels) -> np.ndarray:
     """Return the bands of an image, (H, W, B), that :func:`shown_channels` names.
 
     An image without one of them shows its first three bands, or its first one if it has less.
-    Blue first is a matter of three bands: images with more are shown as they are unless the
-    backbone names its colors.
     """
     bands = image.shape[2]
-    if bands < len(RGB) or max(channels) >= bands or (channels == BGR and bands > len(RGB)):
-        channels = RGB if bands >= len(RGB) else (0,)
+    if channels is None:
+        channels = _RGB[::-1] if bands == len(_RGB) else _RGB
+    if bands < len(_RGB) or max(channels) >= bands:
+        channels = _RGB[:1] if bands < len(_RGB) else _RGB
     return np.ascontiguousarray(image[:, :, list(channels)])
 
 

@@ -9,6 +9,7 @@ from typing import Any, Dict, Sequence
 from mmengine.dist import is_main_process
 
 from mapsage.distributed import Channel
+from mapsage.hooks.batch_images import shown_channels
 from mapsage.hooks.preview_hook import PreviewHook
 from mapsage.sampling import Candidate, StepStatistics, Totals
 
@@ -33,7 +34,8 @@ class SamplingReport:
         self._metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None) or {}
         orders = [hook.input_channel_order for hook in runner.hooks
                   if isinstance(hook, PreviewHook)]
-        self._gallery = TileGallery(bgr=orders != ['rgb']) if is_main_process() else None
+        channels = shown_channels(runner.cfg, next(iter(orders), None))
+        self._gallery = TileGallery(channels) if is_main_process() else None
 
     def add(self, statistics: StepStatistics) -> None:
         """Add a step to the sums."""

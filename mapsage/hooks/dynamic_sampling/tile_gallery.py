@@ -10,6 +10,8 @@ import numpy as np
 
 from mapsage.atomic_write import atomic_write
 from mapsage.datasets.label_score import label_map
+from mapsage.drawing.tiles import display_rgb
+from mapsage.hooks.batch_images import Channels, choose_channels
 from mapsage.sampling import Candidate
 
 SIDE = 96  # pixels
@@ -30,11 +32,11 @@ class TileGallery:
     """Some of the last tiles kept and dropped, at most one of each kind per step.
 
     Args:
-        bgr: Whether the samples' images are BGR, as OpenCV loads them.
+        channels: Channels of the samples' images that are shown, those of ``shown_channels``.
     """
 
-    def __init__(self, bgr: bool = True) -> None:
-        self._bgr = bgr
+    def __init__(self, channels: Channels = None) -> None:
+        self._channels = channels
         self._tiles: Dict[str, Deque[_GalleryTile]] = {'kept': deque(maxlen=LENGTH),
                                                 'dropped': deque(maxlen=LENGTH)}
 
@@ -42,7 +44,8 @@ class TileGallery:
         """Keep a small picture of a tile, unless the last one of its kind is of this iteration.
 
         Args:
-            candidate: Tile with packed inputs, (3, H, W) of 8-bit values.
+            candidate: Tile with packed inputs, (B, H, W) of any type; 8-bit values are kept, others
+                are stretched between the 2nd and 98th percentile of the tile.
             reason: Reason why it is dropped, ``''`` if it is kept.
             iteration: Number of the iteration, from 1.
         """
@@ -53,11 +56,12 @@ class TileGallery:
         sample: Any = candidate.sample
         inputs: Any = sample.get('inputs') if isinstance(sample, dict) else None
         labels = label_map(candidate.sample)
-        if getattr(inputs, 'ndim', 0) != 3 or inputs.shape[0] != 3 or labels is None:
+        if getattr(inputs, 'ndim', 0) != 3 or 0 in inputs.shape or labels is None:
             return  # no picture can be made of it
-        image = inputs.cpu().numpy().transpose(1, 2, 0)
-        tiles.append(_GalleryTile(_shrink(image[..., ::-1] if self._bgr else image, 0),
-                           _shrink(labels, _IGNORED), _number(candidate.score), iteration, reason))
+        image = _few(choose_channels(inputs.cpu().numpy().transpose(1, 2, 0), self._channels))
+        tiles.append(_GalleryTile(_centered(display_rgb(image), 0),
+                                  _centered(_few(labels).clip(0, 255), _IGNORED),
+                                  _number(candidate.score), iteration, reason))
 
     def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
         """Write the file for ``tools/plot_sampling.py``, completely or not at all."""
@@ -86,16 +90,21 @@ def _rgb(palette: Any) -> np.ndarray:
     return colors if colors.ndim == 2 and colors.shape[1] == 3 else np.empty((0, 3), np.uint8)
 
 
-def _shrink(array: np.ndarray, fill: int) -> np.ndarray:
-    """Return the nearest pixels, so that labels stay labels, centered in a square of SIDE."""
+def _few(array: np.ndarray) -> np.ndarray:
+    """Return the nearest pixels of a tile, so that labels stay labels, at most SIDE a side."""
     height, width = array.shape[:2]
     scale = min(1.0, SIDE / max(height, width))
     rows, columns = (np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))
                      for side in (height, width))
-    small = array[np.ix_(rows, columns)].clip(0, 255).astype(np.uint8)
-    square = np.full((SIDE, SIDE) + array.shape[2:], fill, np.uint8)
-    top, left = (SIDE - len(rows)) // 2, (SIDE - len(columns)) // 2
-    square[top:top + len(rows), left:left + len(columns)] = small
+    return array[np.ix_(rows, columns)]
+
+
+def _centered(small: np.ndarray, fill: int) -> np.ndarray:
+    """Return an array in the middle of a square of SIDE, uint8."""
+    square = np.full((SIDE, SIDE) + small.shape[2:], fill, np.uint8)
+    height, width = small.shape[:2]
+    top, left = (SIDE - height) // 2, (SIDE - width) // 2
+    square[top:top + height, left:left + width] = small
     return square
 
 
