@@ -9,8 +9,8 @@ from mmengine.structures import BaseDataElement
 
 _RGB = (0, 1, 2)
 Channels = Optional[Tuple[int, ...]]
-"""Channels that are red, green and blue. None is for images as MMCV's loader gives them: blue, green,
-red if there are three bands, else the first three."""
+"""Channels that are red, green and blue. None is for images as MMCV's loader gives them: blue,
+green, red if there are three bands, else the first three."""
 
 
 def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Channels:
