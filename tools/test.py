@@ -1,6 +1,7 @@
 """Evaluate a checkpoint: on one device, or as one rank of a launcher.
 
-    python tools/test.py CONFIG CHECKPOINT [--tta] [--out DIR] [--show-dir DIR] [--show]
+    python tools/test.py CONFIG CHECKPOINT [--tta] [--calibration] [--out DIR] [--show-dir DIR]
+        [--show]
     bash scripts/test.sh CONFIG CHECKPOINT [options of this program]
 """
 import sys
@@ -22,6 +23,9 @@ def main(argv=None) -> None:
     parser.add_argument('--tta', action='store_true',
                         help="test-time augmentation: the config's tta_pipeline, without one each "
                         'image and its two mirror images')
+    parser.add_argument('--calibration', action='store_true',
+                        help='also compare probabilities with shares of right pixels: ECE, a table '
+                        'by class, and reliability.png in the work dir')
     args = parser.parse_args(argv)
     cfg = cli.load_config(args)
     cfg.work_dir = args.work_dir or cli.test_folder(cfg, args.checkpoint)
@@ -30,6 +34,8 @@ def main(argv=None) -> None:
     cfg.pop('feature_source', None)  # only training uses it
     if args.out:
         cli.write_masks_to(cfg, args.out)
+    if args.calibration:
+        cli.test_calibration(cfg)
     if args.show_dir or args.show:
         cli.draw_predictions(cfg, args.show_dir, args.show, args.wait_time)
     if args.tta:

@@ -181,6 +181,18 @@ def write_masks_to(cfg: Config, folder: str) -> None:
                       f'IoUMetric, ConfusionMatrixMetric or CityscapesMetric, got {evaluators}.')
 
 
+def test_calibration(cfg: Config) -> None:
+    """Add ``CalibrationError`` to the metrics of the test, with its picture in the work dir."""
+    evaluators = cfg.get('test_evaluator') or []
+    evaluators = list(evaluators) if isinstance(evaluators, (list, tuple)) else [evaluators]
+    given = next((each for each in evaluators if each.get('type') == 'CalibrationError'), None)
+    if given is None:
+        given = dict(type='CalibrationError')
+        evaluators.append(given)
+    given.setdefault('picture', str(Path(cfg.work_dir) / 'reliability.png'))
+    cfg.test_evaluator = evaluators
+
+
 def _metric_arguments(cfg: Config, kind: Any) -> Set[str]:
     with METRICS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:
         metric = registry.get(kind) if isinstance(kind, str) else kind

@@ -128,7 +128,7 @@ def test_show_dir_draws_each_window(scenes: Tuple[Path, Path], tmp_path: Path) -
 
 def mirrored_mean(config: Path, checkpoint: Path, image: np.ndarray,
                   axes: List[Tuple[int, ...]]) -> np.ndarray:
-    """Return the classes of the mean over mirror images, by a plain loop."""
+    """Return the mean probabilities over mirror images, by a plain loop."""
     model = build_model(config).eval()
     load_checkpoint(model, str(checkpoint))
     total = 0
@@ -139,7 +139,17 @@ def mirrored_mean(config: Path, checkpoint: Path, image: np.ndarray,
             logits = model.encode_decode(data['inputs'], [
                 dict(ori_shape=(160, 160), img_shape=(160, 160))])[0]
         total = total + np.flip(logits.softmax(0).numpy(), axis)
-    return total.argmax(0)
+    return total / len(axes)
+
+
+def calibration(probabilities: List[np.ndarray], truths: List[np.ndarray]) -> float:
+    """Return the calibration error in percent by its formula."""
+    sure = np.concatenate([each.max(0)[truth != 255] for each, truth in zip(probabilities, truths)])
+    right = np.concatenate([(each.argmax(0) == truth)[truth != 255]
+                            for each, truth in zip(probabilities, truths)])
+    bins = np.ceil(sure * 15)
+    return 100 * sum(abs(right[bins == each].sum() - sure[bins == each].sum())
+                     for each in range(1, 16)) / len(sure)
 
 
 @pytest.mark.parametrize('tta, axes, wrapped', [
@@ -148,10 +158,16 @@ def test_tta_averages_over_mirror_images(tta: str, axes: Any, wrapped: bool,
                                          tmp_path: Path) -> None:
     extra = "val_dataloader['dataset'] = dict(type='ConcatDataset', datasets=[scenes])\n" * wrapped
     run = make_run(tmp_path, 'uint16', tta + extra)
-    run_test(run, tmp_path / 'work', '--tta', '--out', tmp_path / 'out')
-    for name, (image, _) in list(windows(tmp_path).items())[::3]:
+    figures = run_test(run, tmp_path / 'work', '--tta', '--out', tmp_path / 'out', '--calibration')
+    expected = windows(tmp_path)
+    means = [mirrored_mean(*run, image, axes) for image, _ in expected.values()]
+    for name, mean in zip(expected, means):
         found = cv2.imread(str(tmp_path / 'out' / f'{name}.png'), cv2.IMREAD_UNCHANGED)
-        assert (found == mirrored_mean(*run, image, axes)).mean() > 0.999  # sums in another order
+        assert (found == mean.argmax(0)).mean() > 0.999  # sums in another order
+    # of the merged prediction, and pixels that two windows share count once
+    error = calibration(means, [truth for _, truth in expected.values()])
+    assert figures['ECE'] == pytest.approx(error, abs=0.02)
+    assert read_picture(tmp_path / 'work' / 'reliability.png').std() > 20
 
 
 def test_pictures_of_mirrored_windows_are_those_of_the_windows(

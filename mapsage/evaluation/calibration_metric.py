@@ -1,0 +1,204 @@
+"""A metric that says whether a model's probabilities are shares of right pixels."""
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+import torch
+from mmengine.dist import all_reduce, get_dist_info
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import print_log
+from mmengine.registry import METRICS
+from prettytable import PrettyTable
+
+from mapsage.drawing import plot_reliability
+
+from .calibration import BINS, calibration_error, count_confidence, reliability
+from .confusion_matrix_metric import is_repeat
+
+SCORES = ('logits', 'probabilities')
+_NEAR_ONE = 1e-2  # how far the sum of probabilities of 16 bits may be from 1
+
+
+@METRICS.register_module()
+class CalibrationError(BaseMetric):
+    """Expected calibration error (ECE) of the probability of the predicted class, in percent.
+
+    A calibrated model is right in 80 % of the pixels to which it gives a probability of 0.8.
+    List it beside another metric: ``test_evaluator = [dict(type='ConfusionMatrixMetric'),
+    dict(type='CalibrationError')]``, or call ``tools/test.py --calibration``.
+
+    It reports ``ECE``, and ``overconfidence``, the mean probability minus the share of right
+    pixels, both in percent. The log has a table of them by predicted class. Sums are integers, so
+    that the figures do not depend on the number of ranks. Each image is counted once, as by
+    ``ConfusionMatrixMetric``.
+
+    Args:
+        scores: What ``seg_logits`` of a model with several channels holds: ``'logits'``, of which
+            the softmax is taken, or ``'probabilities'``. With one channel MMSegmentation gives
+            the probability of class 1.
+        bins: Number of bins of equal width.
+        ignore_index: Label of the truth that is not counted.
+        picture: Path of a PNG file, drawn at each evaluation: share of right pixels against
+            probability. None for no picture.
+        prefix: Text in front of the keys, followed by a slash.
+        collect_device: Ignored; counts are exchanged as CPU tensors.
+
+    Attributes:
+        counts: Counts of the last evaluation over all ranks, see ``count_confidence``.
+
+    Raises:
+        ValueError: If ``scores`` is neither, or ``bins`` is less than 1.
+    """
+
+    def __init__(self, scores: str = 'logits', bins: int = BINS, ignore_index: int = 255,
+                 picture: Optional[str] = None, prefix: Optional[str] = None,
+                 collect_device: str = 'cpu') -> None:
+        super().__init__(collect_device=collect_device, prefix=prefix)
+        if scores not in SCORES or bins < 1:
+            raise ValueError(f'scores={scores!r}, bins={bins}: expected one of '
+                             f'{", ".join(SCORES)}, and at least 1')
+        self.scores, self.bins, self.ignore_index, self.picture = scores, bins, ignore_index, \
+            picture
+        self.counts: Optional[np.ndarray] = None
+        self._clear()
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Count a batch.
+
+        Args:
+            data_batch: Not used.
+            data_samples: Dicts with ``seg_logits`` ``(C, H, W)``, and ``(1, H, W)`` labels in
+                ``pred_sem_seg`` and ``gt_sem_seg``.
+
+        Raises:
+            ValueError: If a prediction has no ``seg_logits``, or they are not what ``scores``
+                says; the message names the image.
+        """
+        for sample in data_samples:
+            name = str(sample.get('img_path') or f'image {self._images} of this rank')
+            if 'seg_logits' not in sample:
+                raise ValueError(
+                    f'{name}: the prediction has {", ".join(sorted(sample))} and no seg_logits, '
+                    'which CalibrationError needs. EncoderDecoder of MMSegmentation gives them; '
+                    'for a model that does not, take CalibrationError out of the evaluator.')
+            try:
+                self._last = self._count(sample)
+            except ValueError as error:
+                raise ValueError(f'{name}: {error}') from error
+            self._total = self._total + self._last
+            self._images += 1
+
+    def _count(self, sample: dict) -> torch.Tensor:
+        logits = sample['seg_logits']['data'].float()
+        prediction = sample['pred_sem_seg']['data'].reshape(logits.shape[1:])
+        truth = sample['gt_sem_seg']['data']
+        if len(logits) == 1:
+            _check_range(logits)
+            confidence = torch.where(prediction > 0, logits[0], 1 - logits[0])
+        else:
+            if not self._images:  # the first tells of all
+                _check_sums(logits, self.scores)
+            found = logits.softmax(0) if self.scores == 'logits' else logits
+            confidence = found.gather(0, prediction[None].long())[0].clamp(max=1)
+        return count_confidence(confidence, prediction, truth[0] if truth.dim() == 3 else truth,
+                                len(self._classes()), self.ignore_index, self.bins)
+
+    def evaluate(self, size: int) -> Dict[str, float]:
+        """Return the figures over the images of all ranks, the same on every rank. Collective.
+
+        Args:
+            size: Number of images in the dataset; further images are repeats.
+
+        Raises:
+            ValueError: On every rank, if there is no image, or a rank has more than one repeat.
+        """
+        rank, world_size = get_dist_info()
+        # The default group accepts CPU tensors on every accelerator.
+        found = torch.zeros(world_size, dtype=torch.int64)
+        found[rank] = self._images
+        all_reduce(found)
+        images: List[int] = found.tolist()
+        total = torch.zeros(3, len(self._classes()), self.bins, dtype=torch.int64) + self._total
+        if images[rank] and is_repeat(images, rank, images[rank] - 1, size):
+            total -= self._last
+        self._clear()
+        if not sum(images):
+            raise ValueError(f'no image was evaluated, expected {size}; check the dataloader')
+        if any(count > 1 and is_repeat(images, other, count - 2, size)
+               for other, count in enumerate(images)):
+            raise ValueError(
+                f'the ranks have {images} images of a dataset of {size}: a rank repeats more than '
+                'one, expected at most its last. Use a sampler that deals images out in turns, as '
+                'DefaultSampler(shuffle=False)')
+        all_reduce(total)
+        if sum(images) < size:
+            print_log(f'{sum(images)} of {size} images were evaluated', logger='current',
+                      level=logging.WARNING)
+        figures = self.compute_metrics([total])
+        return {f'{self.prefix}/{key}': value for key, value in figures.items()} \
+            if self.prefix else figures
+
+    def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
+        """Return the figures of ``results``, a list of one count tensor, and log the table."""
+        self.counts = results[0].numpy()
+        pixels = self.counts[0].sum()
+        confidence, right = 100 * reliability(self.counts.sum((1, 2)))
+        error = 100 * float(calibration_error(self.counts.sum(1)))
+        if get_dist_info()[0] == 0:
+            if pixels:
+                self._log()
+            else:
+                print_log('calibration: no pixel has a label', logger='current',
+                          level=logging.WARNING)
+            if self.picture and pixels:
+                bins = self.counts.sum(1)
+                sure, hits = reliability(bins)
+                plot_reliability(self.picture, bins[0], sure, hits, subtitle=(
+                    f'ECE {error:.2f} %, mean probability {confidence:.2f} %, right {right:.2f} % '
+                    f'of {pixels:,} pixels'))
+        return dict(ECE=round(error, 2), overconfidence=round(float(confidence - right), 2))
+
+    def _log(self) -> None:
+        assert self.counts is not None
+        by_class = self.counts.sum(2)
+        confidence, right = 100 * reliability(by_class)
+        table = PrettyTable()
+        table.add_column('Predicted class', list(self._classes()))
+        for name, values in (('pixels, %', 100 * by_class[0] / max(1, by_class[0].sum())),
+                             ('probability', confidence), ('right', right),
+                             ('ECE', 100 * calibration_error(self.counts))):
+            table.add_column(name, list(np.round(values, 2)))
+        print_log('calibration by predicted class, in percent:\n' + table.get_string(),
+                  logger='current')
+
+    def _clear(self) -> None:
+        self._images = 0
+        self._total: Any = 0
+        self._last: Any = 0
+
+    def _classes(self) -> Sequence[str]:
+        classes = (self.dataset_meta or {}).get('classes')
+        if not classes:
+            raise ValueError(f'dataset_meta is {self.dataset_meta!r}, expected class names under '
+                             "'classes'; set METAINFO of the dataset")
+        return classes
+
+
+def _check_range(scores: torch.Tensor) -> None:
+    low, high = float(scores.min()), float(scores.max())
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f'seg_logits of one channel hold {low:.4g} to {high:.4g}, expected the '
+                         'probability of class 1, as EncoderDecoder gives it')
+
+
+def _check_sums(logits: torch.Tensor, scores: str) -> None:
+    """Raise ValueError if probabilities are taken for logits, or the other way round."""
+    sums = logits.sum(0)
+    found = float(logits.min()) >= 0 and float((sums - 1).abs().max()) < _NEAR_ONE
+    if found != (scores == 'probabilities'):
+        what = 'are probabilities: none is below 0, and they add up to 1 in each pixel' if found \
+            else f'hold {float(logits.min()):.4g} and add up to {float(sums.flatten()[0]):.4g}'
+        raise ValueError(f'seg_logits {what}, and scores={scores!r} of CalibrationError expects '
+                         f'{scores}; set scores={SCORES[found]!r}')
