@@ -52,6 +52,9 @@ class CalibrationError(BaseMetric):
         ValueError: If ``scores`` is neither, or ``bins`` is less than 1.
     """
 
+    _total: Any
+    _last: Any
+
     def __init__(self, scores: str = 'logits', bins: int = BINS, ignore_index: int = 255,
                  picture: Optional[str] = None, prefix: Optional[str] = None,
                  collect_device: str = 'cpu') -> None:
@@ -175,8 +178,7 @@ class CalibrationError(BaseMetric):
 
     def _clear(self) -> None:
         self._images = 0
-        self._total: Any = 0
-        self._last: Any = 0
+        self._total = self._last = 0
 
     def _classes(self) -> Sequence[str]:
         classes = (self.dataset_meta or {}).get('classes')
