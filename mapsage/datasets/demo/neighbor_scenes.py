@@ -31,7 +31,7 @@ _STEP = 0.9  # distance of neighbors, in sides of a scene: they share a tenth
 _TURNED, _REPROJECTED, _CUT = 'b2', 'a3', 'a1'
 
 # Polygons to train on lie in the west, those to validate on in the east, with a gap between them.
-# Scenes of the first two columns end before the latter: the corner of the turned one lies at 0.702 of the width.
+# Scenes of the first two columns end before the latter, the turned one at 0.702 of the width.
 _TRAIN_UNTIL, _VAL_FROM = 0.65, 0.71
 
 
