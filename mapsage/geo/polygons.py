@@ -17,6 +17,7 @@ from rasterio.windows import Window
 from .cog import disk_message, temporary_beside
 from .ellipsoid import EllipsoidArea
 from .outlines import Rings, build_polygons, polygon_areas, rebuild, ring_areas, simplify, walk
+from .qgis_style import add_polygon_style
 from .raster import GeoError, open_file, to_map
 
 LAYER = 'map'
@@ -49,7 +50,8 @@ region."""
 
 def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[str],
                    simplify: float = 1.0, min_area: float = 0,
-                   background: Union[None, int, Sequence[int]] = None) -> int:
+                   background: Union[None, int, Sequence[int]] = None,
+                   palette: Optional[Sequence[Sequence[int]]] = None) -> int:
     """Write the connected regions of a class map into a GeoPackage.
 
     The file has one layer, ``map``, with the fields ``class_id``, ``class_name``, ``area_m2``,
@@ -76,6 +78,8 @@ def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[
         simplify: Tolerance of the simplification in pixels; 0 keeps the pixels' outline.
         min_area: Area in pixels below which a region is left out. One that is cut is never.
         background: Index or indices of classes to leave out.
+        palette: Red, green and blue (0 to 255) of each class, in which QGIS then shows the layer;
+            None for no style.
 
     Returns:
         Number of polygons.
@@ -92,6 +96,10 @@ def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[
             for pieces, nodes in _regions(source, len(class_names), left_out):
                 layer.append(pieces, nodes)
             layer.close()
+            if palette is not None:
+                shown = [number for number in range(len(class_names)) if number not in left_out]
+                add_polygon_style(made, LAYER, 'class_name', [class_names[i] for i in shown],
+                                  [palette[i] for i in shown])
             os.replace(made, destination)
         except (OSError, DataSourceError, DataLayerError, FeatureError) as error:
             raise GeoError(disk_message(destination, error)) from error
@@ -380,5 +388,6 @@ class _Layer:
             pyogrio.raw.write(
                 str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
                 field_mask=[None, None, np.isnan(square_meters), None, None], layer=LAYER,
-                driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0)
+                driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0,
+                VERSION='1.2')  # GDAL below 3.7, as in QGIS 3.22, knows later ones in part
         self.count += len(labels)

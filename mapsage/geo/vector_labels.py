@@ -240,11 +240,12 @@ def _read_vector(path: str, field: str
                  ) -> Tuple[pyproj.CRS, np.ndarray, np.ndarray, np.ndarray]:
     """Return the CRS, the valid shapely polygons, their values of ``field``, their numbers."""
     try:
-        there = list(pyogrio.read_info(path)['fields'])
+        layer = _layer_with_shapes(path)
+        there = list(pyogrio.read_info(path, layer=layer)['fields'])
         if field not in there:
             raise GeoError(f'{path} has no field {field!r}, it has {there}; set class_field to '
                            'the one with the class.')
-        meta, _, geometry, fields = pyogrio.raw.read(path, columns=[field])
+        meta, _, geometry, fields = pyogrio.raw.read(path, columns=[field], layer=layer)
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
         raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
@@ -269,6 +270,12 @@ def _read_vector(path: str, field: str
     features = features[has_area]
     return (pyproj.CRS.from_user_input(meta['crs']), valid[has_area], fields[0][features],
             features)
+
+
+def _layer_with_shapes(path: str) -> Optional[str]:
+    """Return the first layer of a file, or None; tables such as ``layer_styles`` are no layers."""
+    return next((str(name) for name, shapes in pyogrio.list_layers(path) if shapes is not None),
+                None)
 
 
 def _class_indices(values: np.ndarray, features: np.ndarray, classes: List[str], extra: int,

@@ -23,6 +23,7 @@ from mapsage.geo import (
     write_cog,
 )
 from mapsage.geo.polygons import write_polygons
+from mapsage.geo.qgis_style import is_own_style, map_style
 
 from .blending import NO_DATA, PROBABILITY_STEPS
 from .errors import PredictError
@@ -179,13 +180,15 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
             small.append(shrink_labels(classes_here, int(first), factor))
     _retire(outputs)
     write_cog(working, outputs.map)
+    _write_style(outputs.map.with_suffix('.qml'), classes)
     if outputs.confidence is not None:
         write_cog(confidence_path(working), outputs.confidence)
     if outputs.probabilities is not None:
         write_cog(probabilities_path(working), outputs.probabilities)
     polygons = None
     if outputs.polygons is not None:
-        polygons = write_polygons(outputs.map, outputs.polygons, classes.names, **outlines)
+        polygons = write_polygons(outputs.map, outputs.polygons, classes.names,
+                                  palette=classes.palette.tolist(), **outlines)
     pixels = counts[:len(classes.names)]
     shares = pixels / max(1, pixels.sum())
     with _writing(outputs.preview):
@@ -200,6 +203,16 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
         polygons=polygons, outlines=outlines, damage=damage,
         files=[path.name for path in outputs.files()]))
     parts.remove()
+
+
+def _write_style(path: Path, classes: Classes) -> None:
+    """Write what QGIS shows a map in, unless the user has saved a style of their own there."""
+    if is_own_style(path):
+        try:
+            atomic_write(path, map_style(classes.names, classes.palette.tolist()))
+        except OSError as error:
+            raise PredictError(f'cannot write {path}: {error}. Free space there, or write '
+                               f'elsewhere with --out.') from error
 
 
 def _sources(there: int, here: int) -> np.ndarray:
@@ -218,7 +231,8 @@ def add_polygons(outputs: Outputs, classes: Classes, outlines: Dict[str, Any]) -
     if report is None or path is None or (
             path.exists() and path.name in report['files'] and report.get('outlines') == outlines):
         return
-    report['polygons'] = write_polygons(outputs.map, path, classes.names, **outlines)
+    report['polygons'] = write_polygons(outputs.map, path, classes.names,
+                                        palette=classes.palette.tolist(), **outlines)
     report['outlines'] = outlines
     report['files'] = [each.name for each in outputs.files()]
     _write_report(outputs.report, report)

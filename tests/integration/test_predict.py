@@ -63,7 +63,7 @@ def read(path: Path) -> np.ndarray:
 
 def read_polygons(path: Path) -> Tuple[str, dict]:
     """Return the CRS of a GeoPackage and its fields by name."""
-    info, _, _, fields = pyogrio.raw.read(path)
+    info, _, _, fields = pyogrio.raw.read(path, layer='map')
     return info['crs'], dict(zip(info['fields'], fields))
 
 

@@ -1,0 +1,135 @@
+"""Styles that QGIS applies by itself when it opens a map or its polygons.
+
+QGIS gives a GeoTIFF with a color table one legend entry for each of the table's 256 values, and
+polygons a single color. ``NAME.qml`` beside ``NAME.tif`` and the table ``layer_styles`` within a
+GeoPackage hold the style it should use. Both are XML as QGIS 3 writes it (``QgsMapLayer``'s
+``writeSymbology``, of which everything that has a default is left out).
+"""
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any, Dict, Sequence, Tuple
+from xml.etree import ElementTree
+
+# QGIS leaves the comment out when a user saves a style of their own under the same name.
+_OURS = '<!-- written by MapSage -->'
+_HEAD = f"<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n{_OURS}\n"
+
+# The oldest version of QGIS whose renderers these are.
+_VERSION = dict(version='3.10.0', styleCategories='Symbology')
+
+# Characters that XML 1.0 has no place for, not even escaped.
+_NOT_XML = re.compile('[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
+
+# What the OGR provider of QGIS creates (qgsogrprovidermetadata.cpp), and finds a style in.
+_TABLE = '''CREATE TABLE IF NOT EXISTS layer_styles (
+    id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, f_table_catalog TEXT(256),
+    f_table_schema TEXT(256), f_table_name TEXT(256), f_geometry_column TEXT(256),
+    styleName TEXT(30), styleQML TEXT, styleSLD TEXT, useAsDefault BOOLEAN, description TEXT,
+    owner TEXT(30), ui TEXT(30),
+    update_time DATETIME DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')))'''
+
+STYLES = 'layer_styles'
+
+
+def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> bytes:
+    """Return the QML of a class map: a legend entry for each class, with its name and color.
+
+    Args:
+        class_names: Names of the values 0, 1, ...
+        palette: Red, green and blue (0 to 255) of each.
+    """
+    root = ElementTree.Element('qgis', _VERSION)
+    renderer = ElementTree.SubElement(
+        ElementTree.SubElement(root, 'pipe'), 'rasterrenderer', type='paletted', band='1',
+        opacity='1', alphaBand='-1', nodataColor='')
+    colors = ElementTree.SubElement(renderer, 'colorPalette')
+    for value, (name, color) in enumerate(zip(class_names, palette)):
+        ElementTree.SubElement(colors, 'paletteEntry', value=str(value), label=_text(name),
+                               color='#{:02x}{:02x}{:02x}'.format(*map(int, color)), alpha='255')
+    return _document(root).encode()
+
+
+def is_own_style(path: Path) -> bool:
+    """Return whether a QML file is as MapSage wrote it, or is not there."""
+    try:
+        return _OURS.encode() in path.read_bytes()[:len(_HEAD) + 4]
+    except FileNotFoundError:
+        return True
+
+
+def polygon_style(field: str, class_names: Sequence[str],
+                  palette: Sequence[Sequence[int]]) -> str:
+    """Return the QML of polygons: a category for each class, by the name in ``field``."""
+    root = ElementTree.Element('qgis', _VERSION)
+    renderer = ElementTree.SubElement(root, 'renderer-v2', type='categorizedSymbol', attr=field,
+                                      symbollevels='0', enableorderby='0', forceraster='0')
+    categories = ElementTree.SubElement(renderer, 'categories')
+    symbols = ElementTree.SubElement(renderer, 'symbols')
+    for number, (name, color) in enumerate(zip(class_names, palette)):
+        ElementTree.SubElement(categories, 'category', symbol=str(number), value=_text(name),
+                               label=_text(name), render='true', type='string')
+        symbol = ElementTree.SubElement(symbols, 'symbol', name=str(number), type='fill',
+                                        alpha='1', clip_to_extent='1', force_rhr='0')
+        _add_fill(symbol, color)
+    return _document(root)
+
+
+def add_polygon_style(path: Any, layer: str, field: str, class_names: Sequence[str],
+                      palette: Sequence[Sequence[int]]) -> None:
+    """Make the style of polygons the default of a layer of a GeoPackage.
+
+    Args:
+        path: Path of the GeoPackage, which nobody else may have open.
+        layer: Name of the layer. An older default of it is replaced.
+        field: Name of the text field with the class.
+        class_names: Names of the classes that get a category.
+        palette: Red, green and blue (0 to 255) of each.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    style = polygon_style(field, class_names, palette)
+    try:
+        with contextlib.closing(sqlite3.connect(str(path))) as file, file:
+            column = file.execute('SELECT column_name FROM gpkg_geometry_columns '
+                                  'WHERE table_name = ?', (layer,)).fetchone()[0]
+            file.execute(_TABLE)
+            file.execute(
+                "INSERT OR IGNORE INTO gpkg_contents (table_name, data_type, identifier, "
+                "description, srs_id) VALUES (?, 'attributes', ?, '', 0)", (STYLES, STYLES))
+            file.execute(f'DELETE FROM {STYLES} WHERE f_table_name = ?', (layer,))
+            file.execute(
+                f'INSERT INTO {STYLES} (f_table_catalog, f_table_schema, f_table_name, '
+                'f_geometry_column, styleName, styleQML, styleSLD, useAsDefault, description, '
+                "owner) VALUES ('', '', ?, ?, 'classes', ?, '', 1, '', '')",
+                (layer, column, style))
+    except sqlite3.Error as error:
+        raise OSError(f'the style of layer {layer} cannot be written: {error}') from error
+
+
+def _add_fill(symbol: Any, color: Sequence[int]) -> None:
+    red, green, blue = map(int, color)
+    options: Dict[str, str] = dict(
+        color=f'{red},{green},{blue},255', style='solid', outline_color='35,35,35,255',
+        outline_style='solid', outline_width='0.1', outline_width_unit='MM', joinstyle='bevel')
+    layer = ElementTree.SubElement(symbol, 'layer', {
+        'class': 'SimpleFill', 'enabled': '1', 'locked': '0', 'pass': '0'})
+    # QGIS reads the first form from 3.18 on, and until then the second.
+    group = ElementTree.SubElement(layer, 'Option', type='Map')
+    pairs: Sequence[Tuple[str, str]] = list(options.items())
+    for name, value in pairs:
+        ElementTree.SubElement(group, 'Option', name=name, type='QString', value=value)
+    for name, value in pairs:
+        ElementTree.SubElement(layer, 'prop', k=name, v=value)
+
+
+def _text(name: Any) -> str:
+    return _NOT_XML.sub('\ufffd', str(name))
+
+
+def _document(root: Any) -> str:
+    return _HEAD + ElementTree.tostring(root, encoding='unicode') + '\n'
