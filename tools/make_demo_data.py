@@ -57,7 +57,7 @@ def main() -> None:
         if geotiff:
             size = NeighborParams(**given).scene_size
             written = ['scenes'] * write_neighbor_scenes(root, NeighborParams(**given))
-            what = f'6 scenes of {size}x{size} pixels, train.gpkg, val.gpkg and truth.tif'
+            what = f'6 scenes of {size}x{size} pixels, labels.gpkg and truth.tif'
         else:
             written = write_demo_data(root, DemoParams(**given))
             tiles = ' and '.join(f'{n} {split}' for split, n in DemoParams(**given).tiles().items())

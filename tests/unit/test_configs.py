@@ -25,7 +25,8 @@ IDS = [str(p.relative_to(ROOT / 'configs')) for p in CONFIGS]
 # 0 means no data in some sets and background in others.
 FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background'),
                'PotsdamDataset': (1, 'impervious_surface'),
-               'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background')}
+               'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background'),
+               'GeoTiffDataset': (0, 'background')}
 
 
 @pytest.fixture(scope='module', params=CONFIGS, ids=IDS)
@@ -35,7 +36,7 @@ def cfg(request: pytest.FixtureRequest) -> Config:
 
 
 def test_configs_were_found() -> None:
-    assert {p.parent.name for p in CONFIGS} >= {'demo', 'nwpu', 'loveda', 'dinov3'}
+    assert {p.parent.name for p in CONFIGS} >= {'demo', 'nwpu', 'loveda', 'dinov3', 'geotiff'}
 
 
 def test_inheritance_is_one_level_deep() -> None:
@@ -91,7 +92,8 @@ def test_one_training_step(cfg: Config) -> None:
     labels = torch.randint(0, classes, (2, 1, 64, 64))
     labels[0, :, :8] = 255
     samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
-    images = [torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8) for _ in samples]
+    bands = cfg.model.backbone.get('in_channels', 3)
+    images = [torch.randint(0, 256, (bands, 64, 64), dtype=torch.uint8) for _ in samples]
     batch = model.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
     loss, _ = model.parse_losses(model(**batch, mode='loss'))
     loss.backward()

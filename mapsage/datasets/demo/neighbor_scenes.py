@@ -1,7 +1,6 @@
 """Six neighboring scenes with four bands of 16 bits, and polygons of what they show."""
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Dict, Union
@@ -30,10 +29,6 @@ _ROWS, _COLUMNS = 'ab', '123'
 _STEP = 0.9  # distance of neighbors, in sides of a scene: they share a tenth
 _TURNED, _REPROJECTED, _CUT = 'b2', 'a3', 'a1'
 
-# Polygons to train on lie in the west, those to validate on in the east, with a gap between them.
-# Scenes of the first two columns end before the latter, the turned one at 0.702 of the width.
-_TRAIN_UNTIL, _VAL_FROM = 0.65, 0.71
-
 
 @dataclass(frozen=True)
 class NeighborParams:
@@ -57,16 +52,15 @@ class NeighborParams:
 
 def write_neighbor_scenes(root: Union[str, Path],
                           params: NeighborParams = NeighborParams()) -> bool:
-    """Write ``scenes/{a,b}{1,2,3}.tif``, ``train.gpkg``, ``val.gpkg`` and ``truth.tif``.
+    """Write ``scenes/{a,b}{1,2,3}.tif``, ``labels.gpkg`` and ``truth.tif``.
 
     Row a lies in the north, column 1 in the west; neighbors share a tenth of their side. Scenes
     have red, green, blue and near infrared, uint16, about 0 to 8,200, no data 0, 0.5 m a pixel, and
     each a slightly different gain and noise. They lie in UTM zone 31N; the grid of b2 is turned by
     8 degrees, a3 is in zone 32N, and a1 has no data in its outer corner.
 
-    The polygons cover the ground, with LoveDA's seven classes in ``class_name``: ``train.gpkg`` the
-    western two thirds, ``val.gpkg`` the eastern third. ``truth.tif`` holds the classes of all the
-    ground, uint8 0..6.
+    The polygons cover the ground, with LoveDA's seven classes in ``class_name``. ``truth.tif``
+    holds the classes that they were made from, uint8 0..6.
 
     Args:
         root: Folder to write. It must either not exist, or be empty, or hold these same scenes.
@@ -94,16 +88,10 @@ def _write(folder: Path, params: NeighborParams) -> None:
             middle = place * ((column * _STEP + .5) * size, (row * _STEP + .5) * size)
             rng = np.random.RandomState(params.seed * 8 + 3 * row + column)
             _write_scene(folder / 'scenes' / f'{name}.tif', name, size, ground, middle, rng)
-    classes, width = ground.mask - 1, ground.mask.shape[1]
-    _write_classes(folder / 'truth.tif', classes)
-    for split, first, last in (('train', 0., _TRAIN_UNTIL), ('val', _VAL_FROM, 1.)):
-        part = np.full_like(classes, 255)
-        columns = slice(round(first * width), round(last * width))
-        part[:, columns] = classes[:, columns]
-        _write_classes(folder / 'part.tif', part)
-        write_polygons(folder / 'part.tif', folder / f'{split}.gpkg',
-                       LoveDADataset.METAINFO['classes'])
-        os.remove(str(folder / 'part.tif'))
+    meta = LoveDADataset.METAINFO
+    _write_classes(folder / 'truth.tif', ground.mask - 1)
+    write_polygons(folder / 'truth.tif', folder / 'labels.gpkg', meta['classes'],
+                   palette=meta['palette'])
 
 
 def _write_scene(path: Path, name: str, size: int, ground: WideGround, middle: tuple,
