@@ -4,6 +4,7 @@ from .contact_sheet import LabeledImage, render_contact_sheet
 from .preview import PreviewSample, render_preview, save_preview
 from .reliability_plot import plot_reliability
 
-__all__ = ['LabeledImage', 'PreviewSample', 'plot_confusion', 'render_contact_sheet',
-           'render_preview', 'save_preview']
-__all__ = ['PreviewSample', 'plot_confusion', 'plot_reliability', 'render_preview', 'save_preview']
+__all__ = [
+    'LabeledImage', 'PreviewSample', 'plot_confusion', 'plot_reliability', 'render_contact_sheet',
+    'render_preview', 'save_preview'
+]
