@@ -10,10 +10,10 @@ from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
 from .losses import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
-from .mask_transformers import MaskClassLoss
+from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 
 __all__ = [
     'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
-    'EfficientNetLite', 'LinearHead', 'LoRAError', 'MaskClassLoss', 'SegDiceLoss', 'SegFocalLoss',
-    'SegLovaszLoss', 'SegTverskyLoss', 'WeightsError',
+    'EfficientNetLite', 'EoMT', 'EoMTHead', 'LinearHead', 'LoRAError', 'MaskClassLoss', 'PMTHead',
+    'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss', 'WeightsError',
 ]

@@ -1,4 +1,6 @@
-"""Segmentors by mask queries on a plain DINOv3 ViT."""
+"""Segmentors by mask queries on a plain DINOv3 ViT: EoMT and PMT."""
+from .eomt import EoMT, EoMTHead
 from .loss import MaskClassLoss
+from .pmt import PMTHead
 
-__all__ = ['MaskClassLoss']
+__all__ = ['EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead']
