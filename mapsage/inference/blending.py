@@ -18,8 +18,8 @@ class Blended:
 
     Attributes:
         classes: ``(rows, width)`` uint8 class indices, 255 where there is no data.
-        confidence: ``(rows, width)`` uint8, the winner's score in per cent, 255 where there is no
-            data; None when not asked for.
+        confidence: ``(rows, width)`` uint8, the winner's score in per cent, at most 100, 255 where
+            there is no data; None when not asked for.
         probabilities: ``(classes, rows, width)`` uint8, each class's score in steps of 0.004, 255
             where there is no data; None when not asked for.
     """
@@ -86,7 +86,8 @@ class RowBlender:
                                'values of the scene; float16 with --amp ends at 65,504.')
         confidence = None
         if self._confidence:
-            percent = np.rint(100 * best / np.where(known, weights, 1))
+            # The scores of mask queries are sums, which may be above 1.
+            percent = np.rint(100 * np.minimum(best / np.where(known, weights, 1), 1))
             confidence = np.where(known, percent, NO_DATA).astype(np.uint8)
         classes[~known] = NO_DATA
         probabilities = self._steps(sums, weights, known) if self._probabilities else None

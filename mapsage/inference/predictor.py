@@ -21,7 +21,9 @@ class WindowPredictor:
     """Computes weighted scores of windows of one size on the accelerator in force.
 
     A score is a class probability: softmax over the logits, or the sigmoid of a binary model's only
-    one. This is also how MMSegmentation's ``SegTTAModel`` makes predictions comparable.
+    one. This is also how MMSegmentation's ``SegTTAModel`` makes predictions comparable. A decode
+    head whose attribute ``gives_scores`` is true has scores of its own (mask queries: from 0 up,
+    not normalized), which are taken as they are.
 
     A batch for which there is too little memory is computed in halves, as are all after it. The
     scores of a window do not depend on the others in its batch, but for the last bits of float32:
@@ -60,6 +62,7 @@ class WindowPredictor:
         threshold = getattr(head, 'threshold', None)
         self.threshold: float = 0.5 if threshold is None else threshold
         self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
+        self._gives_scores = bool(getattr(head, 'gives_scores', False))
         self._device_weights = torch.from_numpy(self.weights).to(device)
 
     def __call__(self, windows: torch.Tensor) -> np.ndarray:
@@ -149,6 +152,8 @@ class WindowPredictor:
         if logits.shape[1] != self.scores:
             raise PredictError(f'the model gave {logits.shape[1]} scores a pixel, expected '
                                f'{self.scores} (num_classes or out_channels of its decode head).')
+        if self._gives_scores:
+            return logits
         return logits.softmax(1) if self.scores > 1 else logits.sigmoid()
 
 

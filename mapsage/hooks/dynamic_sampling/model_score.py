@@ -14,6 +14,7 @@ from torch.nn import functional
 from mapsage.accelerator import current_accelerator
 
 METRICS = ('loss', 'one_minus_iou')
+_LEAST = 1e-8  # score that counts as certainly another class
 _MULTIPLE = 32  # pixels: a multiple of the strides and windows of common backbones
 
 
@@ -90,6 +91,8 @@ class ModelScore:
         inputs = functional.interpolate(inputs, size, mode='bilinear', align_corners=False)
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
         logits = model.encode_decode(inputs, metas).float().cpu()
+        if getattr(model.decode_head, 'gives_scores', False):
+            logits = logits.clamp(min=_LEAST).log()  # whose softmax are the scores, normalized
         labels = torch.stack([sample.gt_sem_seg.data for sample in data['data_samples']])
         labels = functional.interpolate(labels.cpu().float(), logits.shape[-2:], mode='nearest')
         return logits, labels[:, 0].long()

@@ -2,12 +2,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from mask_models import CLASSES, build, eomt_config, samples_of
+from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
 from mmseg.models import SegTTAModel
 from mmseg.structures import SegDataSample
+from small_segmentors import CLASSES as STOCK_CLASSES
+from small_segmentors import SIDE, resnet_fcn
 from torch import nn
 
 
@@ -58,3 +63,38 @@ def test_certain_predictions_have_finite_logits() -> None:
     logits[0] = 500.
     merged = SegTTAModel(Segmentor(3)).merge_preds([[view(logits, 'a'), view(logits, 'a')]])
     assert torch.isfinite(merged[0].seg_logits.data).all()
+
+
+def augmented(model: Any, image: torch.Tensor) -> Any:
+    """The prediction over an image and its mirror image, and those of both on their own."""
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        tta = MODELS.build(dict(type='SegTTAModel', module=model))
+    views, alone = [], []
+    for flip in (False, True):
+        sample = samples_of(torch.zeros(1, *image.shape[1:], dtype=torch.long))[0]
+        sample.set_metainfo(dict(flip=flip, flip_direction='horizontal' if flip else None))
+        view = image.flip(2) if flip else image
+        views.append(dict(inputs=[view], data_samples=[sample]))
+        alone.append(model.test_step(dict(
+            inputs=[view.clone()], data_samples=[sample.clone()]))[0].seg_logits.data)
+    data = dict(inputs=[each['inputs'] for each in views],
+                data_samples=[each['data_samples'] for each in views])
+    return tta.test_step(data)[0], alone
+
+
+def test_scores_are_averaged_as_they_are() -> None:
+    model = build(eomt_config()).eval()
+    result, alone = augmented(model, torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8))
+    mean = (alone[0] + alone[1]) / 2
+    assert mean.shape == (CLASSES, 64, 64)
+    torch.testing.assert_allclose(result.seg_logits.data, mean)
+    assert torch.equal(result.pred_sem_seg.data[0], mean.argmax(0))
+    assert result.gt_sem_seg.data.shape == (1, 64, 64) and result.img_path == 'tile_0.png'
+
+
+def test_logits_get_their_softmax() -> None:
+    model = resnet_fcn().eval()
+    result, alone = augmented(model, torch.randint(0, 256, (3, SIDE, SIDE), dtype=torch.uint8))
+    mean = (alone[0].softmax(0) + alone[1].softmax(0)) / 2
+    assert len(mean) == STOCK_CLASSES
+    assert torch.equal(result.pred_sem_seg.data[0], mean.argmax(0))

@@ -152,3 +152,29 @@ def test_winners_are_argmax(count: int, seed: int) -> None:
     best, classes = winners(sums)
     np.testing.assert_array_equal(best, sums.max(0))
     np.testing.assert_array_equal(classes, sums.argmax(0))
+
+
+class _Scores(PixelModel):
+    """A model whose head gives scores: one class everywhere, with a sum above 1 at the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decode_head = torch.nn.Identity()
+        self.decode_head.gives_scores = True  # type: ignore[assignment]
+
+    def encode_decode(self, inputs: torch.Tensor, metas: Any) -> torch.Tensor:
+        scores = inputs.new_zeros(len(inputs), self.num_classes, *inputs.shape[2:])
+        scores[:, 2] = torch.where(inputs[:, 0] < 100, inputs.new_tensor(1.6),
+                                   inputs.new_tensor(.4))
+        return scores
+
+
+@pytest.mark.parametrize('tta', [False, True])
+def test_scores_are_blended_as_they_are(tta: bool) -> None:
+    """No softmax, under which 0.4 of one class and 0 of others would look like a guess."""
+    pixels = np.full((3, 40, 40), 50, np.uint8)
+    pixels[:, :, 20:] = 200
+    strips = predict_all(MemoryScene(pixels), _Scores(), (16, 16), 5, tta=tta)
+    classes, confidence = whole(strips)
+    assert (classes == 2).all()
+    assert (confidence[:, :20] == 100).all() and (confidence[:, 20:] == 40).all()

@@ -438,6 +438,21 @@ def test_model_scores_are_the_loss_of_each_tile(segmentor: Any) -> None:
         torch.testing.assert_close(score, expected.detach())
 
 
+def test_the_loss_of_scores(segmentor: Any) -> None:
+    """A head that gives scores is scored by them, normalized, and not by their softmax."""
+    runner, samples = segmentor
+    head = runner.model.decode_head
+    given = head.predict
+    head.predict = lambda *arguments: given(*arguments).softmax(1) * 3
+    plain, scored = ModelScore(scale=1.0), ModelScore(scale=1.0)
+    scored.bind(runner.model, collate)
+    head.gives_scores = True
+    scores = scored(samples)
+    del head.gives_scores, head.predict
+    plain.bind(runner.model, collate)
+    torch.testing.assert_close(scores, plain(samples), atol=1e-4, rtol=1e-4)
+
+
 def test_one_minus_iou_and_a_tile_without_labels(segmentor: Any) -> None:
     runner, samples = segmentor
     scorer = ModelScore('one_minus_iou', scale=0.5)
