@@ -6,6 +6,7 @@ from .feature_sources.feature_source_hook import FeatureSourceHook
 from .feature_sources.head_replica_hook import HeadReplicaHook
 from .gradients.accumulated_gradients_hook import AccumulatedGradientsHook
 from .gradients.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
+from .mask_annealing_hook import MaskAnnealingHook
 from .preview_hook import PreviewHook
 from .progress_hook import ProgressBarHook
 from .ranks.accelerator_hook import AcceleratorHook
@@ -20,7 +21,7 @@ from .window_visualization_hook import WindowVisualizationHook
 __all__ = [
     'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
     'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'HeadReplicaHook',
-    'LoaderError', 'ModelScore', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
-    'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore', 'SlowestRankHook',
-    'StopHook', 'WindowVisualizationHook'
+    'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook', 'NonFiniteLossError',
+    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore',
+    'SlowestRankHook', 'StopHook', 'WindowVisualizationHook',
 ]

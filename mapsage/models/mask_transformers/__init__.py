@@ -2,5 +2,8 @@
 from .eomt import EoMT, EoMTHead
 from .loss import MaskClassLoss
 from .pmt import PMTHead
+from .two_stages import TwoStageConstructor, TwoStagePolyLR
 
-__all__ = ['EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead']
+__all__ = [
+    'EoMT', 'EoMTHead', 'MaskClassLoss', 'PMTHead', 'TwoStageConstructor', 'TwoStagePolyLR'
+]
