@@ -70,6 +70,8 @@ def reduced(model: Dict[str, Any]) -> Dict[str, Any]:
         whole = ARCHS[backbone['arch']]
         arch = whole._replace(embed_dims=32, num_heads=2, feedforward_channels=64)
         model = narrowed(model, whole.embed_dims, 32)
+        if 'num_heads' in model['decode_head']:
+            model['decode_head']['num_heads'] = 2
         model['backbone'] = dict(backbone, arch=dict(arch._asdict()), init_cfg=None)
     return model
 
