@@ -40,8 +40,9 @@ class Recorder(Hook):
         self.losses.append(float(outputs['loss']))
 
 
-def run_of(kind: str, data: Path, folder: Path, steps: int = 6, **changes: Any) -> Any:
-    """Return the runner and the recorder of a run that has not begun."""
+def config_of(kind: str, data: Path, folder: Path, steps: int = 6, plain: bool = False,
+              **changes: Any) -> Config:
+    """Return the config of a run, ``plain`` without random transforms."""
     folder.mkdir(parents=True, exist_ok=True)
     cfg = Config.fromfile(str(write_tiny_config(folder / 'tiny.py', data)))
     norm: Dict[str, Any] = {} if kind == 'eomt' else dict(norm_cfg=dict(type='SyncBN'))
@@ -59,9 +60,16 @@ def run_of(kind: str, data: Path, folder: Path, steps: int = 6, **changes: Any) 
     cfg.model = CONFIGS[kind](num_classes=7, **norm)
     cfg.optim_wrapper, cfg.param_scheduler = optimizer, [scheduler]
     cfg.custom_hooks = [dict(type='MaskAnnealingHook')]
+    if plain:
+        del cfg.train_dataloader.dataset.pipeline[2:4]
     for key in TESTS:
         cfg[key] = None
-    runner, recorder = RUNNERS.build(cfg), Recorder()
+    return cfg
+
+
+def run_of(kind: str, data: Path, folder: Path, **changes: Any) -> Any:
+    """Return the runner and the recorder of a run that has not begun."""
+    runner, recorder = RUNNERS.build(config_of(kind, data, folder, **changes)), Recorder()
     runner.register_hook(recorder)
     return runner, recorder
 
