@@ -53,7 +53,7 @@ from mapsage.hooks import (
     NonFiniteLossError,
 )
 from mapsage.inference.errors import PredictError
-from mapsage.models import BackboneInputError, LoRAError, WeightsError
+from mapsage.models import BackboneInputError, FrozenWeightsError, LoRAError, WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
@@ -63,12 +63,12 @@ _RESUME_MODES = ('auto', 'must')
 
 # Errors whose message is enough for the user; any other error is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
-                DataError, DeviceCheckError, DeviceMapError, FeatureSourceError, GeoError,
-                LauncherError, LoaderError, LoRAError, LockstepError, NodesDifferError,
-                NonFiniteLossError, PredictError, RankError, RankLostError, RasterBlockError,
-                ReplayError, ResumeError, RoleError, SampleError, SampleMismatchError, SaveError,
-                ShortfallError, StrategyError, StreamingError, SupersededError, VirtualRanksError,
-                WeightsError)
+                DataError, DeviceCheckError, DeviceMapError, FeatureSourceError,
+                FrozenWeightsError, GeoError, LauncherError, LoaderError, LoRAError, LockstepError,
+                NodesDifferError, NonFiniteLossError, PredictError, RankError, RankLostError,
+                RasterBlockError, ReplayError, ResumeError, RoleError, SampleError,
+                SampleMismatchError, SaveError, ShortfallError, StrategyError, StreamingError,
+                SupersededError, VirtualRanksError, WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:

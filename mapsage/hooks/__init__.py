@@ -16,6 +16,7 @@ from .ranks.nodes_hook import NodesHook
 from .ranks.slowest_rank_hook import SlowestRankHook
 from .ranks.stop_hook import StopHook
 from .reproducibility_hook import ReproducibilityHook
+from .trained_weights_hook import TrainedWeightsHook
 from .window_visualization_hook import WindowVisualizationHook
 
 __all__ = [
@@ -23,5 +24,5 @@ __all__ = [
     'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'HeadReplicaHook',
     'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook', 'NonFiniteLossError',
     'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore',
-    'SlowestRankHook', 'StopHook', 'WindowVisualizationHook',
+    'SlowestRankHook', 'StopHook', 'TrainedWeightsHook', 'WindowVisualizationHook'
 ]

@@ -14,6 +14,7 @@ from mmengine.runner import CheckpointLoader
 from torch import nn
 
 from mapsage.drawing.tiles import class_palette
+from mapsage.models.frozen_weights import FrozenWeightsError, restore_left_out
 
 from .blending import NO_DATA
 from .errors import PredictError
@@ -76,6 +77,10 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
         checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise PredictError(f'checkpoint {path} cannot be read: {error}') from error
+    try:
+        restore_left_out(model, checkpoint, f'checkpoint {path}')
+    except FrozenWeightsError as error:
+        raise PredictError(str(error)) from error
     weights = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
     if not isinstance(weights, dict) or not weights:
         raise PredictError(f'{path} is not a checkpoint of a training: it has no state_dict.')

@@ -6,6 +6,7 @@ from .backbones import (
     EfficientNetLite,
     WeightsError,
 )
+from .frozen_weights import FrozenWeightsError
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
@@ -14,6 +15,7 @@ from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 
 __all__ = [
     'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
-    'EfficientNetLite', 'EoMT', 'EoMTHead', 'LinearHead', 'LoRAError', 'MaskClassLoss', 'PMTHead',
-    'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss', 'WeightsError',
+    'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'LinearHead', 'LoRAError',
+    'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss',
+    'WeightsError'
 ]

@@ -16,6 +16,7 @@ from torch import nn
 from mapsage.console import make_lenient
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none
 from mapsage.distributed.groups.process_group import kept_when_interrupted
+from mapsage.models.frozen_weights import restore_left_out
 from mapsage.wrappers import whole_model
 
 from .background import BackgroundSaves, Save
@@ -40,6 +41,7 @@ class SavingRunner(Runner):
     save_timeout: float = 0.9 * DEFAULT_TIMEOUT_SECONDS
     neighbor_copies: Optional[NeighborCopies] = None  # where machines share no disk
     _saves_together = False
+    _loading = ''  # path of the checkpoint that was last loaded
     _later: Optional[Save] = None  # the save that is being collected, to be written later
 
     @cached_property
@@ -66,12 +68,19 @@ class SavingRunner(Runner):
         elif fn_name == 'after_train':  # where hooks publish checkpoints
             with all_ranks_or_none('writing the last checkpoint'):
                 self.finish_saves()
+        elif fn_name == 'after_load_checkpoint':  # before EMAHook reads it
+            restore_left_out(self.model, kwargs['checkpoint'], self._loading)
         super().call_hook(fn_name, **kwargs)
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint as MMEngine does, once those of this run are on the disk."""
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as MMEngine does, once those of this run are on the disk.
+
+        Raises:
+            FrozenWeightsError: If it leaves frozen weights out, and they cannot be restored.
+        """
         self.finish_saves()
-        return super().load_checkpoint(*args, **kwargs)
+        self._loading = str(filename)
+        return super().load_checkpoint(filename, *args, **kwargs)
 
     def train(self) -> nn.Module:
         """Train; an error that follows from another rank's failure is replaced by that one."""

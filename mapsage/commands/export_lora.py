@@ -1,0 +1,88 @@
+"""Adapters out of a checkpoint: merged into the weights, or as files of peft."""
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from pathlib import Path
+from typing import Any, Dict
+
+import torch
+from mmengine.config import Config
+
+from mapsage.engine.checkpoints.files import write_checkpoint
+from mapsage.engine.env_cfg import ConfigError
+from mapsage.inference.model import load_weights
+from mapsage.models.lora import describe_lora, merge_lora
+from mapsage.models.lora.adapted import Adapted
+from mapsage.models.lora.peft_format import write_peft
+
+from . import cli
+from .config_checks import build_model
+
+
+def export_lora(args: argparse.Namespace) -> int:
+    """Write what the options ask for.
+
+    Args:
+        args: ``config``, ``checkpoint``, ``merged`` (path of a checkpoint, or None), ``peft``
+            (folder, or None), ``names``, and those of :func:`mapsage.commands.cli.load_config`.
+
+    Returns:
+        0, the exit status.
+
+    Raises:
+        ConfigError: If the config's model has no adapters, or a file exists already.
+        PredictError: If the checkpoint does not fit the model, or its weights cannot be restored.
+    """
+    for path in (args.merged, args.merged and _config_beside(args.merged), args.peft):
+        if path and os.path.exists(path):
+            raise ConfigError(f'{path} exists already: remove it, or give another name.')
+    cfg = cli.load_config(args)
+    model: Any = build_model(cfg)
+    backbone = getattr(model, 'backbone', None)
+    if backbone is None or not any(isinstance(each, Adapted) for each in backbone.modules()):
+        raise ConfigError(f"the model of {args.config} has no LoRA adapters: expected "
+                          f"model.backbone.lora=dict(rank=..., targets=...). Give the config that "
+                          f'the checkpoint was trained with.')
+    meta = load_weights(model, args.checkpoint)
+    print(f'{args.checkpoint}: {describe_lora(backbone)}')  # noqa: T201
+    if args.peft:
+        count = write_peft(backbone, Path(args.peft), args.names)
+        print(f'{args.peft}: adapters of {count} layers in the format of peft')  # noqa: T201
+    if args.merged:
+        merge_lora(model)
+        _write_merged(args.merged, model, meta, _without_lora(cfg))
+        print(f'{args.merged}: the whole model, adapters merged; its config: '  # noqa: T201
+              f'{_config_beside(args.merged)}')
+    return 0
+
+
+def _write_merged(path: str, model: torch.nn.Module, meta: Dict[str, Any], cfg: Config) -> None:
+    kept: Dict[str, Any] = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter', 'seed')
+                            if key in meta}
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    write_checkpoint(dict(meta=dict(kept, cfg=cfg.pretty_text), state_dict=model.state_dict()),
+                     path)
+    cfg.dump(_config_beside(path))
+
+
+def _config_beside(path: str) -> str:
+    return str(Path(path).with_suffix('.py'))
+
+
+def _without_lora(cfg: Config) -> Config:
+    """Return the config of the merged model, which needs no pretrained weights."""
+    plain = copy.deepcopy(cfg)
+    backbone = plain.model.backbone
+    for key in ('lora', 'init_cfg', 'pretrained'):
+        backbone.pop(key, None)
+    if 'of' in backbone:
+        backbone.type = backbone.pop('of')
+    hooks = [hook for hook in plain.get('custom_hooks') or []
+             if hook.get('type') != 'TrainedWeightsHook']
+    plain.pop('custom_hooks', None)
+    if hooks:
+        plain.custom_hooks = hooks
+    plain.pop('launcher', None)
+    return plain
