@@ -8,10 +8,12 @@ import warnings
 from typing import Any, Dict, Iterator, List, Optional
 
 from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mapsage.distributed import error_text
+from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.band_checks import watch_bands
 
@@ -71,6 +73,23 @@ def check_data(cfg: Config) -> List[Finding]:
         if dataset is not None and not missing:
             findings.append(Finding('ok', f'{loader}: its folders exist'))
     return findings
+
+
+def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
+    """Return a note if the optimizer of ``cfg`` trains a pretrained encoder at too high a rate."""
+    wrapper = cfg.get('optim_wrapper') or {}
+    if not isinstance(wrapper.get('optimizer'), dict):  # none, or one for each part of the model
+        return []
+    # Neither the precision nor the device matters here.
+    plain = {key: copy.deepcopy(value) for key, value in wrapper.items()
+             if key in ('optimizer', 'constructor', 'paramwise_cfg')}
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+            built = build_optim_wrapper(model, dict(plain, type='OptimWrapper'))
+    except Exception as error:
+        return [Finding('note', f'the optimizer cannot be built here: {error_text(error)}')]
+    warning = encoder_rate_warning(model, built, cfg.get('load_from'))
+    return [] if warning is None else [Finding('note', warning.text, warning.next_step)]
 
 
 def _datasets(config: Any) -> Iterator[Dict[str, Any]]:

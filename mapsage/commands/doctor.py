@@ -32,7 +32,7 @@ from mapsage.engine.ranks.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
 from mapsage.version import __version__
 
-from .config_checks import LOADERS, build_model, check_data, read_config
+from .config_checks import LOADERS, build_model, check_data, check_encoder_rate, read_config
 from .doctor_ranks import Ranks
 from .environment_checks import Finding, check_environment
 from .sample_checks import try_split
@@ -139,6 +139,7 @@ class Doctor:
             'ok', f'model {type(model).__name__}: {count:,} parameters, '
             f'{format_bytes(needed_bytes)} with gradients and optimizer state; activations come on '
             f'top'))
+        findings += check_encoder_rate(cfg, model)
         found = {name: finding.level for finding in findings for name in LOADERS
                  if finding.text.startswith(f'{name}:')}
         for loader in LOADERS:

@@ -51,6 +51,7 @@ from .checkpoints.resume import (
 from .checkpoints.resume_report import kept_settings, long_warm_ups, settings_of
 from .checkpoints.saving import SavingRunner
 from .config_report import config_report
+from .encoder_rates import encoder_rate_warning
 from .env_cfg import names_model_parallel, parse_env_cfg
 from .loading import data_checks
 from .loading.band_checks import watch_bands
@@ -348,12 +349,16 @@ class MapSageRunner(SavingRunner):
     def load_or_resume(self) -> None:
         """Load or resume as MMEngine does, then prove that all ranks hold the same weights."""
         super().load_or_resume()
+        model = self.model.module if is_model_wrapper(self.model) else self.model
         # A hook that reads runner.iter before a test has the loop built, and no schedule.
         if isinstance(self.optim_wrapper, (OptimWrapper, OptimWrapperDict)):
             for line in long_warm_ups(self.param_schedulers, self.max_iters, self.max_epochs):
                 self.logger.warning(line)
+            warning = encoder_rate_warning(model, self.optim_wrapper,
+                                           None if self._resume else self._load_from)
+            if warning is not None:
+                self.logger.warning(f'{warning.text}. Set {warning.next_step}.')
         if self.distributed:
-            model = self.model.module if is_model_wrapper(self.model) else self.model
             check_equal_weights(model, 'after initialization and loading')
 
     def resume(self, filename: str, resume_optimizer: bool = True,

@@ -92,6 +92,8 @@ def test_a_checkpoint_holds_what_is_trained(run: Any) -> None:
     assert any(float(value.abs().sum()) > 0 for name, value in checkpoint['state_dict'].items()
                if '.lora_B.' in name)
     assert 'layers of DINOv3ViT: ' in output and 'checkpoints hold' in output
+    assert 'the LoRA adapters of the pretrained encoder (DINOv3ViT, ' in output  # at a rate of 1e-2
+    assert 'train at a learning rate of 0.0095 on average (0.009 to 0.01)' in output
 
 
 def test_a_resumed_run_has_the_same_bits(run: Any, tmp_path: Path) -> None:

@@ -114,6 +114,12 @@ def describe_lora(model: nn.Module) -> str:
             f'({100 * count / every:.2f} %)')
 
 
+def has_attention(backbone: nn.Module) -> bool:
+    """Return whether a backbone is a transformer: whether it has queries, keys and values."""
+    parts = {part for place in _places(backbone) for part in place.parts}
+    return parts == set(PARTS)
+
+
 def _places(backbone: nn.Module) -> Iterator[_Place]:
     for name, module in backbone.named_modules():
         last = name.rsplit('.', 1)[-1]

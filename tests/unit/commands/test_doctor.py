@@ -74,6 +74,21 @@ def test_with_a_config(tiny_config: Path) -> None:
         assert f'ok       {loader}_dataloader' in section(report, f'config {tiny_config}')
 
 
+def test_a_pretrained_encoder_at_a_high_rate_is_a_note(tiny_config: Path) -> None:
+    high = '''
+model['backbone'] = dict(type='VisionTransformer', img_size=64, embed_dims=8, num_layers=1,
+                         num_heads=1, init_cfg=dict(type='Pretrained', checkpoint='vit.pth'))
+model['decode_head'].update(in_index=0)
+optim_wrapper = dict(type='AmpOptimWrapper', optimizer=dict(type='AdamW', lr=5e-4))
+'''
+    tiny_config.write_text(tiny_config.read_text() + high)
+    status, report = ask(tiny_config, '--accelerator', 'cpu')
+    assert status == 0, report
+    note = section(report, f'config {tiny_config}')
+    assert 'note     the pretrained encoder (VisionTransformer, vit.pth) trains at a learning ' \
+        'rate of 0.0005' in note and '-> optim_wrapper.paramwise_cfg=' in note
+
+
 @pytest.mark.parametrize('text, words', [
     ('model = dict(', 'cannot be read: SyntaxError'),
     ('model = 1 / 0', 'cannot be read: ZeroDivisionError: division by zero'),
