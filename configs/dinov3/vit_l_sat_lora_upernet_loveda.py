@@ -6,10 +6,11 @@ Hardware: 8 accelerators, 2 crops each. Weights, gradients and optimizer state o
           1.18 GB in place of 4.63 GB; if activations are too many, set model.backbone.with_cp=True
 Score:    not yet run. Expected: above the frozen encoder's 52.0 mIoU on val (whu-pzhang/dinov3_geo)
 
-Rank 16 on queries and values trains 1.57 of the backbone's 303 million parameters. Adapters begin at
-zero and have weights of their own, so that they take a higher rate than a pretrained encoder; that
-of the head, 6e-5, is used for both. At 1e-4 adapters have collapsed a DINOv2-L (Earth-Adapter).
-Checkpoints hold the adapters, the neck and the heads alone. Nothing was tuned on LoveDA.
+Rank 16 on queries and values trains 1.57 of the backbone's 303 million parameters. Adapters begin
+at zero and have weights of their own, so that they take a higher rate than a pretrained encoder;
+that of the head, 6e-5, is used for both. At 1e-4 adapters have collapsed a DINOv2-L
+(Earth-Adapter). Checkpoints hold the adapters, the neck and the heads alone. Nothing was tuned on
+LoveDA.
 """
 _base_ = [
     '../_base_/default_runtime.py', '../_base_/datasets/loveda.py',
