@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from mask_models import CLASSES, build, eomt_config, samples_of
+from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
 from mmseg.models import SegTTAModel
@@ -93,7 +94,7 @@ def test_scores_are_averaged_as_they_are() -> None:
 
 
 def test_logits_get_their_softmax() -> None:
-    model = resnet_fcn().eval()
+    model = revert_sync_batchnorm(resnet_fcn()).eval()
     result, alone = augmented(model, torch.randint(0, 256, (3, SIDE, SIDE), dtype=torch.uint8))
     mean = (alone[0].softmax(0) + alone[1].softmax(0)) / 2
     assert len(mean) == STOCK_CLASSES
