@@ -15,7 +15,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from mapsage.distributed import error_text
-from mapsage.engine.loading.build import build_dataset, notes_on_scenes
+from mapsage.engine.loading.build import build_dataset, datasets_of_scenes, notes_on_scenes
 from mapsage.engine.loading.data_checks import (
     build_checked,
     check_labels,
@@ -58,6 +58,8 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
     level = 'note' if loader == 'test_dataloader' else 'problem'
     try:
         dataset = build_checked(build_dataset, config['dataset'])
+        for scenes in datasets_of_scenes(dataset) if loader != 'train_dataloader' else ():
+            scenes.score_once()
         found = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
                  for importance, text in notes_on_scenes(dataset)]
     except Exception as error:  # whatever it is, a training would end with it

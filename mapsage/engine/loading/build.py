@@ -41,16 +41,16 @@ def set_test_mode(loop: Any) -> Any:
 
 def score_once(dataset: Any) -> None:
     """Have each pixel of a dataset's scenes labeled in one window alone, also inside wrappers."""
-    for each in _of_scenes(dataset):
+    for each in datasets_of_scenes(dataset):
         each.score_once()
 
 
 def notes_on_scenes(dataset: Any) -> List[Tuple[int, str]]:
     """Return what the scenes of a dataset hold, and warnings, as levels of logging and texts."""
-    return [note for each in _of_scenes(dataset) for note in summarize(each)]
+    return [note for each in datasets_of_scenes(dataset) for note in summarize(each)]
 
 
-def _of_scenes(dataset: Any) -> List[GeoTiffDataset]:
+def datasets_of_scenes(dataset: Any) -> List[GeoTiffDataset]:
     """Return the datasets of scenes inside of any wrappers."""
     inside = [innermost(part, 0)[0] for part in parts(dataset)]
     return [each for each in inside if isinstance(each, GeoTiffDataset)]

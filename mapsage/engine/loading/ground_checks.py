@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -13,7 +13,7 @@ from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff_cover import SceneCover
 from mapsage.geo import EARTH_RADIUS, GeoError, Globe, Raster, open_raster, pixel_side
 
-from .dataset_parts import innermost, parts
+from .build import datasets_of_scenes
 
 _POINTS = 256  # that stand for a scene of validation along its longer side
 _CELLS = 2048  # that stand for a scene of training along its longer side
@@ -99,7 +99,7 @@ def shared_ground(train: Any, val: Any) -> Optional[SharedGround]:
         The shares; None if one of the two has no scenes, or both are parts of one split in meters,
         which keeps its margin by construction.
     """
-    ours, theirs = list(_of_scenes(train)), list(_of_scenes(val))
+    ours, theirs = datasets_of_scenes(train), datasets_of_scenes(val)
     pairs = [(one, other) for other in theirs for one in ours if not _are_parts(one, other)]
     if not pairs:
         return None
@@ -124,7 +124,7 @@ def shared_ground(train: Any, val: Any) -> Optional[SharedGround]:
 
 def ground_note(train: Any, val: Any, name: str = 'val_dataloader') -> Optional[str]:
     """Return a warning where training and validation share ground, else None."""
-    blocks = [{each.split.blocks for each in _of_scenes(data) if each.split is not None}
+    blocks = [{each.split.blocks for each in datasets_of_scenes(data) if each.split is not None}
               for data in (train, val)]
     differ = ''
     if all(blocks) and blocks[0] != blocks[1]:
@@ -142,13 +142,6 @@ def ground_note(train: Any, val: Any, name: str = 'val_dataloader') -> Optional[
         " Give both datasets split=dict(by='blocks', ..., margin=...) with their part "
         '(docs/datasets.md), or use other scenes.')
     return f'scores may be better than on new ground.{text}{differ}{advice}'
-
-
-def _of_scenes(dataset: Any) -> Iterator[GeoTiffDataset]:
-    for part in parts(dataset):
-        inside = innermost(part, 0)[0]
-        if isinstance(inside, GeoTiffDataset):
-            yield inside
 
 
 def _are_parts(one: GeoTiffDataset, other: GeoTiffDataset) -> bool:

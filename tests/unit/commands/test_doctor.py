@@ -270,6 +270,8 @@ def test_one_sample_and_one_step_of_each_split(text: str, words: str, tiny_confi
     ("_kept['labels'] = 'beside.gpkg'", 'problem  train_dataloader: .*no polygon .* meets a scene'),
     ("_kept['labels'] = 'half.gpkg'",
      r'note     train_dataloader: no polygon lies in 1 of 2 scene\(s\), .*b.tif'),
+    ("val_dataloader['dataset'] = dict(_kept, windows=dict(type='random'))",
+     'problem  val_dataloader: .*is for training; scores need each pixel once'),
 ])
 def test_what_the_program_says_of_own_scenes(text: str, words: str, tiny_config: Path,
                                              tmp_path: Path, capsys: Any) -> None:
