@@ -181,7 +181,7 @@ class GeoTiffDataset(BaseSegDataset):
         if self._random is None:
             return self._facts(info, *info.pop('place'))
         info['windows'] = self._random
-        if self._random.redraw:
+        if self.redraws:
             return info
         info['scene'], *place = self._random.place(info['draw'])
         return self._facts(info, *place)
@@ -198,6 +198,11 @@ class GeoTiffDataset(BaseSegDataset):
             info['scene'], *place = self._random.draw(np.random)
             info = self._facts(info, *place)
         return self.pipeline(info)
+
+    @property
+    def redraws(self) -> bool:
+        """Whether the place of a window is drawn when it is loaded."""
+        return self._random is not None and self._random.redraw
 
     def score_once(self) -> None:
         """Set ``test_mode``.

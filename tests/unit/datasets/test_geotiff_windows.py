@@ -194,6 +194,25 @@ def test_wrapped_datasets_draw_new_windows(tmp_path: Path, wrap: Any) -> None:
     assert drawn(tmp_path, wrap=wrap, workers=1) == names
 
 
+def test_views_of_a_group_show_one_place(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    views = dict(type='GroupedViewsSampler', views=3,
+                 sampler=dict(type='DefaultSampler', shuffle=True))
+
+    def names(dataset: Any) -> List[str]:
+        loader = build_keyed_loader(dict(
+            dataset=dataset, batch_size=3, num_workers=0, sampler=dict(views),
+            collate_fn=dict(type='pseudo_collate')), 5)
+        return [Path(sample.img_path).name for batch in loader for sample in batch['data_samples']]
+
+    found = names(random_dataset(tmp_path, per_epoch=4, redraw=False))
+    assert len(set(found)) == 4 and found[::3] == found[1::3] == found[2::3]
+    redrawn = random_dataset(tmp_path, per_epoch=4)
+    for dataset in (redrawn, ConcatDataset([redrawn]), RepeatDataset(redrawn, 2)):
+        with pytest.raises(ValueError, match='3 views of a group would show 3 places.*redraw=Fal'):
+            names(dataset)
+
+
 def test_a_window_is_found_again_by_its_key(tmp_path: Path) -> None:
     """Dynamic sampling and cached features load a sample again by index and seed."""
     write_scene(tmp_path)
