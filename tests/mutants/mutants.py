@@ -382,7 +382,7 @@ MUTANTS = (
            ('tests/unit/geo/test_blocks.py::test_scenes_agree_and_parts_keep_their_distance',)),
     Mutant('split_labels', 'mapsage/datasets/geotiff.py',
            'labels of another part of a split count in the windows that show them',
-           "ignored |= ~results['part'].mask(column, row, side, side)", 'pass',
+           'ignored |= ~limit.mask(column, row, side, side)', 'pass',
            ('tests/unit/datasets/test_geotiff_split.py::test_no_pixel_counts_in_two_parts',)),
     Mutant('random_place', 'mapsage/datasets/geotiff.py',
            'random windows do not follow from the seed of the sample',
