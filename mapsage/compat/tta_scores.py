@@ -28,7 +28,7 @@ def _merge(self: Any, data_samples_list: List[List[Any]]) -> List[Any]:
         itself, as without views. ``pred_sem_seg`` is made of them.
     """
     merged = []
-    head = getattr(self.module, 'decode_head', None)
+    head: Any = getattr(self.module, 'decode_head', None)
     binary = self.module.out_channels == 1
     as_they_are = binary or getattr(head, 'gives_scores', False)
     for views in data_samples_list:
