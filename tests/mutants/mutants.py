@@ -482,6 +482,11 @@ MUTANTS = (
            'np.where(outline, of_rings, -of_rings)', 'of_rings',
            ('tests/unit/geo/test_polygons.py::test_shapes_areas_and_crs',)),
 
+    Mutant('adapter_scale', 'mapsage/models/lora/adapted.py',
+           'adapters are merged into the weights without their scale',
+           'self.lora.scale * (up @ down)', '(up @ down)',
+           ('tests/unit/models/lora/test_lora.py',)),
+
     # compat and tools
     Mutant('checkpoint_gap', 'mapsage/compat/__init__.py',
            'checkpoints are loaded by the host, which may run what is in them',
