@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.datasets import GeoTiffDataset
-from mapsage.datasets.geotiff_summary import summarize
+from mapsage.datasets.geotiff.summary import summarize
 
 from .data_checks import build_checked, check_labels, explain_error
 from .data_order import ResumableSampler

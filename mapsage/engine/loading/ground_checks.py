@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from mapsage.datasets import GeoTiffDataset
-from mapsage.datasets.geotiff_cover import SceneCover
+from mapsage.datasets.geotiff.cover import SceneCover
 from mapsage.geo import EARTH_RADIUS, GeoError, Globe, Raster, open_raster, pixel_side
 
 from .build import datasets_of_scenes

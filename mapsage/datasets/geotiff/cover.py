@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
-from .geotiff import GeoTiffDataset
+from .dataset import GeoTiffDataset
 
 
 class SceneCover:

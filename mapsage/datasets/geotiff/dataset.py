@@ -4,18 +4,15 @@ from __future__ import annotations
 import bisect
 import logging
 import operator
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from mmcv.transforms import BaseTransform
 from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
 from mmseg.datasets import BaseSegDataset
-from mmseg.registry import DATASETS, TRANSFORMS
+from mmseg.registry import DATASETS
 
 from mapsage.geo import (
-    UNLABELED,
     VECTOR_SUFFIXES,
     GeoError,
     Raster,
@@ -24,16 +21,15 @@ from mapsage.geo import (
     find_labels,
     locate,
     match,
-    open_raster,
-    output_name,
     stamp,
     suffix_of,
 )
 
-from .geotiff_area import SceneAreas
-from .geotiff_split import SceneSplit
-from .geotiff_windows import RandomWindows
+from .area import SceneAreas
 from .shared_scan import scan_scenes
+from .split import SceneSplit
+from .transforms import LoadGeoTiffLabels
+from .windows import RandomWindows
 
 _SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
 
@@ -345,92 +341,6 @@ class GeoTiffDataset(BaseSegDataset):
 
     def _holds_data(self, scene: Raster, column: int, row: int) -> bool:
         return bool(scene.read(column, row, self.window, self.window)[1].any())
-
-
-@TRANSFORMS.register_module()
-class LoadGeoTiffWindow(BaseTransform):
-    """Transform that reads the image of a window of ``GeoTiffDataset``.
-
-    Required keys: ``scene``, ``bands``, ``window``. Added: ``img`` (window, window, bands), uint8
-    or float32, 0 where there is no data; ``valid``, bool (window, window); ``img_shape``,
-    ``ori_shape``; ``img_path``, a name for the window: ``SCENE_COLUMN_ROW.tif``.
-    """
-
-    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the image to ``results``, and return them.
-
-        Raises:
-            RasterBlockError: If the file is damaged in this window.
-        """
-        column, row, side = results['window']
-        values, valid = open_raster(results['scene'], results['bands']).read(
-            column, row, side, side)
-        image = np.ascontiguousarray(values.transpose(1, 2, 0))
-        scene = Path(results['scene'])
-        results['img'] = image if image.dtype == np.uint8 else image.astype(np.float32)
-        results['valid'] = valid
-        results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        results['img_path'] = str(scene.with_name(
-            f'{output_name(results["scene"])}_{column}_{row}{suffix_of(results["scene"])}'))
-        return results
-
-
-@TRANSFORMS.register_module()
-class LoadGeoTiffLabels(BaseTransform):
-    """Transform that reads or burns the labels of a window, after ``LoadGeoTiffWindow``.
-
-    Required keys: ``labels``, ``window``, ``valid``, ``counted`` (the first row that counts and the
-    one behind the last, and the same of the columns; None for all), ``part`` (``ScenePart``; None
-    for all), ``area`` (``SceneArea``; None for all), ``num_classes``, ``ignore_index``. Added:
-    ``gt_seg_map``, uint8 (window, window).
-    """
-
-    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the mask to ``results``, and return them.
-
-        Raises:
-            GeoError: If the dataset has no labels, or a label is not a class.
-        """
-        if results['labels'] is None:
-            raise GeoError(f'{results["scene"]} was given without labels; set labels= of the '
-                           'dataset, or leave LoadGeoTiffLabels out.')
-        column, row, side = results['window']
-        ignore = results['ignore_index']
-        labels = results['labels'].read(column, row, side, side)
-        ignored = (labels == UNLABELED) | (labels == ignore) | ~results['valid']
-        for limit in (results['part'], results['area']):
-            if limit is not None:
-                ignored |= ~limit.mask(column, row, side, side)
-        if results['counted'] is not None:
-            top, bottom, left, right = results['counted']
-            ignored[:top] = ignored[bottom:] = True
-            ignored[:, :left] = ignored[:, right:] = True
-        shift = int(results['reduce_zero_label'])
-        if shift:
-            ignored |= labels == 0
-        indices = np.where(ignored, 0, labels - shift)
-        self._check(indices, shift, results)
-        if results['label_map'] is not None:
-            lookup = np.arange(results['num_classes'])
-            for old, new in results['label_map'].items():
-                lookup[old] = new
-            indices = lookup[indices]
-        results['gt_seg_map'] = np.where(ignored, ignore, indices).astype(np.uint8)
-        results['seg_fields'].append('gt_seg_map')
-        return results
-
-    @staticmethod
-    def _check(indices: np.ndarray, shift: int, results: Dict[str, Any]) -> None:
-        count = results['num_classes']
-        bad = (indices < 0) | (indices >= count)
-        if bad.any():
-            column, row, side = results['window']
-            raise GeoError(
-                f'labels {results["labels"].path} hold {int(indices[bad][0]) + shift} in the '
-                f'window (column, row, width, height) = {(column, row, side, side)} '
-                f'({int(bad.sum())} pixels); {count} classes allow {shift} to {count - 1 + shift}'
-                f'{", 0 for no data" if shift else ""}, and {results["ignore_index"]} for ignored '
-                'pixels. Correct the labels, or the classes in metainfo.')
 
 
 def _integers(name: str, values: Any) -> List[int]:

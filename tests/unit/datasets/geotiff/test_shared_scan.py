@@ -14,8 +14,8 @@ from geotiff_data import build_dataset
 from ranks import run_ranks
 from support import PATIENT, on_host
 
-from mapsage.datasets import shared_scan
-from mapsage.datasets.shared_scan import cache_folder, scan_scenes
+from mapsage.datasets.geotiff import shared_scan
+from mapsage.datasets.geotiff.shared_scan import cache_folder, scan_scenes
 from mapsage.geo import Raster
 
 pytestmark = on_host

@@ -18,7 +18,7 @@ from mapsage.geo import (
     hidden_data_band,
 )
 
-from .geotiff import GeoTiffDataset
+from .dataset import GeoTiffDataset
 
 Note = Tuple[int, str]
 """A level of ``logging``, and a text."""

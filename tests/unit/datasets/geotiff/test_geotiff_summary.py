@@ -25,8 +25,8 @@ from rasterio.enums import ColorInterp
 from rasterio.transform import Affine
 from support import on_host
 
-from mapsage.datasets import geotiff_summary
-from mapsage.datasets.geotiff_summary import summarize
+from mapsage.datasets.geotiff import summary as geotiff_summary
+from mapsage.datasets.geotiff.summary import summarize
 from mapsage.engine.loading.build import checked_dataset, notes_on_scenes
 from mapsage.geo.raster import open_file
 
