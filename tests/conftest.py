@@ -17,6 +17,9 @@ settings.register_profile('steady', deadline=None, derandomize=True)
 settings.register_profile('explore', deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get('MAPSAGE_HYPOTHESIS', 'steady'))
 
+# Before torch is imported: a fork of a process whose OpenMP has threads waits for them for ever.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
+
 # The XLA leg's CPU code is compiled fast, not well; every process of a test inherits it.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import signal
 import weakref
 from typing import Any, Callable, Optional, Tuple
 
@@ -131,9 +132,12 @@ _spared: weakref.WeakSet = weakref.WeakSet()
 
 
 def _end_spared() -> None:
-    for worker in list(_spared):
-        if worker._parent_pid == os.getpid() and worker.is_alive():
-            worker.kill()
+    left = [worker for worker in list(_spared)
+            if worker._parent_pid == os.getpid() and worker.is_alive()]
+    if left:  # torch raises an error, anywhere, for a worker that was killed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in left:
+        worker.kill()
 
 
 atexit.register(_end_spared)  # runs before multiprocessing's, which is registered at its import

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import zlib
@@ -191,10 +192,12 @@ class CopySender:
 
     def _failed(self, path: str, error: Exception) -> None:
         if not self._closed:
+            error_here = error_text(error)
             self._tell(
                 f'neighbor copy: {os.path.basename(path)} is not copied to {self._host}: '
-                f'{error_text(error)}. The training goes on, and the copy before it, if there is '
-                f'one, is kept. The next checkpoint is tried again.', warning=True)
+                f'{error_here}. The training goes on, and the copy before it, if there is '
+                f'one, is kept. The next checkpoint is tried again.', warning=True,
+                key=re.sub(r'\d+', '', error_here))  # such as how much room there is now
 
     def _tell(self, text: str, warning: bool = False, key: str = '') -> None:
         """Log a text unless it says what the last one said."""

@@ -3,18 +3,33 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
 import torch
-from support import on_host
+from support import ROOT, on_host
 from torch.utils.data import DataLoader, Dataset
 
 from mapsage.distributed.stop_request import listening
 from mapsage.engine.loading.keyed_loader import KeyedLoader
 
 pytestmark = on_host
+
+
+# A process that ends while its loader has workers, as one does that keeps them between epochs.
+ENDS_WITH_WORKERS = '''
+from torch.utils.data import DataLoader
+from mapsage.distributed.stop_request import listening
+from mapsage.engine.loading.keyed_loader import KeyedLoader
+
+loader = KeyedLoader.adopt(DataLoader(range(6), num_workers=2, persistent_workers=True),
+                           lambda *_: None, lambda *_: _[-1])
+with listening(True):
+    print([int(each) for each in loader])
+'''
 
 
 class Hanging(Dataset):
@@ -40,3 +55,9 @@ def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.Mo
         batches._shutdown_workers()  # as torch does when the iterator goes
         worker.join(60)
     assert worker.exitcode == -signal.SIGKILL
+
+
+def test_a_process_that_ends_with_workers_ends_without_a_word() -> None:
+    ended = subprocess.run([sys.executable, '-c', ENDS_WITH_WORKERS], cwd=str(ROOT), timeout=300,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert (ended.returncode, ended.stdout.decode()) == (0, '[0, 1, 2, 3, 4, 5]\n')
