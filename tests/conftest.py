@@ -34,6 +34,7 @@ for folder in (ROOT, ROOT / 'tests'):
         sys.path.insert(0, str(folder))
 
 import quick_host  # noqa: E402, F401
+from mmengine.registry import DefaultScope  # noqa: E402
 from range_server import IMPATIENT, RangeServer  # noqa: E402
 from support import on_host, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
@@ -73,6 +74,13 @@ def pytest_report_header() -> str:
 def pytest_collection_finish() -> None:
     """Take the 340,000 objects that were imported until now out of garbage collection."""
     gc.freeze()
+
+
+@pytest.fixture
+def mmseg_scope() -> Iterator[None]:
+    """The scope of a config for MMSegmentation; a run of another test may have left its own."""
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        yield
 
 
 @pytest.fixture(scope='session')

@@ -56,6 +56,7 @@ class Mosaic(Raster):
         self.path = f'the mosaic of {len(rasters)} scene(s)'
         self.bands, self.dtype, self.descriptions = first.bands, first.dtype, first.descriptions
         self.nodata, self.hides_by_value, self.may_have_gaps = None, False, True
+        self.is_remote = any(each.is_remote for each in rasters)
         self.is_georeferenced, self.blocks = first.crs is not None, (_BLOCK, _BLOCK)
         base = next((each for each in rasters if _is_north_up(each.transform)), None)
         self._of = first.path if base is None else base.path

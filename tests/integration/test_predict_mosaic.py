@@ -11,8 +11,10 @@ import numpy as np
 import pyogrio
 import pytest
 import rasterio
+import shapely
 import torch
 from color_model import COLORS, paint, write_checkpoint, write_config, write_scene
+from geo_scenes import write_areas
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from rasterio.warp import Resampling, reproject
@@ -105,7 +107,7 @@ def test_six_scenes_become_the_map_of_one(sighted: Tuple[Path, Path],
     assert 'the mosaic of 6 scene(s): 288x192 pixels on the grid of' in said
     assert 'interpolated' not in said
     assert sorted(path.name for path in out.iterdir() if path.suffix != '.xml') == [
-        'city.gpkg', 'city.json', 'city.tif', 'city_confidence.tif', 'preview.png']
+        'city.gpkg', 'city.json', 'city.qml', 'city.tif', 'city_confidence.tif', 'preview.png']
     for name in ('.tif', '_confidence.tif'):
         np.testing.assert_array_equal(read(out / f'city{name}'), read(expected / f'whole{name}'))
     assert len(np.unique(read(out / 'city.tif'))) > 3
@@ -196,3 +198,16 @@ def test_what_is_no_mosaic_is_said_before_anything_is_written(model: Tuple[Path,
     with pytest.raises(SystemExit):
         run(model, one, '--out', tmp_path, '--mosaic', 'maps/city')
     assert not list(tmp_path.glob('out/*'))
+
+
+def test_an_area_of_a_mosaic(sighted: Tuple[Path, Path], seen: Tuple[List[Path], Path],
+                             tmp_path: Path) -> None:
+    scenes, expected = seen
+    area = shapely.Polygon([GRID * corner for corner in (
+        (60, 50), (170, 50), (170, 140), (60, 140))])
+    aoi = write_areas(tmp_path / 'areas.gpkg', [area], UTM)
+    assert run(sighted, *scenes, '--out', tmp_path / 'out', *OPTIONS, '--aoi', aoi) == 0
+    inside = np.zeros((192, 288), bool)
+    inside[50:140, 60:170] = True
+    np.testing.assert_array_equal(read(tmp_path / 'out' / 'city.tif'),
+                                  np.where(inside, read(expected / 'whole.tif'), 255))

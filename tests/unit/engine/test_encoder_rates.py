@@ -11,7 +11,8 @@ from torch import nn
 
 from mapsage.engine.encoder_rates import RateWarning, encoder_rate_warning
 
-register_all_modules()
+register_all_modules(init_default_scope=False)
+pytestmark = pytest.mark.usefixtures('mmseg_scope')
 
 DINOV3 = dict(type='DINOv3ViT', arch=dict(embed_dims=16, num_layers=4, num_heads=2,
                                           feedforward_channels=24))

@@ -99,6 +99,7 @@ def use_a_replica() -> Dict[str, Any]:
     model._complete_gradients(wrapper)
     told['counts'] = counted_in_a_replica(replicas)
     told['overflow'] = any(not bool(each.grad.isfinite().all()) for each in split)
+    dist.barrier()  # rank 0 holds the store that the others may still ask
     return told
 
 

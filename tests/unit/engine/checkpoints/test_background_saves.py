@@ -291,11 +291,16 @@ def test_the_log_says_what_is_there(background: bool, tmp_path: Path) -> None:
 
 
 class Breaks(Hook):
+    """Raises right after the first save has begun."""
+
+    priority = 'LOWEST'
+
     def __init__(self, error: Any) -> None:
         self._error = error
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if runner.iter == 4:
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        if runner.iter + 1 == 4:
             raise self._error
 
 

@@ -15,7 +15,8 @@ from mapsage.features.encoder_gate import FeatureSourceError, check_frozen
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
 from mapsage.models.lora import LoRAError, add_lora, is_adapter, merge_lora
 
-register_all_modules()
+register_all_modules(init_default_scope=False)
+pytestmark = pytest.mark.usefixtures('mmseg_scope')
 
 ARCH = dict(embed_dims=32, num_layers=3, num_heads=2, feedforward_channels=48)
 HOST = dict(img_size=32, embed_dims=32, num_layers=3, num_heads=2, out_indices=(0, 1, 2))

@@ -16,7 +16,8 @@ from mapsage.models import DINOv3ViT
 from mapsage.models.lora import LoRAError, merge_lora
 from mapsage.models.lora.peft_format import write_peft
 
-register_all_modules()
+register_all_modules(init_default_scope=False)
+pytestmark = pytest.mark.usefixtures('mmseg_scope')
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=48)
 
