@@ -1,7 +1,7 @@
 """A tiny PMT on a frozen DINOv3 with random weights, to show that mask queries read such features.
 
 Command:  python tools/train.py configs/demo/pmt_tiny_frozen_demo.py
-Hardware: one CPU process with one thread on a 2-core AMD EPYC with other work, 400 steps in some
+Hardware: one CPU process with one thread on a 2-core Intel Xeon with other work, 400 steps in some
           4 min 50 s (torch 2.13.0, 2026-11-23)
 Score:    mIoU 21.3; always predicting the most frequent class gives 4.1, and a linear head on such
           features 27.6 (vit_tiny_frozen_demo.py): queries learn slower than a head per pixel

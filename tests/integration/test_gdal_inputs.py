@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import rasterio
 import rasterio.shutil
-from color_model import COLORS, paint, write_checkpoint, write_config, write_scene
+from color_model import COLORS, paint, write_scene
 from geo_scenes import paint as paint_bands
 from geo_scenes import write_raster
 from geotiff_data import build_dataset, load_window
 from geotiff_data import write_scene as write_training_scene
+from map_runs import read, run
 from range_server import RangeServer
 from rasterio.transform import Affine
 from support import ROOT, on_host
@@ -24,7 +25,6 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import geotiff_statistics  # noqa: E402
-import predict as command  # noqa: E402
 
 from mapsage.commands.predict import PARTIAL  # noqa: E402
 from mapsage.drawing.map_preview import thumbnail  # noqa: E402
@@ -36,22 +36,6 @@ UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 TILED = dict(tiled=True, blockxsize=64, blockysize=64)
 
 pytestmark = on_host
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory) -> Tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp('model')
-    return write_config(folder), write_checkpoint(folder)
-
-
-def run(model: Tuple[Path, Path], *arguments: Any) -> int:
-    """Run the command in this process."""
-    return command.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])
-
-
-def read(path: Path) -> np.ndarray:
-    with rasterio.open(path) as file:
-        return file.read(1)
 
 
 def write_netcdf(path: Path, classes: np.ndarray) -> Path:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, Tuple
 
@@ -11,41 +10,22 @@ import numpy as np
 import pyogrio.raw
 import pyproj
 import pytest
-import rasterio
 import shapely
-from color_model import paint, write_checkpoint, write_config, write_scene
+from color_model import paint, write_scene
 from geo_scenes import write_areas
+from map_runs import read, run
 from range_server import RangeServer
 from rasterio.features import geometry_mask
 from rasterio.transform import Affine
 from support import ROOT, Launch, check_finished, main_leg, on_host
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.geo import GeoError  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.geo import GeoError
+from mapsage.inference.errors import PredictError
 
 PLACE = Affine(0.5, 0, 500000, 0, -0.5, 5000000)
 UTM = dict(crs='EPSG:32633', transform=PLACE)
 
 pytestmark = on_host
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory) -> Tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp('model')
-    return write_config(folder), write_checkpoint(folder)
-
-
-def run(model: Tuple[Path, Path], *arguments: Any) -> int:
-    """Run the command in this process."""
-    return command.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])
-
-
-def read(path: Path) -> np.ndarray:
-    with rasterio.open(path) as file:
-        return file.read(1)
 
 
 def in_pixels(shape: Any) -> Any:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any, Tuple
 
@@ -11,34 +10,17 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from color_model import paint, write_checkpoint, write_config, write_scene
+from color_model import paint, write_scene
+from map_runs import read, run
 from mmengine.config import Config
 from support import ROOT, Launch, check_finished, main_leg
 from warm_python import warm_python
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.accelerator import resolve_accelerator  # noqa: E402
-from mapsage.commands.predict_compute import choose_batch, choose_precision  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.accelerator import resolve_accelerator
+from mapsage.commands.predict_compute import choose_batch, choose_precision
+from mapsage.inference.errors import PredictError
 
 TRANSFORM = rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000)
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory: Any) -> Tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp('model')
-    return write_config(folder), write_checkpoint(folder)
-
-
-def run(model: Tuple[Path, Path], *arguments: Any) -> int:
-    return command.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])
-
-
-def read(path: Path) -> np.ndarray:
-    with rasterio.open(path) as file:
-        return file.read(1)
 
 
 def test_a_map_in_16_bits(model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:

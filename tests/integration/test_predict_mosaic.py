@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -13,36 +12,19 @@ import pytest
 import rasterio
 import shapely
 import torch
-from color_model import COLORS, paint, write_checkpoint, write_config, write_scene
+from color_model import COLORS, paint, write_scene
 from geo_scenes import write_areas
+from map_runs import read, run
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from rasterio.warp import Resampling, reproject
-from support import ROOT, TINY_CONFIG, Launch, check_finished, main_leg
+from support import TINY_CONFIG, Launch, check_finished, main_leg
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.geo import GeoError  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.geo import GeoError
+from mapsage.inference.errors import PredictError
 
 GRID = rasterio.Affine(2, 0, 500000, 0, -2, 5300000)
 UTM = 'EPSG:32633'
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory: Any) -> Tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp('model')
-    return write_config(folder), write_checkpoint(folder)
-
-
-def run(model: Tuple[Path, Path], *arguments: Any) -> int:
-    return command.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])
-
-
-def read(path: Path) -> np.ndarray:
-    with rasterio.open(path) as file:
-        return file.read(1)
 
 
 def write_six(folder: Path, colors: np.ndarray) -> List[Path]:

@@ -10,12 +10,10 @@ import pytest
 import rasterio
 import torch
 from color_model import NAMES, paint, write_checkpoint, write_config, write_scene
+from map_runs import run
 from support import ROOT, Launch, check_finished, main_leg
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.inference.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 
@@ -29,10 +27,6 @@ def model(tmp_path_factory: Any) -> Tuple[Path, Path]:
     torch.save(dict(saved, state_dict={name: weight / 8 for name, weight
                                        in saved['state_dict'].items()}), checkpoint)
     return write_config(folder), checkpoint
-
-
-def run(model: Tuple[Path, Path], *arguments: Any) -> int:
-    return command.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])
 
 
 def read(path: Path) -> np.ndarray:
