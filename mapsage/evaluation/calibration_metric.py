@@ -15,7 +15,7 @@ from prettytable import PrettyTable
 from mapsage.drawing import plot_reliability
 
 from .calibration import BINS, calibration_error, count_confidence, reliability
-from .confusion_matrix_metric import is_repeat
+from .evaluated_images import check_images, is_repeat
 
 SCORES = ('logits', 'probabilities')
 _NEAR_ONE = 1e-2  # how far the sum of probabilities of 16 bits may be from 1
@@ -127,18 +127,8 @@ class CalibrationError(BaseMetric):
         if images[rank] and is_repeat(images, rank, images[rank] - 1, size):
             total -= self._last
         self._clear()
-        if not sum(images):
-            raise ValueError(f'no image was evaluated, expected {size}; check the dataloader')
-        if any(count > 1 and is_repeat(images, other, count - 2, size)
-               for other, count in enumerate(images)):
-            raise ValueError(
-                f'the ranks have {images} images of a dataset of {size}: a rank repeats more than '
-                'one, expected at most its last. Use a sampler that deals images out in turns, as '
-                'DefaultSampler(shuffle=False)')
+        check_images(images, size)
         all_reduce(total)
-        if sum(images) < size:
-            print_log(f'{sum(images)} of {size} images were evaluated', logger='current',
-                      level=logging.WARNING)
         figures = self.compute_metrics([total])
         return {f'{self.prefix}/{key}': value for key, value in figures.items()} \
             if self.prefix else figures

@@ -22,6 +22,7 @@ from .confusion_matrix import (
     mean_of_defined,
     scores,
 )
+from .evaluated_images import check_images, is_repeat
 
 # Figures that each option reports, for each class and as a mean.
 COLUMNS: Dict[str, Sequence[str]] = dict(
@@ -182,17 +183,7 @@ class ConfusionMatrixMetric(BaseMetric):
                 f"images of rank(s) {', '.join(map(str, ranks))}, whose message names the first"
             raise ValueError(f'{where}: ' + describe_outside(
                 outside, len(self._classes()), self.ignore_index))
-        if not sum(images):
-            raise ValueError(f'no image was evaluated, expected {size}; check the dataloader')
-        if any(count > 1 and is_repeat(images, other, count - 2, size)
-               for other, count in enumerate(images)):
-            raise ValueError(
-                f'the ranks have {images} images of a dataset of {size}: a rank repeats more than '
-                'one, expected at most its last. Use a sampler that deals images out in turns, as '
-                'DefaultSampler(shuffle=False)')
-        if sum(images) < size:
-            print_log(f'{sum(images)} of {size} images were evaluated', logger='current',
-                      level=logging.WARNING)
+        check_images(images, size)
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
         """Return the figures of ``results``, a list of one count vector, and log the table."""
@@ -306,22 +297,6 @@ class _PixelTally:
     def first_outside(self) -> str:
         """Return the name of the first image with a label outside the classes."""
         return self.names[int(self._first)]
-
-
-def is_repeat(images: Sequence[int], rank: int, number: int, size: int) -> bool:
-    """Return whether an image is one that the sampler repeats. Pure.
-
-    Images are dealt out in turns, beginning with rank 0; a rank without further images is skipped.
-    This is the order of mmengine.dist.collect_results before it cuts at ``size``.
-
-    Args:
-        images: Number of images of each rank.
-        rank: Rank of the image.
-        number: Index of the image among those of the rank, from 0.
-        size: Number of images in the dataset.
-    """
-    before = sum(min(count, number + (other < rank)) for other, count in enumerate(images))
-    return before >= size
 
 
 def _plane(labels: torch.Tensor) -> torch.Tensor:
