@@ -110,8 +110,10 @@ def write_tiny_data(root: Path, train: int = 16, val: int = 4, size: int = 64) -
 
 
 def write_tiny_config(path: Path, data_root: Path, extra: str = '') -> Path:
-    """Write the tiny config, with ``extra`` lines of Python at its end."""
-    path.write_text(TINY_CONFIG.replace('{data_root!r}', repr(str(data_root))) + extra)
+    """Write the tiny config, with ``extra`` lines of Python at its end; ranks may do so at once."""
+    partial = path.with_name(f'{path.name}.{os.getpid()}')
+    partial.write_text(TINY_CONFIG.replace('{data_root!r}', repr(str(data_root))) + extra)
+    partial.replace(path)
     return path
 
 
