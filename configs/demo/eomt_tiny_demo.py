@@ -1,8 +1,8 @@
 """A tiny EoMT from scratch on synthetic aerial tiles, to show that mask queries train anywhere.
 
 Command:  python tools/train.py configs/demo/eomt_tiny_demo.py
-Hardware: one CPU process with one thread on a 2-core Intel Xeon with other work, 600 steps in 67 s of
-          processor time, 3 min 20 s in all (torch 2.13.0, 2026-11-23)
+Hardware: one CPU process with one thread on a 2-core Intel Xeon with other work, 600 steps in
+          67 s of processor time, 3 min 20 s in all (torch 2.13.0, 2026-11-23)
 Score:    mIoU 21.4; always predicting the most frequent class gives 4.1, and the demo's own config
           82.5. A ViT from scratch, and queries from scratch, need far more steps. With a query for
           each class it is 28.2: num_queries=7, loss_decode.matching='fixed' (docs/benchmarks.md)
