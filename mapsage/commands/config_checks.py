@@ -86,7 +86,7 @@ def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
     try:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             built = build_optim_wrapper(model, dict(plain, type='OptimWrapper'))
-    except Exception as error:
+    except Exception as error:  # of any part that the user names; the run itself will tell it whole
         return [Finding('note', f'the optimizer cannot be built here: {error_text(error)}')]
     warning = encoder_rate_warning(model, built, cfg.get('load_from'))
     return [] if warning is None else [Finding('note', warning.text, warning.next_step)]

@@ -60,7 +60,7 @@ class Job:
         settings: Everything that the map depends on.
         strips: Numbers of the strips that are not finished.
         owners: Rank that predicts each of these strips.
-        kept: Of each row of windows the columns of those that touch the area of interest; None
+        kept: Columns of the windows that touch the area of interest, for each row of windows; None
             without one.
     """
 

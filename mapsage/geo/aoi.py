@@ -25,7 +25,7 @@ _MOST_NODES = 200000
 _TILE = 1024  # pixels
 
 
-class _Layer(NamedTuple):
+class _AreaLayer(NamedTuple):
     name: str
     crs: pyproj.CRS
     polygons: np.ndarray
@@ -143,7 +143,7 @@ class SceneArea:
         return list(shapely.total_bounds(np.concatenate([each.polygons for each in self._layers])))
 
 
-def _read_layers(path: str) -> List[_Layer]:
+def _read_layers(path: str) -> List[_AreaLayer]:
     check_name(path)
     try:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
@@ -161,7 +161,7 @@ def _read_layers(path: str) -> List[_Layer]:
         if not crs or pyproj.CRS.from_user_input(crs).name.startswith('Undefined '):
             raise GeoError(f'{path}: layer {name!r} says no CRS, so its polygons have no place in '
                            'a scene; set it, for example with ogr2ogr -a_srs.')
-        layers.append(_Layer(name, pyproj.CRS.from_user_input(crs), polygons))
+        layers.append(_AreaLayer(name, pyproj.CRS.from_user_input(crs), polygons))
     if not layers:
         found = f', only {", ".join(others)}' if others else ''
         raise GeoError(f'{path} holds no polygons with an area{found}; expected polygons around '
@@ -185,7 +185,7 @@ def _read_layer(path: str, name: str) -> Tuple[Optional[str], np.ndarray, List[s
         f'{shape.geom_type}s' for shape in shapes[~areal]]
 
 
-def _with_nodes(layer: _Layer) -> np.ndarray:
+def _with_nodes(layer: _AreaLayer) -> np.ndarray:
     factor = layer.crs.axis_info[0].unit_conversion_factor if layer.crs.axis_info else 1.0
     step = (_STEP_RADIANS if layer.crs.is_geographic else _STEP_METERS) / factor
     total = float(shapely.length(layer.polygons).sum())

@@ -25,7 +25,7 @@ _ARC = 8  # segments of a quarter of a circle
 _WIDER = 1.01 / math.cos(math.pi / 4 / _ARC)
 
 
-class _Blocks(NamedTuple):
+class _SceneBlocks(NamedTuple):
     """Blocks that a scene shows or nearly shows."""
 
     rectangles: np.ndarray  # polygons in pixels of the scene
@@ -81,17 +81,17 @@ class BlockSplit:
                         & (shapely.area(pieces) > 0)]
         return ScenePart(self, part, pieces, (int(own.sum()), int(shown.sum())))
 
-    def _in_pixels(self, scene: Raster) -> _Blocks:
+    def _in_pixels(self, scene: Raster) -> _SceneBlocks:
         rows, columns = (math.ceil(side / self.size) for side in (scene.height, scene.width))
         _check_number(rows * columns, self, scene)
         row, column = (each.ravel() for each in np.mgrid[:rows, :columns])
         rectangles = shapely.box(column * self.size, row * self.size, (column + 1) * self.size,
                                  (row + 1) * self.size)
         name = Path(scene.path).stem
-        return _Blocks(rectangles, self._widen(rectangles),
+        return _SceneBlocks(rectangles, self._widen(rectangles),
                        self._parts([f'{name} {r} {c}' for r, c in zip(row, column)]))
 
-    def _on_ground(self, scene: Raster) -> _Blocks:
+    def _on_ground(self, scene: Raster) -> _SceneBlocks:
         globe = _place(scene, self)
         row, column, count = self._numbers(scene, globe)
         height = 180 / self._rows()
@@ -114,7 +114,7 @@ class BlockSplit:
         near[near] &= shapely.intersects(shapely.make_valid(drawn[1][near]), reaches)
         rectangles, widened = (shapely.make_valid(each[near]) for each in drawn)
         whole = column[near] % count[near]  # the same block on both sides of the antimeridian
-        return _Blocks(rectangles, widened,
+        return _SceneBlocks(rectangles, widened,
                        self._parts([f'{r} {c}' for r, c in zip(row[near], whole)]))
 
     def _rows(self) -> int:

@@ -67,7 +67,8 @@ class Grid:
         window: Height and width of a window in pixels.
         overlap: Least number of pixels that neighbors share.
         rows, columns: First pixels of the windows.
-        kept: Of each row of windows the first columns of those that are predicted; None for all.
+        kept: First columns of the windows that are predicted, for each row of windows; None for
+            all.
     """
 
     height: int

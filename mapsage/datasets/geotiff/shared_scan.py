@@ -53,7 +53,7 @@ def scan_scenes(scenes: Sequence[Raster], what: Sequence[Any],
     for scene, path in zip(scenes, paths):
         result = None if path is None else _load(path)
         if result is None:
-            with _Turn(path) as mine:
+            with _ScanLock(path) as mine:
                 if mine:
                     result = _scan_and_keep(scene, path, scan)
         clock.look()
@@ -121,7 +121,7 @@ def _wait(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarr
         result = _load(path)
         if result is not None:
             return result
-        with _Turn(path) as free:
+        with _ScanLock(path) as free:
             if free:
                 break
         time.sleep(_PAUSE)
@@ -129,7 +129,7 @@ def _wait(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarr
     return _scan_and_keep(scene, path, scan)
 
 
-class _Turn:
+class _ScanLock:
     """A lock between processes of one machine; entering says whether this process has it.
 
     It lies in the folder for temporary files, since locks on shared disks may be missing or hang.

@@ -14,7 +14,7 @@ from mapsage.models.backbones.dinov3 import DINOv3ViT
 from mapsage.models.backbones.dinov3_weights import WeightsError, fit, read_checkpoint
 
 from . import published
-from .loss import Prediction
+from .loss import QueryPrediction
 from .query_head import QueryHead, pretrained_of
 
 
@@ -36,7 +36,7 @@ class EoMTHead(QueryHead):
         super().__init__(in_channels, num_blocks=num_blocks, num_queries=num_queries,
                          num_prefix=num_prefix, **kwargs)
 
-    def forward(self, inputs: List[Prediction]) -> List[Prediction]:
+    def forward(self, inputs: List[QueryPrediction]) -> List[QueryPrediction]:
         """Return what the segmentor computed with :meth:`decode`, one prediction an output."""
         return inputs
 
@@ -108,7 +108,7 @@ class EoMT(EncoderDecoder):
                   logger='current')
         self.is_init = True
 
-    def extract_feat(self, inputs: torch.Tensor) -> List[Prediction]:
+    def extract_feat(self, inputs: torch.Tensor) -> List[QueryPrediction]:
         """Return the predictions for images, (N, bands, H, W), one an output."""
         backbone, head = self.backbone, self.decode_head
         tokens, grid = backbone.embed(inputs)

@@ -16,7 +16,7 @@ _MATCHINGS = ('hungarian', 'fixed')
 _MOST_FIXED = 20
 
 
-class Prediction(NamedTuple):
+class QueryPrediction(NamedTuple):
     """One output: mask logits, float (N, Q, h, w), and class logits, float (N, Q, C + 1)."""
 
     masks: torch.Tensor
@@ -95,7 +95,7 @@ class MaskClassLoss(nn.Module):
                 (torch.unique(sample.gt_sem_seg.data) for sample in data_samples)]
         return torch.tensor([sum(held), sum(count > 0 for count in held), 1.], dtype=torch.float64)
 
-    def forward(self, predictions: Sequence[Prediction], labels: torch.Tensor,
+    def forward(self, predictions: Sequence[QueryPrediction], labels: torch.Tensor,
                 names: Sequence[str] = ()) -> Dict[str, torch.Tensor]:
         """Return the three terms, scalars, summed over the outputs.
 

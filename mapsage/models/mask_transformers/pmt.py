@@ -15,7 +15,7 @@ from mapsage.models.backbones.dinov3_weights import Arch, WeightsError, read_che
 from mapsage.models.backbones.rope import RotaryPositions
 
 from . import published
-from .loss import Prediction
+from .loss import QueryPrediction
 from .query_head import QueryHead, pretrained_of
 
 
@@ -108,7 +108,7 @@ class PMTHead(QueryHead):
                   logger='current')
         self.is_init = True
 
-    def forward(self, inputs: Sequence[torch.Tensor]) -> List[Prediction]:
+    def forward(self, inputs: Sequence[torch.Tensor]) -> List[QueryPrediction]:
         """Return the predictions, one before each block that masks and one at the end.
 
         Args:

@@ -9,7 +9,7 @@ from mmseg.models.utils import resize
 from torch import nn
 from torch.nn import functional
 
-from .loss import MaskClassLoss, Prediction
+from .loss import MaskClassLoss, QueryPrediction
 from .parts import mask_mlp, upscaler
 
 # A transformer block: tokens, sine and cosine of their positions, what the queries may attend to.
@@ -73,7 +73,7 @@ class QueryHead(BaseDecodeHead):
 
     def decode(self, tokens: torch.Tensor, grid: Tuple[int, int], sine: torch.Tensor,
                cosine: torch.Tensor, blocks: Sequence[MaskedBlock],
-               norm: Callable[[torch.Tensor], torch.Tensor]) -> List[Prediction]:
+               norm: Callable[[torch.Tensor], torch.Tensor]) -> List[QueryPrediction]:
         """Run blocks over queries and tokens, and return what the queries predict.
 
         Args:
@@ -92,7 +92,7 @@ class QueryHead(BaseDecodeHead):
         # Queries have no position: their tokens are not rotated.
         sine = functional.pad(sine, (0, 0, self.num_queries, 0))
         cosine = functional.pad(cosine, (0, 0, self.num_queries, 0), value=1.)
-        predictions: List[Prediction] = []
+        predictions: List[QueryPrediction] = []
         for index, block in enumerate(blocks):
             allowed = None
             if self.training or self._masks_in_evaluation()[index]:
@@ -102,13 +102,14 @@ class QueryHead(BaseDecodeHead):
         predictions.append(self.predict_queries(norm(tokens), grid))
         return predictions
 
-    def predict_queries(self, tokens: torch.Tensor, grid: Tuple[int, int]) -> Prediction:
+    def predict_queries(self, tokens: torch.Tensor, grid: Tuple[int, int]) -> QueryPrediction:
         """Return the prediction of normed tokens, (N, queries + prefix + patches, embed_dims)."""
         queries = tokens[:, :self.num_queries]
         patches = tokens[:, self.num_queries + self.num_prefix:].transpose(1, 2)
         pixels = self.upscale(patches.reshape(len(tokens), -1, *grid))
         masks = self.mask_head(queries) @ pixels.flatten(2)
-        return Prediction(masks.view(len(tokens), -1, *pixels.shape[2:]), self.class_head(queries))
+        masks = masks.view(len(tokens), -1, *pixels.shape[2:])
+        return QueryPrediction(masks, self.class_head(queries))
 
     def loss_by_feat(self, seg_logits: Any, batch_data_samples: Sequence[Any]
                      ) -> Dict[str, torch.Tensor]:

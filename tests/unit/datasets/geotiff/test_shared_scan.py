@@ -131,7 +131,7 @@ def test_a_process_that_dies_or_hangs_blocks_nobody(tmp_path: Path, monkeypatch:
 def test_the_scan_of_another_process_is_waited_for(tmp_path: Path, monkeypatch: Any) -> None:
     (path,) = write_scenes(tmp_path, 1)
     entry = shared_scan._entry(cache_folder(), Raster(path), ())  # type: ignore[arg-type]
-    other = shared_scan._Turn(entry)
+    other = shared_scan._ScanLock(entry)
 
     def other_is_done(_: float) -> None:
         np.save(entry, np.full((1, 1), 3))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from mask_models import CLASSES, QUERIES, build, eomt_config, labels_of
 from support import main_leg
 
 from mapsage.models.mask_transformers import published
-from mapsage.models.mask_transformers.loss import Prediction
+from mapsage.models.mask_transformers.loss import QueryPrediction
 
 transformers = pytest.importorskip('transformers', reason='no transformers for this Python')
 pytestmark = main_leg
@@ -84,7 +84,7 @@ def test_each_term_equals_that_of_transformers() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, 'rand', lambda *_, **__: points)  # the matcher's points
         expected = criterion(masks, classes, targets, held)
-    own = model.decode_head.loss_decode([Prediction(masks, classes)], labels)
+    own = model.decode_head.loss_decode([QueryPrediction(masks, classes)], labels)
     for name, theirs_name, weight in (('loss_mask', 'loss_mask', 5), ('loss_dice', 'loss_dice', 5),
                                       ('loss_cls', 'loss_cross_entropy', 2)):
         assert float(own[name]) / weight == pytest.approx(float(expected[theirs_name]), abs=1e-4)

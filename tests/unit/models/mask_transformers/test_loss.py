@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.models import MaskClassLoss
-from mapsage.models.mask_transformers.loss import Prediction
+from mapsage.models.mask_transformers.loss import QueryPrediction
 from mapsage.models.mask_transformers.matching import hungarian, match_costs
 from mapsage.models.mask_transformers.targets import mask_targets
 from mapsage.wrappers.batch_counts import BatchCounts
@@ -26,18 +26,18 @@ def bound(**options: Any) -> MaskClassLoss:
 
 
 def outputs_of(images: int, side: int = 16, seed: int = 0, outputs: int = 2,
-               queries: int = QUERIES) -> List[Prediction]:
+               queries: int = QUERIES) -> List[QueryPrediction]:
     generator = torch.Generator().manual_seed(seed)
-    return [Prediction(torch.randn(images, queries, side, side, generator=generator) * 3,
+    return [QueryPrediction(torch.randn(images, queries, side, side, generator=generator) * 3,
                        torch.randn(images, queries, CLASSES + 1, generator=generator))
             for _ in range(outputs)]
 
 
-def part_of(predictions: List[Prediction], images: slice) -> List[Prediction]:
-    return [Prediction(each.masks[images], each.classes[images]) for each in predictions]
+def part_of(predictions: List[QueryPrediction], images: slice) -> List[QueryPrediction]:
+    return [QueryPrediction(each.masks[images], each.classes[images]) for each in predictions]
 
 
-def by_hand(predictions: List[Prediction], labels: torch.Tensor, fixed: bool = False) -> Any:
+def by_hand(predictions: List[QueryPrediction], labels: torch.Tensor, fixed: bool = False) -> Any:
     """The three terms with masks at full size: logits repeated to pixels, void pixels cut out."""
     bce = dice = entropy = weight = 0.
     masks = sum(len(set(each[each != 255].tolist())) for each in labels)
@@ -90,13 +90,13 @@ def test_void_pixels_change_nothing() -> None:
     labels = labels_of(2, void=.5, block=4)
     predictions = outputs_of(2, 16)
     void = (labels == 255)[:, ::4, ::4][:, None].expand(-1, QUERIES, -1, -1)
-    other = [Prediction(torch.where(void, torch.full_like(each.masks, 7.), each.masks),
+    other = [QueryPrediction(torch.where(void, torch.full_like(each.masks, 7.), each.masks),
                         each.classes) for each in predictions]
     loss = bound()
     one, two = loss(predictions, labels), loss(other, labels)
     assert all(torch.allclose(one[name], two[name], rtol=1e-6) for name in one)
     masks = other[0].masks.requires_grad_()
-    sum(loss([Prediction(masks, other[0].classes)], labels).values()).backward()  # type: ignore
+    sum(loss([QueryPrediction(masks, other[0].classes)], labels).values()).backward()  # type: ignore
     assert masks.grad is not None and not masks.grad[void].any() and masks.grad.any()
 
 
@@ -106,7 +106,7 @@ def test_an_image_without_labels_is_left_out() -> None:
     predictions = outputs_of(3)
     loss, rest = bound(), [0, 2]
     whole = loss(predictions, labels)
-    alone = loss([Prediction(each.masks[rest], each.classes[rest]) for each in predictions],
+    alone = loss([QueryPrediction(each.masks[rest], each.classes[rest]) for each in predictions],
                  labels[rest])
     assert all(torch.allclose(whole[name], alone[name], rtol=1e-5) for name in whole)
 
@@ -184,8 +184,8 @@ def test_costs_that_are_no_numbers_name_the_image(caplog: pytest.LogCaptureFixtu
 
 def test_half_precision_is_summed_in_float32() -> None:
     labels, predictions = labels_of(2, 256, block=32), outputs_of(2, 64, outputs=1)
-    half = [Prediction(each.masks.bfloat16(), each.classes.bfloat16()) for each in predictions]
-    rounded = [Prediction(each.masks.float(), each.classes.float()) for each in half]
+    half = [QueryPrediction(each.masks.bfloat16(), each.classes.bfloat16()) for each in predictions]
+    rounded = [QueryPrediction(each.masks.float(), each.classes.float()) for each in half]
     exact = bound()(rounded, labels)
     with torch.autocast('cpu', dtype=torch.bfloat16):
         losses = bound()(half, labels)
