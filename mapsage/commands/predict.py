@@ -279,7 +279,7 @@ class Prediction:
         strips = job.strips_of(self._rank)
         if strips:
             start_time = time.monotonic()
-            scene = self._scene(job.path, (job.height, job.width), self._area)
+            scene = self._scene(job.path, (job.height, job.width))
             parts = self._parts(job)
             with scene.raster:
                 predict_strips(scene, self._grid(job), strips, self._predictor,
@@ -320,9 +320,8 @@ class Prediction:
             note_for_launcher(text)
         return status
 
-    def _scene(self, path: str, size: Optional[Tuple[int, int]] = None,
-               area: Optional[AreaOfInterest] = None) -> Scene:
-        return Scene(path, self._bands, size, area, self._members)
+    def _scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
+        return Scene(path, self._bands, size, self._members)
 
     def _outputs(self, name: str) -> Outputs:
         return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,

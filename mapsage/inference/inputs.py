@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from mapsage.geo import (
-    AreaOfInterest,
     GeoError,
     Mosaic,
     Raster,
@@ -83,7 +82,6 @@ class Scene:
         path: File that GDAL can read.
         bands: Bands that are read, and how the model sees them.
         size: Height and width in pixels that the model sees the scene in; default: its own.
-        area: Area of interest; pixels beside it are read as pixels without data.
         members: Files that the scene is a mosaic of; then ``path`` is only its name.
 
     Attributes:
@@ -98,7 +96,7 @@ class Scene:
     """
 
     def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None,
-                 area: Optional[AreaOfInterest] = None, members: Sequence[str] = ()) -> None:
+                 members: Sequence[str] = ()) -> None:
         self.path = path
         try:
             self.raster = (Mosaic(members, bands.chosen) if members
@@ -107,7 +105,6 @@ class Scene:
             raise PredictError(str(error)) from error
         self._bands = bands
         self.size = size or (self.raster.height, self.raster.width)
-        self._area = None if area is None else area.of_scene(self.raster).resized(self.size)
         self.is_picture = (bands.like_opencv and bands.chosen is None
                            and suffix_of(path) in _PICTURES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
@@ -142,8 +139,6 @@ class Scene:
             values, valid, damage = self._read_box(
                 (x.first, y.first, x.last + 1 - x.first, y.last + 1 - y.first))
             values, valid = _interpolate(values, y, x), valid[y.nearest][:, x.nearest]
-        if self._area is not None:
-            valid = valid & self._area.mask(column, row, width, height)
         if valid.shape != tuple(window):
             missing = (0, 0), (0, window[0] - height), (0, window[1] - width)
             values = np.pad(values, missing, mode='reflect')
