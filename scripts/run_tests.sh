@@ -11,8 +11,8 @@
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
-# arguments of pytest, tests/cluster is left out, which .ci/run runs by itself, and the main leg also
-# runs ruff, mypy and import-linter.
+# arguments of pytest, tests/long and tests/cluster are left out, which .ci/run runs by themselves, and
+# the main leg also runs ruff, mypy and import-linter.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -77,7 +77,9 @@ few() {
 }
 
 paths=("$@")
-if [ $# -eq 0 ]; then paths=(--ignore tests/cluster); fi  # they wait, and want the machine alone
+if [ $# -eq 0 ]; then  # they take minutes; tests/cluster also wants the machine alone
+    paths=(--ignore tests/long --ignore tests/cluster)
+fi
 
 failed=()
 times=()

@@ -76,8 +76,9 @@ def swin_upernet() -> nn.Module:
     channels = [8, 16, 32, 64]
     return stock('upernet_swin', backbone__pretrain_img_size=SIDE, backbone__embed_dims=8,
                  backbone__num_heads=[1, 1, 2, 2], backbone__window_size=2,
-                 backbone__drop_path_rate=0., decode_head__in_channels=channels, decode_head__pool_scales=POOLS,
-                 auxiliary_head__in_channels=channels[2], **TWO_SMALL_HEADS)
+                 backbone__drop_path_rate=0., decode_head__in_channels=channels,
+                 decode_head__pool_scales=POOLS, auxiliary_head__in_channels=channels[2],
+                 **TWO_SMALL_HEADS)
 
 
 def cascade_hrnet() -> nn.Module:

@@ -11,6 +11,7 @@ import pytest
 from frozen_config import PLAIN
 from support import Launch, launch, on_host, write_tiny_config
 
+HOOKS = str(Path(__file__).parents[1] / 'integration')  # folder of fault_hooks.py
 PAUSED = '''
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
 custom_hooks = [dict(type='PauseBeforeIteration', iteration=2)]
@@ -52,7 +53,7 @@ def test_a_run_that_is_asked_to_stop_can_be_queued_again(
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, PAUSED + more)
     work, go = tmp_path / 'work', tmp_path / 'go'
     settings: Dict[str, Any] = dict(ranks=ranks, environ={
-        'PYTHONPATH': str(Path(__file__).parent), 'MAPSAGE_TEST_GO': str(go),
+        'PYTHONPATH': HOOKS, 'MAPSAGE_TEST_GO': str(go),
         'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
     run = Launch(config, '--work-dir', work, cold=cold, **settings)
     run.wait_for(tmp_path / 'reached')
@@ -78,7 +79,7 @@ def test_one_process_ends_with_its_workers(stopped: bool, tiny_data: Path, tmp_p
     go = tmp_path / 'go'
     command = [sys.executable, 'tools/train.py']
     run = Launch(config, '--work-dir', tmp_path / 'work', command=command,
-                 environ={'PYTHONPATH': str(Path(__file__).parent), 'MAPSAGE_TEST_GO': str(go),
+                 environ={'PYTHONPATH': HOOKS, 'MAPSAGE_TEST_GO': str(go),
                           'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
     if stopped:
         run.wait_for(tmp_path / 'reached')

@@ -23,7 +23,7 @@ def start(tmp_path: Path, tiny_data: Path, ranks: int) -> Launch:
     """Launch ranks that create ``tmp_path / 'reached'`` before their iteration 2, and wait."""
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, WAITING)
     return Launch(config, '--work-dir', tmp_path / 'work', cold=True, ranks=ranks, environ={
-        'PYTHONPATH': str(Path(__file__).parent),
+        'PYTHONPATH': str(Path(__file__).parents[1] / 'integration'),
         'MAPSAGE_TEST_REACHED': str(tmp_path / 'reached')})
 
 
