@@ -87,7 +87,8 @@ class QueryHead(BaseDecodeHead):
         Returns:
             One prediction before each block that masks, and one at the end.
         """
-        queries = self.queries.weight.to(tokens.dtype).expand(len(tokens), -1, -1)
+        # Where a model is cut, the blocks of an EoMT may be on other devices than its head.
+        queries = self.queries.weight.to(tokens).expand(len(tokens), -1, -1)
         tokens = torch.cat((queries, tokens), dim=1)
         # Queries have no position: their tokens are not rotated.
         sine = functional.pad(sine, (0, 0, self.num_queries, 0))
@@ -104,6 +105,7 @@ class QueryHead(BaseDecodeHead):
 
     def predict_queries(self, tokens: torch.Tensor, grid: Tuple[int, int]) -> QueryPrediction:
         """Return the prediction of normed tokens, (N, queries + prefix + patches, embed_dims)."""
+        tokens = tokens.to(self.queries.weight.device)
         queries = tokens[:, :self.num_queries]
         patches = tokens[:, self.num_queries + self.num_prefix:].transpose(1, 2)
         pixels = self.upscale(patches.reshape(len(tokens), -1, *grid))
