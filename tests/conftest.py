@@ -40,7 +40,7 @@ from support import on_host, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
-from mapsage.accelerator import resolve_accelerator  # noqa: E402
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
 
 if SimAccelerator.why_unavailable() is None:
@@ -81,6 +81,16 @@ def mmseg_scope() -> Iterator[None]:
     """The scope of a config for MMSegmentation; a run of another test may have left its own."""
     with DefaultScope.overwrite_default_scope('mmseg'):
         yield
+
+
+@pytest.fixture
+def own_environment() -> Iterator[None]:
+    """Give back the variables and the accelerator that a run in this process has changed."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    set_current_accelerator(resolve_accelerator('cpu'))
 
 
 @pytest.fixture(scope='session')

@@ -5,11 +5,8 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
-from typing import Iterator
 
 import pytest
-
-from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 
 TINY_RUN = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'tiny_run.py')
 
@@ -29,13 +26,3 @@ def tiny_run() -> ModuleType:
 def tiny_run_script() -> str:
     """Return the path of tiny_run.py."""
     return TINY_RUN
-
-
-@pytest.fixture
-def own_environment() -> Iterator[None]:
-    """Give back the variables and the accelerator that a run in this process has changed."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    set_current_accelerator(resolve_accelerator('cpu'))
