@@ -193,6 +193,13 @@ def to_huggingface(state: Mapping[str, torch.Tensor]) -> State:
     return theirs
 
 
+def is_not_exported(key: str) -> bool:
+    """Return whether :func:`to_huggingface` leaves out a key of an EoMT, as transformers computes
+    it or has it in the image processor.
+    """
+    return _NOT_EXPORTED.fullmatch(key) is not None
+
+
 def huggingface_config(arch: Any, head: Any, image_size: int) -> Dict[str, Any]:
     """Return the arguments of ``EomtDinov3Config`` for a model.
 
