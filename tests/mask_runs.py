@@ -41,7 +41,7 @@ class Recorder(Hook):
 
 
 def config_of(kind: str, data: Path, folder: Path, steps: int = 6, plain: bool = False,
-              **changes: Any) -> Config:
+              custom_hooks: Any = (dict(type='MaskAnnealingHook'), ), **changes: Any) -> Config:
     """Return the config of a run, ``plain`` without random transforms."""
     folder.mkdir(parents=True, exist_ok=True)
     cfg = Config.fromfile(str(write_tiny_config(folder / 'tiny.py', data)))
@@ -59,7 +59,7 @@ def config_of(kind: str, data: Path, folder: Path, steps: int = 6, plain: bool =
         'env_cfg.accelerator': 'cpu', **changes})
     cfg.model = CONFIGS[kind](num_classes=7, **norm)
     cfg.optim_wrapper, cfg.param_scheduler = optimizer, [scheduler]
-    cfg.custom_hooks = [dict(type='MaskAnnealingHook')]
+    cfg.custom_hooks = list(custom_hooks)
     if plain:
         del cfg.train_dataloader.dataset.pipeline[2:4]
     for key in TESTS:

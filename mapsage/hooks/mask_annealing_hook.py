@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence
 
 import torch
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from mapsage.models.mask_transformers.annealing import (
@@ -21,7 +21,8 @@ class MaskAnnealingHook(Hook):
 
     Block after block, the probability that a query sees only the patches in its mask falls from 1
     to 0; at 0 a model needs neither masks nor the predictions that they come from. What a step gets
-    depends on its number alone, so that a resumed run goes on with the same values.
+    depends on its number alone, so that a resumed run goes on with the same values. The average of
+    ``EMAHook`` has the same values: a mean over the steps before would keep masks that are gone.
 
     Args:
         starts: Step at which each block's probability begins to fall; None for ``blocks + 2``
@@ -30,9 +31,11 @@ class MaskAnnealingHook(Hook):
         power: Exponent of the fall.
 
     Raises:
-        AnnealingError: If starts and ends do not fit each other or the model, the model has no
-            masks, or the training is by epochs and neither is given.
+        AnnealingError: If starts and ends do not fit each other or the model, or the model has no
+            masks.
     """
+
+    priority = 'BELOW_NORMAL'  # behind EMAHook, before what validates and saves
 
     def __init__(self, starts: Optional[Sequence[int]] = None,
                  ends: Optional[Sequence[int]] = None, power: float = 0.9) -> None:
@@ -43,8 +46,7 @@ class MaskAnnealingHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Look for the masks, and choose the phases if the config does not give them."""
-        self._probabilities = [each.attn_mask_probs for each in runner.model.modules()
-                               if isinstance(getattr(each, 'attn_mask_probs', None), torch.Tensor)]
+        self._probabilities = _probabilities_of(runner.model)
         if not self._probabilities:
             raise AnnealingError('MaskAnnealingHook: the model has no masks that could fade out '
                                  '(attn_mask_probs, as EoMTHead and PMTHead have); take it out of '
@@ -57,6 +59,9 @@ class MaskAnnealingHook(Hook):
             raise AnnealingError(f'MaskAnnealingHook: {len(self.starts)} starts and ends, and '
                                  f'the model has {wrong[0]} masked blocks (num_blocks of its '
                                  'decode head); give one for each')
+        for hook in runner.hooks:
+            if isinstance(hook, EMAHook):
+                self._probabilities += _probabilities_of(hook.ema_model)
         runner.logger.info(f'[Masks] fade out from steps {list(self.starts)} to {list(self.ends)}, '
                            f'of {runner.max_iters}')
         self._values = []
@@ -88,3 +93,8 @@ class MaskAnnealingHook(Hook):
     def _set(self, *_: Any) -> None:
         for buffer in self._probabilities:
             buffer.copy_(torch.tensor(self._values, dtype=buffer.dtype))
+
+
+def _probabilities_of(model: torch.nn.Module) -> List[torch.Tensor]:
+    return [each.attn_mask_probs for each in model.modules()
+            if isinstance(getattr(each, 'attn_mask_probs', None), torch.Tensor)]

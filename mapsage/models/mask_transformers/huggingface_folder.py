@@ -109,7 +109,8 @@ def _pixels(model: Any) -> Tuple[List[float], List[float]]:
     mean, std = (getattr(owner, f'{prefix}{name}', None) for name in ('mean', 'std'))
     if mean is None or std is None:
         return [0.] * 3, [1 / 255] * 3  # nobody normalizes
-    return [[round(float(each) / 255, 6) for each in value.flatten()] for value in (mean, std)]
+    values = [[round(float(each) / 255, 6) for each in value.flatten()] for value in (mean, std)]
+    return values[0], values[1]
 
 
 def _write(path: Path, content: Dict[str, Any]) -> None:

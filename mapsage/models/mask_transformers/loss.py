@@ -65,14 +65,18 @@ class MaskClassLoss(nn.Module):
         self.weights = (mask_weight, dice_weight, class_weight)
         self.no_object_weight = no_object_weight
         self.num_classes = self.num_queries = 0
+        self.ignore_index = 255
 
-    def bind(self, num_classes: int, num_queries: int) -> None:
-        """Set the numbers of the head.
+    def bind(self, num_classes: int, num_queries: int, ignore_index: int = 255) -> None:
+        """Set the numbers of the head, and the label of pixels that do not count.
 
         Raises:
-            ValueError: If there are fewer queries than classes, or fixed matching has other numbers
-                than it can.
+            ValueError: If there are fewer than two classes, fewer queries than classes, or fixed
+                matching has other numbers than it can.
         """
+        if num_classes < 2:
+            raise ValueError(f'num_classes={num_classes}: the scores of mask queries are compared '
+                             'between classes. Set num_classes=2, and let 0 be everything else')
         if num_queries < num_classes:
             raise ValueError(f'num_queries={num_queries} for num_classes={num_classes}: an image '
                              'may hold all classes, and each needs a query. Set num_queries to at '
@@ -83,6 +87,7 @@ class MaskClassLoss(nn.Module):
                              f"{_MOST_FIXED}. Set num_queries={num_classes}, or "
                              "matching='hungarian'")
         self.num_classes, self.num_queries = num_classes, num_queries
+        self.ignore_index = ignore_index
 
     @staticmethod
     def sum_over_ranks(count: torch.Tensor) -> torch.Tensor:
@@ -91,7 +96,8 @@ class MaskClassLoss(nn.Module):
 
     def count_batch(self, data_samples: Sequence[Any]) -> torch.Tensor:
         """Return the number of masks of a rank, of images with a label, and 1, float64 (3,)."""
-        held = [int(((labels >= 0) & (labels < self.num_classes)).sum()) for labels in
+        held = [int(((labels >= 0) & (labels < self.num_classes)
+                     & (labels != self.ignore_index)).sum()) for labels in
                 (torch.unique(sample.gt_sem_seg.data) for sample in data_samples)]
         return torch.tensor([sum(held), sum(count > 0 for count in held), 1.], dtype=torch.float64)
 

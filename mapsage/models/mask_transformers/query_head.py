@@ -60,7 +60,7 @@ class QueryHead(BaseDecodeHead):
         if not isinstance(self.loss_decode, MaskClassLoss):
             raise ValueError(f'loss_decode={loss_decode}, expected a MaskClassLoss: the outputs '
                              'are masks and classes of queries')
-        self.loss_decode.bind(num_classes, num_queries)
+        self.loss_decode.bind(num_classes, num_queries, ignore_index)
         self.init_cfg = init_cfg
         del self.conv_seg
         self.num_queries, self.num_prefix = num_queries, num_prefix

@@ -65,3 +65,23 @@ def test_a_model_without_masks(tiny_run: Any, tmp_path: Path) -> None:
     runner = tiny_run.build_runner(str(tmp_path), [MaskAnnealingHook()])
     with pytest.raises(AnnealingError, match='take it out of custom_hooks'):
         runner.train()
+
+
+@pytest.mark.parametrize('first, update_buffers', [(0, False), (1, True)])
+def test_an_average_has_the_masks_of_the_step(first: int, update_buffers: bool, tiny_data: Path,
+                                              tmp_path: Path) -> None:
+    """It is what a checkpoint gives to a map: masks that are gone must not come back with it."""
+    hooks = [dict(type='EMAHook', momentum=.1, update_buffers=update_buffers),
+             dict(type='MaskAnnealingHook')]
+    runner, _ = run_of('eomt', tiny_data, tmp_path / 'run', steps=8,
+                       custom_hooks=hooks[::-1] if first else hooks)
+    model = runner.train()
+    for step, masked in ((4, [0, 1]), (8, [0, 0])):
+        saved = torch.load(str(tmp_path / 'run' / f'iter_{step}.pth'), map_location='cpu',
+                           **({'weights_only': False} if torch.__version__ >= '2' else {}))
+        averaged, trained = saved['state_dict'], saved['ema_state_dict']
+        assert averaged['decode_head.attn_mask_probs'].tolist() == masked
+        assert trained['module.decode_head.attn_mask_probs'].tolist() == masked
+    name = 'decode_head.queries.weight'
+    assert torch.equal(trained[f'module.{name}'], model.decode_head.queries.weight)
+    assert not torch.equal(averaged[name], trained[f'module.{name}'])
