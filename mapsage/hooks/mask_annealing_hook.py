@@ -96,5 +96,5 @@ class MaskAnnealingHook(Hook):
 
 
 def _probabilities_of(model: torch.nn.Module) -> List[torch.Tensor]:
-    return [each.attn_mask_probs for each in model.modules()
-            if isinstance(getattr(each, 'attn_mask_probs', None), torch.Tensor)]
+    found = [getattr(each, 'attn_mask_probs', None) for each in model.modules()]
+    return [each for each in found if isinstance(each, torch.Tensor)]

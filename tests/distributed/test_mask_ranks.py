@@ -95,3 +95,14 @@ def on_both(kind: str, data: Path, folder: Path) -> Dict[str, List[float]]:
     # Simulated cards first: PyTorch counts devices at the first backward pass.
     return {name: trained(kind, data, folder / name, 1, {'env_cfg.accelerator': name})['losses']
             for name in ('sim', 'cpu')}
+
+
+@pytest.mark.skipif(NO_SIM is not None, reason=str(NO_SIM))
+def test_an_eomt_that_is_cut_trains_as_a_whole_one(tiny_data: Path, tmp_path: Path) -> None:
+    """Its last blocks are on two cards, and the head that calls them on the second of these."""
+    tests = str(Path(__file__).parents[1])
+    found = {name: run_ranks(
+        trained, 1, tmp_path / f'ranks_{name}', 'eomt', tiny_data, tmp_path / name, 1,
+        {'env_cfg.accelerator': name, 'env_cfg.use_model_parallel': name == 'sim'},
+        environ={'PYTHONPATH': tests, 'MAPSAGE_SIM_DEVICES': '3'})[0] for name in ('sim', 'cpu')}
+    assert found['sim']['losses'] == pytest.approx(found['cpu']['losses'], rel=1e-3)
