@@ -350,6 +350,16 @@ MUTANTS = (
            'the masks of later virtual ranks never fade out',
            'runner.model.before_each.append(self._set)', 'pass',
            ('tests/unit/hooks/test_mask_annealing_hook.py::test_virtual_ranks_all_have_them', )),
+    Mutant('averaged_masks', 'mapsage/hooks/mask_annealing_hook.py',
+           'the average of the weights keeps masks that the training has left',
+           'if isinstance(hook, EMAHook):', 'if False:',
+           ('tests/unit/hooks/test_mask_annealing_hook.py::'
+            'test_an_average_has_the_masks_of_the_step', )),
+    Mutant('ignored_class', 'mapsage/models/mask_transformers/loss.py',
+           'a label that does not count is a class in the counts of the ranks',
+           '& (labels != self.ignore_index)).sum()', ').sum()',
+           ('tests/unit/models/mask_transformers/test_odd_batches.py::'
+            'test_label_0_may_be_the_one_that_does_not_count', )),
     Mutant('score_softmax', 'mapsage/inference/predictor.py',
            'scores of mask queries get a softmax before they are blended',
            'if self._gives_scores:', 'if False:',
