@@ -34,7 +34,7 @@ from mapsage.distributed.nodes.writer_lease import take_lease
 from mapsage.distributed.stop_request import listening
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.hooks import StopHook
+from mapsage.hooks import CompileReportHook, StopHook
 from mapsage.wrappers import HeadReplicas, place_module
 from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
 from mapsage.wrappers.ddp import has_sync_batchnorm
@@ -50,6 +50,7 @@ from .checkpoints.resume import (
 )
 from .checkpoints.resume_report import kept_settings, long_warm_ups, settings_of
 from .checkpoints.saving import SavingRunner
+from .compiled_parts import CompileError, check_parts, compile_parts, compiled_parts
 from .config_report import config_report
 from .encoder_rates import encoder_rate_warning
 from .env_cfg import names_model_parallel, parse_env_cfg
@@ -223,6 +224,10 @@ class MapSageRunner(SavingRunner):
                 f"{', '.join(names)} has count_batch, and the model wrapper {kind} gives it no "
                 f'sums over the ranks: each rank would train with its own counts. Expected a plain '
                 f'model and MMDistributedDataParallel (or no model_wrapper_cfg).')
+        try:
+            check_parts(wrapper, self.cfg.get('compile'), self.accelerator)
+        except CompileError as error:
+            return error
         return None
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
@@ -329,6 +334,19 @@ class MapSageRunner(SavingRunner):
             copies = self.neighbor_copies
             with copies.running(self.logger, bool(self._resume)) if copies else nullcontext():
                 return super().train()
+
+    def _maybe_compile(self, target: str) -> None:
+        """Compile the modules that ``compile`` names; without any, do what MMEngine does."""
+        setting = self.cfg.get('compile')
+        if compiled_parts(setting):
+            parts = compile_parts(self.model, setting)
+            self.logger.info(f'compile: {", ".join(parts) or "nothing"}, at the first steps, which '
+                             f'will be slow')
+        else:
+            super()._maybe_compile(target)
+            parts = [target]
+        if parts and setting not in (None, False):
+            self.register_hook(CompileReportHook(', '.join(parts)))
 
     def val(self) -> Dict[str, Any]:
         """Validate; a rank that is lost is named."""

@@ -1,4 +1,5 @@
 """MMEngine hooks; importing this package registers them."""
+from .compile_report_hook import CompileReportHook
 from .dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, RewardScore
 from .dynamic_sampling.model_score import ModelScore
 from .dynamic_sampling.sampled_steps import LoaderError
@@ -20,9 +21,10 @@ from .trained_weights_hook import TrainedWeightsHook
 from .window_visualization_hook import WindowVisualizationHook
 
 __all__ = [
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
-    'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'HeadReplicaHook',
-    'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook', 'NonFiniteLossError',
-    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore',
-    'SlowestRankHook', 'StopHook', 'TrainedWeightsHook', 'WindowVisualizationHook'
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'CompileReportHook', 'DeviceCheckError',
+    'DeviceCheckHook', 'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook',
+    'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook',
+    'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
+    'ReproducibilityHook', 'RewardScore', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
+    'WindowVisualizationHook'
 ]

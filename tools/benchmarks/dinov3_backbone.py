@@ -46,12 +46,12 @@ def of_transformers(arch: weights.Arch, layers: List[int]) -> Any:
     return model, features
 
 
-def of_timm(name: str, state: weights.State, layers: List[int]) -> Features:
-    """Return timm's features with the weights of transformers' state dict."""
+def of_timm(name: str, state: weights.State, layers: List[int]) -> Any:
+    """Return timm's model with the weights of transformers' state dict, and its features."""
     import timm
     model = timm.create_model(TIMM[name], dynamic_img_size=True)
     model.load_state_dict(timm_names(state), strict=False)
-    return lambda x: model.forward_intermediates(
+    return model, lambda x: model.forward_intermediates(
         x, indices=layers, norm=True, intermediates_only=True)
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     model.load_state_dict(weights.fit(converted, model.state_dict(), arch)[0])
     sides: Dict[str, Features] = {'DINOv3ViT': model, 'transformers': features}
     try:
-        sides['timm'] = of_timm(args.arch, theirs.state_dict(), list(model.out_indices))
+        sides['timm'] = of_timm(args.arch, theirs.state_dict(), list(model.out_indices))[1]
     except (ImportError, KeyError) as error:
         print(f'without timm: {error}')
     x = torch.randn(1, 3, args.side, args.side)

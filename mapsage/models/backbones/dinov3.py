@@ -76,6 +76,8 @@ class DINOv3ViT(BaseModule):
         ValueError: If an argument is out of its range.
     """
 
+    # What compile=dict(backbone=True) compiles: all but the look at values, which Python reads.
+    compiled_methods = ('maps_of', )
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
@@ -156,7 +158,12 @@ class DINOv3ViT(BaseModule):
             BackboneInputError: If H or W is not a multiple of 16, or the input is already
                 normalized. Values above 255 or of 0 to 1 are logged.
         """
-        tokens, (rows, columns) = self.embed(x)
+        self._look_at(x)
+        return self.maps_of(x)
+
+    def maps_of(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Do what :meth:`forward` does, without a look at the values of the image."""
+        tokens, (rows, columns) = self._tokens(x)
         sine, cosine = self.rope(rows, columns)
         maps: List[torch.Tensor] = []
         prefixes: List[torch.Tensor] = []
@@ -183,6 +190,10 @@ class DINOv3ViT(BaseModule):
         Raises:
             BackboneInputError: As :meth:`forward`.
         """
+        self._look_at(x)
+        return self._tokens(x)
+
+    def _tokens(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
         grid = self._grid(x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.frozen_stages < 0):
             return self._embed(x), grid
@@ -231,9 +242,13 @@ class DINOv3ViT(BaseModule):
                 f'data preprocessor')
         return height // PATCH_SIZE, width // PATCH_SIZE
 
-    def _embed(self, x: torch.Tensor) -> torch.Tensor:
+    def _look_at(self, x: torch.Tensor) -> None:
+        self._grid(x)  # a size that does not fit is said before values are
         if self.normalization is not None:
             self._check_pixels(x)
+
+    def _embed(self, x: torch.Tensor) -> torch.Tensor:
+        if self.normalization is not None:
             x = (x - self.pixel_mean) / self.pixel_std
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)
         prefix = [token.expand(len(x), -1, -1).to(patches.dtype)

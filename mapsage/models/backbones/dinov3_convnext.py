@@ -60,6 +60,7 @@ class DINOv3ConvNeXt(BaseModule):
         ValueError: If an argument is out of its range.
     """
 
+    compiled_methods = ('maps_of', )  # as of DINOv3ViT
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
@@ -119,6 +120,11 @@ class DINOv3ConvNeXt(BaseModule):
         """
         if self._normalizes:
             self._check_pixels(x)
+        return self.maps_of(x)
+
+    def maps_of(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Do what :meth:`forward` does, without a look at the values of the image."""
+        if self._normalizes:
             x = (x - self.pixel_mean) / self.pixel_std
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             found = self.model(x, output_hidden_states=True)

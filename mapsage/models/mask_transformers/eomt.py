@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from mmengine.logging import print_log
@@ -107,6 +107,14 @@ class EoMT(EncoderDecoder):
                   f'encoder{" added to its own" if delta else ""}, {len(parts.head)} of the head',
                   logger='current')
         self.is_init = True
+
+    def compiled_calls(self) -> Dict[str, List[Tuple[nn.Module, str]]]:
+        """Return what ``compile=dict(backbone=True, decode_head=True)`` compiles.
+
+        The backbone's forward is not called, its blocks are; the head's last ones with the queries.
+        """
+        return dict(backbone=[(block, 'forward') for block in self.backbone.blocks],
+                    decode_head=[(self.decode_head, 'decode')])
 
     def extract_feat(self, inputs: torch.Tensor) -> List[QueryPrediction]:
         """Return the predictions for images, (N, bands, H, W), one an output."""

@@ -138,6 +138,8 @@ class QueryHead(BaseDecodeHead):
     def train(self, mode: bool = True) -> QueryHead:
         """Switch to training or evaluation, which looks at ``attn_mask_probs`` anew."""
         self._masked = None
+        if not mode:
+            self._masks_in_evaluation()  # here, where it interrupts no compiled graph
         return super().train(mode)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
