@@ -111,6 +111,10 @@ class Accelerator(abc.ABC):
         """
         return None
 
+    def native_bfloat16(self) -> Optional[bool]:
+        """Return whether the device computes in bfloat16 itself; None if that is not known."""
+        return None
+
     def flush(self) -> None:
         """Run the operations that a lazy device has recorded; do nothing on other devices."""
         return

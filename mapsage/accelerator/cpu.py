@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Optional
 
 import torch
@@ -39,6 +40,15 @@ class CpuAccelerator(Accelerator):
 
     def card_model(self, local_rank: int = 0) -> str:
         return f'cpu {cpu_capability()}'
+
+    def native_bfloat16(self) -> Optional[bool]:
+        try:
+            text = Path('/proc/cpuinfo').read_text()
+        except OSError:  # not Linux
+            return None
+        flags = re.search(r'^(?:flags|Features)\s*:(.*)$', text, re.MULTILINE)
+        # x86 says avx512_bf16 or amx_bf16, 64-bit Arm says bf16.
+        return None if flags is None else bool(re.search(r'\b(?:\w+_)?bf16\b', flags.group(1)))
 
     def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
         dtype = dtype or self.amp_dtype

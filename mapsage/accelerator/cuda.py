@@ -67,6 +67,11 @@ class CudaAccelerator(Accelerator):
                 f'Repair the driver, or choose accelerator=cpu.') from error
         return 'torch.cuda.is_available() is False'
 
+    def native_bfloat16(self) -> Optional[bool]:
+        if getattr(torch.version, 'hip', None) is not None:
+            return None
+        return torch.cuda.get_device_capability()[0] >= 8  # since Ampere
+
     def device_count(self) -> int:
         return torch.cuda.device_count()
 

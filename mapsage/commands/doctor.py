@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.config import Config
+from torch import nn
 
 from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
 from mapsage.accelerator.drivers import VENDOR_MODULES
@@ -26,7 +27,7 @@ from mapsage.distributed import (
 from mapsage.distributed.device_checks import card_identity, check_device
 from mapsage.distributed.groups.process_group import check_ranks_fit
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
-from mapsage.distributed.strategy import format_bytes
+from mapsage.distributed.strategy import MODEL_PARALLEL, format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
 from mapsage.engine.ranks.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
@@ -35,7 +36,8 @@ from mapsage.version import __version__
 from .config_checks import LOADERS, build_model, check_data, check_encoder_rate, read_config
 from .doctor_ranks import Ranks
 from .environment_checks import Finding, check_environment
-from .sample_checks import try_split
+from .sample_checks import Trial, try_split
+from .step_times import compare_precisions
 
 # Distributions that install the same module: of two at once, one has overwritten the other.
 _DISTRIBUTIONS = {
@@ -71,6 +73,8 @@ class Doctor:
         self.card: Optional[str] = None
         self.environ = dict(os.environ)  # as it was before stale variables are cleared
         self.printing = args.launcher == 'none' or self.environ.get('RANK', '0') == '0'
+        self._trial = Trial()
+        self._tried: Optional[Tuple[Config, nn.Module]] = None
         self._identified = self._identify()
         self.launched = self._identified and args.launcher != 'none'
         self.sections['installed'] = list(check_installed())
@@ -80,6 +84,7 @@ class Doctor:
             self.sections['strategy'].append(Finding('no', 'not decided without an accelerator'))
         else:
             self._examine_strategy(self.accelerator, needed_bytes)
+            self._time_steps(self.accelerator)
         self.sections['environment'] += check_environment(self.environ, self.accelerator,
                                                           args.launcher)
         if not self.sections['environment']:
@@ -145,8 +150,19 @@ class Doctor:
         for loader in LOADERS:
             if found.get(loader) == 'ok' and not any(
                     cfg.get(loader) == cfg[other] for other in LOADERS[:LOADERS.index(loader)]):
-                findings += try_split(cfg, loader, model)
+                findings += try_split(cfg, loader, model,
+                                      self._trial if loader == 'train_dataloader' else None)
+        self._tried = cfg, model
         return needed_bytes
+
+    def _time_steps(self, accelerator: Accelerator) -> None:
+        """Compare float32 and bfloat16, where a step on one device has succeeded."""
+        split = any(finding.text.startswith(MODEL_PARALLEL)
+                    for finding in self.sections['strategy'])
+        if self._tried is None or not self._trial.samples or self.problems or split:
+            return
+        self.sections[f'config {self.args.config}'] += compare_precisions(
+            *self._tried, self._trial.samples, self._trial.seconds, accelerator)
 
     def _choose_accelerator(self) -> None:
         findings = self.sections['accelerators']

@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 import warnings
-from typing import Any, List, Mapping
+from dataclasses import dataclass, field
+from typing import Any, List, Mapping, Optional
 
 import numpy as np
 import torch
@@ -29,7 +31,21 @@ from .environment_checks import Finding
 MOST_PARAMETERS = 10**9
 
 
-def try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
+@dataclass
+class Trial:
+    """What a successful step of :func:`try_split` leaves behind.
+
+    Attributes:
+        samples: Samples of the step; none if there was no step, or it failed.
+        seconds: Time of the forward pass on the CPU, without gradients, for one sample.
+    """
+
+    samples: List[Any] = field(default_factory=list)
+    seconds: float = 0.
+
+
+def try_split(cfg: Config, loader: str, model: nn.Module,
+              trial: Optional[Trial] = None) -> List[Finding]:
     """Load two samples of a split and carry out a step with them; return what went wrong.
 
     Args:
@@ -37,6 +53,7 @@ def try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
         loader: ``'train_dataloader'``, for a forward pass and its loss, or that of another split,
             for a prediction.
         model: Model of the config on the CPU, without weights; SyncBN in it is replaced.
+        trial: Object that gets the samples of a step that succeeded, and its time.
 
     Returns:
         Findings of the level ``problem`` (for test data ``note``, as they do not keep a training
@@ -47,13 +64,13 @@ def try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
         warnings.simplefilter('ignore')  # the run shows them
         states = random.getstate(), np.random.get_state()
         try:
-            return _try_split(cfg, loader, model)
+            return _try_split(cfg, loader, model, trial or Trial())
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
 
 
-def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
+def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List[Finding]:
     config = cfg[loader]
     level = 'note' if loader == 'test_dataloader' else 'problem'
     try:
@@ -83,6 +100,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         return [*found, Finding('no', f'{loader}: {what} was not tried with so large a model')]
     batch = samples[:config.get('batch_size') or 1] if trained else samples[:1]
+    start = time.perf_counter()
     try:
         _step(revert_sync_batchnorm(model), pseudo_collate(batch), trained)
     except Exception as error:  # any model may fail
@@ -90,6 +108,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module) -> List[Finding]:
             samples[0], Mapping) else ''
         return [*found, Finding(level, f'{loader}: {what} with its first sample (C, H, W = '
                                 f'{shape}) fails: {error_text(error)}')]
+    trial.samples, trial.seconds = batch, (time.perf_counter() - start) / len(batch)
     return [*found, Finding('ok', f'{loader}: {len(dataset)} samples, {what} with the first')]
 
 
