@@ -1,5 +1,6 @@
 """Datasets, their transforms, the generator of demo scenes, and the preparation of archives."""
 from .band_preprocessor import BandDataPreProcessor
+from .batch_preprocessor import SegDataPreProcessor
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
 from .demo.demo_dataset import DemoParams, write_demo_data
 from .demo.demo_scenes import DemoScene, draw_scene
@@ -13,5 +14,6 @@ __all__ = [
     'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GeoTiffDataset',
     'GroupedViewsSampler', 'LabelScore', 'LoadBoxPseudoMasks', 'LoadGeoTiffLabels',
     'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'MMRS1MDataset', 'NWPUPolygonDataset',
-    'NeighborParams', 'draw_scene', 'write_demo_data', 'write_neighbor_scenes'
+    'NeighborParams', 'SegDataPreProcessor', 'draw_scene', 'write_demo_data',
+    'write_neighbor_scenes'
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 from typing import Any, Optional, Sequence
 
 import torch
-from mmseg.models import SegDataPreProcessor
 from mmseg.registry import MODELS
+
+from .batch_preprocessor import SegDataPreProcessor
 
 
 @MODELS.register_module()
