@@ -10,6 +10,8 @@ import torch
 
 from .base import Accelerator, AcceleratorError, Supports
 
+_FUSES = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 4)  # first with such kernels
+
 
 class CpuAccelerator(Accelerator):
     """CPU processes that communicate over gloo; any number of ranks may share the machine."""
@@ -17,7 +19,7 @@ class CpuAccelerator(Accelerator):
     name = 'cpu'
     device_type = 'cpu'
     communication = 'gloo'
-    supports = Supports(compile=hasattr(torch, 'compile'))
+    supports = Supports(compile=hasattr(torch, 'compile'), fused_optimizer=_FUSES)
 
     @classmethod
     def why_unavailable(cls) -> Optional[str]:

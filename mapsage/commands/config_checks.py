@@ -83,6 +83,7 @@ def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
     # Neither the precision nor the device matters here.
     plain = {key: copy.deepcopy(value) for key, value in wrapper.items()
              if key in ('optimizer', 'constructor', 'paramwise_cfg')}
+    plain['optimizer'].pop('fused', None)  # not every torch has it
     try:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             built = build_optim_wrapper(model, dict(plain, type='OptimWrapper'))

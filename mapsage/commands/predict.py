@@ -41,6 +41,7 @@ from mapsage.inference.strips import count_windows, predict_strips
 from mapsage.inference.windows import Grid, owners
 from mapsage.version import __version__
 from mapsage.wrappers import place_module
+from mapsage.wrappers.memory_layout import put_channels_last
 
 from .config_checks import build_model, read_config
 from .predict_compute import choose_batch, choose_precision
@@ -360,6 +361,8 @@ def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]
     """Return the model of a config with a checkpoint's weights, its classes and its bands."""
     model = build_model(cfg)
     meta = load_weights(model, checkpoint)
+    if parse_env_cfg(cfg.get('env_cfg') or {}).channels_last:
+        put_channels_last(model)
     return model, find_classes(cfg, meta, model), find_bands(cfg, model)
 
 

@@ -9,7 +9,8 @@ from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 from mapsage.distributed.nodes.heartbeat import DEFAULT_HEARTBEAT_SECONDS
 
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',  # MMEngine's
-         'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction')  # MapSage's
+         'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',  # MapSage's
+         'channels_last')
 _DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',  # MMEngine's
               'heartbeat_timeout')  # MapSage's
 _REDUCTIONS = ('ordered', 'native')
@@ -39,6 +40,7 @@ class EnvCfg:
             :func:`mapsage.distributed.resolve_reduction`.
         heartbeat_timeout: Seconds after which a node that gives no sign is lost; 0 for no
             heartbeat between nodes.
+        channels_last: Whether convolutions keep the channels last in memory.
     """
 
     accelerator: str = 'auto'
@@ -50,6 +52,7 @@ class EnvCfg:
     virtual_ranks: Optional[int] = None
     reduction: Optional[str] = None
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_SECONDS
+    channels_last: bool = False
 
 
 def parse_env_cfg(env_cfg: Mapping[str, Any],
@@ -68,8 +71,8 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
 
     Raises:
         ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, the
-            wrapper contradicts it, ``virtual_ranks`` or ``reduction`` has a value that is not
-            allowed, or ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that is none or asks
+            wrapper contradicts it, ``virtual_ranks``, ``reduction`` or ``channels_last`` has a value
+            that is not allowed, or ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that is none or asks
             for another library than torch to start the process group.
     """
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
@@ -94,7 +97,8 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
                   port=_port(dist_cfg.get('port')),
                   virtual_ranks=_virtual_ranks(env_cfg.get('virtual_ranks')),
                   reduction=_reduction(env_cfg.get('reduction')),
-                  heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')))
+                  heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')),
+                  channels_last=_channels_last(env_cfg.get('channels_last')))
 
 
 def _port(value: Any) -> Optional[int]:
@@ -122,6 +126,14 @@ def _reduction(value: Any) -> Optional[str]:
             f"that depends on the virtual ranks alone), 'native' (as the backend adds them), or "
             f'None for what suits the backend.')
     return value
+
+
+def _channels_last(value: Any) -> bool:
+    if not (value is None or value is True or value is False):
+        raise ConfigError(
+            f'env_cfg.channels_last={value!r}: expected True (convolutions keep the channels last '
+            f'in memory) or False (first, as torch does by default).')
+    return bool(value)
 
 
 def _heartbeat(value: Any) -> float:

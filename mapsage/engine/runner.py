@@ -38,6 +38,8 @@ from mapsage.hooks import CompileReportHook, StopHook
 from mapsage.wrappers import HeadReplicas, place_module
 from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
 from mapsage.wrappers.ddp import has_sync_batchnorm
+from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
+from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
 
 from .checkpoints.neighbor.copies import copies_for_run
 from .checkpoints.resume import (
@@ -158,6 +160,8 @@ class MapSageRunner(SavingRunner):
                    model: nn.Module) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
         watch_bands(model)
+        if self._env.channels_last:
+            put_channels_last(model)
         wrapper = self._wrap(model_wrapper_cfg, model)
         self._refusal = self._refusal or self._mistaken(wrapper)
         return wrapper
@@ -229,6 +233,17 @@ class MapSageRunner(SavingRunner):
         except CompileError as error:
             return error
         return None
+
+    def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
+        """Build as MMEngine does, and fuse optimizers only where that is possible."""
+        optim_wrapper, notes = without_missing_fusion(optim_wrapper, self.accelerator)
+        for note in notes:
+            self.logger.warning(note)
+        return watch_fused_steps(super().build_optim_wrapper(optim_wrapper))
+
+    def _init_model_weights(self) -> None:
+        with drawn_in_order(self.model):
+            super()._init_model_weights()
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
         """Scale the learning rate as MMEngine does, by the batch of all virtual ranks."""

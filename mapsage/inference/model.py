@@ -215,6 +215,8 @@ def settings_of(cfg: Config) -> str:
     """Return, as text, all parts of the config that decide what the model predicts for a window."""
     parts = dict(model=cfg.model, data_preprocessor=cfg.get('data_preprocessor'),
                  loader=_test_pipeline(cfg)[:1])
+    if (cfg.get('env_cfg') or {}).get('channels_last'):  # the last bits of the scores
+        parts['channels_last'] = True
     return repr(Config(parts).to_dict())
 
 

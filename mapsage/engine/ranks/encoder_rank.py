@@ -29,6 +29,7 @@ from mapsage.features.remote.roles import (
     split_ranks,
 )
 from mapsage.wrappers import place_module
+from mapsage.wrappers.memory_layout import put_channels_last
 from mapsage.wrappers.optim_wrapper import parse_dtype
 
 from . import startup
@@ -125,6 +126,8 @@ class EncoderRank:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             encoder = MODELS.build(cfg.model.backbone)
         check_frozen(encoder)
+        if env.channels_last:
+            put_channels_last(encoder)
         encoder = place_module(encoder, accelerator, local_rank())
         store = connect_store(env.timeout)
         digest = share_encoder(encoder, store, 1 + role.index, 1 + role.encoders, env.timeout)

@@ -71,7 +71,9 @@ def keys_of_run(cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Modu
         ValueError: If a setting cannot be written down.
     """
     model = cfg['model']
+    layout = dict(channels_last=True) if (cfg.get('env_cfg') or {}).get('channels_last') else {}
     settings = canonical(dict(
+        layout,
         dataset=_without(cfg['train_dataloader']['dataset'], _PLACES),
         data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor'),
         backbone=_without(model['backbone'], ('init_cfg',)),

@@ -1,0 +1,67 @@
+"""Channels last: the order in memory changes, and neither the values nor what is drawn does."""
+from __future__ import annotations
+
+import copy
+import io
+
+import torch
+from support import ON_MAIN_LEG
+from torch import nn
+
+from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1),
+                         nn.Flatten(), nn.Linear(128, 4))
+
+
+def is_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def draw(model: nn.Module) -> None:
+    torch.manual_seed(5)
+    for each in model.parameters():
+        nn.init.normal_(each)
+
+
+def test_values_stay_and_the_order_is_kept_by_results_and_copies() -> None:
+    plain, last = net(), put_channels_last(net())
+    assert not is_last(plain[0].weight) and is_last(last[0].weight)
+    for one, other in zip(plain.parameters(), last.parameters()):
+        assert torch.equal(one, other)
+    images = torch.randn(2, 3, 8, 8)
+    assert is_last(last[0](images)) or not ON_MAIN_LEG  # torch 1.10 on the CPU: contiguous
+    assert torch.allclose(last(images), plain(images), atol=1e-5)
+    assert is_last(copy.deepcopy(last)[0].weight)
+    last(images).sum().backward()
+    assert is_last(last[0].weight.grad)
+
+
+def test_checkpoints_go_both_ways() -> None:
+    plain, last = net(), put_channels_last(net())
+    draw(plain)
+    for source, target in ((plain, last), (last, net())):
+        file = io.BytesIO()
+        torch.save(source.state_dict(), file)
+        file.seek(0)
+        before = [each.stride() for each in target.parameters()]
+        target.load_state_dict(torch.load(file))
+        assert [each.stride() for each in target.parameters()] == before
+        for one, other in zip(source.parameters(), target.parameters()):
+            assert torch.equal(one, other)
+
+
+def test_weights_are_drawn_as_without_it() -> None:
+    plain, last = net(), put_channels_last(net())
+    optimized = list(last.parameters())
+    strides = [each.stride() for each in optimized]
+    draw(plain)
+    with drawn_in_order(last):
+        draw(last)
+    for one, other in zip(plain.parameters(), last.parameters()):
+        assert torch.equal(one, other)
+    assert all(one is other for one, other in zip(optimized, last.parameters()))
+    assert [each.stride() for each in last.parameters()] == strides
