@@ -71,9 +71,9 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
 
     Raises:
         ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, the
-            wrapper contradicts it, ``virtual_ranks``, ``reduction`` or ``channels_last`` has a value
-            that is not allowed, or ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that is none or asks
-            for another library than torch to start the process group.
+            wrapper contradicts it, ``virtual_ranks``, ``reduction`` or ``channels_last`` has a
+            value that is not allowed, or ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that
+            is none or asks for another library than torch to start the process group.
     """
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
     dist_cfg: Dict[str, Any] = dict(env_cfg.get('dist_cfg') or {})

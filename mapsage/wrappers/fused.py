@@ -65,7 +65,7 @@ def watch_fused_steps(wrapper: Any) -> Any:
         ``wrapper``.
     """
     for each in getattr(wrapper, 'optim_wrappers', {'': wrapper}).values():
-        optimizer = getattr(each, 'optimizer', None)
+        optimizer: Any = getattr(each, 'optimizer', None)
         if 'fused' in getattr(optimizer, 'defaults', ()):  # since torch 2.0, as the hook
             optimizer.register_step_pre_hook(lambda optimizer, *_: prepare_fused_step(optimizer))
     return wrapper
