@@ -158,7 +158,7 @@ def print_table(case, seconds, losses) -> None:
         wall, cpu = (statistics.median(one[at] / other[at] for one, other in zip(stock, own))
                      for at in (0, 1))
         print(f'| {name} | {1000 * statistics.median(each[0] for each in own):.1f} | {wall:.2f} '
-              f'| {cpu:.2f} | {losses[name][-1]:.4f} |', flush=True)
+              f'| {cpu:.2f} | {losses[name][-1]:.6f} |', flush=True)
 
 
 class Parts(Hook):

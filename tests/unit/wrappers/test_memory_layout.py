@@ -3,11 +3,18 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any, Dict, Tuple
 
+import numpy as np
+import pytest
 import torch
-from support import ON_MAIN_LEG
+from mask_models import CLASSES, build, eomt_config, labels_of, losses_of, pmt_config
+from mmengine.config import Config
+from support import ON_MAIN_LEG, ROOT
 from torch import nn
 
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.inference.predictor import WindowPredictor
 from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
 
 
@@ -65,3 +72,41 @@ def test_weights_are_drawn_as_without_it() -> None:
         assert torch.equal(one, other)
     assert all(one is other for one, other in zip(optimized, last.parameters()))
     assert [each.stride() for each in last.parameters()] == strides
+
+
+EFFICIENTNET = ROOT / 'configs' / '_base_' / 'efficientnet_lite0_fpn.py'
+
+
+def efficientnet_config() -> Any:
+    cfg = Config.fromfile(str(EFFICIENTNET)).model
+    cfg.backbone.update(init_cfg=None, norm_eval=False)  # random weights want their own statistics
+    cfg.data_preprocessor.size = (64, 64)
+    cfg.decode_head.num_classes = CLASSES
+    return cfg
+
+
+def step_of(model: Any) -> Tuple[float, Dict[str, torch.Tensor]]:
+    loss, _ = model.parse_losses(losses_of(model, labels_of(2)))
+    loss.backward()
+    return float(loss), {name: each.grad for name, each in model.named_parameters()
+                         if each.grad is not None}
+
+
+@pytest.mark.parametrize('name', ['efficientnet', 'eomt', 'pmt'])
+def test_models_compute_the_same(name: str) -> None:
+    set_current_accelerator(resolve_accelerator('cpu'))
+    plain = build(dict(efficientnet=efficientnet_config, eomt=eomt_config, pmt=pmt_config)[name]())
+    last = put_channels_last(copy.deepcopy(plain))
+    for each in (plain, last):
+        each.train()
+    assert any(not each.is_contiguous() for each in last.parameters())
+    (loss, gradients), (other, others) = step_of(plain), step_of(last)
+    assert other == pytest.approx(loss, rel=1e-4) and gradients.keys() == others.keys()
+    largest = max(each.norm() for each in gradients.values())
+    for key, each in gradients.items():  # some are nothing but rounding
+        assert (others[key] - each).norm() <= 1e-2 * each.norm() + 1e-4 * largest, key
+    # As tools/predict.py asks, with mirror images.
+    windows = torch.randint(0, 255, (3, 3, 64, 64), dtype=torch.uint8)
+    scores = [WindowPredictor(each, torch.device('cpu'), (64, 64), 8, 2, tta=True)(windows)
+              for each in (plain, last)]
+    assert np.allclose(scores[0], scores[1], atol=1e-3)
