@@ -225,8 +225,8 @@ class MapSageRunner(SavingRunner):
         names = names_of_counters(wrapper)
         if names and self.world_size > 1 and not gives_counts(wrapper):
             return VirtualRanksError(
-                f"{', '.join(names)} has count_batch, and the model wrapper {kind} gives it no "
-                f'sums over the ranks: each rank would train with its own counts. Expected a plain '
+                f"{', '.join(names)} counts over the global batch, and the model wrapper {kind} "
+                f'gives it no sums over the ranks: each rank would train with its own counts. Expected a plain '
                 f'model and MMDistributedDataParallel (or no model_wrapper_cfg).')
         try:
             check_parts(wrapper, self.cfg.get('compile'), self.accelerator)

@@ -10,12 +10,12 @@ from .frozen_weights import FrozenWeightsError
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
-from .losses import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 
 __all__ = [
     'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
-    'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'LinearHead', 'LoRAError',
-    'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss',
-    'WeightsError'
+    'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'JaccardLoss', 'LinearHead',
+    'LoRAError', 'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
+    'SegTverskyLoss', 'WeightsError'
 ]

@@ -15,20 +15,37 @@ forward pass of a step. A module that needs them has two attributes::
         sum_over_ranks = staticmethod(lambda count: count)   # a single process with one rank
 
 The wrapper puts a function of its own in the place of ``sum_over_ranks``.
+
+A loss that needs sums of *predictions*, such as the intersections of a Jaccard index, has
+``counts_predictions = True`` and no ``count_batch``. Its ``sum_over_ranks`` sums what it is called
+with in the forward pass: over processes then and there, one small collective a call; where a
+process carries out several virtual ranks in turn, a first pass without gradients over all of them
+collects the counts, which costs one more forward pass a step, about a third of its time. The sums
+are without gradient, and equal bit for bit on any number of processes. Outside a training step such
+a call returns what it is given.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
+from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, SerialChannel, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 
+# How far a count of the second pass may be from that of the first: the noise of kernels that add
+# in any order.
+_SAME = 1e-3
+# Counts of one virtual rank in the order of the calls, with the place of the module that made it.
+_Calls = List[Tuple[int, torch.Tensor]]
+
 
 class BatchCounts:
-    """Gives the modules that have ``count_batch`` the sums of their counts over virtual ranks.
+    """Gives modules the sums of their counts over virtual ranks, of labels and of predictions.
 
     Args:
         module: Model.
@@ -39,11 +56,39 @@ class BatchCounts:
     def __init__(self, module: nn.Module, ranks: VirtualRanks, group: Optional[Any] = None
                  ) -> None:
         self._modules = _counters(module)
+        self._predicting = _predicting(module)
+        for place, each in enumerate(self._predicting):
+            each.sum_over_ranks = partial(self._sum_predictions, place)
         self._ranks = ranks
+        self._training = False
+        self._collected: Optional[_Calls] = None  # in the first pass: of the present virtual rank
+        self._found: List[_Calls] = []  # of the virtual ranks of this process
+        self._totals: List[torch.Tensor] = []
+        self._turn, self._call = 0, 0
         # The channel of control traffic, since not every group that carries gradients takes CPU
         # tensors.
-        self._channel: Channel = (open_channel(group, purpose='counts') if self._modules
-                                  else SerialChannel())
+        self._channel: Channel = (open_channel(group, purpose='counts')
+                                  if self._modules or self._predicting else SerialChannel())
+
+    @property
+    def wants_first_pass(self) -> bool:
+        """Whether a step needs a pass without gradients over all virtual ranks of this process."""
+        return bool(self._predicting) and not self._ranks.one_each
+
+    @contextmanager
+    def step(self, batches: Sequence[Any]) -> Iterator[None]:
+        """Return the context of a training step on one batch for each virtual rank. Collective.
+
+        Raises:
+            VirtualRanksError: As :meth:`prepare` does.
+        """
+        self.prepare(batches)
+        self._training = True
+        try:
+            yield
+        finally:
+            self._training = False
+            self._found, self._totals = [], []
 
     def prepare(self, batches: Sequence[Any]) -> None:
         """Count the batches of a step, one for each virtual rank of this process. Collective.
@@ -54,17 +99,90 @@ class BatchCounts:
         if not self._modules:
             return
         counts = [[self._count(each, batch) for each in self._modules] for batch in batches]
-        flat = torch.stack([torch.cat([count.reshape(-1) for count in each]) for each in counts])
-        padded = flat.new_zeros(len(self._ranks.block(0)), flat.shape[1])
-        padded[:len(flat)] = flat
-        total = torch.zeros_like(flat[0])
-        for rows, block in zip(self._channel.gather(padded), self._ranks.blocks):
-            for row in rows[:len(block)]:
-                total += row
+        total = self._total([torch.cat([count.reshape(-1) for count in each]) for each in counts])
         shapes = [count.shape for count in counts[0]]
         parts = total.split([shape.numel() for shape in shapes])
         for each, shape, part in zip(self._modules, shapes, parts):
             each.sum_over_ranks = _giver(part.reshape(shape))
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep the counts of the predictions for one virtual rank, in the first pass."""
+        self._collected = []
+        try:
+            yield
+        finally:
+            found, self._collected = self._collected, None
+        self._found.append(found)
+
+    def sum_collected(self) -> None:
+        """End the first pass: sum what was collected over all virtual ranks. Collective.
+
+        Raises:
+            VirtualRanksError: If virtual ranks have called other losses than the first one.
+        """
+        layouts = [[(place, count.shape) for place, count in calls] for calls in self._found]
+        if any(layout != layouts[0] for layout in layouts):
+            raise VirtualRanksError(
+                f'virtual ranks of this process have called {_names(self._predicting)} with other '
+                f'counts than the first: {layouts}. Expected a model that computes the same losses '
+                f'for every batch.')
+        flat = [torch.cat([count.reshape(-1) for _, count in calls]) for calls in self._found] \
+            if layouts[0] else []
+        self._totals = []
+        if flat:
+            total = self._total(flat)
+            sizes = [shape.numel() for _, shape in layouts[0]]
+            self._totals = [part.reshape(shape)
+                            for part, (_, shape) in zip(total.split(sizes), layouts[0])]
+        self._turn, self._call = 0, 0
+
+    def next_turn(self) -> None:
+        """Go on to the next virtual rank of this process, in the second pass."""
+        self._turn, self._call = self._turn + 1, 0
+
+    def _sum_predictions(self, place: int, count: torch.Tensor) -> torch.Tensor:
+        """Return the sum over virtual ranks of what a loss has counted. Collective in a step."""
+        if not self._training:
+            return count.detach()
+        # It leaves its device first: not every device has float64.
+        host = count.detach().cpu().double()
+        if self._collected is not None:
+            self._collected.append((place, host))
+            return count.detach()
+        total = self._total([host.reshape(-1)]).reshape(host.shape) if self._ranks.one_each \
+            else self._next_total(place, host)
+        return total.to(count.dtype).to(count.device)
+
+    def _next_total(self, place: int, host: torch.Tensor) -> torch.Tensor:
+        calls, call = self._found[self._turn], self._call
+        self._call += 1
+        if call >= len(calls) or calls[call][0] != place or calls[call][1].shape != host.shape:
+            raise VirtualRanksError(
+                f'{type(self._predicting[place]).__name__} was called otherwise in the second pass '
+                f'of a step than in the first: expected a model that computes the same losses '
+                f'twice for a batch.')
+        first = calls[call][1]
+        # A device that records its operations would have to carry them out twice for this.
+        if not current_accelerator().lazy and not torch.allclose(
+                first, host, rtol=_SAME, atol=_SAME * float(first.abs().max()), equal_nan=True):
+            raise VirtualRanksError(
+                f'{type(self._predicting[place]).__name__} counted something else in the second '
+                f'pass of a step than in the first, by up to {float((first - host).abs().max()):g} '
+                f'of {float(first.abs().max()):g} pixels: the model keeps a state or draws random '
+                f'numbers that are not seeded. Start {self._ranks.count} processes, one for each '
+                f'virtual rank, where one pass suffices.')
+        return self._totals[call]
+
+    def _total(self, mine: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of vectors over all virtual ranks, in their order. Collective."""
+        padded = mine[0].new_zeros(len(self._ranks.block(0)), len(mine[0]))
+        padded[:len(mine)] = torch.stack(list(mine))
+        total = torch.zeros_like(mine[0])
+        for rows, block in zip(self._channel.gather(padded), self._ranks.blocks):
+            for row in rows[:len(block)]:
+                total += row
+        return total
 
     def _count(self, module: Any, batch: Any) -> torch.Tensor:
         samples = batch.get('data_samples') if isinstance(batch, dict) else None
@@ -88,11 +206,19 @@ def gives_counts(wrapper: nn.Module) -> bool:
 
 def names_of_counters(module: nn.Module) -> List[str]:
     """Return the names of the classes that want counts of the global batch, sorted."""
-    return sorted({type(each).__name__ for each in _counters(module)})
+    return sorted({type(each).__name__ for each in [*_counters(module), *_predicting(module)]})
 
 
 def _counters(module: nn.Module) -> List[Any]:
     return [each for each in module.modules() if hasattr(each, 'count_batch')]
+
+
+def _predicting(module: nn.Module) -> List[Any]:
+    return [each for each in module.modules() if getattr(each, 'counts_predictions', False)]
+
+
+def _names(modules: Sequence[Any]) -> str:
+    return ', '.join(sorted({type(each).__name__ for each in modules}))
 
 
 def _giver(total: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

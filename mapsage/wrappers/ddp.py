@@ -81,8 +81,8 @@ class NativeDataParallel(nn.Module):
 
     def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
         """Train as MMEngine's wrapper; modules that ask get counts of the global batch first."""
-        self.counts.prepare([data])
-        return _MMDistributedDataParallel.train_step(self, data, optim_wrapper)
+        with self.counts.step([data]):
+            return _MMDistributedDataParallel.train_step(self, data, optim_wrapper)
 
     @property
     def module(self) -> nn.Module:
@@ -148,8 +148,8 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
 
     def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
         """Train as MMEngine's wrapper; modules that ask get counts of the global batch first."""
-        self.counts.prepare([data])
-        return super().train_step(data, optim_wrapper)
+        with self.counts.step([data]):
+            return super().train_step(data, optim_wrapper)
 
     def _add_in_order(self) -> None:
         """Have gradients added along the tree over the ranks, whatever bucket they are in."""

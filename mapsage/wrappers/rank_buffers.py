@@ -1,7 +1,8 @@
 """Each virtual rank's own buffers, such as the running statistics of BatchNorm."""
 from __future__ import annotations
 
-from typing import Dict, Optional
+from contextlib import contextmanager
+from typing import Dict, Iterator, Optional
 
 import torch
 from torch import nn
@@ -43,7 +44,19 @@ class RankBuffers:
         if virtual_rank == self._now:
             return
         self._keep(self._now)
-        kept = self._kept[virtual_rank]
+        self._put(self._kept[virtual_rank])
+        self._now = virtual_rank
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Undo at the end of the context what has happened to the buffers in it."""
+        before = self._read({})
+        try:
+            yield
+        finally:
+            self._put(before)
+
+    def _put(self, kept: _Buffers) -> None:
         with torch.no_grad():
             for path, module in self._module.named_modules():
                 own = kept.get(path, {})
@@ -51,15 +64,15 @@ class RankBuffers:
                     del module._buffers[name]
                 for name, value in own.items():
                     module._buffers[name] = _copied(value, module._buffers.get(name))
-        self._now = virtual_rank
 
     def _keep(self, virtual_rank: int) -> None:
-        had = self._kept.get(virtual_rank, {})
+        self._kept[virtual_rank] = self._read(self._kept.get(virtual_rank, {}))
+
+    def _read(self, had: _Buffers) -> _Buffers:
         with torch.no_grad():
-            self._kept[virtual_rank] = {
-                path: {name: _copied(buffer, had.get(path, {}).get(name))
-                       for name, buffer in module._buffers.items()}
-                for path, module in self._module.named_modules()}
+            return {path: {name: _copied(buffer, had.get(path, {}).get(name))
+                           for name, buffer in module._buffers.items()}
+                    for path, module in self._module.named_modules()}
 
 
 def _copied(value: Optional[torch.Tensor],

@@ -93,8 +93,7 @@ class HeadReplicas(nn.Module):
             Losses of this rank's replica, for the log.
         """
         module: Any = self.module
-        self.counts.prepare([data])
-        with optim_wrapper.optim_context(self):
+        with self.counts.step([data]), optim_wrapper.optim_context(self):
             data = module.data_preprocessor(data, training=True)
             losses = self._run_forward(data, mode='loss')
         loss, log_vars = module.parse_losses(losses)

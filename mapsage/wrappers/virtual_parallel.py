@@ -1,6 +1,7 @@
 """Data parallelism over virtual ranks, of which a process carries out several in turn."""
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
@@ -53,7 +54,9 @@ class VirtualDataParallel(nn.Module):
     Attributes:
         block: Virtual ranks of this process.
         before_each: Functions that are called with ``(virtual_rank, batch)`` before each virtual
-            rank's forward pass.
+            rank's forward pass, in both passes where there is a first one.
+        counting: Whether the forward passes are those of the first pass of a step, which collects
+            counts of predictions for losses and has no gradients; see ``batch_counts``.
         block_outputs: What the model logged for each virtual rank of the block in the last step.
 
     Raises:
@@ -83,6 +86,7 @@ class VirtualDataParallel(nn.Module):
         self.reduction = reduction
         self.detect_anomalous_params = detect_anomalous_params
         self.before_each: List[Callable[[int, Any], None]] = []
+        self.counting = False
         self.block_outputs: List[Dict[str, torch.Tensor]] = []
         self._broadcast_buffers = broadcast_buffers
         self._buffers_of_ranks = RankBuffers(self.module, self.block)
@@ -126,10 +130,15 @@ class VirtualDataParallel(nn.Module):
                 f"wrapper with OptimWrapper's. Start {self.virtual_ranks.count} processes, one for "
                 f"each virtual rank, with env_cfg.reduction='native', or override step() instead.")
         batches = batches_of(data, self.block)
-        self.counts.prepare(batches)
+        with self.counts.step(batches):
+            return self._train_step(batches, optim_wrapper)
+
+    def _train_step(self, batches: List[Any], optim_wrapper: Any) -> Dict[str, torch.Tensor]:
         if self._broadcast_buffers:
             self.share_buffers()
         self._buffers_of_ranks.begin()
+        if self.counts.wants_first_pass:
+            self._count_predictions(batches, optim_wrapper)
         self.block_outputs = []
         # Before the first backward pass counts this iteration.
         completes = optim_wrapper.should_sync()
@@ -153,6 +162,7 @@ class VirtualDataParallel(nn.Module):
             for function in self.before_each:
                 function(virtual_rank, batch)
             self.block_outputs.append(self._backward(batch, optim_wrapper))
+            self.counts.next_turn()
             if virtual_rank + 1 < self.block.stop:
                 optim_wrapper._inner_count -= 1  # all of them are one iteration
                 current_accelerator().flush()
@@ -202,6 +212,29 @@ class VirtualDataParallel(nn.Module):
         finally:
             self._buffers_of_ranks.place(self.block.start)
 
+    @torch.no_grad()
+    def _count_predictions(self, batches: List[Any], optim_wrapper: Any) -> None:
+        """Let the losses count the predictions of all virtual ranks. Collective.
+
+        Each virtual rank's random state and buffers are those of its turn in the step itself.
+        """
+        module: Any = self.module
+        self.counting = True
+        try:
+            for virtual_rank, batch in zip(self.block, batches):
+                self._buffers_of_ranks.place(virtual_rank)
+                for function in self.before_each:
+                    function(virtual_rank, batch)
+                with self._buffers_of_ranks.unchanged(), self.counts.collecting(), \
+                        optim_wrapper.optim_context(self):
+                    # The preprocessor pads in place.
+                    inputs = module.data_preprocessor(_copy_of(batch), training=True)
+                    self._run_forward(inputs, mode='loss')
+                current_accelerator().flush()
+        finally:
+            self.counting = False
+        self.counts.sum_collected()
+
     def _backward(self, batch: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
         """Carry out the forward and backward pass of one virtual rank."""
         module: Any = self.module
@@ -222,3 +255,10 @@ class VirtualDataParallel(nn.Module):
         for parameter, gradient in zip(trained, held[0]):
             parameter.grad = gradient
         self._held = held[1:]
+
+
+def _copy_of(batch: Any) -> Any:
+    """Return a deep copy of a batch, without those of other virtual ranks that it carries."""
+    if isinstance(batch, dict):
+        return {key: copy.deepcopy(value) for key, value in batch.items()}
+    return copy.deepcopy(batch)

@@ -9,6 +9,7 @@ import copy
 import io
 import os
 import traceback
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
@@ -22,7 +23,7 @@ from mapsage.accelerator import (
     set_current_accelerator,
 )
 from mapsage.distributed import init_process_group
-from mapsage.models import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from mapsage.models import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from mapsage.wrappers import MMDistributedDataParallel
 
 Check = Callable[[Accelerator], None]
@@ -154,7 +155,8 @@ def a_step_equals_the_cpu(accelerator: Accelerator) -> None:
 def losses_for_unequal_classes_equal_the_cpu(accelerator: Accelerator) -> None:
     labels = torch.arange(2 * 8 * 8).reshape(2, 8, 8) % 5
     labels[labels == 4] = 255
-    for kind in (SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss):
+    for kind in (SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss,
+                 partial(JaccardLoss, .5, .1)):
         found = []
         for where in (torch.device('cpu'), own_device(accelerator)):
             logits = some_images(3).repeat(1, 2, 1, 1)[:, :4, :8, :8].to(where).requires_grad_()
@@ -162,7 +164,7 @@ def losses_for_unequal_classes_equal_the_cpu(accelerator: Accelerator) -> None:
             value.backward()
             found.append((value.detach().cpu(), logits.grad.cpu()))
         for one, other in zip(*found):
-            assert_close(other, one, kind.__name__)
+            assert_close(other, one, str(kind))
 
 
 @one_process

@@ -381,7 +381,7 @@ def test_features_of_any_source_on_any_number_of_processes(
 
 def test_a_wrapper_that_gives_no_counts_is_refused(answers: Answers) -> None:
     for text in answers.of('not counted'):
-        assert 'CountedToy has count_batch, and the model wrapper MMSeparateDistribut' in text
+        assert 'CountedToy counts over the global batch, and the model wrapper MMSep' in text
 
 
 _TRUSTED: Dict[str, Any] = dict(weights_only=False) if torch.__version__ >= '2' else {}

@@ -104,8 +104,9 @@ class NonFiniteLossHook(Hook):
             several = isinstance(runner.model, VirtualDataParallel)
             self._watch.attach(_unwrapped(runner), len(runner.model.block) if several else 1)
         if isinstance(runner.model, VirtualDataParallel):
-            self._before_each = lambda virtual_rank, batch: self._watch.begin(
-                runner.iter, _image_paths(batch), _whose(runner, virtual_rank))
+            # Not in a first pass, which has no gradients.
+            self._before_each = lambda virtual_rank, batch: None if runner.model.counting else \
+                self._watch.begin(runner.iter, _image_paths(batch), _whose(runner, virtual_rank))
             runner.model.before_each.append(self._before_each)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:

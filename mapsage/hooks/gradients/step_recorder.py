@@ -80,8 +80,9 @@ class StepRecorder(Hook):
             if parameter.requires_grad:
                 self._undo.append(parameter.register_hook(self._reader(name)).remove)
         if hasattr(runner.model, 'before_each'):  # VirtualDataParallel
-            runner.model.before_each.append(self._begin)
-            self._undo.append(partial(runner.model.before_each.remove, self._begin))
+            begin = partial(self._begin_unless_counting, runner.model)
+            runner.model.before_each.append(begin)
+            self._undo.append(partial(runner.model.before_each.remove, begin))
         else:
             self._begin(get_rank(), data_batch)
 
@@ -103,6 +104,10 @@ class StepRecorder(Hook):
         for undo in self._undo:
             undo()
         self._undo = []
+
+    def _begin_unless_counting(self, model: Any, virtual_rank: int, batch: Any) -> None:
+        if not model.counting:
+            self._begin(virtual_rank, batch)
 
     def _begin(self, virtual_rank: int, batch: Any) -> None:
         self.steps.append(RankStep(virtual_rank, plain(batch)))

@@ -1,4 +1,6 @@
-"""Losses for unequal classes, registered in MMEngine's root registry."""
+"""Losses for unequal classes and for the score, registered in MMEngine's root registry."""
 from .imbalance import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
+from .jaccard import JaccardLoss, contour_band
 
-__all__ = ['SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss']
+__all__ = ['JaccardLoss', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss',
+           'contour_band']

@@ -12,6 +12,8 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from .inputs import checked_weights, prepare
+
 
 class _ImbalanceLoss(nn.Module):
     """Common part: a weighted mean whose sum of weights is that of all ranks.
@@ -34,10 +36,7 @@ class _ImbalanceLoss(nn.Module):
     def __init__(self, class_weight: Optional[Sequence[float]] = None, loss_weight: float = 1.0,
                  ignore_index: int = 255, loss_name: str = 'loss') -> None:
         super().__init__()
-        if class_weight is not None and (min(class_weight) < 0 or max(class_weight) <= 0):
-            raise ValueError(f'class_weight={class_weight}, expected numbers of 0 or more, not all '
-                             '0')
-        self.class_weight = None if class_weight is None else list(class_weight)
+        self.class_weight = checked_weights(class_weight)
         self.loss_weight, self.ignore_index = loss_weight, ignore_index
         self.loss_name = loss_name
 
@@ -74,25 +73,8 @@ class _ImbalanceLoss(nn.Module):
             ValueError: If there is a ``weight``, the values of ``ignore_index`` differ, or there
                 are not as many class weights as classes.
         """
-        name = type(self).__name__
-        if weight is not None:
-            raise ValueError(f'{name} takes no weights of pixels; leave the sampler of the decode '
-                             'head out')
-        if ignore_index != self.ignore_index:
-            raise ValueError(f'{name} has ignore_index={self.ignore_index} and the decode head '
-                             f'{ignore_index}; set them to the same')
-        logits = logits.float()
-        if logits.shape[1] == 1:
-            logits = torch.cat([torch.zeros_like(logits), logits], 1)
-        if len(self.class_weight or logits[0]) != logits.shape[1]:
-            raise ValueError(f'{name}: class_weight={self.class_weight} for {logits.shape[1]} '
-                             'classes; expected one for each')
-        weights = logits.new_tensor(self.class_weight or [1.] * logits.shape[1])
-        valid = labels != self.ignore_index
-        truth = torch.nn.functional.one_hot(torch.where(valid, labels, torch.zeros_like(
-            labels)).long(), logits.shape[1]).permute(0, 3, 1, 2).to(logits.dtype)
-        truth = truth * valid[:, None]
-        losses, count = self._sums(logits, truth, valid[:, None].to(logits.dtype), weights)
+        logits, truth, valid, weights = prepare(self, logits, labels, weight, ignore_index)
+        losses, count = self._sums(logits, truth, valid, weights)
         total, ranks = self.sum_over_ranks(torch.stack([count, torch.ones_like(count)]))
         # Without any label the losses are 0 too.
         return self.loss_weight * losses * ranks / torch.where(
