@@ -226,8 +226,8 @@ class MapSageRunner(SavingRunner):
         if names and self.world_size > 1 and not gives_counts(wrapper):
             return VirtualRanksError(
                 f"{', '.join(names)} counts over the global batch, and the model wrapper {kind} "
-                f'gives it no sums over the ranks: each rank would train with its own counts. Expected a plain '
-                f'model and MMDistributedDataParallel (or no model_wrapper_cfg).')
+                f'gives it no sums over the ranks: each rank would train with its own counts. '
+                f'Expected a plain model and MMDistributedDataParallel (or no model_wrapper_cfg).')
         try:
             check_parts(wrapper, self.cfg.get('compile'), self.accelerator)
         except CompileError as error:

@@ -4,10 +4,14 @@ from .calibration import calibration_error, count_confidence, reliability
 from .calibration_metric import CalibrationError
 from .confusion_matrix import confusion_matrix, count_pixels, scores
 from .confusion_matrix_metric import ConfusionMatrixMetric
+from .reward_metric import MeanReward
+from .reward_variance import reward_variance
+from .rewards import ComponentsFound, PolygonCount, UnbrokenLength
 from .single_class_baseline import SingleClassBaseline, single_class_miou
 
 __all__ = [
-    'CalibrationError', 'ConfusionMatrixMetric', 'SingleClassBaseline', 'boundary_counts',
-    'boundary_iou', 'calibration_error', 'confusion_matrix', 'count_confidence', 'count_pixels',
-    'reliability', 'scores', 'single_class_miou'
+    'CalibrationError', 'ComponentsFound', 'ConfusionMatrixMetric', 'MeanReward', 'PolygonCount',
+    'SingleClassBaseline', 'UnbrokenLength', 'boundary_counts', 'boundary_iou',
+    'calibration_error', 'confusion_matrix', 'count_confidence', 'count_pixels', 'reliability',
+    'reward_variance', 'scores', 'single_class_miou'
 ]

@@ -1,5 +1,6 @@
 """MMEngine hooks; importing this package registers them."""
 from .compile_report_hook import CompileReportHook
+from .before_after_hook import BeforeAfterHook, NoValidationError
 from .dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, RewardScore
 from .dynamic_sampling.model_score import ModelScore
 from .dynamic_sampling.sampled_steps import LoaderError
@@ -7,6 +8,7 @@ from .feature_sources.feature_source_hook import FeatureSourceHook
 from .feature_sources.head_replica_hook import HeadReplicaHook
 from .gradients.accumulated_gradients_hook import AccumulatedGradientsHook
 from .gradients.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
+from .group_rewards.group_reward_tuning import GroupRewardTuning
 from .mask_annealing_hook import MaskAnnealingHook
 from .preview_hook import PreviewHook
 from .progress_hook import ProgressBarHook
@@ -27,4 +29,10 @@ __all__ = [
     'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
     'ReproducibilityHook', 'RewardScore', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
     'WindowVisualizationHook'
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'BeforeAfterHook', 'DeviceCheckError',
+    'DeviceCheckHook', 'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook',
+    'GroupRewardTuning', 'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore',
+    'NoValidationError', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook',
+    'ProgressBarHook', 'ReproducibilityHook', 'RewardScore', 'SlowestRankHook', 'StopHook',
+    'TrainedWeightsHook', 'WindowVisualizationHook'
 ]

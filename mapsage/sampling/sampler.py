@@ -61,12 +61,13 @@ class BlockSampler:
                  ranks: Optional[VirtualRanks] = None, group_size: int = 1,
                  max_resample_times: int = 3, shortfall: str = 'fallback', max_age: int = 1,
                  max_refill_rounds: int = 4, keep_fraction: float = 0.0, unbiased: bool = False,
-                 seed: int = 0, group: Optional[dist.ProcessGroup] = None,
+                 scores_per_sample: int = 1, seed: int = 0, group: Optional[Any] = None,
                  timeout: Optional[float] = None, place: Optional[Callable[[Any], Any]] = None,
                  observe: Optional[Callable[[Sequence[Any], str], None]] = None,
                  logger: Optional[logging.Logger] = None) -> None:
         self._fetch, self._score, self._validity = fetch, score, validity
         self.local_target, self.group_size = local_target, group_size
+        self._scores_per_sample = scores_per_sample
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
         self.shortfall, self.seed = shortfall, seed
         self.keep_fraction, self.unbiased = keep_fraction, unbiased
@@ -81,11 +82,12 @@ class BlockSampler:
             f'local_target={local_target}, group_size={group_size}, '
             f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
             f'max_age={max_age}, max_refill_rounds={max_refill_rounds}, '
-            f'keep_fraction={keep_fraction}, unbiased={unbiased}, {validity}'))
+            f'keep_fraction={keep_fraction}, unbiased={unbiased}, '
+            f'scores_per_sample={scores_per_sample}, {validity}'))
         check_settings(local_target, group_size, max_resample_times, max_refill_rounds,
                        keep_fraction, unbiased)
         check_policy(shortfall)
-        validity.check_group_size(group_size)
+        validity.check_group_size(group_size * scores_per_sample)
         self._world = self._ranks.count
         # For the log: global ranks where each process carries out one virtual rank.
         self._names = channel.ranks if self._ranks.one_each else range(self._world)
@@ -276,7 +278,7 @@ class BlockSampler:
             raise ValueError(f'a batch of {len(samples)} samples does not make whole groups of '
                              f'group_size={size}. Set a batch size that it divides, and drop_last.')
         scores = self._score(own.rank, samples)
-        verdict = self._validity.judge(scores, size, self._threshold())
+        verdict = self._validity.judge(scores, size * self._scores_per_sample, self._threshold())
         if len(verdict.reasons) * size != len(samples):
             raise ValueError(f'{len(verdict.reasons) * size} scores for {len(samples)} samples, '
                              f'expected one a sample.')
@@ -450,6 +452,8 @@ class DynamicSampler(BlockSampler):
         keep_fraction: Probability with which a group that is not valid is kept nevertheless.
         unbiased: Whether such a group weighs ``1 / keep_fraction`` in :attr:`SampledBatch.weights`,
             so that the weighted batches have the class prior of the data.
+        scores_per_sample: Number of scores that ``score`` returns for each sample, one after the
+            other, such as the rewards of several label maps; a group is judged by all of them.
         seed: Seed of that choice, which also depends on rank, step and resample.
         group: Process group of the ranks that sample together; all ranks when None.
         timeout: Seconds a rank may be late; the group's own timeout when None.

@@ -17,12 +17,15 @@ from mapsage.distributed import open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.hooks.ranks.accelerator_hook import seed_rank
 from mapsage.sampling import BlockSampler, Candidate, TileHistory, Validity, WeightedRewards
+from mapsage.sampling.lockstep import check_equal_settings
 from mapsage.wrappers import VirtualDataParallel
+from mapsage.wrappers.batch_counts import names_of_counters
 
 from .sample_weights import PixelWeights, check_asked, weigh_heads
 from .sampled_steps import (
     LoaderError,
     LoaderStream,
+    OwnStep,
     SampledEpochs,
     SampledSteps,
     Step,
@@ -103,11 +106,15 @@ class DynamicSamplingHook(Hook):
                  timeout: Optional[float] = None, interval: Optional[int] = None) -> None:
         self._scorer = _build(score)
         self._validity = Validity(**validity)
-        self._validity.check_group_size(group_size)
+        each = getattr(self._scorer, 'scores_per_sample', 1)
+        self._validity.check_group_size(group_size * each)
         self._settings: Dict[str, Any] = dict(
             group_size=group_size, max_resample_times=max_resample_times, shortfall=shortfall,
             max_age=max_age, max_refill_rounds=max_refill_rounds, keep_fraction=keep_fraction,
-            unbiased=unbiased, timeout=timeout)
+            unbiased=unbiased, scores_per_sample=each, timeout=timeout)
+        self._several = each > 1
+        if hasattr(self._scorer, 'check_sampling'):
+            self._scorer.check_sampling(self._validity, self._settings)
         self._weighing: Dict[str, PixelWeights] = {}
         self.uneven_batches = shortfall == 'shrink'
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
@@ -173,8 +180,8 @@ class DynamicSamplingHook(Hook):
                 itertools.repeat(None, discarded), self._steps) if discarded else self._steps
         else:
             loop.dataloader = SampledEpochs(loader, self._steps)
-        if self.uneven_batches:
-            self._weigh(runner.optim_wrapper)
+        if self.uneven_batches and not getattr(self._scorer, 'weighs_loss', False):
+            self._weigh(runner.optim_wrapper, names_of_counters(runner.model))
         if self._settings['unbiased']:
             self._weighing = weigh_heads(
                 runner.model, lambda: self._step.batches[self._turn].weights if self._step else ())
@@ -262,6 +269,13 @@ class DynamicSamplingHook(Hook):
             loader.samples.finish = finish
         if hasattr(scorer, 'bind'):
             scorer.bind(runner.model, collate)
+        if hasattr(scorer, 'describe'):
+            check_equal_settings(self._channel, scorer.describe())
+        if hasattr(scorer, 'follow'):
+            if runner.cfg.get('feature_source'):
+                raise ValueError(f'{type(scorer).__name__} runs the encoder on two batches a step, '
+                                 f'and feature_source has the features of one. Leave it out.')
+            scorer.follow(self._own_step)
         if hasattr(scorer, 'history'):
             self._history = TileHistory(scorer, turns=len(self._block), **scorer.history)
 
@@ -271,11 +285,13 @@ class DynamicSamplingHook(Hook):
             if in_worker:
                 return [finish.score(each) if each.score is None else each.score
                         for each in candidates]
+            if hasattr(scorer, 'begin_batch'):
+                scorer.begin_batch(rank - self._block.start, self._scored[rank] == 1)
             with self._buffers(runner.model, rank):
                 scores = (scorer([each.sample for each in candidates]) if self._history is None
                           else self._history(candidates, rank - self._block.start))
             for each, value in zip(candidates, scores):
-                each.score = float(value)
+                each.score = float(sum(value) / len(value) if self._several else value)
             return scores
 
         return score
@@ -298,11 +314,20 @@ class DynamicSamplingHook(Hook):
     def _take(self, step: Step) -> None:
         self._step = step
 
+    def _own_step(self) -> Optional[OwnStep]:
+        """Return the step of the virtual rank whose turn it is; None before the first."""
+        return None if self._step is None else OwnStep.of(self._step.batches[self._turn],
+                                                          self._turn)
+
     def _take_turn(self, virtual_rank: int, batch: Any) -> None:
         self._turn = virtual_rank - self._block.start
 
-    def _weigh(self, optim_wrapper: Any) -> None:
+    def _weigh(self, optim_wrapper: Any, counters: Sequence[str] = ()) -> None:
         """Multiply the loss of each step by its weight, before gradients are averaged."""
+        if counters:
+            raise ValueError(f"shortfall='shrink' weighs the loss of a rank by its number of "
+                             f'samples, and {", ".join(counters)} counts over the global batch '
+                             f"already. Choose another policy, for example 'pad'.")
         if isinstance(optim_wrapper, OptimWrapperDict):
             raise ValueError(f"shortfall='shrink' weighs one loss a step, and "
                              f'{type(optim_wrapper).__name__} has several. Choose another policy.')

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from mapsage.accelerator import current_accelerator
+from mapsage.evaluation import reward_variance
 
-METRICS = ('loss', 'one_minus_iou')
+METRICS = ('loss', 'one_minus_iou', 'reward_variance')
 _LEAST = 1e-8  # score that counts as certainly another class
 _MULTIPLE = 32  # pixels: a multiple of the strides and windows of common backbones
 
@@ -27,8 +28,10 @@ class ModelScore:
 
     Args:
         metric: Name of the score. ``'loss'`` is the mean cross-entropy over the labeled pixels, in
-            nats; ``'one_minus_iou'`` is 1 - the mean IoU over the classes in the label map. A tile
-            without a labeled pixel scores 0.
+            nats; ``'one_minus_iou'`` is 1 - the mean IoU over the classes in the label map;
+            ``'reward_variance'`` is the variance that this IoU would have over label maps drawn
+            from the model, see :func:`mapsage.evaluation.reward_variance`. A tile without a labeled
+            pixel scores 0.
         scale: Factor for the side lengths, which are then rounded up to a multiple of 32 pixels.
         ignore_index: Label of pixels without a class.
         momentum: Weight of the old average, as for TileHistory.
@@ -79,7 +82,7 @@ class ModelScore:
         if current_accelerator().lazy:
             # A lazy device compiles every new shape for minutes, so few batch sizes are used.
             batch = _repeat(batch, 1 << (count - 1).bit_length())
-        with _evaluating(model):
+        with evaluating(model):
             data = model.data_preprocessor(batch, True)
             logits, labels = self._predict(model, data)
         return self._rate(logits[:count], labels[:count])
@@ -105,6 +108,9 @@ class ModelScore:
             loss = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index,
                                             reduction='none')
             return loss.flatten(1).sum(1) / known.clamp(min=1)
+        if self.metric == 'reward_variance':
+            return torch.stack([reward_variance(each.softmax(0), truth, self.ignore_index)
+                                for each, truth in zip(logits, labels)]).float()
         return torch.stack([self._one_minus_iou(*each) for each in zip(logits.argmax(1), labels)])
 
     def _one_minus_iou(self, predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -118,7 +124,7 @@ class ModelScore:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and restore the mode of each of its modules."""
     training = [module for module in model.modules() if module.training]
     preprocessor: Any = model.data_preprocessor

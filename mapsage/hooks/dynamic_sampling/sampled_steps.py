@@ -4,13 +4,14 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch.utils.data import DataLoader
 
 from mapsage.background_worker import BackgroundWorker
 from mapsage.sampling import BlockSampler, Candidate, SampledBatch
+from mapsage.sampling.shortfall import FALLBACK
 from mapsage.wrappers.rank_batches import batches_of, carry
 
 
@@ -114,6 +115,28 @@ class Step:
 
     def __init__(self, batches: List[SampledBatch], state: Dict[str, Any], drawn: int) -> None:
         self.batches, self.state, self.drawn = batches, state, drawn
+
+
+class OwnStep(NamedTuple):
+    """What a score that takes part in the loss needs to know of a virtual rank's batch.
+
+    Attributes:
+        turn: Place of the virtual rank in the block of this process.
+        share: Share of all samples judged in the step that the batch stands for: the pass rate, or
+            1 where the batch was not filtered.
+        loss_weight: Factor of the mean over the batch, see ``SampledBatch``.
+    """
+
+    turn: int
+    share: float
+    loss_weight: float
+
+    @classmethod
+    def of(cls, batch: SampledBatch, turn: int) -> OwnStep:
+        """Return that of a batch."""
+        found = batch.statistics
+        share = 1.0 if found.outcome == FALLBACK else found.pass_rate
+        return cls(turn, share, batch.loss_weight)
 
 
 class SampledSteps:

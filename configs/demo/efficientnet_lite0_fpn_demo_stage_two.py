@@ -1,0 +1,33 @@
+"""Stage two of the demo: half cross-entropy's job done, the loss is now the score itself.
+
+Command:  bash scripts/start_8card_training.sh      # stage one, 200 steps
+          bash scripts/start_8card_training.sh \
+              configs/demo/efficientnet_lite0_fpn_demo_stage_two.py
+          MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
+Hardware: not yet run
+Score:    not yet run
+"""
+_base_ = './efficientnet_lite0_fpn_demo.py'
+
+load_from = '{{$MAPSAGE_STAGE_ONE:work_dirs/efficientnet_lite0_fpn_demo/iter_200.pth}}'
+max_iters = 100
+
+# 0.25 CE + 0.75 (1 - R), R = half (mIoU + mIoU on the band along true contours).
+model = dict(decode_head=dict(loss_decode=[
+    dict(type='CrossEntropyLoss', loss_weight=0.25, avg_non_ignore=True),
+    dict(type='JaccardLoss', loss_weight=0.75, band_weight=0.5)
+]))
+optim_wrapper = dict(optimizer=dict(lr=1e-4))  # a tenth of stage one
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.05, begin=0, end=10, by_epoch=False),
+    dict(type='PolyLR', power=0.9, eta_min=1e-6, begin=10, end=max_iters, by_epoch=False)
+]
+train_cfg = dict(max_iters=max_iters, val_interval=50)
+default_hooks = dict(checkpoint=dict(interval=50))
+val_evaluator = [
+    dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU', 'mFscore']),
+    dict(type='CalibrationError'),  # a loss without cross-entropy's honesty: look at this, too
+    dict(type='SingleClassBaseline')
+]
+test_evaluator = val_evaluator
+custom_hooks = [dict(type='BeforeAfterHook')]

@@ -1,0 +1,1 @@
+"""Tuning by rewards of drawn label maps."""

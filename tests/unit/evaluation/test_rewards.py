@@ -1,0 +1,74 @@
+"""Rewards of label maps on drawn cases."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mmengine.registry import TASK_UTILS
+
+from mapsage.evaluation import ComponentsFound, PolygonCount, UnbrokenLength
+
+
+def drawn(*rows: str) -> np.ndarray:
+    return np.array([[255 if each == '.' else int(each) for each in row] for row in rows])
+
+
+TRUTH = drawn('1100011',
+              '1100011',
+              '0000000',
+              '1111111',
+              '....000')
+
+
+def test_components_found_counts_matches_misses_and_inventions() -> None:
+    reward = TASK_UTILS.build(dict(type='ComponentsFound', classes=[1], min_pixels=2))
+    assert reward(TRUTH, TRUTH) == 1
+    lost = TRUTH.copy()
+    lost[:2, 5:] = 0
+    assert reward(lost, TRUTH) == pytest.approx(2 * 2 / (2 * 2 + 1))
+    half = lost.copy()
+    half[0, 5:] = 1  # 2 of 4 pixels: an IoU of 0.5 is no match, and an invention
+    assert reward(half, TRUTH) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    crumb = TRUTH.copy()
+    crumb[0, 3] = 1  # below min_pixels
+    assert reward(crumb, TRUTH) == 1
+    merged = np.where(TRUTH == 255, 255, 1)
+    assert reward(merged, TRUTH) == 0
+
+
+def test_the_mean_is_over_the_classes_of_the_truth() -> None:
+    lost = np.where(TRUTH == 0, 1, TRUTH)
+    assert ComponentsFound()(lost, TRUTH) == pytest.approx(
+        (ComponentsFound(classes=[0])(lost, TRUTH) + ComponentsFound(classes=[1])(lost, TRUTH)) / 2)
+    assert ComponentsFound(classes=[3])(lost, TRUTH) == 1
+    assert PolygonCount()(TRUTH * 0 + 255, TRUTH * 0 + 255) == 1
+
+
+def test_polygon_count_and_holes() -> None:
+    more = TRUTH.copy()
+    more[3, 3] = 0
+    assert PolygonCount(classes=[1])(more, TRUTH) == pytest.approx(1 - 1 / 4)
+    ring = drawn('11111', '10101', '11111')
+    filled = drawn('11111', '11101', '11111')
+    holes = PolygonCount(holes=True, classes=[1])
+    assert holes(ring, ring) == 1 and holes(filled, ring) == pytest.approx(.5)
+    open_ring = drawn('11011', '10101', '11111')  # to the outside, by a corner
+    assert holes(open_ring, ring) == 0
+
+
+def test_a_gap_breaks_a_road() -> None:
+    reward = UnbrokenLength(classes=[1])
+    road = drawn('0000000', '1111111', '0000000')
+    gap = drawn('0000000', '1101111', '0000000')
+    assert reward(road, road) == 1 and reward(gap, road) == pytest.approx(4 / 7)
+    assert reward(road * 0, road) == 0
+    beside = drawn('1110000', '0001111', '0000000')  # leaves the road and comes back
+    assert reward(beside, road) == pytest.approx(4 / 7)
+    assert UnbrokenLength(tolerance=1, classes=[1])(beside, road) == 1
+    two = drawn('1111000', '0000000', '0000011')
+    one = drawn('1111000', '0000000', '0000000')
+    assert reward(one, two) == pytest.approx(4 / 6)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match='min_iou=0.3, expected 0.5 or more'):
+        ComponentsFound(min_iou=.3)
