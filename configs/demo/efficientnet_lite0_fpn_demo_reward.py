@@ -11,7 +11,7 @@ _base_ = './efficientnet_lite0_fpn_demo.py'
 load_from = '{{$MAPSAGE_STAGE_ONE:work_dirs/efficientnet_lite0_fpn_demo/iter_200.pth}}'
 max_iters = 60
 rewards = [
-    dict(type='UnbrokenLength', classes=[2], tolerance=1),  # road
+    dict(type='UnbrokenLength', classes=[2]),  # road
     dict(type='ComponentsFound', classes=[1])  # building
 ]
 
@@ -32,7 +32,9 @@ test_evaluator = val_evaluator
 custom_hooks = [
     dict(
         type='DynamicSamplingHook',
-        score=dict(type='GroupRewardTuning', rewards=rewards, maps=8, region=4, anchor=0.5),
+        score=dict(
+            type='GroupRewardTuning', rewards=rewards, weights=[0.5, 0.5], maps=8, region=4,
+            anchor=0.7),
         validity=dict(eps=0),  # drops tiles without gradient, and nothing else
         max_age=0,
         shortfall='pad'),

@@ -1,4 +1,4 @@
-"""Stage two of the demo: half cross-entropy's job done, the loss is now the score itself.
+"""Stage two of the demo: the loss is now the score itself, over all ranks and near contours.
 
 Command:  bash scripts/start_8card_training.sh      # stage one, 200 steps
           bash scripts/start_8card_training.sh \
@@ -26,7 +26,7 @@ train_cfg = dict(max_iters=max_iters, val_interval=50)
 default_hooks = dict(checkpoint=dict(interval=50))
 val_evaluator = [
     dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU', 'mFscore']),
-    dict(type='CalibrationError'),  # a loss without cross-entropy's honesty: look at this, too
+    dict(type='CalibrationError'),  # the loss asks for certainty: look at this, too
     dict(type='SingleClassBaseline')
 ]
 test_evaluator = val_evaluator

@@ -7,7 +7,6 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
-import torch.distributed as dist
 
 from mapsage.accelerator import derived_seed
 from mapsage.distributed import Consensus, check_descriptors, open_channel

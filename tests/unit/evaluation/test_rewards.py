@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mmengine.registry import TASK_UTILS
+import torch
+from label_pairs import data_sample
+from mmengine.registry import METRICS, TASK_UTILS
 
 from mapsage.evaluation import ComponentsFound, PolygonCount, UnbrokenLength
 
@@ -59,16 +61,33 @@ def test_a_gap_breaks_a_road() -> None:
     reward = UnbrokenLength(classes=[1])
     road = drawn('0000000', '1111111', '0000000')
     gap = drawn('0000000', '1101111', '0000000')
-    assert reward(road, road) == 1 and reward(gap, road) == pytest.approx(4 / 7)
+    assert reward(road, road) == 1 and reward(gap, road) == pytest.approx(2 * 4 / (7 + 6))
+    wide = drawn('1111111', '1111111', '0000000')
+    assert reward(wide, road) == pytest.approx(2 * 7 / (7 + 14))
     assert reward(road * 0, road) == 0
     beside = drawn('1110000', '0001111', '0000000')  # leaves the road and comes back
-    assert reward(beside, road) == pytest.approx(4 / 7)
+    assert reward(beside, road) == pytest.approx(2 * 4 / (7 + 7))
     assert UnbrokenLength(tolerance=1, classes=[1])(beside, road) == 1
     two = drawn('1111000', '0000000', '0000011')
     one = drawn('1111000', '0000000', '0000000')
-    assert reward(one, two) == pytest.approx(4 / 6)
+    assert reward(one, two) == pytest.approx(2 * 4 / (6 + 4))
 
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match='min_iou=0.3, expected 0.5 or more'):
         ComponentsFound(min_iou=.3)
+
+
+def test_the_metric_is_the_mean_over_images_of_the_predicted_maps() -> None:
+    metric = METRICS.build(dict(type='MeanReward', rewards=[
+        dict(type='UnbrokenLength', classes=[1]), dict(type='PolygonCount')]))
+    road = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 255, 0]])
+    gap = road.clamp(max=1)  # predicts a class where the truth has none
+    gap[1, 1] = 0
+    metric.process({}, [data_sample(each, road).to_dict() for each in (road, gap)])
+    found = metric.evaluate(2)
+    assert found == {
+        'UnbrokenLength': pytest.approx(50 * (1 + 2 * 2 / (4 + 3)), abs=.01),
+        'PolygonCount': pytest.approx(50 * (1 + (2 / 3 + 1 / 2) / 2), abs=.01)}
+    with pytest.raises(ValueError, match=r'rewards=\[\], expected one or more'):
+        METRICS.build(dict(type='MeanReward', rewards=[]))

@@ -17,6 +17,7 @@ from support import write_tiny_config
 from torch.nn import functional
 
 from mapsage.engine import MapSageRunner
+from mapsage.evaluation import reward_variance
 from mapsage.hooks import DynamicSamplingHook, LoaderError, ModelScore
 from mapsage.hooks.dynamic_sampling.sample_weights import PixelWeights, check_asked, weigh_heads
 from mapsage.hooks.dynamic_sampling.tile_gallery import TileGallery
@@ -245,6 +246,8 @@ def test_shrink_needs_one_optimizer() -> None:
                                       shortfall='shrink'))
     with pytest.raises(ValueError, match='OptimWrapperDict has several'):
         hook._weigh(OptimWrapperDict())
+    with pytest.raises(ValueError, match='JaccardLoss counts over the global batch already'):
+        hook._weigh(None, ['JaccardLoss'])
 
 
 @pytest.mark.parametrize('palette, expected', [
@@ -461,6 +464,21 @@ def test_one_minus_iou_and_a_tile_without_labels(segmentor: Any) -> None:
     scores = scorer(samples)
     assert 0 < scores[0] <= 1 and scores[1] == 0
     assert samples[0]['inputs'].shape == (3, 64, 64)  # a copy was padded and scaled
+
+
+def test_the_variance_of_a_reward_from_one_pass(segmentor: Any) -> None:
+    runner, samples = segmentor
+    scorer = ModelScore('reward_variance', scale=1.0)
+    scorer.bind(runner.model, collate)
+    samples[1]['data_samples'].gt_sem_seg.data[:] = 255
+    scores = scorer(samples)
+    model = runner.model.eval()
+    data = model.data_preprocessor(collate([samples[0]]), True)
+    logits = model.encode_decode(data['inputs'], [dict(img_shape=(64, 64), pad_shape=(64, 64))])
+    truth = data['data_samples'][0].gt_sem_seg.data[0]
+    assert float(scores[0]) == pytest.approx(
+        float(reward_variance(logits[0].softmax(0), truth)), rel=1e-4)
+    assert scores[0] > 0 and scores[1] == 0
 
 
 @pytest.mark.parametrize('arguments, words', [(dict(metric='iou'), 'expected one of loss'),

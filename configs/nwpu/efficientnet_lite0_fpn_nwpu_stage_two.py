@@ -1,0 +1,33 @@
+"""Stage two on NWPU VHR-10: the loss is now the score itself, over all classes of the batch.
+
+Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/nwpu/efficientnet_lite0_fpn_nwpu.py
+          MAPSAGE_NWPU=<folder> python tools/train.py \
+              configs/nwpu/efficientnet_lite0_fpn_nwpu_stage_two.py
+          MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
+Hardware: not yet run
+Score:    not yet run
+"""
+_base_ = './efficientnet_lite0_fpn_nwpu.py'
+
+load_from = '{{$MAPSAGE_STAGE_ONE:work_dirs/efficientnet_lite0_fpn_nwpu/iter_300.pth}}'
+max_iters = 100
+
+# 0.25 CE + 0.75 (1 - R), R = half (mIoU + mIoU on the band along true contours).
+model = dict(decode_head=dict(loss_decode=[
+    dict(type='CrossEntropyLoss', loss_weight=0.25, avg_non_ignore=True),
+    dict(type='JaccardLoss', loss_weight=0.75, band_weight=0.5)
+]))
+optim_wrapper = dict(optimizer=dict(lr=1e-4))  # a tenth of stage one
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.05, begin=0, end=10, by_epoch=False),
+    dict(type='PolyLR', power=0.9, eta_min=1e-6, begin=10, end=max_iters, by_epoch=False)
+]
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+default_hooks = dict(checkpoint=dict(interval=max_iters // 2))
+val_evaluator = [
+    dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU', 'mFscore']),
+    dict(type='CalibrationError'),  # the loss asks for certainty: look at this, too
+    dict(type='SingleClassBaseline')
+]
+test_evaluator = val_evaluator
+custom_hooks = [dict(type='BeforeAfterHook')]
