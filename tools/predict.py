@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.commands import cli, predict  # noqa: E402
+from mapsage.commands import cli, predict, pseudo_labels  # noqa: E402
 
 
 def main(argv=None) -> int:
@@ -17,7 +17,8 @@ def main(argv=None) -> int:
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images, scenes, and other names that GDAL opens: '
                         'https://..., s3://..., /vsizip/..., subdatasets')
-    parser.add_argument('--out', required=True, help='write the maps into this folder')
+    parser.add_argument('--out', help='folder of the maps (with --pseudo-labels, default: its '
+                        'folder maps)')
     parser.add_argument('--window', type=int, metavar='PIXELS',
                         help="side of a window (default: the config's training size, else 512)")
     parser.add_argument('--overlap', type=int, metavar='PIXELS',
@@ -54,6 +55,7 @@ def main(argv=None) -> int:
                         help='tolerance of the outlines; 0 keeps those of the pixels (default: 1)')
     parser.add_argument('--skip-class', nargs='+', default=[], metavar='NAME',
                         help='classes without polygons, such as the background')
+    pseudo_labels.add_arguments(parser)
     parser.add_argument('--overwrite', action='store_true',
                         help='make maps again that exist already')
     args = parser.parse_args(argv)
@@ -74,7 +76,8 @@ def main(argv=None) -> int:
                      'pixels, 0 or more')
     if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
         parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
-    return predict.predict(args)
+    pseudo_labels.check_arguments(parser, args)
+    return (pseudo_labels.predict_pseudo_labels if args.pseudo_labels else predict.predict)(args)
 
 
 if __name__ == '__main__':

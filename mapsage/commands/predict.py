@@ -110,8 +110,7 @@ class Prediction:
             self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
             self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
             self._members = find_members(args.inputs) if args.mosaic else []
-            self._inputs = ({args.mosaic: args.mosaic} if args.mosaic
-                            else find_inputs(args.inputs))
+            self._inputs = self.find_inputs()
             model, self._classes, bands = load_model(self._cfg, args.checkpoint)
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
@@ -144,6 +143,11 @@ class Prediction:
                 if job.is_shared and job.assembler == self._rank:
                     self._assemble(job)
         return self._summarize() if self._rank == 0 else 0
+
+    def find_inputs(self) -> Dict[str, str]:
+        """Return the inputs by the names of their outputs."""
+        mosaic = self._args.mosaic
+        return {mosaic: mosaic} if mosaic else find_inputs(self._args.inputs)
 
     def _start(self) -> Accelerator:
         env = parse_env_cfg(self._cfg.get('env_cfg') or {}, self._cfg.get('model_wrapper_cfg'))

@@ -195,6 +195,23 @@ class GeoTiffDataset(BaseSegDataset):
             info = self._facts(info, *place)
         return self.pipeline(info)
 
+    def scene_paths(self) -> List[str]:
+        """Return the paths of the scenes, in the order of their numbers."""
+        return [scene['scene'] for scene in self._scenes]
+
+    def read_labels(self, number: int, column: int, row: int, side: int) -> np.ndarray:
+        """Return the mask of a square of scene ``number``, as a window there would have it.
+
+        Returns:
+            Class indices, uint8 ``(side, side)``; ``ignore_index`` where there is none, and
+            everywhere if the dataset has no labels.
+        """
+        if self.labels is None:
+            return np.full((side, side), self.ignore_index, np.uint8)
+        info = dict(self._facts(dict(scene=number), column, row), window=(column, row, side),
+                    valid=np.ones((side, side), bool), counted=None)
+        return LoadGeoTiffLabels().transform(info)['gt_seg_map']
+
     @property
     def redraws(self) -> bool:
         """Whether the place of a window is drawn when it is loaded."""
