@@ -20,6 +20,7 @@ from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
 
+from .config_checks import LOADERS
 from .predict import Prediction
 
 REPORT, CONFIG = 'pseudo_labels.json', 'pseudo_labels.py'
@@ -88,11 +89,10 @@ class _PseudoLabels(Prediction):
                 and not (self._target / REPORT).exists():
             raise PredictError(f'{self._target / "masks"} exists, and was not made with this '
                                f'command. Choose another folder for --pseudo-labels.')
-        self._labeled = _build(self._cfg, 'train_dataloader')
+        self._labeled = _build(self._cfg, LOADERS[0])
         joined_config.labeled_dataset(self._cfg)
         self._known = KnownLabels(self._labeled)
-        held_out = KnownLabels(*(_build(self._cfg, loader) for loader in (
-            'val_dataloader', 'test_dataloader') if self._cfg.get(loader)))
+        held_out = KnownLabels(*(_build(self._cfg, loader) for loader in LOADERS[1:]))
         found = super().find_inputs()
         taught = {name: path for name, path in found.items()
                   if path in self._known and not self._known.is_scene(path)}
@@ -193,6 +193,11 @@ class _PseudoLabels(Prediction):
             f'{self._args.min_share:g} of each class, see {REPORT}\n'
             f'Score:    not yet run\n'))
         Config.fromfile(str(self._target / CONFIG))  # it can be read
+
+
+def build_loaders(cfg: Config) -> List[Any]:
+    """Return the datasets of training, validation and test, None for one that there is not."""
+    return [_build(cfg, loader) for loader in LOADERS]
 
 
 def _build(cfg: Config, loader: str) -> Any:

@@ -61,9 +61,12 @@ def is_own_style(path: Path) -> bool:
         return True
 
 
-def polygon_style(field: str, class_names: Sequence[str],
-                  palette: Sequence[Sequence[int]]) -> str:
-    """Return the QML of polygons: a category for each class, by the name in ``field``."""
+def polygon_style(field: str, class_names: Sequence[str], palette: Sequence[Sequence[int]],
+                  hollow: bool = False) -> str:
+    """Return the QML of polygons: a category for each class, by the name in ``field``.
+
+    With ``hollow``, a polygon is a broad outline in its color, so that what is below it shows.
+    """
     root = ElementTree.Element('qgis', _VERSION)
     renderer = ElementTree.SubElement(root, 'renderer-v2', type='categorizedSymbol', attr=field,
                                       symbollevels='0', enableorderby='0', forceraster='0')
@@ -74,12 +77,12 @@ def polygon_style(field: str, class_names: Sequence[str],
                                label=_text(name), render='true', type='string')
         symbol = ElementTree.SubElement(symbols, 'symbol', name=str(number), type='fill',
                                         alpha='1', clip_to_extent='1', force_rhr='0')
-        _add_fill(symbol, color)
+        _add_fill(symbol, color, hollow)
     return _document(root)
 
 
 def add_polygon_style(path: Any, layer: str, field: str, class_names: Sequence[str],
-                      palette: Sequence[Sequence[int]]) -> None:
+                      palette: Sequence[Sequence[int]], hollow: bool = False) -> None:
     """Make the style of polygons the default of a layer of a GeoPackage.
 
     Args:
@@ -88,11 +91,12 @@ def add_polygon_style(path: Any, layer: str, field: str, class_names: Sequence[s
         field: Name of the text field with the class.
         class_names: Names of the classes that get a category.
         palette: Red, green and blue (0 to 255) of each.
+        hollow: Whether polygons are outlines only.
 
     Raises:
         OSError: If the file cannot be written.
     """
-    style = polygon_style(field, class_names, palette)
+    style = polygon_style(field, class_names, palette, hollow)
     try:
         with contextlib.closing(sqlite3.connect(str(path))) as file, file:
             column = file.execute('SELECT column_name FROM gpkg_geometry_columns '
@@ -111,11 +115,12 @@ def add_polygon_style(path: Any, layer: str, field: str, class_names: Sequence[s
         raise OSError(f'the style of layer {layer} cannot be written: {error}') from error
 
 
-def _add_fill(symbol: Any, color: Sequence[int]) -> None:
-    red, green, blue = map(int, color)
+def _add_fill(symbol: Any, color: Sequence[int], hollow: bool) -> None:
+    shown = '{},{},{},255'.format(*map(int, color))
     options: Dict[str, str] = dict(
-        color=f'{red},{green},{blue},255', style='solid', outline_color='35,35,35,255',
-        outline_style='solid', outline_width='0.1', outline_width_unit='MM', joinstyle='bevel')
+        color=shown, style='no' if hollow else 'solid',
+        outline_color=shown if hollow else '35,35,35,255', outline_style='solid',
+        outline_width='0.8' if hollow else '0.1', outline_width_unit='MM', joinstyle='bevel')
     layer = ElementTree.SubElement(symbol, 'layer', {
         'class': 'SimpleFill', 'enabled': '1', 'locked': '0', 'pass': '0'})
     # QGIS reads the first form from 3.18 on, and until then the second.

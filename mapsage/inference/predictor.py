@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable, List, Optional, Tuple, cast
+from typing import Any, Callable, Iterator, List, Optional, Tuple, cast
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ class WindowPredictor:
         batch_size: Number of windows that are computed at a time now.
         scores: Number of scores of a pixel.
         threshold: Score from which on a binary model with a single output means class 1.
+        has_views: Whether mirror images are looked at, too.
         weights: ``(height, width)`` float32 factors of the scores.
     """
 
@@ -61,6 +62,7 @@ class WindowPredictor:
         head = head[-1] if isinstance(head, nn.ModuleList) else head  # a cascade
         threshold = getattr(head, 'threshold', None)
         self.threshold: float = 0.5 if threshold is None else threshold
+        self.has_views = tta
         self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
         self._device_weights = torch.from_numpy(self.weights).to(device)
@@ -89,6 +91,30 @@ class WindowPredictor:
             done.append(scores)
             first += len(scores)
         return done[0] if len(done) == 1 else np.concatenate(done)
+
+    def views(self, windows: torch.Tensor) -> Iterator[np.ndarray]:
+        """Yield the scores of a batch of windows, and with ``tta`` of each mirror image, by itself.
+
+        Args:
+            windows: As in a call.
+
+        Yields:
+            ``(batch, scores, height, width)`` float32 without weights, mirrored back.
+
+        Raises:
+            PredictError: If there is too little memory.
+        """
+        for flip in self._flips:
+            try:
+                with torch.no_grad():
+                    scores = self._scores(windows.flip(flip)).flip(flip)
+                current_accelerator().flush()
+                yield scores.cpu().numpy()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise PredictError(f'out of memory with {len(windows)} windows at a time: lower '
+                                   f'--batch-size.') from error
 
     def _compute(self, windows: torch.Tensor) -> Optional[np.ndarray]:
         """Return the weighted scores of a batch, or None if there is too little memory for it."""
