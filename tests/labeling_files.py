@@ -6,7 +6,8 @@ from typing import Any, Dict, Tuple
 
 import cv2
 import numpy as np
-from color_model import COLORS, NAMES, paint, write_config, write_scene
+import torch
+from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
 from rasterio.transform import Affine
 
 UTM: Dict[str, Any] = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
@@ -60,6 +61,16 @@ def write_training(root: Path, reduce: str = '') -> Path:
         root=str(root), names='labeled.txt', reduce=reduce))
 
 
+def write_sure_checkpoint(folder: Path) -> Path:
+    """Write weights that are sure of all four colors, also of the dark one."""
+    path = write_checkpoint(folder)
+    state = torch.load(str(path))
+    for name in state['state_dict']:
+        state['state_dict'][name] *= 4
+    torch.save(state, str(path))
+    return path
+
+
 SCENES = '''
 train_dataloader = dict(
     batch_size=2, num_workers=0, sampler=dict(type='InfiniteSampler', shuffle=True),
@@ -93,5 +104,5 @@ def write_unsure_scene(path: Path, classes: np.ndarray, unsure: np.ndarray,
     return path
 
 
-__all__ = ['NAMES', 'UNSURE', 'UTM', 'write_image', 'write_scene_training', 'write_tiles',
-           'write_training', 'write_unsure_scene']
+__all__ = ['NAMES', 'UNSURE', 'UTM', 'write_image', 'write_scene_training',
+           'write_sure_checkpoint', 'write_tiles', 'write_training', 'write_unsure_scene']

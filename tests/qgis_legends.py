@@ -20,7 +20,7 @@ def legend_of(source):
         renderer = layer.renderer()
         entries = [(each.label(), each.symbol().color().name())
                    for each in renderer.legendSymbolItems()]
-        drawn = sum(renderer.categoryIndexForValue(feature['class_name']) >= 0
+        drawn = sum(renderer.categoryIndexForValue(feature[renderer.classAttribute()]) >= 0
                     for feature in layer.getFeatures()) if hasattr(renderer, 'categories') else 0
         return dict(kind=renderer.type(), drawn=drawn, features=layer.featureCount(),
                     entries=entries)

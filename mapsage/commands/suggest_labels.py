@@ -70,6 +70,9 @@ class LabelSuggestions:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args, self._say, self._out = args, say, Path(args.out)
         self._cfg = read_config(args)
+        if self._out.exists():
+            raise PredictError(f'{self._out} exists, and may hold what you have drawn: choose '
+                               f'another --out, or remove it.')
         if args.launcher != 'none':
             raise PredictError(f'--launcher {args.launcher}: windows are chosen by one process.')
         env = parse_env_cfg(self._cfg.get('env_cfg') or {}, self._cfg.get('model_wrapper_cfg'))

@@ -94,7 +94,7 @@ class WindowJudge:
 
     def predict(self, window: np.ndarray) -> np.ndarray:
         """Return the classes of a window ``(bands, height, width)``, uint8 ``(height, width)``."""
-        return self._look(window[None])[0][0].argmax(0).astype(np.uint8)
+        return self._look(np.ascontiguousarray(window)[None])[0][0].argmax(0).astype(np.uint8)
 
     def _look(self, windows: np.ndarray
               ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:

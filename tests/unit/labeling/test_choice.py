@@ -1,0 +1,59 @@
+"""Which windows are chosen, against the rule carried out one by one."""
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mapsage.labeling.choice import choose, class_weights
+
+FAR = np.arange(20)[:, None] * np.array([[9.0, 0.0]])
+
+
+def test_doubt_about_a_rare_class_counts_more() -> None:
+    weights = class_weights(np.array([870, 90, 40, 0]))
+    assert weights[0] < 1 < weights[1] < weights[2] <= 5 and weights[3] == 1
+    assert np.isclose((weights * [0.87, 0.09, 0.04, 0]).sum(), 1)
+    assert class_weights(np.array([10**6, 1]))[1] == 5
+
+
+def test_unlike_windows_go_before_slightly_more_uncertain_ones() -> None:
+    features = np.array([[0, 0], [0, 0.1], [5, 5], [0.1, 0]], float)
+    scores = np.array([1, 0.99, 0.8, 0.98])
+    assert choose(scores, FAR[:4], 2, 1.5, features) == [0, 2]
+    assert choose(scores, FAR[:4], 2, 1.5) == [0, 1]
+
+
+def test_neighbors_are_not_chosen_and_no_window_without_a_score() -> None:
+    positions = np.array([[0, 0], [1, 0], [0.9, 0.9], [1.5, 0], [4, 0]])
+    scores = np.array([5, 4, 3, 2, 0.0])
+    assert choose(scores, positions, 9, 1.5) == [0, 3]
+    assert choose(scores, positions, 9, 0) == [0, 1, 2, 3]
+    assert choose(np.zeros(5), positions, 9, 0) == []
+
+
+def test_equal_windows_are_chosen_until_the_count() -> None:
+    same = np.ones((20, 3))
+    assert choose(np.ones(20), FAR, 7, 1.5, same) == list(range(7))
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_each_is_the_best_of_those_left(windows: int, count: int, random: object) -> None:
+    state = np.random.RandomState(random.randrange(2**31))  # type: ignore[attr-defined]
+    scores = state.rand(windows).round(2)
+    positions, features = state.rand(windows, 2) * 4, state.rand(windows, 3)
+    chosen = choose(scores, positions, count, 1.0, features)
+    spread = features.std(0)
+    scaled = ((features - features.mean(0)) / np.where(spread > 0, spread, 1)).round(3)
+    for number, index in enumerate(chosen):
+        before = chosen[:number]
+        left = [each for each in range(windows) if each not in before and scores[each] > 0 and all(
+            np.hypot(*(positions[each] - positions[other])) >= 1 for other in before)]
+        values = {each: scores[each] * min(
+            [np.sqrt(((scaled[each] - scaled[other])**2).sum()) for other in before] or [1])
+            for each in left}
+        assert values[index] >= max(values.values()) - 1e-9
+    if len(chosen) < count:
+        assert all(scores[each] == 0 or each in chosen or any(
+            np.hypot(*(positions[each] - positions[other])) < 1 for other in chosen)
+            for each in range(windows))
