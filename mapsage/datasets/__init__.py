@@ -9,11 +9,22 @@ from .geotiff import GeoTiffDataset, LoadGeoTiffLabels, LoadGeoTiffWindow
 from .grouped_views import GroupedViewsSampler
 from .label_score import LabelScore
 from .mmrs1m import LoadBoxPseudoMasks, MMRS1MDataset
+from .semi_supervised import (
+    HideLabels,
+    LabeledUnlabeledSampler,
+    PackUnlabeledInputs,
+    SemiSupervisedDataset,
+    UnlabeledImages,
+)
 
 __all__ = [
     'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GeoTiffDataset',
     'GroupedViewsSampler', 'LabelScore', 'LoadBoxPseudoMasks', 'LoadGeoTiffLabels',
     'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'MMRS1MDataset', 'NWPUPolygonDataset',
     'NeighborParams', 'SegDataPreProcessor', 'draw_scene', 'write_demo_data',
+    'GroupedViewsSampler', 'HideLabels', 'LabelScore', 'LabeledUnlabeledSampler',
+    'LoadBoxPseudoMasks', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
+    'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackUnlabeledInputs',
+    'SemiSupervisedDataset', 'UnlabeledImages', 'draw_scene', 'write_demo_data',
     'write_neighbor_scenes'
 ]

@@ -19,6 +19,7 @@ from .ranks.nodes_hook import NodesHook
 from .ranks.slowest_rank_hook import SlowestRankHook
 from .ranks.stop_hook import StopHook
 from .reproducibility_hook import ReproducibilityHook
+from .semi_supervised.fixmatch_hook import FixMatchHook, SemiSupervisedError
 from .trained_weights_hook import TrainedWeightsHook
 from .window_visualization_hook import WindowVisualizationHook
 
@@ -34,5 +35,10 @@ __all__ = [
     'GroupRewardTuning', 'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore',
     'NoValidationError', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook',
     'ProgressBarHook', 'ReproducibilityHook', 'RewardScore', 'SlowestRankHook', 'StopHook',
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
+    'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'FixMatchHook',
+    'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook',
+    'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
+    'ReproducibilityHook', 'RewardScore', 'SemiSupervisedError', 'SlowestRankHook', 'StopHook',
     'TrainedWeightsHook', 'WindowVisualizationHook'
 ]

@@ -55,20 +55,31 @@ class BatchCounts:
 
     def __init__(self, module: nn.Module, ranks: VirtualRanks, group: Optional[Any] = None
                  ) -> None:
-        self._modules = _counters(module)
-        self._predicting = _predicting(module)
-        for place, each in enumerate(self._predicting):
-            each.sum_over_ranks = partial(self._sum_predictions, place)
-        self._ranks = ranks
+        self._modules: List[Any] = []
+        self._predicting: List[Any] = []
+        self._ranks, self._group = ranks, group
         self._training = False
         self._collected: Optional[_Calls] = None  # in the first pass: of the present virtual rank
         self._found: List[_Calls] = []  # of the virtual ranks of this process
         self._totals: List[torch.Tensor] = []
         self._turn, self._call = 0, 0
-        # The channel of control traffic, since not every group that carries gradients takes CPU
-        # tensors.
-        self._channel: Channel = (open_channel(group, purpose='counts')
-                                  if self._modules or self._predicting else SerialChannel())
+        self._channel: Channel = SerialChannel()
+        self.watch(module)
+
+    def watch(self, module: nn.Module) -> None:
+        """Give counts to a module outside of the model, such as a hook's loss, too. Collective."""
+        known = [*self._modules, *self._predicting]
+        counters, predicting = (
+            [each for each in find(module) if not any(each is other for other in known)]
+            for find in (_counters, _predicting))
+        if (counters or predicting) and not known:
+            # The channel of control traffic, since not every group that carries gradients takes
+            # CPU tensors.
+            self._channel = open_channel(self._group, purpose='counts')
+        for place, each in enumerate(predicting, len(self._predicting)):
+            each.sum_over_ranks = partial(self._sum_predictions, place)
+        self._modules += counters
+        self._predicting += predicting
 
     @property
     def wants_first_pass(self) -> bool:

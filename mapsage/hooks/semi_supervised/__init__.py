@@ -1,0 +1,1 @@
+"""Training with unlabeled images as hooks."""
