@@ -39,7 +39,7 @@ train_dataloader = dict(
                        dataset=dict(labeled_dataset, pipeline=weak_pipeline))))
 custom_hooks = [dict(type='FixMatchHook', threshold=0.15)]
 env_cfg['accelerator'] = 'cpu'
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=4, val_interval=4)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=6, val_interval=6)
 default_hooks.update(preview=None)
 default_hooks['checkpoint']['interval'] = 1
 default_hooks['logger']['interval'] = 2

@@ -1,0 +1,14 @@
+"""The demo with labels for 48 of its 600 tiles, and nothing else: what FixMatch is compared with.
+
+Command:  bash scripts/start_8card_training.sh configs/demo/efficientnet_lite0_fpn_demo_48.py
+Hardware: not yet run over its 200 steps
+Score:    not yet run
+"""
+_base_ = './efficientnet_lite0_fpn_demo.py'
+
+train_dataloader = dict(
+    dataset=dict(
+        _delete_=True,
+        type='NamedSamples',
+        names='{{ fileDirname }}/splits/labeled_48.txt',
+        dataset={{_base_.train_dataloader.dataset}}))
