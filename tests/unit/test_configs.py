@@ -85,6 +85,13 @@ def narrowed(value: Any, wide: int, narrow: int) -> Any:
     return narrow if value == wide else value
 
 
+def labeled(dataset: Any) -> Any:
+    """The config of the labeled dataset itself."""
+    while dataset.type in ('NamedSamples', 'SemiSupervisedDataset'):
+        dataset = dataset.dataset if dataset.type == 'NamedSamples' else dataset.labeled
+    return dataset
+
+
 def test_one_training_step(cfg: Config) -> None:
     init_default_scope('mmseg')
     torch.manual_seed(0)
@@ -106,7 +113,7 @@ def test_one_training_step(cfg: Config) -> None:
 def test_masks_classes_and_palette_agree(cfg: Config) -> None:
     """Through the loader of the config: mask value, class index, name and color."""
     init_default_scope('mmseg')
-    source = cfg.train_dataloader.dataset
+    source = labeled(cfg.train_dataloader.dataset)
     place = dict(data_root=str(ROOT), data_prefix=dict(img_path=''))  # iSAID's must exist
     dataset = DATASETS.build(dict(source, lazy_init=True, pipeline=[], **place))
     classes: List[str] = list(dataset.metainfo['classes'])

@@ -94,6 +94,13 @@ class SemiSupervisedDataset(ConcatDataset):
                     f'the unlabeled dataset ({name}) has images of {count} bands, and the labeled '
                     f'one ({type(self.datasets[0]).__name__}) of {bands[0]}: expected the same '
                     'bands in the same order. Choose them with bands= of GeoTiffDataset.')
+            chosen = [type(step).__name__ for step in getattr(getattr(
+                each, 'pipeline', None), 'transforms', ()) if getattr(
+                    step, 'cat_max_ratio', 1) < 1]
+            if chosen:
+                raise ValueError(
+                    f'{chosen[0]} of the unlabeled dataset ({name}) has cat_max_ratio below 1, and '
+                    'chooses crops by labels that are hidden: leave cat_max_ratio out there.')
             if MARK not in sample['data_samples'].metainfo:
                 raise ValueError(
                     f'the samples of the unlabeled dataset ({name}) are packed as labeled ones: '

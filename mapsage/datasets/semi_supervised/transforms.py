@@ -16,21 +16,20 @@ OUTSIDE = 255  # no pixel of the image: padding, no data
 # Field of a data sample with that mask, uint8 (1, H, W), and the mark of such a sample.
 FIELD = 'hidden_sem_seg'
 MARK = 'unlabeled'
-_MAP = 'hidden_seg_map'
+_HIDDEN = 'labels_are_hidden'  # key of the results between the two transforms
 
 
 @TRANSFORMS.register_module()
 class HideLabels(BaseTransform):
     """Transform that hides the labels of a sample, if it has any, behind those that load it.
 
-    The mask of the sample becomes one that only says which pixels belong to the image, so that no
-    later transform chooses a crop by the labels. These are kept beside it, for the log alone. Of a
-    window of ``GeoTiffDataset``, pixels without data and pixels that are not of the dataset's part
-    or area do not belong to the image.
+    Up to ``PackUnlabeledInputs`` the mask says what the log alone may know, and which pixels belong
+    to the image. It moves with the image, and transforms fill up with 255. Of a window of
+    ``GeoTiffDataset``, pixels without data and pixels that are not of the dataset's part or area do
+    not belong to the image.
 
-    Required keys: ``img``, ``seg_fields``, optionally ``gt_seg_map``. Added: ``hidden_seg_map``,
-    uint8 (H, W): class index, 254 where it is unknown, 255 outside of the image; ``gt_seg_map``, 0
-    and 255.
+    Required keys: ``img``, optionally ``gt_seg_map``. Changed: ``gt_seg_map``, uint8 (H, W): class
+    index, 254 where it is unknown, 255 outside of the image.
 
     Args:
         ignore_index: Label of pixels without a class in the masks of the dataset.
@@ -57,10 +56,10 @@ class HideLabels(BaseTransform):
                                  'ignore_index of the dataset.')
             hidden[known] = labels[known]
         hidden[~_of_image(results, shape)] = OUTSIDE
-        results[_MAP] = hidden
-        results['gt_seg_map'] = np.where(hidden == OUTSIDE, OUTSIDE, 0).astype(np.uint8)
+        results['gt_seg_map'], results[_HIDDEN] = hidden, True
         fields = results.setdefault('seg_fields', [])
-        fields += [name for name in ('gt_seg_map', _MAP) if name not in fields]
+        if 'gt_seg_map' not in fields:
+            fields.append('gt_seg_map')
         return results
 
 
@@ -86,17 +85,14 @@ class PackUnlabeledInputs(PackSegInputs):
         Raises:
             ValueError: If ``HideLabels`` is missing from the pipeline.
         """
-        if _MAP not in results:
+        if not results.get(_HIDDEN):
             raise ValueError("PackUnlabeledInputs without HideLabels: put dict(type='HideLabels') "
                              'into the pipeline, behind the transforms that load the sample.')
-        hidden = results[_MAP]
-        # Transforms that move pixels have marked what they filled up in this mask alone.
-        hidden = np.where(results['gt_seg_map'] == OUTSIDE, OUTSIDE, hidden)
         packed = super().transform(results)
         sample = packed['data_samples']
-        mask = torch.full_like(sample.gt_sem_seg.data, self.ignore_index)
-        sample.gt_sem_seg = PixelData(data=mask)
-        sample.set_field(PixelData(data=torch.from_numpy(hidden.astype(np.uint8))[None]), FIELD)
+        hidden = sample.gt_sem_seg.data
+        sample.gt_sem_seg = PixelData(data=torch.full_like(hidden, self.ignore_index))
+        sample.set_field(PixelData(data=hidden.to(torch.uint8)), FIELD)
         sample.set_metainfo({MARK: True})
         return packed
 

@@ -78,7 +78,7 @@ def test_an_unlabeled_sample_shows_no_label(data: Path) -> None:
         assert (hidden[:24, :24] != 255).all()  # padding is no part of the image
         assert (hidden[24:] == 255).all() and (hidden[:, 24:] == 255).all()
         truth = plain[[0, 2, 4, 5][index - 2]]['data_samples'].gt_sem_seg.data
-        assert set(hidden[:24, :24].unique().tolist()) <= set(truth.unique().tolist())
+        assert set(hidden[:24, :24].unique().tolist()) <= {254, *truth.unique().tolist()}
         check_labels(dataset, index, dataset[index])
     assert 'unlabeled' not in dataset[0]['data_samples'].metainfo
 
@@ -88,21 +88,20 @@ def test_images_of_a_folder_have_no_truth(data: Path) -> None:
     assert (sample.hidden_sem_seg.data == 254).all() and (sample.gt_sem_seg.data == 255).all()
 
 
-def test_hidden_labels_do_not_choose_a_crop() -> None:
+def test_a_hidden_mask_knows_classes_and_what_has_none() -> None:
     given = np.zeros((4, 4), np.uint8)
     given[0], given[1] = 255, 3
     results = HideLabels().transform(dict(img=np.zeros((4, 4, 3)), gt_seg_map=given,
                                           seg_fields=['gt_seg_map']))
-    assert (results['gt_seg_map'] == 0).all()
-    assert results['hidden_seg_map'][:, 0].tolist() == [254, 3, 0, 0]
-    assert results['seg_fields'] == ['gt_seg_map', 'hidden_seg_map']
+    assert results['gt_seg_map'][:, 0].tolist() == [254, 3, 0, 0]
+    assert results['seg_fields'] == ['gt_seg_map']
     with pytest.raises(ValueError, match='a mask with the label 254'):
         HideLabels().transform(dict(img=np.zeros((4, 4, 3)), gt_seg_map=given * 0 + 254))
 
 
 def test_windows_of_scenes_without_labels(tmp_path: Path) -> None:
     for name in ('a', 'b'):
-        write_scene(tmp_path, name, bands=4)
+        write_scene(tmp_path, name)
     common = dict(type='GeoTiffDataset', data_root=str(tmp_path), window=128, metainfo=METAINFO)
     labeled = dict(common, scenes='scenes/a.tif', labels='labels', pipeline=[
         dict(type='LoadGeoTiffWindow'), dict(type='LoadGeoTiffLabels'),
@@ -112,13 +111,13 @@ def test_windows_of_scenes_without_labels(tmp_path: Path) -> None:
         dict(type='PackUnlabeledInputs')])
     dataset = joined(labeled, unlabeled)
     first, last = dataset[0], dataset[len(dataset) - 1]
-    assert first['inputs'].shape == last['inputs'].shape == (4, 128, 128)
+    assert first['inputs'].shape == last['inputs'].shape == (3, 128, 128)
     hidden = last['data_samples'].hidden_sem_seg.data[0]
     valid = torch.from_numpy(dataset.datasets[1].pipeline.transforms[0].transform(
         dataset.get_data_info(len(dataset) - 1))['valid'])
     assert torch.equal(hidden != 255, valid) and set(hidden.unique().tolist()) <= {254, 255}
-    with pytest.raises(ValueError, match='images of 3 bands, and the labeled one .* of 4'):
-        joined(labeled, dict(unlabeled, bands=[1, 2, 3]))
+    with pytest.raises(ValueError, match='images of 2 bands, and the labeled one .* of 3'):
+        joined(labeled, dict(unlabeled, bands=[1, 2]))
 
 
 @pytest.mark.parametrize('change, message', [
@@ -127,6 +126,9 @@ def test_windows_of_scenes_without_labels(tmp_path: Path) -> None:
     (lambda data: named(data, True), 'packed as labeled ones.*HideLabels'),
     (lambda data: images(data, folders='none'), "none' of unlabeled images does not exist"),
     (lambda data: images(data, folders='ann_dir/val', data_root=str(data.parent)), 'not exist'),
+    (lambda data: named(data, True, [*WEAK[:3], dict(
+        type='RandomCrop', crop_size=(24, 24), cat_max_ratio=.5), WEAK[-1]]),
+     'RandomCrop of the unlabeled dataset .* chooses crops by labels'),
     (lambda data: images(data, pipeline=[dict(type='LoadImageFromFile'),
                                          dict(type='PackUnlabeledInputs')]), 'without HideLabels')])
 def test_what_does_not_go_together(data: Path, change: Any, message: str) -> None:

@@ -1,0 +1,124 @@
+"""Runs with FixMatchHook: what tools read of its checkpoints, and what is refused."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from semi_runs import OF_FEATURES, semi_config, semi_train, write_semi_data
+from support import write_tiny_config
+
+from mapsage.engine import MapSageRunner
+from mapsage.hooks import FixMatchHook, SemiSupervisedError
+from mapsage.inference.model import load_weights
+
+PLAIN = '''
+model['backbone']['norm_cfg'] = dict(type='BN')
+model['data_preprocessor']['size'] = (32, 32)
+model['decode_head'].update(loss_decode=dict(type='SegFocalLoss', gamma=0.))
+env_cfg['accelerator'] = 'cpu'
+default_hooks.update(preview=None)
+'''
+LOADED: Dict[str, Any] = {} if torch.__version__ < '2' else dict(weights_only=False)
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of epochs: its data, its folder, its runner, and what it has logged."""
+    folder = tmp_path_factory.mktemp('semi')
+    data = write_semi_data(folder / 'data')
+    runner, followed = semi_train(data, folder / 'run', **{
+        'train_cfg': dict(_delete_=True, by_epoch=True, max_epochs=1, val_interval=1),
+        'train_dataloader.sampler.infinite': False, 'param_scheduler': [],
+        'default_hooks.checkpoint': dict(by_epoch=True, interval=1, save_best='mIoU')})
+    return data, folder, runner, followed
+
+
+def plain_config(data: Path, folder: Path, checkpoint: Path) -> Config:
+    cfg = Config.fromfile(str(write_tiny_config(folder / 'plain.py', data, PLAIN)))
+    cfg.merge_from_dict(dict(work_dir=str(folder / 'plain'), load_from=str(checkpoint),
+                             experiment_name=f'{folder.name}_plain'))
+    return cfg
+
+
+def test_an_epoch_shows_the_unlabeled_images_once(run: Any) -> None:
+    assert len(run[3].losses) == 6  # 11 unlabeled ones, two in a batch
+
+
+def test_the_plain_config_tests_the_teacher(run: Any) -> None:
+    """The figure of the training's validation is that of its checkpoint, the best one included."""
+    data, folder, runner, followed = run
+    (best, ) = (folder / 'run').glob('best_mIoU_epoch_*.pth')
+    for path in (folder / 'run' / 'epoch_1.pth', best):
+        tested = MapSageRunner.from_cfg(plain_config(data, folder, path)).test()
+        assert [tested['mIoU']] == followed.figures
+
+
+def test_maps_are_drawn_with_the_teacher_of_either_config(run: Any) -> None:
+    data, folder, runner, _ = run
+    path = folder / 'run' / 'epoch_1.pth'
+    kept = torch.load(str(path), map_location='cpu', **LOADED)
+    for cfg in (plain_config(data, folder, path), Config.fromfile(str(folder / 'run/semi.py'))):
+        model = MODELS.build(cfg.model)
+        load_weights(model, str(path))
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, kept['state_dict'][name])
+    trained = runner.model.state_dict()
+    assert not torch.equal(trained['decode_head.conv_seg.weight'],
+                           kept['state_dict']['decode_head.conv_seg.weight'])
+    assert 'loss' not in vars(runner.model)
+
+
+def test_a_test_behind_the_training_is_of_the_teacher(run: Any) -> None:
+    assert [run[2].test()['mIoU']] == run[3].figures
+
+
+def test_the_log_has_a_table_and_how_long_an_epoch_is(run: Any) -> None:
+    (log, ) = (run[1] / 'run').glob('*/*.log')
+    text = log.read_text()
+    assert '5 labeled and 11 unlabeled samples, 1 and 2 in each batch of a rank' in text
+    assert 'has 6 steps' in text
+    assert 'unlabeled pixels pass 0.15' in text and 'of these are right' in text
+
+
+REFUSED = {
+    'the dataset': ("train_dataloader['dataset'] = labeled_dataset", 'sampler', {}),
+    'the sampler': ("train_dataloader['sampler'] = dict(type='InfiniteSampler')",
+                    'expected LabeledUnlabeledSampler', {}),
+    'the batch': ("train_dataloader['batch_size'] = 4",
+                  'batch_size=4, and 1 labeled and 2 unlabeled samples', {}),
+    'an average': ("custom_hooks.append(dict(type='EMAHook'))", 'EMAHook, whose average', {}),
+    'sampling': ("custom_hooks.append(dict(type='DynamicSamplingHook', score=dict("
+                 "type='LabelScore'), validity=dict(low=0.)))", 'DynamicSamplingHook, which', {}),
+    'an encoder that is trained': ("custom_hooks[0]['views'] = 'features'",
+                                   'are trained, the first', {}),
+    'images of a source': (OF_FEATURES + "custom_hooks[0]['views'] = 'images'\n"
+                           "feature_source = dict(type='Local')", "set views='features'", {}),
+    'endless epochs': ('', 'the first would never end', {
+        'train_cfg': dict(_delete_=True, by_epoch=True, max_epochs=1)})}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_does_not_suit_it_is_refused(run: Any, tmp_path: Path, name: str) -> None:
+    extra, message, changes = REFUSED[name]
+    runner = MapSageRunner.from_cfg(semi_config(run[0], tmp_path / 'run', extra, **changes)) \
+        if name != 'the dataset' else None
+    if runner is None:
+        with pytest.raises(ValueError, match='expected a SemiSupervisedDataset'):
+            MapSageRunner.from_cfg(semi_config(run[0], tmp_path / 'run', extra, **changes)).train()
+        return
+    with pytest.raises(ValueError, match=message) as raised:
+        runner.train()
+    assert isinstance(raised.value, SemiSupervisedError) or name == 'an encoder that is trained'
+
+
+@pytest.mark.parametrize('settings, message', [
+    (dict(momentum=1.5), 'momentum=1.5'), (dict(cut_mix=-1), 'cut_mix=-1'),
+    (dict(views='tokens'), "views='tokens', expected one of"), (dict(threshold=1), 'threshold=1'),
+    (dict(views='features', strong=dict(blur=0.)), 'leave it out')])
+def test_arguments_out_of_range(settings: Dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FixMatchHook(**settings)
