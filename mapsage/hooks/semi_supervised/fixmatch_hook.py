@@ -169,7 +169,7 @@ class FixMatchHook(Hook):
         self._exchange(runner, False)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Save the teacher under the names of the model, and the student beside it."""
+        """Save the teacher under the names of the model, and beside it the student to resume."""
         if self._teacher is None:
             return
         state = checkpoint['state_dict']
@@ -178,7 +178,8 @@ class FixMatchHook(Hook):
         model = {name: state[name] for name in other}
         teacher, student = (model, other) if self._evaluating else (other, model)
         state.update(teacher)
-        checkpoint[_KEY] = dict(student=student, steps=self._teacher.steps)
+        if 'optimizer' in checkpoint:  # nobody resumes the others, such as the best one
+            checkpoint[_KEY] = dict(student=student, steps=self._teacher.steps)
 
     def after_train(self, runner: Any) -> None:
         """Give the model its own loss back."""

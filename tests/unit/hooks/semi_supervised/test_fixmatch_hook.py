@@ -52,7 +52,10 @@ def test_the_plain_config_tests_the_teacher(run: Any) -> None:
     """The figure of the training's validation is that of its checkpoint, the best one included."""
     data, folder, runner, followed = run
     (best, ) = (folder / 'run').glob('best_mIoU_epoch_*.pth')
-    for path in (folder / 'run' / 'epoch_1.pth', best):
+    last = folder / 'run' / 'epoch_1.pth'
+    held = [torch.load(str(path), map_location='cpu', **LOADED) for path in (last, best)]
+    assert [set(each) & {'semi_supervised'} for each in held] == [{'semi_supervised'}, set()]
+    for path in (last, best):
         tested = MapSageRunner.from_cfg(plain_config(data, folder, path)).test()
         assert [tested['mIoU']] == followed.figures
 
