@@ -2,8 +2,9 @@
 
 Command:  bash scripts/start_8card_training.sh \
               configs/demo/efficientnet_lite0_fpn_demo_48_fixmatch.py
-Hardware: not yet run over its 200 steps
-Score:    not yet run
+Hardware: 8 CPU ranks on a 2-core AMD EPYC with much other work, the first 20 steps in 34 s
+          (torch 2.13.0, 2026-11-23)
+Score:    not yet run over its 200 steps; the teacher has mIoU 59.8 after the first 20
 """
 _base_ = './efficientnet_lite0_fpn_demo.py'
 

@@ -141,6 +141,10 @@ class FixMatchHook(Hook):
         self._report = PseudoLabelReport(_class_names(runner, model), self._loss.threshold,
                                          self._patience)
         runner.logger.info(self._described(runner))
+        if self._cut_mix and runner.train_dataloader.sampler.unlabeled == 1:
+            runner.logger.warning('[FixMatch] a batch of a rank has one unlabeled image, which can '
+                                  'have no box of another one (CutMix). Set unlabeled=2 or more in '
+                                  'the sampler.')
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[dict] = None) -> None:

@@ -58,7 +58,7 @@ class FixMatchStep:
         self._plain: Callable[..., Dict[str, Any]] = student.loss
 
     def __call__(self, inputs: torch.Tensor, data_samples: Sequence[Any]) -> Dict[str, Any]:
-        """Return the losses of a batch, by name; ``passed`` is the share of sure pixels.
+        """Return the losses of a batch, by name; ``unlabeled.passed`` is the share of sure pixels.
 
         Args:
             inputs: Normalized images, float (N, C, H, W), labeled ones first.
@@ -90,7 +90,7 @@ class FixMatchStep:
             logits, mixed[:, 0], mixed[:, 1] > 0, count, len(mixed) // len(samples))
         halved = {name: _half(value) if 'loss' in name else value
                   for name, value in losses.items()}
-        halved['unlabeled.passed'] = sure.float().mean()
+        halved['unlabeled.passed'] = sure.sum() / valid.clamp(min=1)
         return halved
 
     @torch.no_grad()
