@@ -87,6 +87,17 @@ def test_the_log_has_a_table_and_how_long_an_epoch_is(run: Any) -> None:
     assert 'unlabeled pixels pass 0.15' in text and 'of these are right' in text
 
 
+def test_a_threshold_that_nothing_passes_is_a_warning(run: Any, tmp_path: Path) -> None:
+    semi_train(run[0], tmp_path / 'run', extra=(
+        "custom_hooks[0].update(threshold=.99, patience=4)\n"
+        "train_dataloader['sampler']['unlabeled'], train_dataloader['batch_size'] = 1, 2\n"),
+        **{'val_cfg': None, 'val_dataloader': None, 'val_evaluator': None})
+    (log, ) = (tmp_path / 'run').glob('*/*.log')
+    warned = [line for line in log.read_text().splitlines() if 'WARNING - [FixMatch]' in line]
+    assert len(warned) == 2 and 'has one unlabeled image' in warned[0]
+    assert 'of any class has passed the threshold 0.99 for 4 steps or more' in warned[1]
+
+
 REFUSED = {
     'the dataset': ("train_dataloader['dataset'] = labeled_dataset", 'sampler', {}),
     'the sampler': ("train_dataloader['sampler'] = dict(type='InfiniteSampler')",
