@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -83,7 +83,8 @@ class StrongView:
             return values
         factors = (1 + amount[:, 2]) * (draws[:, 5] >= self.gray)
         matrix = _color_matrix(factors, amount[:, 3]).to(values.device)
-        return torch.einsum('nij,njhw->nihw', matrix, values)
+        # Not by a product of matrices, which autocast would round.
+        return (matrix[..., None, None] * values[:, None]).sum(2)
 
     def _blurred(self, values: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         sigma = torch.where(draws[:, 6] < self.blur, 0.1 + 1.9 * draws[:, 7],
@@ -111,13 +112,16 @@ def _color_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor
 
 def _convolved(values: torch.Tensor, kernel: torch.Tensor, dim: int) -> torch.Tensor:
     """Blur along a side, each image with its row of ``kernel`` (N, K); edges weigh what is there.
+
+    By sums of shifted images: autocast would round a convolution, and XLA compiles one with a
+    kernel for each image for minutes.
     """
-    images, bands, height, width = values.shape
-    shape: Tuple[int, int] = (kernel.shape[1], 1) if dim == 2 else (1, kernel.shape[1])
-    pad = (_RADIUS, 0) if dim == 2 else (0, _RADIUS)
-    ones = values.new_ones(1, images, height, width)
-    weight = functional.conv2d(ones, kernel.view(images, 1, *shape), padding=pad, groups=images)
-    flat = values.reshape(1, images * bands, height, width)
-    each = kernel.repeat_interleave(bands, 0).view(images * bands, 1, *shape)
-    blurred = functional.conv2d(flat, each, padding=pad, groups=images * bands)
-    return blurred.view(images, bands, height, width) / weight.view(images, 1, height, width)
+    edges = (0, 0, _RADIUS, _RADIUS) if dim == 2 else (_RADIUS, _RADIUS)
+    padded = functional.pad(values, edges)
+    inside = functional.pad(values.new_ones(1, 1, *values.shape[2:]), edges)
+    total, weight = torch.zeros_like(values), values.new_zeros(len(values), 1, *values.shape[2:])
+    for offset in range(kernel.shape[1]):
+        factor = kernel[:, offset].view(-1, 1, 1, 1)
+        total = total + padded.narrow(dim, offset, values.shape[dim]) * factor
+        weight = weight + inside.narrow(dim, offset, values.shape[dim]) * factor
+    return total / weight

@@ -70,6 +70,16 @@ def test_the_draws_are_those_of_the_cpu_generator() -> None:
     assert not torch.equal(StrongView()(given), first)
 
 
+def test_autocast_rounds_nothing() -> None:
+    """Values of scenes with 16 bits are beyond what bfloat16 tells apart."""
+    given, mean, std = images(), torch.full((3, 1, 1), 5000.), torch.full((3, 1, 1), 900.)
+    torch.manual_seed(9)
+    plain = StrongView(jitter=1., blur=1.)(given, mean, std)
+    torch.manual_seed(9)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(StrongView(jitter=1., blur=1.)(given, mean, std), plain)
+
+
 @pytest.mark.parametrize('name, value', [('blur', 1.5), ('hue', -.1), ('gray', float('nan'))])
 def test_numbers_out_of_range(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f'strong.{name}=.*expected a number from 0 to 1'):
