@@ -44,6 +44,7 @@ from mapsage.engine.loading.data_checks import DataError, SampleError
 from mapsage.engine.nodes import NodesDifferError
 from mapsage.engine.ranks.fork_server import freeze_imports
 from mapsage.engine.ranks.leftover_encoders import note_finished
+from mapsage.export.errors import ExportError
 from mapsage.features import FeatureSourceError, RoleError, StreamingError
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
 from mapsage.geo import GeoError, RasterBlockError
@@ -63,7 +64,7 @@ _RESUME_MODES = ('auto', 'must')
 
 # Errors whose message is enough for the user; any other error is shown with its traceback.
 _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
-                DataError, DeviceCheckError, DeviceMapError, FeatureSourceError,
+                DataError, DeviceCheckError, DeviceMapError, ExportError, FeatureSourceError,
                 FrozenWeightsError, GeoError, LauncherError, LoaderError, LoRAError, LockstepError,
                 NodesDifferError, NonFiniteLossError, PredictError, RankError, RankLostError,
                 RasterBlockError, ReplayError, ResumeError, RoleError, SampleError,

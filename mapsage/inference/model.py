@@ -4,7 +4,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple, cast
 
 import numpy as np
@@ -17,48 +16,12 @@ from mapsage.drawing.tiles import class_palette
 from mapsage.models.frozen_weights import FrozenWeightsError, restore_left_out
 
 from .blending import NO_DATA
+from .description import Bands, Classes
 from .errors import PredictError
 
 # Beginning of the names of modules that only training uses.
 _TRAINING_ONLY = 'auxiliary_head.'
 DEFAULT_WINDOW = 512
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Names and colors of the values of a map.
-
-    Attributes:
-        names: Class names in the order of their indices.
-        palette: RGB colors, ``(classes, 3)`` uint8.
-    """
-
-    names: Tuple[str, ...]
-    palette: np.ndarray
-
-
-@dataclass(frozen=True)
-class Bands:
-    """The bands of an image that the model gets, in the order of the test pipeline's loader.
-
-    Attributes:
-        count: Number of bands.
-        like_opencv: Whether the loader is LoadImageFromFile, which gives three bands of 8 bits in
-            the order blue, green, red, without alpha. A gray image gives three equal bands.
-        chosen: Bands of the file in the order of training, counted from 1; None for all but alpha.
-        ignored: Steps of the test pipeline that are not applied to scenes, such as ``Pad``.
-        resize: Arguments of the test pipeline's ``Resize``, or None.
-        backend: Decoder that LoadImageFromFile uses; None for OpenCV.
-        color_type: Flag of LoadImageFromFile that says how colors are decoded.
-    """
-
-    count: int
-    like_opencv: bool
-    chosen: Optional[Tuple[int, ...]] = None
-    ignored: Tuple[str, ...] = ()
-    backend: Optional[str] = None
-    color_type: str = 'color'
-    resize: Optional[Dict[str, Any]] = None
 
 
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:

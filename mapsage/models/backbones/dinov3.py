@@ -251,7 +251,7 @@ class DINOv3ViT(BaseModule):
         if self.normalization is not None:
             x = (x - self.pixel_mean) / self.pixel_std
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)
-        prefix = [token.expand(len(x), -1, -1).to(patches.dtype)
+        prefix = [token.expand(x.shape[0], -1, -1).to(patches.dtype)
                   for token in self._prefix_tokens()]
         return torch.cat((*prefix, patches), dim=1)
 
@@ -329,7 +329,7 @@ class DINOv3ViT(BaseModule):
 def _as_map(tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     # As a view the maps would have a channels-last layout, for which GroupNorm of torch 2.13
     # crashes in the backward pass if the input needs no gradient.
-    return tokens.transpose(1, 2).contiguous().view(len(tokens), -1, rows, columns)
+    return tokens.transpose(1, 2).contiguous().view(tokens.shape[0], -1, rows, columns)
 
 
 def _computed(block: nn.Module, *inputs: Any) -> torch.Tensor:

@@ -88,7 +88,7 @@ class QueryHead(BaseDecodeHead):
             One prediction before each block that masks, and one at the end.
         """
         # Where a model is cut, the blocks of an EoMT may be on other devices than its head.
-        queries = self.queries.weight.to(tokens).expand(len(tokens), -1, -1)
+        queries = self.queries.weight.to(tokens).expand(tokens.shape[0], -1, -1)
         tokens = torch.cat((queries, tokens), dim=1)
         # Queries have no position: their tokens are not rotated.
         sine = functional.pad(sine, (0, 0, self.num_queries, 0))
@@ -108,9 +108,9 @@ class QueryHead(BaseDecodeHead):
         tokens = tokens.to(self.queries.weight.device)
         queries = tokens[:, :self.num_queries]
         patches = tokens[:, self.num_queries + self.num_prefix:].transpose(1, 2)
-        pixels = self.upscale(patches.reshape(len(tokens), -1, *grid))
+        pixels = self.upscale(patches.reshape(tokens.shape[0], -1, *grid))
         masks = self.mask_head(queries) @ pixels.flatten(2)
-        masks = masks.view(len(tokens), -1, *pixels.shape[2:])
+        masks = masks.view(tokens.shape[0], -1, *pixels.shape[2:])
         return QueryPrediction(masks, self.class_head(queries))
 
     def loss_by_feat(self, seg_logits: Any, batch_data_samples: Sequence[Any]
@@ -184,4 +184,4 @@ def class_scores(mask_logits: torch.Tensor, class_logits: torch.Tensor) -> torch
     """
     classes = class_logits.softmax(-1)[..., :-1].transpose(1, 2)
     scores = classes @ mask_logits.sigmoid().flatten(2)
-    return scores.view(len(scores), -1, *mask_logits.shape[2:])
+    return scores.view(scores.shape[0], -1, *mask_logits.shape[2:])

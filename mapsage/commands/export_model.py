@@ -1,0 +1,196 @@
+"""A trained model as one ONNX file that proves itself before it is written."""
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Tuple
+
+import torch
+from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, DefaultScope
+
+from mapsage.accelerator import resolve_accelerator
+from mapsage.atomic_write import atomic_write
+from mapsage.distributed import error_text
+from mapsage.export.errors import ExportError
+from mapsage.export.targets import TARGETS, Target, choose_opset
+from mapsage.geo import GeoError, Raster, pixel_side
+from mapsage.inference.description import ExportedDescription
+from mapsage.inference.model import (
+    default_window,
+    file_hash,
+    find_bands,
+    find_classes,
+    load_weights,
+)
+from mapsage.inference.predictor import WindowPredictor
+from mapsage.version import __version__
+
+from .config_checks import build_model, read_config
+
+_INSTALL = "pip install 'onnx>=1.15' 'onnxruntime>=1.17'"
+
+
+def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -> int:
+    """Write the file that the options ask for, and what lies beside it.
+
+    Args:
+        args: ``config``, ``checkpoint``, ``out``, ``target``, ``window``, ``opset``, ``batch``,
+            ``gsd``, ``tiles``, ``overwrite``, and what :func:`read_config` reads.
+        say: Function that prints a line.
+
+    Returns:
+        0, the exit status.
+
+    Raises:
+        ExportError: If the model cannot be exported, or its export differs.
+    """
+    out = Path(args.out)
+    beside = [out, Path(f'{out}.json'), out.with_suffix('.stac.json')]
+    _check_names(beside, args.overwrite)
+    try:
+        from mapsage.export import graph, metadata, proof
+        from mapsage.export.module import ImageToScores
+    except ImportError as error:
+        raise ExportError(f'{error}: an export needs {_INSTALL}') from error
+    cfg = read_config(args)
+    target = TARGETS[args.target]
+    opset = choose_opset(target, args.opset, graph.most_opset())
+    resolve_accelerator('cpu')
+    model: Any = revert_sync_batchnorm(build_model(cfg)).eval()
+    meta = load_weights(model, args.checkpoint)
+    window, overlap = choose_side(cfg, args.window)
+    classes, bands = find_classes(cfg, meta, model), find_bands(cfg, model)
+    reference = WindowPredictor(model, torch.device('cpu'), (window, window), 0, 1)
+    description = ExportedDescription(
+        classes=classes.names, palette=tuple(map(tuple, classes.palette.tolist())), bands=bands,
+        window=window, overlap=overlap, batch=choose_batch(target, args.batch),
+        scores=reference.scores, threshold=reference.threshold,
+        checkpoint=file_hash(args.checkpoint), target=target.name, version=__version__)
+    dataset = build_dataset(cfg)
+    tiles = proof.take_tiles(dataset, window, args.tiles)
+    gsd = args.gsd or _gsd_of(dataset)
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
+        module = ImageToScores(model, bands, window).eval()
+        file = graph.trace(module, target, opset, description.batch)
+    metadata.describe(file, description, gsd)
+    say(f'opset {opset}, IR {file.ir_version}, {len(file.graph.node)} nodes, '
+        f'{file.ByteSize() / 2**20:.1f} MiB, for {target.reader}')
+    found = proof.prove(file, description, reference, tiles)
+    say(str(found))
+    if not found.holds:
+        layer = proof.differing_layer(module, opset, tiles[0], bands)
+        raise ExportError(
+            f'{out} is not written: the export differs from the model, by more than '
+            f'{proof.MOST_DIFFERENCE:g} or in more than {100 * (1 - proof.LEAST_EQUAL):.1f} % of '
+            f'the pixels. ' + (f'The first layer that differs is {layer}.' if layer else
+                               'No single layer does.')
+            + ' A forward that decides by values, or keeps a state, cannot be traced.')
+    head = model.decode_head
+    architecture = ' + '.join(type(each).__name__ for each in (
+        model.backbone, head[-1] if isinstance(head, torch.nn.ModuleList) else head))
+    item = metadata.mlm_item(file, description, out.stem, out.name, architecture,
+                             sum(each.numel() for each in model.parameters()), gsd)
+    _write(beside, [file.SerializeToString(), _json(metadata.geoai_sidecar(file, description)),
+                    _json(item)])
+    say(f'{out}: image {_shape(description, bands.count)} of 0..1 in, scores '
+        f'{_shape(description, description.scores)} out')
+    say(f'beside it: {beside[1].name} (GeoAI), {beside[2].name} (STAC MLM)')
+    if gsd is None:
+        say('note: the size of a pixel is not known, and QGIS asks for it; --gsd METERS says it')
+    return 0
+
+
+def choose_side(cfg: Config, asked: Optional[int]) -> Tuple[int, int]:
+    """Return the side of the windows, and the pixels that neighbors share, as predict chooses them.
+
+    Raises:
+        ExportError: If the windows of the training are no squares.
+    """
+    (height, width), why = default_window(cfg) if asked is None else ((asked, asked), '--window')
+    if height != width:
+        raise ExportError(f'windows of {width}x{height} pixels ({why}): an exported model takes '
+                          f'squares. Choose their side with --window.')
+    if height < 1:
+        raise ExportError(f'--window {height}: expected 1 pixel or more.')
+    return height, height // 4
+
+
+def choose_batch(target: Target, asked: Optional[int]) -> Optional[int]:
+    """Return the number of windows in a batch; None for any.
+
+    Raises:
+        ExportError: If it is no number of windows.
+    """
+    if asked is not None and asked < 1:
+        raise ExportError(f'--batch {asked}: expected 1 or more.')
+    return target.batch if asked is None else asked
+
+
+def build_dataset(cfg: Config) -> Any:
+    """Return the validation set of a config, else its test set.
+
+    Raises:
+        ExportError: If there is none, it cannot be built, or it is empty.
+    """
+    loader = next((cfg.get(name) for name in ('val_dataloader', 'test_dataloader')
+                   if (cfg.get(name) or {}).get('dataset')), None)
+    if loader is None:
+        raise ExportError('the config has no val_dataloader, on whose tiles the file is compared '
+                          'with the model. Add one.')
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
+            dataset = DATASETS.build(copy.deepcopy(loader['dataset']))
+    except Exception as error:  # of any dataset that the user names
+        raise ExportError(
+            f'the validation set, on whose tiles the file is compared with the model, cannot be '
+            f'read: {error_text(error)}. Point it at the data with --cfg-options '
+            f'val_dataloader.dataset.data_root=DIR.') from error
+    if not len(dataset):
+        raise ExportError('the validation set is empty, and the file cannot be compared.')
+    return dataset
+
+
+def _gsd_of(dataset: Any) -> Optional[float]:
+    """Return the side in meters of a pixel of a dataset's first image, None if it has no place."""
+    while hasattr(dataset, 'dataset'):
+        dataset = dataset.dataset
+    try:
+        path = dataset.get_data_info(0)['img_path']
+        with Raster(path) as raster:
+            side = pixel_side(raster)
+    except (AttributeError, KeyError, TypeError, GeoError):
+        return None
+    return float(side) if side > 0 else None
+
+
+def _check_names(paths: List[Path], overwrite: bool) -> None:
+    if paths[0].suffix != '.onnx':
+        raise ExportError(f'--out {paths[0]}: expected a name that ends in .onnx.')
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise ExportError(f'{path} exists already: give another name, or add --overwrite.')
+
+
+def _write(paths: List[Path], contents: List[bytes]) -> None:
+    """Write all files, the model last, so that whoever sees it finds what belongs to it."""
+    try:
+        os.makedirs(paths[0].parent, exist_ok=True)
+        for path, content in reversed(list(zip(paths, contents))):
+            atomic_write(path, content)
+    except OSError as error:
+        raise ExportError(f'cannot write {paths[0]}: {error}. Free space there, or write '
+                          f'elsewhere.') from error
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + '\n').encode()
+
+
+def _shape(description: ExportedDescription, channels: int) -> str:
+    side = description.window
+    return f'[{description.batch or "batch"}, {channels}, {side}, {side}]'

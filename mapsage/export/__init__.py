@@ -1,0 +1,1 @@
+"""Models as one ONNX file each: traced, rewritten for old runtimes, described and proved."""

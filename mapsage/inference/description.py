@@ -1,0 +1,129 @@
+"""What a map needs to know of a model beside its weights; an exported model carries it along."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+import numpy as np
+
+from .errors import PredictError
+
+KEY = 'mapsage'  # of the description in the metadata of an ONNX file
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Names and colors of the values of a map.
+
+    Attributes:
+        names: Class names in the order of their indices.
+        palette: RGB colors, ``(classes, 3)`` uint8.
+    """
+
+    names: Tuple[str, ...]
+    palette: np.ndarray
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of an image that the model gets, in the order of the test pipeline's loader.
+
+    Attributes:
+        count: Number of bands.
+        like_opencv: Whether the loader is LoadImageFromFile, which gives three bands of 8 bits in
+            the order blue, green, red, without alpha. A gray image gives three equal bands.
+        chosen: Bands of the file in the order of training, counted from 1; None for all but alpha.
+        ignored: Steps of the test pipeline that are not applied to scenes, such as ``Pad``.
+        resize: Arguments of the test pipeline's ``Resize``, or None.
+        backend: Decoder that LoadImageFromFile uses; None for OpenCV.
+        color_type: Flag of LoadImageFromFile that says how colors are decoded.
+    """
+
+    count: int
+    like_opencv: bool
+    chosen: Optional[Tuple[int, ...]] = None
+    ignored: Tuple[str, ...] = ()
+    backend: Optional[str] = None
+    color_type: str = 'color'
+    resize: Optional[Dict[str, Any]] = None
+
+
+@dataclass(frozen=True)
+class ExportedDescription:
+    """What an exported model says of itself, as JSON under :data:`KEY` of its metadata.
+
+    Attributes:
+        classes: Class names in the order of their indices.
+        palette: Their RGB colors, 0..255.
+        bands: Bands that the model takes, the attributes of :class:`Bands`.
+        window: Side in pixels of the windows that the file takes.
+        overlap: Pixels that neighboring windows share by default.
+        batch: Number of windows that the file takes at a time; None for any.
+        scores: Number of scores of a pixel.
+        threshold: Score from which on a model with one score means class 1.
+        checkpoint: SHA-256 of the checkpoint.
+        target: Target that the file was exported for.
+        version: Version of MapSage that wrote the file.
+    """
+
+    classes: Tuple[str, ...]
+    palette: Tuple[Tuple[int, ...], ...]
+    bands: Bands
+    window: int
+    overlap: int
+    batch: Optional[int]
+    scores: int
+    threshold: float
+    checkpoint: str
+    target: str
+    version: str
+
+    def to_text(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], path: str) -> ExportedDescription:
+        """Return the description in the metadata of an ONNX file.
+
+        Args:
+            metadata: Metadata of the file.
+            path: Its name, for the error.
+
+        Raises:
+            PredictError: If keys are missing, or hold something else.
+        """
+        if KEY not in metadata:
+            raise PredictError(
+                f'{path} has no key {KEY!r} in its metadata (found: '
+                f"{', '.join(sorted(metadata)) or 'none'}): classes, bands and window are unknown. "
+                f'Write the file with tools/export.py CONFIG CHECKPOINT --out {path}.')
+        try:
+            found = json.loads(metadata[KEY])
+        except ValueError:
+            found = None
+        found = found if isinstance(found, dict) else {}
+        missing = [each.name for each in fields(cls) if each.name not in found]
+        bands = found.get('bands')
+        bands = bands if isinstance(bands, dict) else {}
+        missing += [f'bands.{name}' for name in ('count', 'like_opencv') if name not in bands]
+        if missing:
+            raise PredictError(f"{path}: its description lacks {', '.join(missing)}. Write the "
+                               f'file again with tools/export.py.')
+        known = {each.name: found[each.name] for each in fields(cls)}
+        known.update(classes=tuple(found['classes']), palette=tuple(map(tuple, found['palette'])),
+                     bands=_read_bands(bands))
+        return cls(**known)
+
+    def as_classes(self) -> Classes:
+        """Return names and colors of the classes."""
+        return Classes(self.classes, np.array(self.palette, np.uint8).reshape(-1, 3))
+
+
+def _read_bands(found: Dict[str, Any]) -> Bands:
+    known = {each.name: found[each.name] for each in fields(Bands) if each.name in found}
+    chosen = known.get('chosen')
+    known.update(chosen=tuple(chosen) if chosen else None,
+                 ignored=tuple(known.get('ignored') or ()))
+    return Bands(**known)

@@ -1,0 +1,178 @@
+"""Segmentors as ONNX files: what ONNX Runtime computes with them is what predict computes."""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+import numpy as np
+import pytest
+import torch
+from mask_models import ARCH, build, eomt_config, pmt_config
+from small_segmentors import resnet_fcn, vit_upernet
+
+onnx = pytest.importorskip('onnx')
+pytest.importorskip('onnxruntime')
+
+from mapsage.accelerator import resolve_accelerator  # noqa: E402
+from mapsage.export.errors import ExportError  # noqa: E402
+from mapsage.export.graph import check, fuse_padding, most_opset, trace  # noqa: E402
+from mapsage.export.module import ImageToScores  # noqa: E402
+from mapsage.export.proof import Tile, prove  # noqa: E402
+from mapsage.export.targets import TARGETS, choose_opset  # noqa: E402
+from mapsage.inference.description import Bands, ExportedDescription  # noqa: E402
+from mapsage.inference.predictor import WindowPredictor  # noqa: E402
+
+SIDE = 64
+NORM = dict(type='BN')
+PREPROCESSOR = dict(type='SegDataPreProcessor', mean=[120., 110., 100.], std=[60., 61., 62.],
+                    bgr_to_rgb=True)
+
+
+def efficientnet_fpn(channels: int = 3, **head: Any) -> Any:
+    means = dict(mean=[900.] * channels, std=[400.] * channels)
+    return build(dict(
+        type='EncoderDecoder',
+        data_preprocessor=(PREPROCESSOR if channels == 3 else
+                           dict(type='BandDataPreProcessor', test_cfg=dict(size_divisor=48),
+                                **means)),
+        backbone=dict(type='EfficientNetLite', in_channels=channels),
+        neck=dict(type='FPN', in_channels=[24, 40, 112, 320], out_channels=8, num_outs=4),
+        decode_head=dict(dict(
+            type='FPNHead', in_channels=[8] * 4, in_index=[0, 1, 2, 3], channels=8,
+            feature_strides=[4, 8, 16, 32], dropout_ratio=0.1, num_classes=5, norm_cfg=NORM,
+            align_corners=False), **head),
+        test_cfg=dict(mode='whole')))
+
+
+def one_output() -> Any:
+    return efficientnet_fpn(num_classes=2, out_channels=1, threshold=0.4, align_corners=True,
+                            loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=True))
+
+
+def vit_with(head: Dict[str, Any]) -> Any:
+    dims = ARCH['embed_dims']
+    return build(dict(
+        eomt_config(), type='EncoderDecoder',
+        backbone=dict(type='DINOv3ViT', arch=ARCH, out_indices=(0, 1, 2, 3)),
+        decode_head=dict(head, in_channels=[dims] * 4, in_index=[0, 1, 2, 3], num_classes=5,
+                         norm_cfg=NORM, align_corners=False)))
+
+
+def upernet() -> Any:
+    return vit_with(dict(type='UPerHead', channels=8, pool_scales=(1, 2, 3, 6)))
+
+
+def linear() -> Any:
+    return vit_with(dict(type='LinearHead', channels=4 * ARCH['embed_dims'],
+                         input_transform='resize_concat'))
+
+
+def random_tiles(bands: Bands, side: int = SIDE, count: int = 4) -> Any:
+    rng = np.random.default_rng(5)
+    shape = bands.count, side, side
+    return [Tile(rng.integers(0, 256, shape, np.uint8) if bands.like_opencv
+                 else rng.integers(0, 4000, shape).astype(np.float32),
+                 rng.integers(0, 2, shape[1:])) for _ in range(count)]
+
+
+def settle(model: Any) -> Any:
+    """Give norms statistics other than those they start with."""
+    for module in model.eval().modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            torch.nn.init.normal_(module.running_mean, std=.1)
+            torch.nn.init.uniform_(module.running_var, .5, 1.5)
+    return model
+
+
+def export(model: Any, bands: Bands, target: str, side: int = SIDE) -> Any:
+    """Return the file of a model, its description and the reference."""
+    resolve_accelerator('cpu')
+    reference = WindowPredictor(model, torch.device('cpu'), (side, side), 0, 1)
+    aim = TARGETS[target]
+    description = ExportedDescription(
+        tuple(map(str, range(max(2, reference.scores)))), ((0, 0, 0), ) * max(2, reference.scores),
+        bands, side, side // 4, aim.batch, reference.scores, reference.threshold, '', target, '')
+    module = ImageToScores(model, bands, side).eval()
+    file = trace(module, aim, choose_opset(aim, None, most_opset()), aim.batch)
+    return file, description, reference
+
+
+def dims(value: Any) -> list:
+    return [side.dim_param or side.dim_value for side in value.type.tensor_type.shape.dim]
+
+
+@pytest.mark.parametrize('make, bands, target', [
+    pytest.param(efficientnet_fpn, Bands(3, True), 'qgis', id='fpn'),
+    pytest.param(one_output, Bands(3, True), 'gcu', id='one output, corners aligned'),
+    pytest.param(lambda: efficientnet_fpn(4), Bands(4, False, (4, 1, 2, 3)), 'qgis',
+                 id='four bands of 16 bits, padded'),
+    pytest.param(resnet_fcn, Bands(3, True), 'gcu', id='fcn with an auxiliary head'),
+    pytest.param(upernet, Bands(3, True), 'gcu', id='dinov3 and upernet'),
+    pytest.param(linear, Bands(3, True), 'onnx', id='dinov3 and linear'),
+    pytest.param(lambda: build(eomt_config()), Bands(3, True), 'gcu', id='eomt with masks'),
+    pytest.param(lambda: build(pmt_config()), Bands(3, True), 'qgis', id='pmt with masks'),
+    pytest.param(vit_upernet, Bands(3, True), 'onnx', id='batch in the second side'),
+])
+def test_a_file_computes_what_predict_does(make: Callable[[], Any], bands: Bands, target: str,
+                                           mmseg_scope: None) -> None:
+    torch.manual_seed(0)
+    file, description, reference = export(settle(make()), bands, target)
+    found = prove(file, description, reference, random_tiles(bands))
+    assert found.largest < 1e-5 and found.equal > 0.9999, found
+    aim = TARGETS[target]
+    assert file.ir_version == aim.ir and len(file.opset_import) == 1
+    batch = aim.batch or 'batch'
+    assert dims(file.graph.input[0]) == [batch, bands.count, SIDE, SIDE]
+    assert dims(file.graph.output[0]) == [batch, description.scores, SIDE, SIDE]
+    assert not any(each.external_data for each in file.graph.initializer)
+
+
+def test_padding_goes_into_the_convolutions(mmseg_scope: None) -> None:
+    file, *_ = export(settle(efficientnet_fpn()), Bands(3, True), 'qgis')
+    kinds = [node.op_type for node in file.graph.node]
+    assert 'Pad' not in kinds and kinds.count('Conv') > 50
+    assert len(kinds) < 200  # 1,319 where every use of a shape is in the graph
+
+
+def padded_convolution(mode: str, value: float, readers: int = 1) -> Any:
+    make = onnx.helper
+    nodes = [make.make_node('Pad', ['x', 'pads', 'value'], ['y'], mode=mode),
+             make.make_node('Conv', ['y', 'w'], ['z'], pads=[1, 1, 1, 1])]
+    nodes += [make.make_node('Relu', ['y'], ['r'])] * (readers - 1)
+    return make.make_graph(
+        nodes, 'g', [make.make_tensor_value_info('x', 1, [1, 1, 5, 5])],
+        [make.make_tensor_value_info('z', 1, None)],
+        [onnx.numpy_helper.from_array(np.array([0, 0, 0, 1, 0, 0, 2, 3]), 'pads'),
+         onnx.numpy_helper.from_array(np.float32(value), 'value'),
+         onnx.numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), 'w')])
+
+
+@pytest.mark.parametrize('mode, value, readers, stays', [
+    ('constant', 0, 1, False), ('constant', 1, 1, True), ('reflect', 0, 1, True),
+    ('constant', 0, 2, True)])
+def test_only_zeros_that_one_convolution_reads_are_moved(mode: str, value: float, readers: int,
+                                                         stays: bool) -> None:
+    graph = padded_convolution(mode, value, readers)
+    fuse_padding(graph)
+    assert [node.op_type for node in graph.node][:1] == (['Pad'] if stays else ['Conv'])
+    pads = next(node for node in graph.node if node.op_type == 'Conv').attribute[0].ints
+    assert list(pads) == ([1, 1, 1, 1] if stays else [1, 2, 3, 4])
+
+
+def test_branches_and_foreign_opsets_are_refused() -> None:
+    graph = padded_convolution('constant', 0)
+    file = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid('', 18)])
+    with pytest.raises(ExportError, match=r"opsets \{'': 18\}, expected 13 .* 1.9.0"):
+        check(file, TARGETS['gcu'], 13)
+    graph.node.append(onnx.helper.make_node('If', ['x'], ['q'], 'choice'))
+    with pytest.raises(ExportError, match='branches at choice'):
+        check(onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid('', 17)]), TARGETS['qgis'], 17)
+
+
+def test_an_opset_that_a_target_cannot_read_is_an_error() -> None:
+    assert choose_opset(TARGETS['gcu'], None, 20) == 13
+    assert choose_opset(TARGETS['onnx'], None, 15) == 15
+    with pytest.raises(ExportError, match='--opset 17 with --target gcu: expected 13 to 15'):
+        choose_opset(TARGETS['gcu'], 17, 20)
+    with pytest.raises(ExportError, match='writes up to 15'):
+        choose_opset(TARGETS['qgis'], 17, 15)
