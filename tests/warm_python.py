@@ -18,7 +18,8 @@ rank_start = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(rank_start)
 
 # What the entry points of tools/ import beyond what a rank needs, and quick_host.py of this folder.
-MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict', 'quick_host')
+MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict',
+                'mapsage.commands.predict_checkpoint', 'quick_host')
 _PROGRAM = 'MAPSAGE_TEST_WARM_PYTHON'
 
 

@@ -2,18 +2,18 @@
 
     python tools/predict.py CONFIG CHECKPOINT INPUT... --out DIR [--confidence] [--polygons]
     bash scripts/predict.sh CONFIG CHECKPOINT INPUT... --out DIR      all cards of this machine
+    python tools/predict.py --model MODEL.onnx INPUT... --out DIR     without PyTorch
 """
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.commands import cli, predict, pseudo_labels  # noqa: E402
+from mapsage.commands import predict, predict_exported, pseudo_label_options  # noqa: E402
 
 
 def main(argv=None) -> int:
-    parser = cli.build_parser('Predict maps of images and scenes of any size.')
-    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser = predict_exported.build_parser('Predict maps of images and scenes of any size.', argv)
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images, scenes, and other names that GDAL opens: '
                         'https://..., s3://..., /vsizip/..., subdatasets')
@@ -55,11 +55,13 @@ def main(argv=None) -> int:
                         help='tolerance of the outlines; 0 keeps those of the pixels (default: 1)')
     parser.add_argument('--skip-class', nargs='+', default=[], metavar='NAME',
                         help='classes without polygons, such as the background')
-    pseudo_labels.add_arguments(parser)
+    pseudo_label_options.add_arguments(parser)
     parser.add_argument('--overwrite', action='store_true',
                         help='make maps again that exist already')
     args = parser.parse_args(argv)
-    if args.work_dir:
+    if args.model is not None and args.amp:
+        parser.error('--amp is for checkpoints: an exported model computes in float32')
+    if getattr(args, 'work_dir', None):
         parser.error('--work-dir is for training and testing; maps go into --out')
     if args.batch_size is not None and args.batch_size < 1:
         parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
@@ -76,9 +78,12 @@ def main(argv=None) -> int:
                      'pixels, 0 or more')
     if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
         parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
-    pseudo_labels.check_arguments(parser, args)
-    return (pseudo_labels.predict_pseudo_labels if args.pseudo_labels else predict.predict)(args)
+    pseudo_label_options.check_arguments(parser, args)
+    if args.pseudo_labels:
+        from mapsage.commands.pseudo_labels import predict_pseudo_labels  # which needs PyTorch
+        return predict_pseudo_labels(args)
+    return predict.predict(args)
 
 
 if __name__ == '__main__':
-    cli.run(main)
+    predict_exported.run(main)

@@ -8,47 +8,62 @@ import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
-from mmengine.config import Config
-from mmengine.model import revert_sync_batchnorm
-from torch import nn
-
-from mapsage.accelerator import Accelerator
-from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
-from mapsage.distributed.nodes.launcher_notes import note_for_launcher
-from mapsage.engine.env_cfg import parse_env_cfg
-from mapsage.engine.ranks import startup
 from mapsage.geo import AreaOfInterest, Mosaic, stamp
 from mapsage.inference import outputs as results
+from mapsage.inference.description import Bands, Classes
 from mapsage.inference.errors import PredictError
 from mapsage.inference.inputs import Scene, choose_size, find_inputs, find_members
-from mapsage.inference.model import (
-    Bands,
-    Classes,
-    default_window,
-    file_hash,
-    find_bands,
-    find_classes,
-    load_weights,
-    settings_of,
-)
 from mapsage.inference.outputs import Outputs
 from mapsage.inference.parts import Parts, key_of
-from mapsage.inference.predictor import WindowPredictor
 from mapsage.inference.progress import ProgressLine
-from mapsage.inference.strips import count_windows, predict_strips
+from mapsage.inference.strips import Predictor, count_windows, predict_strips
 from mapsage.inference.windows import Grid, owners
 from mapsage.version import __version__
-from mapsage.wrappers import place_module
-from mapsage.wrappers.memory_layout import put_channels_last
-
-from .config_checks import build_model, read_config
-from .predict_compute import choose_batch, choose_precision
 
 PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
-# Ranks wait for each other after they have predicted their parts, which may take unequally long.
-_TIMEOUT_SECONDS = 7 * 24 * 3600
+
+
+class MapModel(Protocol):
+    """What a prediction asks of a model, whether a checkpoint's or an exported file's.
+
+    Attributes:
+        rank, world_size: This process among those that share the work.
+        classes, bands: What it tells apart, and what it takes; known once it is loaded, as is all
+            below.
+        window, overlap, window_from: Height and width of windows, what neighbors share, in pixels,
+            and who says so.
+        predictor, batch_size: What computes, and how many windows at a time.
+    """
+
+    rank: int
+    world_size: int
+    classes: Classes
+    bands: Bands
+    window: Tuple[int, int]
+    overlap: int
+    window_from: str
+    predictor: Predictor
+    batch_size: int
+
+    def load(self) -> None:
+        """Read the weights."""
+
+    def settings(self) -> Dict[str, Any]:
+        """Return what of the model a map depends on, as JSON holds it."""
+
+    def describe(self) -> str:
+        """Return how it computes, the end of a line."""
+
+    def together(self, what: str) -> Any:
+        """Return a context in which an error of one rank is raised on all."""
+
+    def share(self, text: str) -> str:
+        """Return rank 0's text on every rank."""
+
+    def note(self, text: str) -> None:
+        """Let the launcher, if there is one, end its output with a text."""
 
 
 @dataclass(frozen=True)
@@ -99,32 +114,22 @@ class Prediction:
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args = args
-        self._cfg = read_config(args)
         self._folder = Path(args.out)
-        self._accelerator = self._start()
-        self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
-        self._rank = self._channel.rank
-        self._world_size = len(self._channel.ranks)
+        self._model = model = open_model(args, say)
+        self._rank, self._world_size = model.rank, model.world_size
         self._say = say if self._rank == 0 else lambda line: None
         with self._together('preparing the prediction'):
             self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
             self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
             self._members = find_members(args.inputs) if args.mosaic else []
             self._inputs = self.find_inputs()
-            model, self._classes, bands = load_model(self._cfg, args.checkpoint)
+            model.load()
+            self._classes, bands = model.classes, model.bands
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
             self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
                                   background=class_indices(args.skip_class, self._classes.names))
-            self._window, self._overlap, self._window_from = choose_window(
-                self._cfg, args.window, args.overlap)
-            self._amp = choose_precision(self._cfg, self._accelerator) if args.amp else None
-            self._predictor = WindowPredictor(
-                place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
-                self._accelerator.device(local_rank()), self._window, self._overlap, 1, args.tta,
-                self._amp, say if self._rank == 0 else lambda line: say(f'[rank {self._rank}] '
-                                                                       f'{line}'))
-            self._batch_size = self._predictor.batch_size = choose_batch(
-                args.batch_size, self._window, self._predictor.scores, self._accelerator)
+            self._window, self._overlap = model.window, model.overlap
+            self._predictor, self._batch_size = model.predictor, model.batch_size
             self._describe()
             jobs = self._plan() if self._rank == 0 else []
         self._jobs = self._share(jobs)
@@ -149,26 +154,16 @@ class Prediction:
         mosaic = self._args.mosaic
         return {mosaic: mosaic} if mosaic else find_inputs(self._args.inputs)
 
-    def _start(self) -> Accelerator:
-        env = parse_env_cfg(self._cfg.get('env_cfg') or {}, self._cfg.get('model_wrapper_cfg'))
-        launcher = self._args.launcher
-        startup.identify_process(launcher, env.port)
-        accelerator = startup.choose_accelerator(env.accelerator)
-        # Ranks exchange texts only, so that a vendor's communication need not start.
-        startup.join_ranks(launcher, accelerator, 'gloo', env.timeout)
-        return accelerator
-
     def _together(self, what: str) -> Any:
-        return all_ranks_or_none(what, timeout=_TIMEOUT_SECONDS)
+        return self._model.together(what)
 
     def _describe(self) -> None:
         height, width = self._window
         self._say(f'{len(self._inputs)} input(s), {len(self._classes.names)} classes; windows of '
-                  f'{width}x{height} pixels ({self._window_from}) that share {self._overlap}, '
-                  f'{self._batch_size} at a time'
+                  f'{width}x{height} pixels ({self._model.window_from}) that share '
+                  f'{self._overlap}, {self._batch_size} at a time'
                   + ', each mirrored three times' * self._args.tta
-                  + ('' if self._amp is None else f', in {self._amp_name} where that serves')
-                  + f'; {self._accelerator.describe()}')
+                  + self._model.describe())
         if self._bands.ignored:
             self._say(f"note: {', '.join(self._bands.ignored)} of the config's test pipeline is "
                       f'not done.')
@@ -180,12 +175,10 @@ class Prediction:
         except OSError as error:
             raise PredictError(f'--out {self._folder} cannot be made: {error}.') from error
         common = dict(
-            mapsage=__version__, checkpoint=file_hash(self._args.checkpoint),
-            model=key_of(dict(model=settings_of(self._cfg))), classes=list(self._classes.names),
+            mapsage=__version__, **self._model.settings(), classes=list(self._classes.names),
             palette=self._classes.palette.tolist(), window=list(self._window),
             overlap=self._overlap, bands=list(self._bands.chosen or ()),
             tta=self._args.tta, confidence=self._args.confidence,
-            **({} if self._amp is None else dict(amp=self._amp_name)),
             aoi=None if self._area is None else self._area.key,
             **(dict(mosaic=True) if self._members else {}),
             **(dict(probabilities=True) if self._args.probabilities else {}))
@@ -272,8 +265,8 @@ class Prediction:
 
     def _share(self, jobs: List[Job]) -> List[Job]:
         """Tell all ranks rank 0's jobs, and which rank does what."""
-        texts = self._channel.gather_texts(json.dumps([asdict(job) for job in jobs]))
-        jobs = [Job(**job) for job in json.loads(texts[0])]
+        text = self._model.share(json.dumps([asdict(job) for job in jobs]))
+        jobs = [Job(**job) for job in json.loads(text)]
         # A strip without windows is written, too, which takes little time and not none.
         costs = [100 * len(grid.columns_of(strip)) + 1
                  for job in jobs for grid in [self._grid(job)] for strip in job.strips]
@@ -322,7 +315,7 @@ class Prediction:
         if status == PARTIAL:
             text = f'partial: damaged parts of the input are no data in the map(s); status {status}'
             self._say(text)
-            note_for_launcher(text)
+            self._model.note(text)
         return status
 
     def _scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
@@ -332,10 +325,6 @@ class Prediction:
         return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,
                           alone=len(self._inputs) == 1,
                           probabilities=self._args.probabilities)
-
-    @property
-    def _amp_name(self) -> str:
-        return str(self._amp).replace('torch.', '')
 
     def _parts(self, job: Job) -> Parts:
         folder = self._outputs(job.name).parts(key_of(job.settings))
@@ -361,13 +350,13 @@ def predict(args: argparse.Namespace,
     return Prediction(args, say).run()
 
 
-def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]:
-    """Return the model of a config with a checkpoint's weights, its classes and its bands."""
-    model = build_model(cfg)
-    meta = load_weights(model, checkpoint)
-    if parse_env_cfg(cfg.get('env_cfg') or {}).channels_last:
-        put_channels_last(model)
-    return model, find_classes(cfg, meta, model), find_bands(cfg, model)
+def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel:
+    """Return the model that the command line names, on this rank, not loaded yet."""
+    if args.model is not None:
+        from .predict_exported import ExportedModel
+        return ExportedModel(args)
+    from .predict_checkpoint import CheckpointModel  # which needs PyTorch
+    return CheckpointModel(args, say)
 
 
 def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
@@ -381,21 +370,6 @@ def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
         raise PredictError(f"--skip-class {', '.join(unknown)}: the classes are "
                            f"{', '.join(names)}.")
     return sorted({list(names).index(name) for name in chosen})
-
-
-def choose_window(cfg: Config, window: Optional[int],
-                  overlap: Optional[int]) -> Tuple[Tuple[int, int], int, str]:
-    """Return height and width of the windows, what neighbors share, in pixels, and who says so.
-
-    Raises:
-        PredictError: If the overlap does not fit the window.
-    """
-    size, why = default_window(cfg) if window is None else ((window, window), '--window')
-    shared = min(size) // 4 if overlap is None else overlap
-    if min(size) < 1 or not 0 <= shared < min(size):
-        raise PredictError(f'--window {size[1]} and --overlap {shared}: expected a window of 1 or '
-                           f'more pixels and an overlap of 0 to {min(size) - 1}.')
-    return size, shared, why
 
 
 def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:

@@ -39,7 +39,7 @@ from mapsage.labeling.window_facts import Place, WindowFacts, WindowJudge, label
 from mapsage.wrappers import place_module
 
 from .config_checks import read_config
-from .predict import choose_window, load_model
+from .predict_checkpoint import choose_window, load_model
 from .predict_compute import choose_batch, choose_precision
 from .pseudo_labels import build_loaders
 

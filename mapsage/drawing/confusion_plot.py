@@ -1,12 +1,14 @@
 """A picture of a confusion matrix."""
 from __future__ import annotations
 
-from typing import Any, Sequence, Union
+from typing import TYPE_CHECKING, Any, Sequence, Union
 
 import numpy as np
-import torch
 
 from .canvas import FAINT, INK, Canvas, save_png
+
+if TYPE_CHECKING:  # maps are drawn without it, too
+    import torch
 
 _MARGIN, _HEADER, _LETTER, _SUMS, _SIDE = 28, 84, 7, 96, 1280
 _MIN_CELL, _MAX_CELL = 11, 84
@@ -33,7 +35,7 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
     Raises:
         ValueError: If the number of names is not that of the classes.
     """
-    counts = np.asarray(matrix.cpu() if isinstance(matrix, torch.Tensor) else matrix)
+    counts = np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.cpu())
     number = len(classes)
     if counts.shape != (number, number):
         raise ValueError(f'a confusion matrix of shape {counts.shape} has {number} class names, '

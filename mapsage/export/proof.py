@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mapsage.inference.description import Bands, ExportedDescription
+from mapsage.inference.exported import to_input
 
 from .errors import ExportError
 from .graph import INPUT, open_session, traced_bytes
@@ -126,12 +127,6 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
     return Proof(len(tiles), largest, equal / pixels, _mean_iou(before), _mean_iou(after))
 
 
-def to_input(images: np.ndarray, bands: Bands) -> np.ndarray:
-    """Return windows in the order of the test pipeline as the file takes them: RGB in 0..1."""
-    images = images[:, ::-1] if bands.like_opencv else images
-    return np.ascontiguousarray(images, np.float32) / np.float32(255)
-
-
 def differing_layer(module: Any, opset: int, tile: Tile, bands: Bands) -> Optional[str]:
     """Return the first layer, in the order of computing, whose export differs on a tile.
 
@@ -178,7 +173,7 @@ class _Probe(nn.Module):
                        for name, each in module.named_modules() if name]
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Return the outputs of all layers that give one tensor of floats."""
+        """Return the outputs of all layers that are tensors of floats."""
         self.found.clear()
         self.module(image)
         return tuple(self.found.values())
@@ -192,8 +187,10 @@ class _Probe(nn.Module):
         key = f"{name.replace('model.', '', 1)} ({type(layer).__name__})"
 
         def keep(_: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor) and output.is_floating_point():
-                self.found.setdefault(key, output)
+            parts = output if isinstance(output, (tuple, list)) else [output]
+            for number, part in enumerate(parts):
+                if isinstance(part, torch.Tensor) and part.is_floating_point():
+                    self.found.setdefault(f'{key}{" output " * (number > 0)}{number or ""}', part)
 
         return keep
 

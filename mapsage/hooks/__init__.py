@@ -1,6 +1,6 @@
 """MMEngine hooks; importing this package registers them."""
-from .compile_report_hook import CompileReportHook
 from .before_after_hook import BeforeAfterHook, NoValidationError
+from .compile_report_hook import CompileReportHook
 from .dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, RewardScore
 from .dynamic_sampling.model_score import ModelScore
 from .dynamic_sampling.sampled_steps import LoaderError

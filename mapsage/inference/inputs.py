@@ -5,7 +5,7 @@ import io
 import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-import mmcv
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -22,8 +22,8 @@ from mapsage.geo import (
     suffix_of,
 )
 
+from .description import Bands
 from .errors import PredictError
-from .model import Bands
 
 Box = Tuple[int, int, int, int]  # column, row, width, height in pixels
 
@@ -205,8 +205,7 @@ class Scene:
     def _decode(self) -> Union[np.ndarray, RasterBlockError]:
         """Return the picture, ``(3, height, width)`` uint8, blue first, or the decoding error."""
         whole = 0, 0, self.raster.width, self.raster.height
-        image = mmcv.imfrombytes(content_of(self.path), flag=self._bands.color_type,
-                                 backend=self._bands.backend)
+        image = _decoded(content_of(self.path), self._bands)
         if image is None:
             return RasterBlockError('', self.path, whole, [], 'OpenCV cannot decode it')
         return image.transpose(2, 0, 1)
@@ -231,6 +230,23 @@ class Scene:
                 values[(slice(None), *part)], valid[part] = self.raster.read(
                     *first, last[0] - first[0], last[1] - first[1])
         return self._in_order(values, valid)
+
+
+def _decoded(content: bytes, bands: Bands) -> Optional[np.ndarray]:
+    """Return a picture as LoadImageFromFile has it, ``(height, width, 3)`` uint8, or None.
+
+    Raises:
+        PredictError: If the training had it decoded by a program that is not there.
+    """
+    if bands.backend in (None, 'cv2'):
+        turned = 0 if bands.color_type == 'color' else cv2.IMREAD_IGNORE_ORIENTATION
+        return cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | turned)
+    try:
+        import mmcv
+    except ImportError as error:
+        raise PredictError(f'the model was trained on pictures that {bands.backend} decodes, which '
+                           f'needs mmcv: pip install mmcv-lite ({error}).') from error
+    return mmcv.imfrombytes(content, flag=bands.color_type, backend=bands.backend)
 
 
 class _Samples:

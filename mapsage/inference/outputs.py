@@ -26,8 +26,8 @@ from mapsage.geo.polygons import write_polygons
 from mapsage.geo.qgis_style import is_own_style, map_style
 
 from .blending import NO_DATA, PROBABILITY_STEPS
+from .description import Classes
 from .errors import PredictError
-from .model import Classes
 from .parts import Parts, key_of
 from .windows import Grid
 

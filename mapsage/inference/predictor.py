@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable, Iterator, List, Optional, Tuple, cast
+from typing import Any, Callable, Iterator, List, Optional, Tuple, Union, cast
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class WindowPredictor:
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
         self._device_weights = torch.from_numpy(self.weights).to(device)
 
-    def __call__(self, windows: torch.Tensor) -> np.ndarray:
+    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
         """Return the weighted scores of a batch of windows.
 
         Args:
@@ -81,6 +81,7 @@ class WindowPredictor:
             PredictError: If the model has another number of scores than it says, if there is too
                 little memory for one window, or the device cannot compute in this data type.
         """
+        windows = torch.as_tensor(windows)
         done: List[np.ndarray] = []
         first = 0
         while first < len(windows):

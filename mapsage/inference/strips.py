@@ -3,18 +3,33 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Callable, Iterable, Iterator, List, Optional
+from typing import Callable, Iterable, Iterator, List, Optional, Protocol
 
 import numpy as np
-import torch
 
 from .background import WriteBehind, read_ahead
 from .blending import RowBlender
 from .inputs import Scene
-from .predictor import WindowPredictor
 from .windows import Grid, runs
 
 _BATCHES_AHEAD = 2
+
+
+class Predictor(Protocol):
+    """What gives the weighted scores of windows: a checkpoint's model, or an exported one.
+
+    Attributes:
+        scores: Number of scores of a pixel.
+        threshold: Score from which on a model with one score means class 1.
+        weights: ``(height, width)`` float32 factors of the scores.
+    """
+
+    scores: int
+    threshold: float
+    weights: np.ndarray
+
+    def __call__(self, windows: np.ndarray) -> np.ndarray:
+        """Return ``(batch, scores, height, width)`` float32 for ``(batch, bands, h, w)``."""
 
 
 @dataclass
@@ -50,7 +65,7 @@ class _Batch:
     ends_row: bool = False
 
 
-def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: WindowPredictor,
+def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: Predictor,
                    batch_size: int, confidence: bool, keep: Callable[[Strip], None],
                    advance: Callable[[int], None], probabilities: bool = False) -> None:
     """Predict some strips of a scene.
@@ -83,7 +98,7 @@ def count_windows(grid: Grid, strips: Iterable[int]) -> int:
                for row in range(grid.first_row(first), last + 1))
 
 
-def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: WindowPredictor,
+def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Predictor,
                  batch_size: int, blender: RowBlender, keep: Callable[[Strip], None],
                  advance: Callable[[int], None]) -> None:
     damage: List[str] = []
@@ -107,7 +122,7 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Win
         for batch in ready:
             scores = None
             if batch.windows:
-                scores = predictor(torch.from_numpy(np.stack(batch.windows)))
+                scores = predictor(np.stack(batch.windows))
             behind.put(batch, scores)
             advance(batch.passed)
 

@@ -1,0 +1,159 @@
+"""An exported model: windows in, weighted scores out, by ONNX Runtime or OpenVINO.
+
+Nothing here needs PyTorch or the MM packages.
+"""
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from .description import Bands, ExportedDescription
+from .errors import PredictError
+from .windows import blend_weights
+
+RUNTIMES = ('onnxruntime', 'openvino')
+
+# Providers of ONNX Runtime that are used where they are, in this order.
+_PROVIDERS = ('TopsInferenceExecutionProvider', 'CUDAExecutionProvider', 'CPUExecutionProvider')
+_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3, ), (2, ), (2, 3))  # of (batch, bands, h, w)
+_SCORE_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 4 * 512**2, 64  # of a batch, as with checkpoints
+
+Compute = Callable[[np.ndarray], np.ndarray]
+
+
+class ExportedPredictor:
+    """Computes weighted scores of windows as :class:`mapsage.inference.predictor.WindowPredictor`.
+
+    Args:
+        path: File that tools/export.py wrote.
+        runtime: Program that runs it, one of :data:`RUNTIMES`.
+        overlap: Pixels over which the weights rise from the edges of a window; None for those of
+            the file.
+        batch_size: Largest number of windows in a batch, None to choose. A file with a fixed batch
+            keeps its own.
+        tta: Whether to average over the window and its three mirror images.
+
+    Attributes:
+        description: What the file says of itself.
+        overlap: Pixels that neighbors share.
+        batch_size: Number of windows that are computed at a time.
+        scores: Number of scores of a pixel.
+        threshold: Score from which on a model with one score means class 1.
+        weights: ``(side, side)`` float32 factors of the scores.
+        device: What computes, in words.
+
+    Raises:
+        PredictError: If the runtime is not there, or the file cannot be read or is not ours.
+    """
+
+    def __init__(self, path: str, runtime: str = 'onnxruntime', overlap: Optional[int] = None,
+                 batch_size: Optional[int] = None, tta: bool = False) -> None:
+        if not os.path.isfile(path):
+            raise PredictError(f'model {path} does not exist.')
+        opened = {'onnxruntime': _open_onnxruntime, 'openvino': _open_openvino}[runtime](path)
+        metadata, shape, self._compute, self.device = opened
+        self.description = ExportedDescription.from_metadata(metadata, path)
+        side, count = self.description.window, self.description.bands.count
+        if list(shape)[1:] != [count, side, side]:
+            raise PredictError(f'{path} takes {list(shape)}, and its description says {count} '
+                               f'bands and windows of {side} pixels. Write the file again with '
+                               f'tools/export.py.')
+        self.overlap = self.description.overlap if overlap is None else overlap
+        if not 0 <= self.overlap < side:
+            raise PredictError(f'--overlap {self.overlap}: expected 0 to {side - 1}, as the file '
+                               f'has windows of {side} pixels.')
+        self.scores, self.threshold = self.description.scores, self.description.threshold
+        self.batch_size = self.description.batch or batch_size or max(1, min(
+            _PIXELS // side**2, _SCORE_BYTES // (4 * self.scores * side**2), _MOST_WINDOWS))
+        self.weights = np.outer(*(blend_weights(side, self.overlap), ) * 2)
+        self._flips = _FLIPS if tta else _FLIPS[:1]
+
+    def __call__(self, windows: np.ndarray) -> np.ndarray:
+        """Return the weighted scores of a batch of windows.
+
+        Args:
+            windows: ``(batch, bands, side, side)`` uint8 or float32, bands in the order of the test
+                pipeline.
+
+        Returns:
+            ``(batch, scores, side, side)`` float32.
+
+        Raises:
+            PredictError: If the runtime cannot compute.
+        """
+        images = to_input(windows, self.description.bands)
+        missing = (self.description.batch or 0) - len(windows)
+        if missing > 0:
+            images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])
+        try:
+            total = self._compute(images)
+            for flip in self._flips[1:]:
+                turned = self._compute(np.ascontiguousarray(np.flip(images, flip)))
+                total = total + np.flip(turned, flip)
+        except Exception as error:  # the runtimes' own kinds
+            raise PredictError(f'{self.device} cannot compute {len(windows)} window(s): '
+                               f'{str(error)[:400]}. With --batch-size 1 it needs least '
+                               f'memory.') from error
+        total = total[:len(windows)]
+        return total * (self.weights / np.float32(len(self._flips)))
+
+
+def to_input(windows: np.ndarray, bands: Bands) -> np.ndarray:
+    """Return windows in the order of the test pipeline as a file takes them: RGB in 0..1."""
+    turned = windows[:, ::-1] if bands.like_opencv else windows
+    return np.ascontiguousarray(turned, np.float32) / np.float32(255)
+
+
+def _open_onnxruntime(path: str) -> Tuple[Dict[str, str], List[Any], Compute, str]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PredictError(f'--model needs ONNX Runtime: pip install onnxruntime ({error}).'
+                           ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is raised
+    threads = os.environ.get('OMP_NUM_THREADS', '')
+    if threads.isdigit():  # which ONNX Runtime does not read by itself
+        options.intra_op_num_threads = int(threads)
+    present = onnxruntime.get_available_providers()
+    providers = [name for name in _PROVIDERS if name in present]
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=providers)
+    except Exception as error:  # the runtime's own kinds
+        raise PredictError(
+            f'ONNX Runtime {onnxruntime.__version__} cannot read {path}: {str(error)[:400]}. '
+            f'Where it is too old for the file, install a newer one, or export the model with '
+            f'--target qgis.') from error
+    value = session.get_inputs()[0]
+
+    def compute(images: np.ndarray) -> np.ndarray:
+        return session.run(None, {value.name: images})[0]
+
+    name = session.get_providers()[0].replace('ExecutionProvider', '')
+    return (dict(session.get_modelmeta().custom_metadata_map), value.shape, compute,
+            f'ONNX Runtime {onnxruntime.__version__} ({name})')
+
+
+def _open_openvino(path: str) -> Tuple[Dict[str, str], List[Any], Compute, str]:
+    """Open a file in OpenVINO, in float32: by itself it would take 16 bits where a CPU has them."""
+    try:
+        import onnx
+        import openvino
+    except ImportError as error:
+        raise PredictError(f'--runtime openvino needs pip install openvino onnx ({error}).'
+                           ) from error
+    try:
+        read = onnx.load(path)
+        compiled = openvino.Core().compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
+    except Exception as error:  # of either package
+        raise PredictError(f'OpenVINO cannot read {path}: {str(error)[:400]}.') from error
+    shape = [side.dim_value or side.dim_param
+             for side in read.graph.input[0].type.tensor_type.shape.dim]
+    metadata = {each.key: each.value for each in read.metadata_props}
+
+    def compute(images: np.ndarray) -> np.ndarray:
+        return compiled(images)[compiled.output(0)]
+
+    return metadata, shape, compute, f'OpenVINO {openvino.__version__.split("-")[0]} (CPU, float32)'

@@ -1,0 +1,226 @@
+"""tools/export.py from a checkpoint to a file, and tools/predict.py --model from it to a map."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Tuple
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
+from map_runs import command as predict
+from map_runs import read
+from map_runs import run as run_checkpoint
+from mmengine.model import BaseModule
+from mmseg.registry import MODELS
+from rasterio.transform import Affine
+from support import ROOT
+
+onnx = pytest.importorskip('onnx')
+pytest.importorskip('onnxruntime')
+
+import export as command  # noqa: E402
+
+from mapsage.commands import predict_exported  # noqa: E402
+from mapsage.export.errors import ExportError  # noqa: E402
+from mapsage.inference.errors import PredictError  # noqa: E402
+
+UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
+DATA = '''
+val_dataloader = dict(dataset=dict(
+    test_dataloader['dataset'], data_root='{root}', img_suffix='.tif', seg_map_suffix='.png',
+    data_prefix=dict(img_path='img', seg_map_path='ann')))
+'''
+
+
+@MODELS.register_module()
+class Undecided(BaseModule):
+    """Takes a decision on the values of the image, which a trace cannot follow."""
+
+    def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor]:
+        return (image if image.mean() > .4 else 1 - image, )
+
+
+def write_tiles(folder: Path) -> str:
+    """Write three tiles with labels, whose pixels are half a meter wide; return lines of config."""
+    (folder / 'img').mkdir(parents=True)
+    (folder / 'ann').mkdir()
+    for number in range(3):
+        classes = np.roll(paint(80, 90), 17 * number, axis=1)
+        write_scene(folder / 'img' / f'{number}.tif', classes, **UTM)
+        cv2.imwrite(str(folder / 'ann' / f'{number}.png'), classes)
+    return DATA.format(root=folder)
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory) -> Tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp('model')
+    return write_config(folder, write_tiles(folder / 'data')), write_checkpoint(folder)
+
+
+@pytest.fixture(scope='module')
+def exported(model, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp('exported') / 'color.onnx'
+    assert export(model, path) == 0
+    return path
+
+
+def export(model: Tuple[Path, Path], out: Path, *arguments: Any) -> int:
+    return command.main([*map(str, model), '--out', str(out), '--accelerator', 'cpu',
+                         *map(str, arguments)])
+
+
+def run(exported: Path, *arguments: Any) -> int:
+    return predict.main(['--model', str(exported), *map(str, arguments)])
+
+
+def test_a_file_proves_itself_and_says_what_it_is(model, tmp_path, capsys) -> None:
+    out = tmp_path / 'new' / 'color.onnx'
+    export(model, out)
+    said = capsys.readouterr().out
+    assert '16 tiles of the val set' in said and 'equal pixels 100.0000 %' in said
+    assert 'mIoU 100.00 (PyTorch) and 100.00 (ONNX Runtime)' in said
+    assert sorted(path.name for path in out.parent.iterdir()) == [
+        'color.onnx', 'color.onnx.json', 'color.stac.json']
+    keys = {each.key: json.loads(each.value) for each in onnx.load(out).metadata_props}
+    description = keys.pop('mapsage')
+    assert keys == dict(model_type='Segmentor', tile_size=64, tiles_overlap=25, seg_thresh=0,
+                        seg_small_segment=0, resolution=pytest.approx(50, rel=1e-3),
+                        class_names=dict(zip('0123', NAMES)))
+    assert description['window'] == 64 and description['bands']['like_opencv']
+    sidecar = json.loads((out.parent / 'color.onnx.json').read_text())
+    assert (sidecar['task'], sidecar['input_height'], sidecar['id2label']['2']) == (
+        'semantic-segmentation', 64, 'blue')
+    item = json.loads((out.parent / 'color.stac.json').read_text())
+    assert item['properties']['mlm:input'][0]['input']['shape'] == [-1, 3, 64, 64]
+    assert item['assets']['model']['href'] == './color.onnx'
+    with pytest.raises(ExportError, match='exists already.*--overwrite'):
+        export(model, out)
+    assert export(model, out, '--overwrite', '--gsd', '2', '--window', '48') == 0
+    keys = {each.key: json.loads(each.value) for each in onnx.load(out).metadata_props}
+    assert keys['resolution'] == 200 and keys['tile_size'] == 48
+
+
+def test_a_file_that_differs_is_not_written(model, tmp_path) -> None:
+    config = tmp_path / 'undecided.py'
+    config.write_text(model[0].read_text() + "model['backbone']['type'] = 'Undecided'\n")
+    out = tmp_path / 'color.onnx'
+    out.write_bytes(b'the file before')
+    with pytest.raises(ExportError, match=r'not written.* first .* is backbone \(Undecided\)'):
+        export((config, model[1]), out, '--overwrite')
+    assert out.read_bytes() == b'the file before' and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--target', 'gcu', '--opset', '17'], '--opset 17 with --target gcu: expected 13 to 15'),
+    (['--batch', '0'], '--batch 0: expected 1 or more'),
+    (['--cfg-options', 'val_dataloader.dataset.data_root=nowhere'], 'cannot be read.*data_root'),
+    (['--cfg-options', 'crop_size=(64,32)'], '32x64 pixels .crop_size.* squares'),
+])
+def test_what_cannot_be_exported_is_an_error(model, tmp_path, arguments, message) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(model, tmp_path / 'color.onnx', *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_map_equals_that_of_the_checkpoint(model, exported, tmp_path, capsys) -> None:
+    scene = write_scene(tmp_path / 'town.tif', paint(150, 170), **UTM)
+    options = [scene, '--confidence', '--tta', '--polygons']
+    assert run_checkpoint(model, *options, '--out', tmp_path / 'by_torch') == 0
+    capsys.readouterr()
+    assert run(exported, *options, '--out', tmp_path / 'by_onnx') == 0
+    assert 'ONNX Runtime' in capsys.readouterr().out
+    assert (read(tmp_path / 'by_onnx' / 'town.tif') == paint(150, 170)).all()
+    for name in ('town.tif', 'town_confidence.tif'):
+        assert np.array_equal(read(tmp_path / 'by_onnx' / name), read(tmp_path / 'by_torch' / name))
+    files = [sorted(path.name for path in (tmp_path / folder).iterdir())
+             for folder in ('by_onnx', 'by_torch')]
+    assert files[0] == files[1]
+    assert run(exported, *options, '--out', tmp_path / 'by_onnx') == 0
+    assert 'skipped' in capsys.readouterr().out
+    with pytest.raises(PredictError, match='was made with another model'):
+        run(exported, *options, '--out', tmp_path / 'by_torch')
+
+
+def test_a_fixed_batch_is_filled_up(model, tmp_path) -> None:
+    scene = write_scene(tmp_path / 'town.tif', paint(150, 170))
+    export(model, tmp_path / 'color.onnx', '--target', 'gcu', '--batch', '3')
+    assert run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps') == 0
+    assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
+
+
+def without_key(exported: Path, path: Path, change: Any) -> Path:
+    file = onnx.load(exported)
+    keys = {each.key: each.value for each in file.metadata_props}
+    del file.metadata_props[:]
+    onnx.helper.set_model_props(file, change(keys))
+    onnx.save(file, path)
+    return path
+
+
+def test_files_that_are_not_ours_are_errors(exported, tmp_path) -> None:
+    scene = write_scene(tmp_path / 'town.tif', paint(80, 80))
+    foreign = without_key(exported, tmp_path / 'a.onnx', lambda keys: dict(names='{}'))
+    part = without_key(exported, tmp_path / 'b.onnx', lambda keys: dict(
+        mapsage=json.dumps({key: value for key, value in json.loads(keys['mapsage']).items()
+                            if key not in ('window', 'bands')})))
+    (tmp_path / 'c.onnx').write_text('no model')
+    future = onnx.load(exported)
+    future.ir_version = 99
+    onnx.save(future, tmp_path / 'd.onnx')
+    for name, message in (('a', "no key 'mapsage' in its metadata .found: names"),
+                          ('b', 'lacks bands, window, bands.count, bands.like_opencv'),
+                          ('c', 'cannot read .*c.onnx'), ('d', 'cannot read .*--target qgis'),
+                          ('e', 'e.onnx does not exist')):
+        with pytest.raises(PredictError, match=message):
+            run(tmp_path / f'{name}.onnx', scene, '--out', tmp_path / 'maps')
+    assert foreign.exists() and part.exists()
+    with pytest.raises(PredictError, match='--window 32.*takes windows of 64'):
+        run(exported, scene, '--out', tmp_path / 'maps', '--window', '32')
+    with pytest.raises(SystemExit):
+        run(exported, scene, '--out', tmp_path / 'maps', '--amp')
+
+
+BLOCKED = '''
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {'torch', 'mmengine', 'mmcv', 'mmseg', 'torchvision'}:
+            raise ModuleNotFoundError('refused: ' + name, name=name)
+
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, 'tools')
+sys.argv = ['predict.py', *sys.argv[1:]]
+import runpy
+runpy.run_path('tools/predict.py', run_name='__main__')
+'''
+
+
+def test_a_map_needs_neither_torch_nor_the_mm_packages(exported, tmp_path) -> None:
+    scene = write_scene(tmp_path / 'town.tif', paint(150, 170), **UTM)
+    picture = tmp_path / 'village.png'
+    cv2.imwrite(str(picture), COLORS[paint(90, 100)][:, :, ::-1])
+    found = subprocess.run(
+        [sys.executable, '-c', BLOCKED, '--model', exported, scene, picture, '--out',
+         tmp_path / 'maps', '--probabilities'],
+        cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
+    assert (read(tmp_path / 'maps' / 'village.tif') == paint(90, 100)).all()
+
+
+def test_an_error_is_printed_once_and_the_status_is_1(tmp_path, monkeypatch, capsys) -> None:
+    missing = str(tmp_path / 'no.onnx')
+    monkeypatch.setattr(sys, 'argv', ['predict.py', f'--model={missing}', 'a.tif', '--out', 'maps'])
+    monkeypatch.chdir(tmp_path)
+    write_scene(tmp_path / 'a.tif', paint(80, 80))
+    with pytest.raises(SystemExit) as ended:
+        predict_exported.run(predict.main)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f'model {missing} does not exist.\n'
