@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
-#   bash scripts/setup_env.sh [main|xla|t20] [--dev]
+#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19] [--dev]
 #
+#   ort117, ort19    the oldest runtimes that exported models are meant for, and nothing else
 #   --dev            also install requirements/dev.txt (tests and checks)
 #   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs); clones share it
 #   MAPSAGE_PYTHON   Python to use instead, with the packages that it has; no environment is made
@@ -18,9 +19,9 @@ leg=main
 dev=
 for argument in "$@"; do
     case "$argument" in
-        main|xla|t20) leg=$argument ;;
+        main|xla|t20|ort117|ort19) leg=$argument ;;
         --dev) dev=1 ;;
-        *) say "unknown argument '$argument': expected main, xla or t20, and --dev"; exit 2 ;;
+        *) say "unknown argument '$argument': expected main, xla, t20, ort117 or ort19, and --dev"; exit 2 ;;
     esac
 done
 
@@ -34,6 +35,8 @@ case "$leg" in
     main) requirements=$root/requirements.txt; version=3.11 ;;
     xla) requirements=$root/requirements/xla.txt; version=3.11 ;;
     t20) requirements=$root/requirements/t20.txt; version=3.8 ;;
+    ort117) requirements=$root/requirements/ort117.txt; version=3.11 ;;
+    ort19) requirements=$root/requirements/ort19.txt; version=3.8 ;;
 esac
 
 # Print the path of a Python of version $1, from PATH or from pyenv.

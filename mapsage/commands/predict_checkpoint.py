@@ -25,6 +25,7 @@ from mapsage.inference.model import (
 )
 from mapsage.inference.parts import key_of
 from mapsage.inference.predictor import WindowPredictor
+from mapsage.inference.strips import Predictor
 from mapsage.wrappers import place_module
 from mapsage.wrappers.memory_layout import put_channels_last
 
@@ -61,12 +62,13 @@ class CheckpointModel:
         self.window, self.overlap, self.window_from = choose_window(
             self.config, args.window, args.overlap)
         self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
-        self.predictor = WindowPredictor(
+        predictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
             self._accelerator.device(local_rank()), self.window, self.overlap, 1, args.tta,
             self._amp, self._say)
-        self.batch_size = self.predictor.batch_size = choose_batch(
-            args.batch_size, self.window, self.predictor.scores, self._accelerator)
+        self.batch_size = predictor.batch_size = choose_batch(
+            args.batch_size, self.window, predictor.scores, self._accelerator)
+        self.predictor: Predictor = predictor
 
     def settings(self) -> Dict[str, Any]:
         """Return what of the model a map depends on, as JSON holds it."""

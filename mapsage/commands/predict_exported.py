@@ -12,6 +12,7 @@ from mapsage.console import accept_any_text
 from mapsage.geo import GeoError, RasterBlockError
 from mapsage.inference.errors import PredictError
 from mapsage.inference.exported import RUNTIMES, ExportedPredictor
+from mapsage.inference.strips import Predictor
 
 _BLOCK = 1 << 20
 
@@ -52,16 +53,18 @@ class ExportedModel:
             PredictError: If it cannot be opened, or has windows of another size.
         """
         args = self._args
-        self.predictor = ExportedPredictor(args.model, args.runtime, args.overlap, args.batch_size,
-                                           args.tta)
-        description = self.predictor.description
+        predictor = ExportedPredictor(args.model, args.runtime, args.overlap, args.batch_size,
+                                      args.tta)
+        self.predictor: Predictor = predictor
+        self._description, self._device = predictor.description, predictor.device
+        description = predictor.description
         side = description.window
         if args.window not in (None, side):
             raise PredictError(f'--window {args.window}: {args.model} takes windows of {side} '
                                f'pixels. Export it again with --window {args.window}.')
         self.classes, self.bands = description.as_classes(), description.bands
         self.window, self.window_from = (side, side), f'those of {args.model}'
-        self.overlap, self.batch_size = self.predictor.overlap, self.predictor.batch_size
+        self.overlap, self.batch_size = predictor.overlap, predictor.batch_size
 
     def settings(self) -> Dict[str, Any]:
         """Return what of the model a map depends on, as JSON holds it."""
@@ -69,11 +72,11 @@ class ExportedModel:
         with open(self._args.model, 'rb') as file:
             for block in iter(lambda: file.read(_BLOCK), b''):
                 digest.update(block)
-        return dict(checkpoint=self.predictor.description.checkpoint, model=digest.hexdigest())
+        return dict(checkpoint=self._description.checkpoint, model=digest.hexdigest())
 
     def describe(self) -> str:
         """Return what computes, the end of a line."""
-        return f'; {self.predictor.device}'
+        return f'; {self._device}'
 
     def together(self, what: str) -> Any:
         """Return a context; there is one rank."""

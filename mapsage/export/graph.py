@@ -31,7 +31,7 @@ def most_opset() -> int:
         try:
             from torch.onnx._constants import ONNX_MAX_OPSET as most
         except ImportError:  # before 1.13
-            return 15
+            from torch.onnx.symbolic_helper import _onnx_main_opset as most
     return int(most)
 
 

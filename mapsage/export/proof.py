@@ -85,7 +85,8 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
             image = np.take(image, range(start, min(start + window, image.shape[axis])), axis)
             labels = np.take(labels, range(start, min(start + window, labels.shape[axis - 1])),
                              axis - 1)
-        missing = [(0, window - int(length)) for length in labels.shape]
+        height, width = labels.shape
+        missing = [(0, window - height), (0, window - width)]
         tiles.append(Tile(np.pad(image, [(0, 0), *missing], mode='symmetric'),
                           np.pad(labels, missing, constant_values=_IGNORED)))
     return tiles

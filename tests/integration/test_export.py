@@ -215,7 +215,7 @@ def test_a_map_needs_neither_torch_nor_the_mm_packages(exported, tmp_path) -> No
     assert (read(tmp_path / 'maps' / 'village.tif') == paint(90, 100)).all()
 
 
-def test_an_error_is_printed_once_and_the_status_is_1(tmp_path, monkeypatch, capsys) -> None:
+def test_an_error_is_printed_once_and_the_status_is_1(tmp_path, monkeypatch, capfd) -> None:
     missing = str(tmp_path / 'no.onnx')
     monkeypatch.setattr(sys, 'argv', ['predict.py', f'--model={missing}', 'a.tif', '--out', 'maps'])
     monkeypatch.chdir(tmp_path)
@@ -223,4 +223,4 @@ def test_an_error_is_printed_once_and_the_status_is_1(tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit) as ended:
         predict_exported.run(predict.main)
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f'model {missing} does not exist.\n'
+    assert capfd.readouterr().err == f'model {missing} does not exist.\n'

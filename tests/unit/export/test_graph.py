@@ -1,20 +1,33 @@
 """Segmentors as ONNX files: what ONNX Runtime computes with them is what predict computes."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 import pytest
 import torch
 from mask_models import ARCH, build, eomt_config, pmt_config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DefaultScope
 from small_segmentors import resnet_fcn, vit_upernet
+from support import ROOT, main_leg
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
 from mapsage.accelerator import resolve_accelerator  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
-from mapsage.export.graph import check, fuse_padding, most_opset, trace  # noqa: E402
+from mapsage.export.graph import (  # noqa: E402
+    INPUT,
+    check,
+    fuse_padding,
+    most_opset,
+    open_session,
+    trace,
+)
 from mapsage.export.module import ImageToScores  # noqa: E402
 from mapsage.export.proof import Tile, prove  # noqa: E402
 from mapsage.export.targets import TARGETS, choose_opset  # noqa: E402
@@ -76,7 +89,8 @@ def random_tiles(bands: Bands, side: int = SIDE, count: int = 4) -> Any:
 
 def settle(model: Any) -> Any:
     """Give norms statistics other than those they start with."""
-    for module in model.eval().modules():
+    model = revert_sync_batchnorm(model).eval()
+    for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             torch.nn.init.normal_(module.running_mean, std=.1)
             torch.nn.init.uniform_(module.running_var, .5, 1.5)
@@ -100,25 +114,35 @@ def dims(value: Any) -> list:
     return [side.dim_param or side.dim_value for side in value.type.tensor_type.shape.dim]
 
 
-@pytest.mark.parametrize('make, bands, target', [
-    pytest.param(efficientnet_fpn, Bands(3, True), 'qgis', id='fpn'),
-    pytest.param(one_output, Bands(3, True), 'gcu', id='one output, corners aligned'),
-    pytest.param(lambda: efficientnet_fpn(4), Bands(4, False, (4, 1, 2, 3)), 'qgis',
-                 id='four bands of 16 bits, padded'),
-    pytest.param(resnet_fcn, Bands(3, True), 'gcu', id='fcn with an auxiliary head'),
-    pytest.param(upernet, Bands(3, True), 'gcu', id='dinov3 and upernet'),
-    pytest.param(linear, Bands(3, True), 'onnx', id='dinov3 and linear'),
-    pytest.param(lambda: build(eomt_config()), Bands(3, True), 'gcu', id='eomt with masks'),
-    pytest.param(lambda: build(pmt_config()), Bands(3, True), 'qgis', id='pmt with masks'),
-    pytest.param(vit_upernet, Bands(3, True), 'onnx', id='batch in the second side'),
-])
-def test_a_file_computes_what_predict_does(make: Callable[[], Any], bands: Bands, target: str,
-                                           mmseg_scope: None) -> None:
+# Every segmentor that is shipped, and what else a head, bands or a batch may be.
+SEGMENTORS: Dict[str, Tuple[Callable[[], Any], Bands, str]] = {
+    'fpn': (efficientnet_fpn, Bands(3, True), 'qgis'),
+    'one output, corners aligned': (one_output, Bands(3, True), 'gcu'),
+    'four bands of 16 bits, padded': (lambda: efficientnet_fpn(4), Bands(4, False), 'qgis'),
+    'fcn with an auxiliary head': (resnet_fcn, Bands(3, True), 'gcu'),
+    'dinov3 and upernet': (upernet, Bands(3, True), 'gcu'),
+    'dinov3 and linear': (linear, Bands(3, True), 'onnx'),
+    'eomt with masks': (lambda: build(eomt_config()), Bands(3, True), 'gcu'),
+    'pmt with masks': (lambda: build(pmt_config()), Bands(3, True), 'qgis'),
+    'batch in the second side': (vit_upernet, Bands(3, True), 'onnx'),
+}
+
+
+@functools.lru_cache(None)
+def exported(name: str) -> Any:
+    """Return the file of a segmentor, its description and the reference."""
+    make, bands, target = SEGMENTORS[name]
     torch.manual_seed(0)
-    file, description, reference = export(settle(make()), bands, target)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        return export(settle(make()), bands, target)
+
+
+@pytest.mark.parametrize('name', SEGMENTORS)
+def test_a_file_computes_what_predict_does(name: str) -> None:
+    file, description, reference = exported(name)
+    bands, aim = description.bands, TARGETS[description.target]
     found = prove(file, description, reference, random_tiles(bands))
     assert found.largest < 1e-5 and found.equal > 0.9999, found
-    aim = TARGETS[target]
     assert file.ir_version == aim.ir and len(file.opset_import) == 1
     batch = aim.batch or 'batch'
     assert dims(file.graph.input[0]) == [batch, bands.count, SIDE, SIDE]
@@ -126,9 +150,50 @@ def test_a_file_computes_what_predict_does(make: Callable[[], Any], bands: Bands
     assert not any(each.external_data for each in file.graph.initializer)
 
 
-def test_padding_goes_into_the_convolutions(mmseg_scope: None) -> None:
-    file, *_ = export(settle(efficientnet_fpn()), Bands(3, True), 'qgis')
-    kinds = [node.op_type for node in file.graph.node]
+READER = """
+import sys
+import numpy
+import onnxruntime
+print(onnxruntime.__version__)
+for path in sys.argv[1:]:
+    session = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider'])
+    image = numpy.load(path + '.npy')
+    numpy.save(path + '.out.npy', session.run(None, {session.get_inputs()[0].name: image})[0])
+"""
+
+
+@main_leg
+@pytest.mark.parametrize('leg, version, target', [('ort117', '1.17.0', 'qgis'),
+                                                  ('ort19', '1.9.0', 'gcu')])
+def test_the_oldest_runtime_of_a_target_computes_the_same(leg: str, version: str, target: str,
+                                                          tmp_path: Path) -> None:
+    made = subprocess.run(['bash', str(ROOT / 'scripts' / 'setup_env.sh'), leg],
+                          capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f'no environment with ONNX Runtime {version}: {made.stderr[-400:]}')
+    names = [name for name, (*_, aim) in SEGMENTORS.items() if aim == target]
+    paths = []
+    for number, name in enumerate(names):
+        file, description, _ = exported(name)
+        paths.append(str(tmp_path / f'{number}.onnx'))
+        onnx.save(file, paths[-1])
+        np.save(paths[-1] + '.npy', image_of(description))
+    read = subprocess.run([made.stdout.strip(), '-c', READER, *paths], capture_output=True,
+                          text=True)
+    assert read.returncode == 0, read.stderr
+    assert read.stdout.split() == [version]
+    for name, path in zip(names, paths):
+        wanted = open_session(Path(path).read_bytes()).run(None, {INPUT: np.load(path + '.npy')})[0]
+        assert np.abs(np.load(path + '.out.npy') - wanted).max() < 1e-5, name
+
+
+def image_of(description: ExportedDescription) -> np.ndarray:
+    shape = description.batch or 2, description.bands.count, SIDE, SIDE
+    return np.random.default_rng(3).random(shape).astype(np.float32)
+
+
+def test_padding_goes_into_the_convolutions() -> None:
+    kinds = [node.op_type for node in exported('fpn')[0].graph.node]
     assert 'Pad' not in kinds and kinds.count('Conv') > 50
     assert len(kinds) < 200  # 1,319 where every use of a shape is in the graph
 
