@@ -30,6 +30,9 @@ def main(argv=None) -> int:
                         "set's first image, if it is georeferenced)")
     parser.add_argument('--tiles', type=int, default=16, metavar='N',
                         help='number of tiles that the file is compared on (default: 16)')
+    parser.add_argument('--int8', action='store_true',
+                        help='8-bit integers, calibrated on as many other tiles; mIoU is printed '
+                        "beside float32's, and a file that loses more than a point is not written")
     parser.add_argument('--overwrite', action='store_true', help='replace files that exist')
     args = parser.parse_args(argv)
     if args.tiles < 1:

@@ -40,7 +40,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
 
     Args:
         args: ``config``, ``checkpoint``, ``out``, ``target``, ``window``, ``opset``, ``batch``,
-            ``gsd``, ``tiles``, ``overwrite``, and what :func:`read_config` reads.
+            ``gsd``, ``tiles``, ``int8``, ``overwrite``, and what :func:`read_config` reads.
         say: Function that prints a line.
 
     Returns:
@@ -54,42 +54,24 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     _check_names(beside, args.overwrite)
     try:
         from mapsage.export import graph, metadata, proof
-        from mapsage.export.module import ImageToScores
     except ImportError as error:
         raise ExportError(f'{error}: an export needs {_INSTALL}') from error
-    cfg = read_config(args)
-    target = TARGETS[args.target]
+    cfg, target = read_config(args), TARGETS[args.target]
+    if args.int8 and target.name == 'gcu':
+        raise ExportError("--int8 with --target gcu: the integers of Enflame's provider for ONNX "
+                          'Runtime are not implemented. Leave out --int8; it computes in 16 bits.')
     opset = choose_opset(target, args.opset, graph.most_opset())
-    resolve_accelerator('cpu')
-    model: Any = revert_sync_batchnorm(build_model(cfg)).eval()
-    meta = load_weights(model, args.checkpoint)
-    window, overlap = choose_side(cfg, args.window)
-    classes, bands = find_classes(cfg, meta, model), find_bands(cfg, model)
-    reference = WindowPredictor(model, torch.device('cpu'), (window, window), 0, 1)
-    description = ExportedDescription(
-        classes=classes.names, palette=tuple(map(tuple, classes.palette.tolist())), bands=bands,
-        window=window, overlap=overlap, batch=choose_batch(target, args.batch),
-        scores=reference.scores, threshold=reference.threshold,
-        checkpoint=file_hash(args.checkpoint), target=target.name, version=__version__)
+    model, description, reference = _load(cfg, args, target)
     dataset = build_dataset(cfg)
-    tiles = proof.take_tiles(dataset, window, args.tiles)
+    # Every second tile calibrates a file in 8 bits, and is not looked at again.
+    tiles = proof.take_tiles(dataset, description.window, args.tiles * (2 if args.int8 else 1))
+    calibration, tiles = (tiles[::2], tiles[1::2]) if args.int8 else ([], tiles)
     gsd = args.gsd or _gsd_of(dataset)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
-        module = ImageToScores(model, bands, window).eval()
-        file = graph.trace(module, target, opset, description.batch)
+        file = _proved(out, model, description, reference, target, opset, tiles, say)
     metadata.describe(file, description, gsd)
-    say(f'opset {opset}, IR {file.ir_version}, {len(file.graph.node)} nodes, '
-        f'{file.ByteSize() / 2**20:.1f} MiB, for {target.reader}')
-    found = proof.prove(file, description, reference, tiles)
-    say(str(found))
-    if not found.holds:
-        layer = proof.differing_layer(module, opset, tiles[0], bands)
-        raise ExportError(
-            f'{out} is not written: the export differs from the model, by more than '
-            f'{proof.MOST_DIFFERENCE:g} or in more than {100 * (1 - proof.LEAST_EQUAL):.1f} % of '
-            f'the pixels. ' + (f'The first layer that differs is {layer}.' if layer else
-                               'No single layer does.')
-            + ' A forward that decides by values, or keeps a state, cannot be traced.')
+    if args.int8:
+        file = _in_8_bits(file, description, gsd, reference, calibration, tiles, say)
     head = model.decode_head
     architecture = ' + '.join(type(each).__name__ for each in (
         model.backbone, head[-1] if isinstance(head, torch.nn.ModuleList) else head))
@@ -97,12 +79,74 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
                              sum(each.numel() for each in model.parameters()), gsd)
     _write(beside, [file.SerializeToString(), _json(metadata.geoai_sidecar(file, description)),
                     _json(item)])
-    say(f'{out}: image {_shape(description, bands.count)} of 0..1 in, scores '
+    say(f'{out}: image {_shape(description, description.bands.count)} of 0..1 in, scores '
         f'{_shape(description, description.scores)} out')
     say(f'beside it: {beside[1].name} (GeoAI), {beside[2].name} (STAC MLM)')
     if gsd is None:
         say('note: the size of a pixel is not known, and QGIS asks for it; --gsd METERS says it')
     return 0
+
+
+def _load(cfg: Config, args: argparse.Namespace,
+          target: Target) -> Tuple[Any, ExportedDescription, WindowPredictor]:
+    """Return the model with its weights, its description, and predict's way to its scores."""
+    resolve_accelerator('cpu')
+    model: Any = revert_sync_batchnorm(build_model(cfg)).eval()
+    meta = load_weights(model, args.checkpoint)
+    window, overlap = choose_side(cfg, args.window)
+    classes, bands = find_classes(cfg, meta, model), find_bands(cfg, model)
+    reference = WindowPredictor(model, torch.device('cpu'), (window, window), 0, 1)
+    return model, ExportedDescription(
+        classes=classes.names, palette=tuple(map(tuple, classes.palette.tolist())), bands=bands,
+        window=window, overlap=overlap, batch=choose_batch(target, args.batch),
+        scores=reference.scores, threshold=reference.threshold,
+        checkpoint=file_hash(args.checkpoint), target=target.name, version=__version__), reference
+
+
+def _proved(out: Path, model: Any, description: ExportedDescription, reference: WindowPredictor,
+            target: Target, opset: int, tiles: List[Any], say: Callable[[str], None]) -> Any:
+    """Return the file of a model in float32.
+
+    Raises:
+        ExportError: If it cannot be made, or differs from the model on the tiles.
+    """
+    from mapsage.export import graph, proof
+    from mapsage.export.module import ImageToScores
+    module = ImageToScores(model, description.bands, description.window).eval()
+    file = graph.trace(module, target, opset, description.batch)
+    say(f'opset {opset}, IR {file.ir_version}, {len(file.graph.node)} nodes, '
+        f'{file.ByteSize() / 2**20:.1f} MiB, for {target.reader}')
+    found = proof.prove(file, description, reference, tiles)
+    say(str(found))
+    if not found.holds:
+        layer = proof.differing_layer(module, opset, tiles[0], description.bands)
+        raise ExportError(
+            f'{out} is not written: the export differs from the model, by more than '
+            f'{proof.MOST_DIFFERENCE:g} or in more than {100 * (1 - proof.LEAST_EQUAL):.1f} % of '
+            f'the pixels. ' + (f'The first layer that differs is {layer}.' if layer else
+                               'No single layer does.')
+            + ' A forward that decides by values, or keeps a state, cannot be traced.')
+    return file
+
+
+def _in_8_bits(file: Any, description: ExportedDescription, gsd: Optional[float], reference: Any,
+               calibration: List[Any], tiles: List[Any], say: Callable[[str], None]) -> Any:
+    """Return a file in 8 bits for one in float32.
+
+    Raises:
+        ExportError: If it loses too much.
+    """
+    from mapsage.export import metadata, proof, quantize
+    small = quantize.quantize(file, calibration, description.bands, description.batch)
+    metadata.describe(small, description, gsd)  # which the quantization leaves out
+    found = proof.prove(small, description, reference, tiles)
+    say(quantize.describe(found, len(calibration))
+        + f'; {small.ByteSize() / 2**20:.1f} MiB')
+    if not quantize.is_close(found):
+        raise ExportError(f'the file in 8 bits is not written: it loses more than '
+                          f'{quantize.MOST_LOSS:g} point of mIoU, or the tiles have no labels. '
+                          f'Calibrate on more tiles (--tiles), or leave out --int8.')
+    return small
 
 
 def choose_side(cfg: Config, asked: Optional[int]) -> Tuple[int, int]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from typing import Any, Dict, List, Optional
 
 import onnx
@@ -73,7 +74,8 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
         f'band {number}' for number in description.bands.chosen or range(1, bands + 1)]
     properties: Dict[str, Any] = {
         'datetime': datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%dT%H:%M:%SZ'),
-        'mlm:name': name,
+        'bands': [dict(name=each) for each in names],
+        'mlm:name': _mlm_name(name),
         'mlm:architecture': architecture,
         'mlm:tasks': ['semantic-segmentation'],
         'mlm:framework': 'ONNX',
@@ -90,11 +92,17 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
     if gsd is not None:
         properties['gsd'] = gsd
     return dict(
-        type='Feature', stac_version='1.0.0', stac_extensions=[_MLM], id=name, geometry=None,
+        type='Feature', stac_version='1.1.0', stac_extensions=[_MLM], id=name, geometry=None,
         properties=properties, links=[], assets=dict(model={
             'href': f'./{file}', 'type': 'application/octet-stream; application=onnx',
             'title': f'ONNX, opset {model.opset_import[0].version}', 'roles': ['mlm:model'],
             'mlm:artifact_type': 'onnx'}))
+
+
+def _mlm_name(name: str) -> str:
+    """Return a name as the extension allows it: three letters of ASCII or more."""
+    plain = re.sub(r'[^a-zA-Z0-9_.-]+', '-', name).strip('-._')
+    return plain if re.match(r'[a-zA-Z].+[a-zA-Z0-9]$', plain) else f'mapsage-{plain}'.strip('-')
 
 
 def _array(shape: List[int], order: List[str]) -> Dict[str, Any]:

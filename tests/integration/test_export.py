@@ -27,6 +27,8 @@ import export as command  # noqa: E402
 
 from mapsage.commands import predict_exported  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
+from mapsage.export.proof import Proof  # noqa: E402
+from mapsage.export.quantize import is_close  # noqa: E402
 from mapsage.inference.errors import PredictError  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
@@ -98,6 +100,7 @@ def test_a_file_proves_itself_and_says_what_it_is(model, tmp_path, capsys) -> No
     item = json.loads((out.parent / 'color.stac.json').read_text())
     assert item['properties']['mlm:input'][0]['input']['shape'] == [-1, 3, 64, 64]
     assert item['assets']['model']['href'] == './color.onnx'
+    assert [each['name'] for each in item['properties']['bands']] == ['red', 'green', 'blue']
     with pytest.raises(ExportError, match='exists already.*--overwrite'):
         export(model, out)
     assert export(model, out, '--overwrite', '--gsd', '2', '--window', '48') == 0
@@ -151,6 +154,25 @@ def test_a_fixed_batch_is_filled_up(model, tmp_path) -> None:
     export(model, tmp_path / 'color.onnx', '--target', 'gcu', '--batch', '3')
     assert run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps') == 0
     assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
+
+
+def test_8_bits_are_calibrated_and_compared(model, tmp_path, capsys) -> None:
+    out = tmp_path / 'color.onnx'
+    assert export(model, out, '--int8', '--tiles', '4') == 0
+    assert 'calibrated on 4 other tiles; 4 tiles of the val set' in capsys.readouterr().out
+    kinds = {node.op_type for node in onnx.load(out).graph.node}
+    assert {'QuantizeLinear', 'DequantizeLinear'} <= kinds
+    scene = write_scene(tmp_path / 'town.tif', paint(80, 80))
+    assert run(out, scene, '--out', tmp_path / 'maps') == 0
+    assert (read(tmp_path / 'maps' / 'town.tif') == paint(80, 80)).all()
+    with pytest.raises(ExportError, match='--int8 with --target gcu'):
+        export(model, tmp_path / 'other.onnx', '--int8', '--target', 'gcu')
+
+
+def test_8_bits_that_lose_too_much_are_not_written() -> None:
+    assert is_close(Proof(4, .1, .99, 80., 79.5))
+    assert not is_close(Proof(4, .1, .9, 80., 78.))
+    assert not is_close(Proof(4, .1, 1., float('nan'), float('nan')))
 
 
 def without_key(exported: Path, path: Path, change: Any) -> Path:
