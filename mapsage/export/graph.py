@@ -26,13 +26,12 @@ _MOST_BYTES = 2**31 - 2**20  # of a file of ONNX, with a little room for what is
 def most_opset() -> int:
     """Return the highest opset that this PyTorch writes by tracing."""
     try:
-        from torch.onnx._constants import ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET as most
-    except ImportError:
-        try:
-            from torch.onnx._constants import ONNX_MAX_OPSET as most
-        except ImportError:  # before 1.13
-            from torch.onnx.symbolic_helper import _onnx_main_opset as most
-    return int(most)
+        from torch.onnx import _constants
+    except ImportError:  # before 1.13
+        from torch.onnx import symbolic_helper
+        return int(symbolic_helper._onnx_main_opset)
+    names = ('ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET', 'ONNX_MAX_OPSET')  # since 2.6, and before
+    return int(next(getattr(_constants, name) for name in names if hasattr(_constants, name)))
 
 
 def trace(module: Any, target: Target, opset: int, batch: Optional[int]) -> onnx.ModelProto:

@@ -75,7 +75,7 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
     for number in range(count):
         item = dataset[number * len(dataset) // count]
         image = np.asarray(item['inputs'])
-        labels = np.full(image.shape[1:], _IGNORED, np.int64)
+        labels: np.ndarray = np.full(image.shape[1:], _IGNORED, np.int64)
         truth = getattr(item['data_samples'], 'gt_sem_seg', None)
         if truth is not None:
             labels = _to_size(np.asarray(truth.data).squeeze(0).astype(np.int64), image.shape[1:])
@@ -85,8 +85,7 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
             image = np.take(image, range(start, min(start + window, image.shape[axis])), axis)
             labels = np.take(labels, range(start, min(start + window, labels.shape[axis - 1])),
                              axis - 1)
-        height, width = labels.shape
-        missing = [(0, window - height), (0, window - width)]
+        missing = [(0, window - image.shape[axis]) for axis in (1, 2)]
         tiles.append(Tile(np.pad(image, [(0, 0), *missing], mode='symmetric'),
                           np.pad(labels, missing, constant_values=_IGNORED)))
     return tiles
