@@ -1,0 +1,40 @@
+"""What tools/view.py does: serve maps to a browser on this machine, or write them as a folder."""
+from __future__ import annotations
+
+import argparse
+import getpass
+import socket
+import threading
+
+from mapsage.viewer import ViewServer, ViewSession, find_maps, write_static
+
+
+def view(args: argparse.Namespace) -> None:
+    """Show maps until the user stops the program, or write them as a folder.
+
+    Raises:
+        ViewError: If there is no map, or the port is taken.
+        GeoError: If a file that is needed cannot be read.
+    """
+    entries = find_maps(args.maps, args.scenes, args.truth)
+    session = ViewSession(entries, args.reduce_zero_label, say)
+    if args.static is not None:
+        session.prepare()
+        page = write_static(session, args.static)
+        say(f'{page}: put this folder on a web server that serves parts of files, such as nginx or '
+            'GitHub Pages.')
+        return
+    with ViewServer(session, args.port) as server:
+        say(f'{len(entries)} map(s): open {server.url} in a browser; Ctrl+C ends it.')
+        say(f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
+            f'{getpass.getuser()}@{socket.gethostname()}')
+        threading.Thread(target=session.prepare, daemon=True).start()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say('')
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(text, flush=True)  # noqa: T201

@@ -1,0 +1,236 @@
+"""Scenes and labels in the form that a browser reads in parts: on the map's grid, with overviews.
+
+A browser asks for the tiles that it shows. Striped files, JPEG 2000, VRT and 16-bit values it
+cannot read so, and files on another grid do not fit the map. Such a file is converted once; the
+copy lies in the folder ``.view`` beside the map, and its name holds what it was made from.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import rasterio
+import rasterio.shutil
+from affine import Affine
+from rasterio.enums import ColorInterp, MaskFlags, Resampling
+from rasterio.vrt import WarpedVRT
+from rasterio.windows import Window
+
+from mapsage.geo import ClassMapWriter, MapInfo, Mosaic, Raster, stamp, write_cog
+from mapsage.geo.cog import disk_errors, temporary_beside
+from mapsage.geo.raster import open_file
+
+from .catalog import NO_DATA, MapEntry
+from .errors import ViewError
+
+Progress = Callable[[float], None]
+"""Function that is told which part of a conversion is done, 0 to 1."""
+
+_ROWS = 512  # rows that are converted at a time
+_SAMPLE = 1024  # longest side in pixels of the reduced scene that the stretch is taken from
+_STRETCH = 2, 98  # percentiles that become black and white where values are not 8-bit
+_GOOD_SIZE = 1024  # side in pixels up to which a file without overviews is shown as it is
+
+
+def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
+    """Return the path of the scene of a map as a browser reads it: the scene itself, or a copy.
+
+    The copy has the first three bands, 8 bits each (values of other types are stretched from their
+    2nd to their 98th percentile), a mask of the valid pixels, and the grid of the map.
+
+    Raises:
+        ViewError: If the scene cannot be placed on the map.
+        GeoError: If it cannot be read, or the disk is full.
+    """
+    with Raster(entry.path) as target:
+        if len(entry.scenes) == 1 and _is_readable(entry.scenes[0], target):
+            return Path(entry.scenes[0])
+        copy = _copy_path(entry, 'scene', entry.scenes)
+        if not copy.exists():
+            with ExitStack() as stack:
+                scene: Raster = stack.enter_context(
+                    Raster(entry.scenes[0]) if len(entry.scenes) == 1 else Mosaic(entry.scenes))
+                read = _reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
+                _write_scene(copy, read, target, _limits(scene), progress)
+    return copy
+
+
+def truth_for_display(entry: MapEntry, progress: Progress, reduce_zero_label: bool = False
+                      ) -> Tuple[Path, List[int]]:
+    """Return the path of a copy of the labels on the map's grid, and a confusion matrix.
+
+    The copy has the tiles and overviews of the map itself, which shows both as bands of one source.
+
+    Args:
+        entry: Map whose ``truth`` is read.
+        progress: Function that is told how far the conversion is.
+        reduce_zero_label: Whether value 0 of the labels is unlabeled and 1 the first class, as in
+            MMSegmentation.
+
+    Returns:
+        Path of the copy, and the numbers of right and of labeled pixels.
+
+    Raises:
+        ViewError: If the labels cannot be placed on the map.
+        GeoError: If they cannot be read, or the disk is full.
+    """
+    assert entry.truth is not None
+    copy = _copy_path(entry, 'truth', [str(entry.truth)], str(reduce_zero_label))
+    counts = copy.with_suffix('.json')
+    if not (copy.exists() and counts.exists()):
+        with ExitStack() as stack:
+            target = stack.enter_context(Raster(entry.path))
+            truth = stack.enter_context(Raster(entry.truth, bands=[1]))
+            read = _reader(str(entry.truth), truth, target, stack, Resampling.nearest)
+            counted = _write_truth(copy, entry, read, target, reduce_zero_label, progress)
+        counts.write_text(json.dumps(counted), encoding='utf-8')
+    return copy, json.loads(counts.read_text(encoding='utf-8'))
+
+
+def _is_readable(path: str, target: Raster) -> bool:
+    """Return whether a browser reads a scene in parts, and it lies on the grid of the map."""
+    if not Path(path).exists() or Path(path).suffix.lower() not in ('.tif', '.tiff'):
+        return False
+    with open_file(path) as source:
+        small = max(source.width, source.height) <= _GOOD_SIZE
+        return (source.profile.get('tiled', False) and (small or bool(source.overviews(1)))
+                and source.count in (3, 4) and set(source.dtypes) == {'uint8'}
+                and (source.count == 3 or source.colorinterp[3] == ColorInterp.alpha)
+                and MaskFlags.nodata not in source.mask_flag_enums[0]
+                and _same_grid(Raster(path), target))
+
+
+def _same_grid(one: Raster, other: Raster) -> bool:
+    return ((one.width, one.height) == (other.width, other.height)
+            and one.crs == other.crs and one.transform.almost_equals(other.transform, 1e-6))
+
+
+def _transform(target: Raster) -> Optional[Affine]:
+    """Return the transform of a map; None for a map in pixels, which must stay one."""
+    return None if target.transform == Affine.identity() else target.transform
+
+
+def _copy_path(entry: MapEntry, kind: str, sources: Sequence[str], *settings: str) -> Path:
+    """Return where the copy for a map lies; its name changes with what it is made from."""
+    made_from = [stamp(each) for each in [*sources, str(entry.path)]]
+    key = hashlib.sha256(json.dumps([made_from, settings]).encode()).hexdigest()[:12]
+    folder = entry.path.parent / '.view'
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ViewError(f'cannot make {folder} ({error}), where the copies for the browser go; '
+                        'give write permission, or copy the maps elsewhere.') from error
+    for old in folder.glob(f'{entry.name}_{kind}_*'):
+        if key not in old.name:
+            old.unlink()  # of an earlier state of the same map
+    return folder / f'{entry.name}_{kind}_{key}.tif'
+
+
+def _reader(path: str, source: Raster, target: Raster, stack: ExitStack, resampling: Resampling
+            ) -> Callable[[int, int], Tuple[np.ndarray, np.ndarray]]:
+    """Return a function that reads rows on the map's grid: values (B, H, W) and validity (H, W)."""
+    same_size = (source.width, source.height) == (target.width, target.height)
+    placed = source.crs is not None and target.crs is not None
+    if isinstance(source, Mosaic) or _same_grid(source, target) or (same_size and not placed):
+        if not same_size:
+            raise ViewError(f'the scenes of {target.path} have changed since the map was made: '
+                            f'together {source.width} x {source.height} pixels, the map '
+                            f'{target.width} x {target.height}. Predict them again.')
+        return lambda row, rows: source.read(0, row, target.width, rows)
+    if not placed:
+        raise ViewError(f'{path} has {source.width} x {source.height} pixels and no coordinates to '
+                        f'place it by, the map {target.width} x {target.height}: not shown.')
+    handle = stack.enter_context(open_file(path))
+    warped = stack.enter_context(WarpedVRT(
+        handle, crs=target.crs, transform=target.transform, width=target.width,
+        height=target.height, resampling=resampling, add_alpha=handle.nodata is None
+        and ColorInterp.alpha not in handle.colorinterp))
+
+    def read(row: int, rows: int) -> Tuple[np.ndarray, np.ndarray]:
+        window = Window(0, row, target.width, rows)
+        return (warped.read(list(source.bands), window=window),
+                warped.dataset_mask(window=window) > 0)
+
+    return read
+
+
+def _limits(scene: Raster) -> Optional[np.ndarray]:
+    """Return the values that become black and white, float64 (bands, 2); None for 8-bit values."""
+    if scene.dtype == np.uint8:
+        return None
+    factor = -(-max(scene.width, scene.height) // _SAMPLE)
+    reduced, valid = scene.read_reduced(factor)
+    values = reduced[:3, valid]
+    values = values[:, np.isfinite(values).all(0)]
+    if not values.size:
+        return np.tile([0., 1.], (min(3, len(scene.bands)), 1))
+    low, high = np.percentile(values, _STRETCH, axis=1)
+    return np.stack([low, np.maximum(high, low + 1e-12)], 1)
+
+
+def _write_scene(copy: Path, read: Callable[[int, int], Tuple[np.ndarray, np.ndarray]],
+                 target: Raster, limits: Optional[np.ndarray], progress: Progress) -> None:
+    with temporary_beside(copy) as folder, disk_errors(copy):
+        working, made = folder / 'working.tif', folder / copy.name
+        profile = dict(driver='GTiff', width=target.width, height=target.height, count=4,
+                       dtype='uint8', tiled=True, blockxsize=512, blockysize=512, crs=target.crs,
+                       transform=_transform(target), bigtiff='IF_SAFER', photometric='RGB',
+                       compress='deflate', zlevel=1, alpha='yes')
+        with open_file(working, 'w', **profile) as out:
+            for row in range(0, target.height, _ROWS):
+                rows = min(_ROWS, target.height - row)
+                values, valid = read(row, rows)
+                colors = _as_colors(values[:3], limits)
+                window = Window(0, row, target.width, rows)
+                out.write(colors, [1, 2, 3], window=window)
+                out.write(np.where(valid, 255, 0).astype(np.uint8), 4, window=window)
+                progress(0.6 * (row + rows) / target.height)
+        # JPEG, with the alpha band as a mask: a fifth of the size, and what it loses no eye sees
+        rasterio.shutil.copy(str(working), str(made), driver='COG', compress='JPEG', quality=90,
+                             blocksize=512, overview_resampling='AVERAGE', num_threads='ALL_CPUS',
+                             bigtiff='IF_SAFER')
+        progress(1)
+        made.replace(copy)
+
+
+def _as_colors(values: np.ndarray, limits: Optional[np.ndarray]) -> np.ndarray:
+    """Return red, green and blue, uint8 (3, H, W), of one to three bands."""
+    if limits is not None:
+        low, high = (limits[:, side, None, None] for side in (0, 1))
+        share = np.nan_to_num((values - low) / (high - low), nan=0, posinf=1, neginf=0)
+        values = (share.clip(0, 1) * 255).astype(np.uint8)
+    return values if len(values) == 3 else np.repeat(values[:1], 3, axis=0)
+
+
+def _write_truth(copy: Path, entry: MapEntry, read: Callable[..., Tuple[np.ndarray, np.ndarray]],
+                 target: Raster, reduce_zero_label: bool, progress: Progress) -> List[int]:
+    """Write the labels as a map of its own; return the numbers of right and of labeled pixels."""
+    info = MapInfo(class_names=[each['name'] for each in entry.classes],
+                   palette=[each['color'] for each in entry.classes], crs=target.crs,
+                   transform=_transform(target))
+    right = labeled = 0
+    with temporary_beside(copy) as folder:
+        working = folder / 'working.tif'
+        with ClassMapWriter(working, target.width, target.height, info) as writer:
+            for row in range(0, target.height, _ROWS):
+                rows = min(_ROWS, target.height - row)
+                values, valid = read(row, rows)
+                labels = np.where(valid, values[0], NO_DATA).astype(np.int64)
+                if reduce_zero_label:
+                    labels = np.where(labels == 0, NO_DATA, labels - 1)
+                labels[(labels < 0) | (labels >= len(entry.classes))] = NO_DATA
+                writer.write(row, labels.astype(np.uint8))
+                predicted, _ = target.read(0, row, target.width, rows)
+                known = (labels != NO_DATA) & (predicted[0] != NO_DATA)
+                labeled += int(known.sum())
+                right += int((known & (labels == predicted[0])).sum())
+                progress((row + rows) / target.height)
+        write_cog(working, copy)
+    if not labeled:
+        raise ViewError(f'{entry.truth}: no labeled pixel lies on the map. Its values must be the '
+                        'class indices of the map; with 0 for unlabeled, add --reduce-zero-label.')
+    return [right, labeled]

@@ -1,0 +1,207 @@
+"""A server for one user on this machine: the page, parts of the files, and polygons."""
+from __future__ import annotations
+
+import json
+import re
+import socketserver
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+from urllib.parse import parse_qs, urlsplit
+
+from .errors import ViewError
+from .polygons import polygons_in
+from .session import ViewSession, stamp_of
+
+WEB = Path(__file__).with_name('web')
+PAGE = {'': 'index.html', 'index.html': 'index.html', 'viewer.js': 'viewer.js',
+        'viewer.css': 'viewer.css', 'LICENSES.txt': 'LICENSES.txt'}
+"""Files of the page by their place in the URL."""
+
+_TYPES = {'.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8',
+          '.css': 'text/css; charset=utf-8', '.txt': 'text/plain; charset=utf-8',
+          '.tif': 'image/tiff'}
+_CHUNK = 1 << 20  # bytes that are sent at a time
+
+
+class ViewServer(ThreadingHTTPServer):
+    """Server on 127.0.0.1 that answers for the files of a :class:`ViewSession` and no others.
+
+    A request whose ``Host`` is not this machine is refused: a page elsewhere could otherwise read
+    the files through a name that it lets point here (DNS rebinding).
+
+    Args:
+        session: Maps to show.
+        port: Port to listen at; 0 takes a free one.
+
+    Raises:
+        ViewError: If the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, session: ViewSession, port: int = 0) -> None:
+        self.session = session
+        try:
+            super().__init__(('127.0.0.1', port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ViewError(f'--port {port}: {error}. Choose another, or leave --port out for a '
+                            'free one.') from error
+
+    def server_bind(self) -> None:
+        """Bind without the question for a host name, which waits where no name server answers."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f'http://127.0.0.1:{self.server_port}/'
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that has hung up; it does so at every zoom."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    server: ViewServer
+
+    def do_GET(self) -> None:  # noqa: N802  (name of the base class)
+        if not self._is_local():
+            self._refuse(HTTPStatus.FORBIDDEN, 'This server answers on this machine only.')
+            return
+        url = urlsplit(self.path)
+        path = url.path.lstrip('/')
+        found = re.fullmatch(r'maps/(\d{1,6})/(\w+)(?:/([\w-]+)\.tif)?', path)
+        if path in PAGE:
+            self._send_file(WEB / PAGE[path])
+        elif path == 'catalog.json':
+            self._send_json(self.server.session.as_json(self._place))
+        elif found and found.group(2) == 'polygons':
+            self._send_polygons(int(found.group(1)), parse_qs(url.query))
+        elif found and found.group(3):
+            self._send_raster(int(found.group(1)), found.group(2), found.group(3))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, f'There is no {url.path} here.')
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *arguments: Any) -> None:
+        """Print nothing for each of the many requests of a map."""
+
+    def _is_local(self) -> bool:
+        host = self.headers.get('Host', '')
+        return host in {f'{name}:{self.server.server_port}' for name in ('127.0.0.1', 'localhost')}
+
+    def _place(self, number: int, kind: str) -> str:
+        if kind == 'polygons':
+            return f'maps/{number}/polygons'
+        # the stamp keeps parts of an old and of a new file of the same name apart
+        return f'maps/{number}/{kind}/{self.server.session.stamp(number, kind)}.tif'
+
+    def _send_raster(self, number: int, kind: str, stamp: str) -> None:
+        path = self.server.session.file(number, kind)
+        if path is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f'Map {number} has no {kind}.')
+            return
+        try:
+            now = stamp_of(path)
+        except OSError:
+            self._refuse(HTTPStatus.GONE, f'{path.name} was removed while it was shown.')
+            return
+        if now != stamp:
+            self._refuse(HTTPStatus.GONE, f'{path.name} has changed while it was shown; start the '
+                         'viewer again.')
+            return
+        self._send_file(path)
+
+    def _send_polygons(self, number: int, query: Dict[str, Any]) -> None:
+        entries = self.server.session.entries
+        path = entries[number].polygons if number < len(entries) else None
+        try:
+            box = [float(value) for value in query['box'][0].split(',')]
+            if len(box) != 4:
+                raise ValueError(f'{len(box)} numbers')
+        except (KeyError, ValueError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, f'box={query.get("box")} ({error}); expected left,'
+                         'bottom,right,top.')
+            return
+        if path is None or not path.exists():
+            self._refuse(HTTPStatus.NOT_FOUND, 'This map has no polygons, or they were removed; '
+                         'predict with --polygons.')
+            return
+        self._send_json(polygons_in(path, box))
+
+    def _send_json(self, content: Any) -> None:
+        self._send(HTTPStatus.OK, 'application/json', json.dumps(content).encode())
+
+    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+        self._send(status, 'text/plain; charset=utf-8', sentence.encode())
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self._start(status, kind, len(body))
+        if self.command != 'HEAD':
+            self.wfile.write(body)
+
+    def _start(self, status: HTTPStatus, kind: str, length: int, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header('Content-Type', kind)
+        self.send_header('Content-Length', str(length))
+        self.send_header('Cache-Control', 'no-cache')
+        self.send_header('X-Content-Type-Options', 'nosniff')
+        for name, value in headers.items():
+            self.send_header(name.replace('_', '-'), value)
+        self.end_headers()
+
+    def _send_file(self, path: Path) -> None:
+        """Send a file, or the part of it that ``Range`` asks for."""
+        kind = _TYPES.get(path.suffix, 'application/octet-stream')
+        try:
+            file = open(path, 'rb')  # noqa: SIM115  (closed below, after the errors of opening)
+        except OSError as error:
+            self._refuse(HTTPStatus.GONE, f'{path.name} cannot be read any more: {error.strerror}.')
+            return
+        with file:
+            size = path.stat().st_size
+            part = requested_part(self.headers.get('Range'), size)
+            if part is None:
+                self._start(HTTPStatus.OK, kind, size, Accept_Ranges='bytes')
+                part = 0, size
+            elif part[0] >= part[1]:
+                self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, kind, 0,
+                            Content_Range=f'bytes */{size}')
+                return
+            else:
+                self._start(HTTPStatus.PARTIAL_CONTENT, kind, part[1] - part[0],
+                            Accept_Ranges='bytes',
+                            Content_Range=f'bytes {part[0]}-{part[1] - 1}/{size}')
+            if self.command == 'HEAD':
+                return
+            file.seek(part[0])
+            left = part[1] - part[0]
+            while left:
+                chunk = file.read(min(_CHUNK, left))
+                if not chunk:  # the file has shrunk: the reader notices by the length
+                    self.close_connection = True
+                    return
+                self.wfile.write(chunk)
+                left -= len(chunk)
+
+
+def requested_part(header: Optional[str], size: int) -> Optional[Tuple[int, int]]:
+    """Return the first and the last byte + 1 that a ``Range`` header asks for.
+
+    None stands for the whole file: without the header, and for what a server may ignore (several
+    parts, other units, a malformed header), as RFC 9110, section 14.2, has it. A part that the file
+    does not have is empty.
+    """
+    found = re.fullmatch(r'bytes=(\d*)-(\d*)', header or '')
+    if found is None or found.group(0) == 'bytes=-':
+        return None
+    first, last = found.groups()
+    if not first:  # the last bytes
+        return (max(0, size - int(last)), size) if int(last) else (size, size)
+    if last and int(last) < int(first):
+        return None
+    return int(first), min(size, int(last) + 1 if last else size)

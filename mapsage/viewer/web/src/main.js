@@ -1,0 +1,251 @@
+// The page of tools/view.py: a scene and its class map under a swipe.
+
+import Map from 'ol/Map.js';
+import View from 'ol/View.js';
+import ScaleLine from 'ol/control/ScaleLine.js';
+import Zoom from 'ol/control/Zoom.js';
+import {getCenter} from 'ol/extent.js';
+import {checkParts, readCatalog, readPolygons} from './files.js';
+import {classLayer, classStyle, polygonLayer, projectionOf, sceneLayer} from './layers.js';
+import {drawPanel} from './panel.js';
+import {say, sayError} from './sentence.js';
+import {Swipe} from './swipe.js';
+
+const WAIT = 1000; // milliseconds between two looks at what is still prepared
+const NO_DATA = 255;
+const SIDES = ['both', 'scene', 'map'];
+
+const state = {catalog: null, number: 0, settings: null, layers: {}, band: {}, side: 'both', projections: [], errors: []};
+let map;
+let swipe;
+
+const entry = () => state.catalog.maps[state.number];
+
+function hasWebGL() {
+  const canvas = document.createElement('canvas');
+  return Boolean(canvas.getContext('webgl2') || canvas.getContext('webgl'));
+}
+
+async function start() {
+  if (location.protocol === 'file:') {
+    return; // index.html has said why
+  }
+  if (!hasWebGL()) {
+    throw new Error('This browser has no WebGL, by which the maps are drawn. Switch on hardware ' +
+      'acceleration in its settings, or open the maps in QGIS: their styles lie beside them.');
+  }
+  map = new Map({target: 'map', controls: [new Zoom(), new ScaleLine()]});
+  swipe = new Swipe(document.getElementById('handle'), map, () => map.render());
+  map.on('click', (event) => describe(event));
+  map.on('pointermove', (event) => event.dragging || describe(event));
+  map.on('moveend', () => loadPolygons());
+  document.addEventListener('keydown', press);
+  state.catalog = await readCatalog();
+  await show(0);
+  watch();
+}
+
+// While copies for the browser are made, the page looks for them and takes them in.
+async function watch() {
+  while (state.catalog.maps.some((each) => !each.ready)) {
+    await new Promise((done) => setTimeout(done, WAIT));
+    const before = JSON.stringify(entry());
+    state.catalog = await readCatalog();
+    if (JSON.stringify(entry()) !== before) {
+      const files = JSON.stringify(Object.keys(JSON.parse(before).files));
+      if (files === JSON.stringify(Object.keys(entry().files))) {
+        draw();
+      } else {
+        await show(state.number, map.getView());
+      }
+    }
+  }
+}
+
+// Show a map, with the settings of the one before where they fit, and its place if it is the same.
+async function show(number, view = null) {
+  const before = view ? state.settings : {kind: 'map', least: 0, polygons: state.settings?.polygons || false};
+  state.number = number;
+  state.settings = {...before, on: before.on || new Set(entry().classes.map((each) => each.value))};
+  if (!entry().files.truth) {
+    state.settings.kind = 'map';
+  }
+  if (!entry().polygons) {
+    state.settings.polygons = false;
+  }
+  state.layers = {};
+  map.getLayers().getArray().slice().forEach((each) => {
+    map.removeLayer(each);
+    each.dispose();
+  });
+  draw();
+  await checkParts(entry().files.map);
+  state.projections[number] ??= projectionOf(entry(), number);
+  const projection = state.projections[number];
+  const {layer, band} = classLayer(entry(), projection);
+  state.band = band;
+  state.layers = {classes: layer, polygons: polygonLayer(entry())};
+  if (entry().files.scene) {
+    state.layers.scene = sceneLayer(entry(), projection);
+  }
+  const shown = ['scene', 'classes', 'polygons'].filter((kind) => state.layers[kind]).map((kind) => state.layers[kind]);
+  shown.filter((each) => each.getSource().getView).forEach((each) => watchSource(each.getSource()));
+  if (!view) { // before the layers: the place of the map before is in other coordinates
+    fit(projection, await layer.getSource().getView());
+  }
+  shown.forEach((each) => map.addLayer(each));
+  document.querySelectorAll('.ol-scale-line').forEach((each) => { each.hidden = !entry().pixel_meters; });
+  draw();
+  map.once('rendercomplete', () => { document.body.dataset.ready = entry().name; });
+}
+
+function watchSource(source) {
+  const failed = () => {
+    if (source.getState() === 'error') {
+      sayError(`A file of ${entry().name} cannot be read: ${source.getError()?.message || 'unknown error'}`);
+    }
+  };
+  source.on('change', failed);
+  source.on('tileloaderror', async () => {
+    try {
+      await checkParts(entry().files.map);
+      say('A part of the map could not be read; move the map to try again.');
+    } catch (error) {
+      sayError(error);
+    }
+  });
+}
+
+function fit(projection, options) {
+  const finest = Math.min(...options.resolutions);
+  map.setView(new View({
+    projection, center: getCenter(options.extent), resolution: finest,
+    minResolution: finest / 16, maxResolution: finest * Math.max(entry().width, entry().height) / 100,
+    constrainOnlyCenter: true, extent: options.extent, showFullExtent: true,
+  }));
+  map.getView().fit(options.extent, {padding: [20, 20, 20, 20]});
+  state.extent = options.extent;
+}
+
+// Draw the panel and the layers as the settings say.
+function draw(panel = true) {
+  if (panel) {
+    drawPanel(document.getElementById('panel'), state.catalog, state.number, state.settings,
+      {change, toggle, choose: (number) => show(number).catch(fail)});
+  }
+  const {classes, scene, polygons} = state.layers;
+  if (!classes) {
+    return;
+  }
+  classes.setStyle(classStyle(entry(), state.band, state.settings));
+  classes.setVisible(!scene || state.side !== 'scene');
+  scene?.setVisible(state.side !== 'map');
+  polygons.setVisible(state.settings.polygons);
+  swipe.cut(scene && state.side === 'both' ? 'classes' : null);
+}
+
+function change(settings, panel = true) {
+  const confidenceAlone = !panel && Object.keys(settings).join() === 'least';
+  Object.assign(state.settings, settings);
+  if (confidenceAlone) {
+    state.layers.classes.updateStyleVariables({least: settings.least});
+    return;
+  }
+  draw(panel);
+  loadPolygons();
+}
+
+function toggle(value) {
+  const on = state.settings.on;
+  if (!on.delete(value)) {
+    on.add(value);
+  }
+  draw();
+}
+
+// What lies under the pointer: coordinates, class, confidence, truth.
+function describe(event) {
+  const layer = state.layers.classes;
+  if (!layer) {
+    return;
+  }
+  const [x, y] = event.coordinate;
+  const digits = entry().geographic ? 6 : 1;
+  const parts = [`${x.toFixed(digits)}, ${y.toFixed(digits)}`];
+  const bands = layer.getData(event.pixel);
+  const name = (value) => entry().classes.find((each) => each.value === value)?.name || 'no data';
+  if (bands) {
+    parts.push(name(bands[state.band.map - 1]));
+    if (state.band.confidence && bands[state.band.confidence - 1] !== NO_DATA) {
+      parts.push(`confidence ${bands[state.band.confidence - 1]} %`);
+    }
+    if (state.band.truth) {
+      parts.push(`truth: ${name(bands[state.band.truth - 1])}`);
+    }
+  }
+  const feature = map.forEachFeatureAtPixel(event.pixel, (each) => each);
+  if (feature) {
+    const area = feature.get('area_m2');
+    parts.push(`polygon: ${feature.get('class_name')}${area ? `, ${Math.round(area).toLocaleString('en')} m²` : ''}`);
+  }
+  document.getElementById('status').textContent = parts.join('  ·  ');
+}
+
+async function loadPolygons() {
+  const {polygons} = state.layers;
+  if (!polygons || !state.settings.polygons) {
+    return;
+  }
+  try {
+    const box = map.getView().calculateExtent(map.getSize());
+    const answer = await readPolygons(entry().polygons, box);
+    const source = polygons.getSource();
+    source.clear(true);
+    source.addFeatures(source.getFormat().readFeatures(answer));
+    say(answer.too_many ? `More than ${answer.too_many.toLocaleString('en')} polygons lie here: zoom in to see them.` : '');
+  } catch (error) {
+    sayError(error);
+  }
+}
+
+function press(event) {
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches('select, input[type=range]')) {
+    return;
+  }
+  const maps = state.catalog ? state.catalog.maps.length : 0;
+  const settings = state.settings;
+  const go = (step) => show((state.number + step + maps) % maps).catch(fail);
+  const kinds = {m: 'map', t: 'truth', d: 'disagreement'};
+  if (!settings) {
+    return;
+  }
+  if (/^[1-9]$/.test(event.key) && entry().classes[event.key - 1]) {
+    toggle(entry().classes[event.key - 1].value);
+  } else if (event.key in kinds && (event.key === 'm' || entry().files.truth)) {
+    change({kind: kinds[event.key]});
+  } else if (event.key === 'a') {
+    const all = settings.on.size < entry().classes.length;
+    change({on: new Set(all ? entry().classes.map((each) => each.value) : [])});
+  } else if (event.key === 'p' && entry().polygons) {
+    change({polygons: !settings.polygons});
+  } else if (event.key === 's' && state.layers.scene) {
+    state.side = SIDES[(SIDES.indexOf(state.side) + 1) % SIDES.length];
+    draw();
+  } else if (event.key === '[' || event.key === ']') {
+    swipe.set(swipe.share + (event.key === '[' ? -0.05 : 0.05));
+  } else if (event.key === 'f') {
+    map.getView().fit(state.extent, {padding: [20, 20, 20, 20]});
+  } else if ((event.key === 'n' || event.key === 'N') && maps > 1) {
+    go(event.key === 'n' ? 1 : -1);
+  }
+}
+
+function fail(error) {
+  state.errors.push(String(error));
+  sayError(error);
+}
+
+window.addEventListener('error', (event) => fail(event.error || event.message));
+window.addEventListener('unhandledrejection', (event) => fail(event.reason));
+window.viewer = {state, map: () => map, swipe: () => swipe};
+start().catch(fail);

@@ -1,0 +1,90 @@
+// The settings beside the map, made of plain elements.
+
+export const KEYS = [
+  ['1 … 9', 'class on or off'], ['a', 'all classes, or none'], ['m t d', 'map, truth, disagreement'],
+  ['[ ]', 'move the border'], ['s', 'scene alone, map alone, both'], ['p', 'polygons'],
+  ['n N', 'next map, map before'], ['f', 'whole map'], ['+ −', 'zoom'],
+];
+
+function element(name, properties = {}, children = []) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+function percent(share) {
+  return share > 0 && share < 0.001 ? '< 0.1 %' : `${(100 * share).toFixed(1)} %`;
+}
+
+function choice(kind, settings, change) {
+  const input = element('input', {type: 'radio', name: 'kind', value: kind, checked: settings.kind === kind});
+  input.addEventListener('change', () => change({kind}));
+  return element('label', {className: 'row'}, [input, ` ${kind}`]);
+}
+
+function classRow(each, settings, toggle) {
+  const input = element('input', {type: 'checkbox', checked: settings.on.has(each.value)});
+  input.dataset.value = each.value;
+  input.addEventListener('change', () => toggle(each.value));
+  const swatch = element('span', {className: 'swatch'});
+  swatch.style.background = `rgb(${each.color.join(',')})`;
+  return element('label', {className: 'class', title: each.name}, [
+    input, swatch, element('span', {className: 'name', textContent: each.name}),
+    element('span', {className: 'share', textContent: percent(each.share)})]);
+}
+
+function about(entry) {
+  const size = `${entry.width.toLocaleString('en')} × ${entry.height.toLocaleString('en')} pixels`;
+  const ground = entry.pixel_meters ? `, ${entry.pixel_meters.toPrecision(3)} m` : '';
+  return `${size}${ground}, ${entry.crs || 'no CRS: coordinates are those of the file'}`;
+}
+
+// `change` takes the settings that are new, `choose` the number of a map.
+export function drawPanel(root, catalog, number, settings, {change, toggle, choose}) {
+  const entry = catalog.maps[number];
+  const parts = [];
+  if (catalog.maps.length > 1) {
+    const list = element('select', {ariaLabel: 'map'}, catalog.maps.map((each, index) =>
+      element('option', {value: index, textContent: each.name, selected: index === number})));
+    list.addEventListener('change', () => choose(Number(list.value)));
+    parts.push(list);
+  }
+  parts.push(element('h1', {textContent: entry.name}), element('p', {textContent: about(entry)}));
+  for (const note of entry.notes) {
+    parts.push(element('p', {className: 'note', textContent: note}));
+  }
+  if (entry.doing) {
+    parts.push(element('p', {className: 'note', textContent: entry.doing}));
+  }
+  if (entry.files.truth) {
+    const [right, labeled] = entry.accuracy;
+    parts.push(element('h2', {textContent: 'shown'}),
+      ...['map', 'truth', 'disagreement'].map((kind) => choice(kind, settings, change)),
+      element('p', {textContent: `${percent(right / labeled)} of ${labeled.toLocaleString('en')} labeled pixels are right`}));
+  }
+  parts.push(element('h2', {textContent: 'classes'}),
+    ...entry.classes.map((each) => classRow(each, settings, toggle)));
+  if (entry.files.confidence) {
+    const slider = element('input', {type: 'range', min: 0, max: 100, value: settings.least, id: 'least',
+      ariaLabel: 'least confidence in percent'});
+    const text = element('p', {textContent: `${settings.least} % or more`});
+    slider.addEventListener('input', () => {
+      text.textContent = `${slider.value} % or more`;
+      change({least: Number(slider.value)}, false);
+    });
+    parts.push(element('h2', {textContent: 'confidence'}), slider, text);
+  }
+  if (entry.polygons) {
+    const input = element('input', {type: 'checkbox', id: 'polygons', checked: settings.polygons});
+    input.addEventListener('change', () => change({polygons: input.checked}));
+    parts.push(element('h2', {textContent: 'polygons'}),
+      element('label', {className: 'row'}, [input, ' polygons of the view']));
+  }
+  const keys = element('dl', {className: 'keys'});
+  for (const [key, meaning] of KEYS) {
+    keys.append(element('dt', {textContent: key}), element('dd', {textContent: meaning}));
+  }
+  parts.push(element('h2', {textContent: 'keys'}), keys,
+    element('p', {}, [element('a', {href: 'LICENSES.txt', textContent: 'licenses of this page'})]));
+  root.replaceChildren(...parts);
+}

@@ -1,0 +1,127 @@
+"""Scenes and labels as a browser reads them: on the grid of the map, and converted once."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.shutil
+from affine import Affine
+from view_maps import (
+    DEGREES,
+    NOWHERE,
+    TURNED,
+    UTM,
+    WRONG,
+    add_map,
+    folders,
+    values_of,
+    write_raster,
+)
+
+from mapsage.viewer import ViewError, find_maps
+from mapsage.viewer.display import scene_for_display, truth_for_display
+
+
+def quiet(share: float) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize('place', [UTM, NOWHERE, TURNED, DEGREES])
+def test_labels_and_scene_lie_on_the_map(place: dict, tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    labels = add_map(where, 'a', polygons=False, **place)
+    (entry,) = find_maps([where.maps], where.scenes, where.truth)
+    truth, (right, labeled) = truth_for_display(entry, quiet)
+    assert (labeled - right, labeled) == (5000, labels.size - 800)
+    assert (values_of(truth)[0] == values_of(entry.truth)[0]).all()
+    told: list = []
+    scene = scene_for_display(entry, told.append)
+    assert told[-1] == 1
+    with rasterio.open(scene) as source, rasterio.open(entry.path) as target:
+        assert source.shape == target.shape and source.transform == target.transform
+        assert source.crs == target.crs and source.profile['compress'] == 'jpeg'
+        close = np.abs(source.read(1).astype(int) - values_of(Path(entry.scenes[0]))[0])
+    assert np.median(close) <= 2  # JPEG
+    assert scene_for_display(entry, told.append) == scene and told[-1] == 1
+    assert len(told) == len(set(told))  # nothing was converted a second time
+
+
+def test_a_cog_is_shown_as_it_is(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    scene = where.scenes / 'a.tif'
+    rasterio.shutil.copy(str(scene), str(tmp_path / 'cog.tif'), driver='COG')
+    os.replace(tmp_path / 'cog.tif', scene)
+    (entry,) = find_maps([where.maps], where.scenes)
+    assert scene_for_display(entry, quiet) == scene
+
+
+@pytest.mark.parametrize('bands, dtype', [(1, np.uint8), (2, np.int16), (4, np.uint16),
+                                          (3, np.float32)])
+def test_values_of_any_kind_become_colors(bands: int, dtype: Any, tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    ramp = np.linspace(100, 1100, 600 * 400).reshape(400, 600)
+    values = np.stack([ramp] * bands)
+    values = values % 256 if dtype == np.uint8 else values
+    if dtype == np.float32:
+        values[:, 200:220] = np.nan
+    write_raster(where.scenes / 'a.tif', values.astype(dtype), **UTM)
+    (entry,) = find_maps([where.maps], where.scenes)
+    shown = values_of(scene_for_display(entry, quiet))
+    assert shown.shape == (3, 400, 600) and shown.dtype == np.uint8
+    if dtype != np.uint8:  # stretched from the 2nd to the 98th percentile
+        assert shown[0, 0].max() < 20 and shown[0, -1].min() > 235
+
+
+def test_labels_on_another_grid(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    labels = add_map(where, 'a')
+    coarse = UTM['transform'] * Affine.translation(-20, -20) * Affine.scale(2)
+    wide = np.full((240, 340), 255, np.uint8)
+    wide[10:210, 10:310] = labels[::2, ::2]
+    write_raster(where.truth / 'a.tif', wide[None], UTM['crs'], coarse)
+    (entry,) = find_maps([where.maps], truth=where.truth)
+    _, (right, labeled) = truth_for_display(entry, quiet)
+    assert right == labeled == labels.size - 800
+
+
+def test_zero_may_be_unlabeled(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    labels = add_map(where, 'a')
+    shifted = np.where(labels == 255, 0, labels + 1).astype(np.uint8)
+    shifted[WRONG] = 0
+    write_raster(where.truth / 'a.tif', shifted[None], **UTM)
+    (entry,) = find_maps([where.maps], truth=where.truth)
+    _, (right, labeled) = truth_for_display(entry, quiet, reduce_zero_label=True)
+    assert right == labeled == labels.size - 800 - 5000
+    assert truth_for_display(entry, quiet)[1][0] < right  # another copy, other counts
+
+
+def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    write_raster(where.truth / 'a.tif', np.zeros((1, 30, 30), np.uint8), None, None)
+    (entry,) = find_maps([where.maps], where.truth, where.truth)
+    with pytest.raises(ViewError, match='30 x 30 pixels and no coordinates.*600 x 400'):
+        scene_for_display(entry, quiet)
+    with pytest.raises(ViewError, match='30 x 30 pixels and no coordinates'):
+        truth_for_display(entry, quiet)
+    write_raster(where.truth / 'a.tif', np.full((1, 400, 600), 200, np.uint8), **UTM)
+    with pytest.raises(ViewError, match='no labeled pixel.*--reduce-zero-label'):
+        truth_for_display(find_maps([where.maps], truth=where.truth)[0], quiet)
+
+
+def test_a_copy_of_an_earlier_scene_goes(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    (entry,) = find_maps([where.maps], where.scenes)
+    before = scene_for_display(entry, quiet)
+    write_raster(where.scenes / 'a.tif', np.full((3, 400, 600), 77, np.uint8), **UTM)
+    after = scene_for_display(find_maps([where.maps], where.scenes)[0], quiet)
+    assert before != after and not before.exists()
+    assert (values_of(after) == 77).all()

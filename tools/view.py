@@ -1,0 +1,40 @@
+"""Show maps in a browser: scene and map under a swipe, classes, confidence, errors.
+
+    python tools/view.py work_dirs/demo/maps
+    python tools/view.py maps/ --scenes scenes/ --truth labels/
+    python tools/view.py maps/ --static site/      a folder for any web server
+"""
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mapsage.commands.view import view  # noqa: E402
+from mapsage.console import accept_any_text  # noqa: E402
+from mapsage.geo import GeoError  # noqa: E402
+from mapsage.viewer import ViewError  # noqa: E402
+
+
+def main(argv=None) -> None:
+    accept_any_text()
+    parser = argparse.ArgumentParser(description='Show maps in a browser on this machine.')
+    parser.add_argument('maps', nargs='+', help='folders of maps, and maps of tools/predict.py')
+    parser.add_argument('--scenes', metavar='DIR', help='folder of the scenes, by the names '
+                        'of the maps (default: those that the maps were made from)')
+    parser.add_argument('--truth', metavar='DIR', help='folder of labels, by the names of the maps: '
+                        'class indices as in the map, 255 for unlabeled')
+    parser.add_argument('--reduce-zero-label', action='store_true',
+                        help='labels in which 0 is unlabeled and 1 the first class')
+    parser.add_argument('--port', type=int, default=0,
+                        help='port of the page (default: a free one)')
+    parser.add_argument('--static', metavar='OUT', help='folder that gets the page and all its '
+                        'files, for a web server; nothing is served')
+    try:
+        view(parser.parse_args(argv))
+    except (GeoError, ViewError) as error:
+        sys.exit(f'{type(error).__name__}: {error}')
+
+
+if __name__ == '__main__':
+    main()
