@@ -1,6 +1,6 @@
 """The page of tools/view.py in a real browser: pixels, keys, clicks, and what cannot be shown.
 
-They need Debian's Chromium and playwright: ``apt-get install chromium``, ``pip install playwright``.
+They need Debian's Chromium and playwright (``apt-get install chromium``).
 """
 from __future__ import annotations
 
