@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, the
 # overhead over MMEngine's Runner, the contract of accelerators, a model split over the card and the
-# CPU, training steps of DINOv3, and a ViT-L encoder on the card for heads on the CPU and on the card.
+# CPU, training steps of DINOv3, PMT, EoMT and UPerNet, and a ViT-L encoder on the card for heads on
+# the CPU and on the card.
 # Each stage runs to its end whatever the others do, and the exit status is 0 only if all passed.
 # Write what it prints into docs/benchmarks.md.
 #
@@ -29,6 +30,7 @@ stage bash scripts/start_8card_training.sh "${amp[@]}" train_dataloader.batch_si
 stage bash scripts/start_8card_training.sh configs/nwpu/efficientnet_lite0_fpn_nwpu.py "${amp[@]}"
 stage "$python" tools/benchmarks/step_overhead.py --steps 500
 stage "$python" tools/benchmarks/dinov3_training.py
+stage "$python" tools/benchmarks/segmentors_gpu.py
 # heads on the CPU; and one head on the card beside the encoder, which is refused on a machine with one
 stage "$python" tools/benchmarks/feature_sources.py --arch large --encoder-accelerator cuda --encoders 1
 if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then
