@@ -451,8 +451,7 @@ class DynamicSampler(BlockSampler):
         keep_fraction: Probability with which a group that is not valid is kept nevertheless.
         unbiased: Whether such a group weighs ``1 / keep_fraction`` in :attr:`SampledBatch.weights`,
             so that the weighted batches have the class prior of the data.
-        scores_per_sample: Number of scores that ``score`` returns for each sample, one after the
-            other, such as the rewards of several label maps; a group is judged by all of them.
+        scores_per_sample: Number of scores of a sample, one after the other, such as rewards.
         seed: Seed of that choice, which also depends on rank, step and resample.
         group: Process group of the ranks that sample together; all ranks when None.
         timeout: Seconds a rank may be late; the group's own timeout when None.

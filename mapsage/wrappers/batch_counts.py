@@ -27,7 +27,6 @@ a call returns what it is given.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -77,7 +76,7 @@ class BatchCounts:
             # CPU tensors.
             self._channel = open_channel(self._group, purpose='counts')
         for place, each in enumerate(predicting, len(self._predicting)):
-            each.sum_over_ranks = partial(self._sum_predictions, place)
+            each.sum_over_ranks = self._summer(place)
         self._modules += counters
         self._predicting += predicting
 
@@ -151,6 +150,10 @@ class BatchCounts:
     def next_turn(self) -> None:
         """Go on to the next virtual rank of this process, in the second pass."""
         self._turn, self._call = self._turn + 1, 0
+
+    def _summer(self, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        # No bound method: a deep copy of the model, as EMAHook makes, would copy the channel too.
+        return lambda count: self._sum_predictions(place, count)
 
     def _sum_predictions(self, place: int, count: torch.Tensor) -> torch.Tensor:
         """Return the sum over virtual ranks of what a loss has counted. Collective in a step."""

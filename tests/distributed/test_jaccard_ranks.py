@@ -151,7 +151,8 @@ def trained(folder: Path, processes: int) -> Any:
         'train_dataloader.dataset': dict(type='JaccardTiles', _delete_=True),
         'val_dataloader': None, 'val_evaluator': None, 'val_cfg': None, 'test_dataloader': None,
         'test_evaluator': None, 'test_cfg': None, 'optim_wrapper.accumulative_counts': 2,
-        'train_cfg': dict(by_epoch=False, max_iters=5), 'hooks': ()})
+        # EMAHook copies the model with its losses.
+        'train_cfg': dict(by_epoch=False, max_iters=5), 'custom_hooks': [dict(type='EMAHook')]})
     state = getattr(runner.model, 'module', runner.model).state_dict()
     return record.losses, {name: value.tolist() for name, value in state.items()}
 

@@ -164,7 +164,7 @@ class GroupRewardTuning:
             logits = self._logits(data['inputs']).float().cpu()
         truth = _labels(data['data_samples']).cpu()
         valid = truth != self.ignore_index
-        actions = draw(region_logits(logits, valid, self.region)[0], self.scores_per_sample)
+        actions = draw(region_logits(logits, valid, self.region), self.scores_per_sample)
         maps = label_maps(logits, actions, valid, self.region, self.ignore_index)
         rewards = torch.tensor([
             [self._rewards(each, tile_truth, _name(sample)) for each in tile_maps]

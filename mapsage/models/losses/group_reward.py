@@ -8,27 +8,22 @@ gradient is unbiased for the expected reward.
 """
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 
 
-def region_logits(logits: torch.Tensor, valid: torch.Tensor, region: int
-                  ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean logits of regions, and which regions have a valid pixel.
+def region_logits(logits: torch.Tensor, valid: torch.Tensor, region: int) -> torch.Tensor:
+    """Return the mean logits of the valid pixels of regions, ``(N, C, h, w)``; 0 without one.
 
     Args:
         logits: Float ``(N, C, H, W)``.
         valid: Bool ``(N, H, W)``.
         region: Side of a region in pixels; those at the right and lower edge may be smaller.
-
-    Returns:
-        Float ``(N, C, h, w)`` and bool ``(N, h, w)``.
     """
     weight = valid[:, None].to(logits.dtype)
     count = _region_sums(weight, region)
-    mean = _region_sums(logits * weight, region) / count.clamp(min=1)
-    return mean, count[:, 0] > 0
+    return _region_sums(logits * weight, region) / count.clamp(min=1)
 
 
 def _region_sums(values: torch.Tensor, region: int) -> torch.Tensor:
@@ -65,7 +60,7 @@ def label_maps(logits: torch.Tensor, actions: torch.Tensor, valid: torch.Tensor,
         region: Side of a region in pixels.
         ignore_index: Label of pixels without a class.
     """
-    likely = region_logits(logits, valid, region)[0].argmax(1)[:, None]
+    likely = region_logits(logits, valid, region).argmax(1)[:, None]
     rows, columns = logits.shape[-2:]
 
     def spread(each: torch.Tensor) -> torch.Tensor:
@@ -109,7 +104,7 @@ def surrogate(logits: torch.Tensor, actions: torch.Tensor, advantages: torch.Ten
     Raises:
         ValueError: If the draws are not those of tiles of this size.
     """
-    means, used = region_logits(logits.float(), valid, region)
+    means = region_logits(logits.float(), valid, region)
     if actions.shape[-2:] != means.shape[-2:]:
         raise ValueError(
             f'{_size(actions)} regions were drawn for tiles that have {_size(means)} now: expected '
@@ -118,7 +113,7 @@ def surrogate(logits: torch.Tensor, actions: torch.Tensor, advantages: torch.Ten
     # By comparison instead of gather, whose backward adds in no certain order on some devices.
     classes = torch.arange(chances.shape[1], device=logits.device).view(1, 1, -1, 1, 1)
     chosen = (chances[:, None] * (actions.long()[:, :, None] == classes)).sum(2)
-    sums = (chosen * used[:, None]).flatten(2).sum(2)
+    sums = chosen.flatten(2).sum(2)
     return -(advantages.to(sums.dtype) * sums).mean(1)
 
 

@@ -23,7 +23,7 @@ def every_map(logits: torch.Tensor, valid: torch.Tensor, region: int
               ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the classes of the regions of every possible label map, (K, h, w), and its reward."""
     classes = logits.shape[1]
-    shape = region_logits(logits, valid, region)[1].shape[1:]
+    shape = region_logits(logits, valid, region).shape[2:]
     actions = torch.tensor(list(itertools.product(range(classes), repeat=shape.numel()))
                            ).reshape(-1, *shape)
     maps = label_maps(logits, actions[None], valid, region)[0]
@@ -46,12 +46,9 @@ def test_the_gradient_is_unbiased(region: int, classes: int, group: int, ignored
     assert len(rewards.unique()) > 1
 
     def chances() -> torch.Tensor:
-        means, used = region_logits(logits, valid, region)
-        steps = means.log_softmax(1)[0]
-        picked = torch.stack([sum(
-            steps[each[place], place[0], place[1]] for place in map(tuple, used[0].nonzero()))
-            for each in actions])
-        return picked.exp() / classes ** int((~used).sum())  # a region without truth: any class
+        steps = region_logits(logits, valid, region).log_softmax(1)[0]
+        picked = torch.stack([steps.gather(0, each[None]).sum() for each in actions])
+        return picked.exp()
 
     (-(chances() * rewards).sum()).backward()
     expected, logits.grad = logits.grad.clone(), None
@@ -70,7 +67,7 @@ def test_the_filter_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 3, 4, 4, generator=generator).requires_grad_()
     valid = torch.ones(6, 4, 4, dtype=torch.bool)
-    actions = draw(region_logits(logits.detach(), valid, 2)[0], 5)
+    actions = draw(region_logits(logits.detach(), valid, 2), 5)
     rewards = torch.rand(6, 5, generator=generator)
     rewards[1], rewards[4] = .1, .7
     advantages = leave_one_out(rewards)
@@ -121,11 +118,11 @@ def test_ignored_pixels_have_no_part_in_a_region() -> None:
     valid = torch.ones(2, 5, 6, dtype=torch.bool)
     valid[0, :2, :3] = False
     valid[1, 0, 0] = False
-    means, used = region_logits(logits, valid, 3)
-    assert means.shape == (2, 3, 2, 2) and used.all()
+    means = region_logits(logits, valid, 3)
+    assert means.shape == (2, 3, 2, 2)
     torch.testing.assert_close(means[0, :, 0, 0], logits[0, :, 2, :3].mean(1))
     torch.testing.assert_close(means[1, :, 1, 1], logits[1, :, 3:, 3:].mean((1, 2)))
-    assert not region_logits(logits, valid & False, 3)[1].any()
+    assert not region_logits(logits, valid & False, 3).any()
 
 
 def test_other_sizes_are_refused() -> None:
