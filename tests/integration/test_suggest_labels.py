@@ -76,15 +76,15 @@ def test_uncertain_windows_with_reason_crs_and_style(scenes: Path, tmp_path: Pat
                                                      capsys: pytest.CaptureFixture) -> None:
     model, out = (scenes / 'color.py', scenes / 'color.pth'), tmp_path / 'next.gpkg'
     assert suggest(model, scenes / 'scenes', '--out', out, '--count', 3, '--tta') == 0
-    # (64, 64) is as near to (0, 0) as a neighbor, which --min-distance keeps apart.
-    assert windows(out) == [('a.tif', 0, 0), ('b.tif', 0, 0), ('a.tif', 192, 192)]
+    # That of b.tif is as uncertain as the first and looks like it; (64, 64) is too near to it.
+    assert windows(out) == [('a.tif', 0, 0), ('a.tif', 192, 192), ('b.tif', 0, 0)]
     first = read(out)[0]
     assert first['reason'].startswith('red or green') and first['rank'] == 1
     assert first['score'] > 0.3 and first['margin'] > 0.9 and first['disagreement'] == 0
     place = rectangle(UTM, 0, 0, 64, 64)
     assert first['polygon'].equals(place)
     # b.tif lies in another CRS, and its window is where it is on the ground.
-    assert abs(read(out)[1]['polygon'].area / (64 * 5e-6 * 111_200) ** 2 - 0.7) < 0.02
+    assert abs(read(out)[2]['polygon'].area / (64 * 5e-6 * 111_200) ** 2 - 0.7) < 0.02
     assert pyogrio.list_layers(str(out))[:, 0].tolist()[0] == 'tiles'
     assert pyogrio.read_info(str(out), layer='tiles')['crs'] == 'EPSG:32633'
     with contextlib.closing(sqlite3.connect(str(out))) as file:
@@ -106,10 +106,10 @@ def test_a_second_round_and_a_second_run(scenes: Path, tmp_path: Path,
     one, again, two = (tmp_path / f'{name}.gpkg' for name in ('one', 'again', 'two'))
     for out in (one, again):
         suggest(model, scenes / 'scenes', '--out', out, '--count', 2)
-    assert windows(one) == windows(again) == [('a.tif', 0, 0), ('b.tif', 0, 0)]
+    assert windows(one) == windows(again) == [('a.tif', 0, 0), ('a.tif', 192, 192)]
     capsys.readouterr()
     suggest(model, scenes / 'scenes', '--out', two, '--exclude', one)
-    assert windows(two) == [('a.tif', 64, 64), ('a.tif', 192, 192)]
+    assert windows(two) == [('b.tif', 0, 0), ('a.tif', 64, 64)]
     assert '2 windows of 50: the others are certain, or closer' in capsys.readouterr().out
     with pytest.raises(PredictError, match='may hold what you have drawn'):
         suggest(model, scenes / 'scenes', '--out', one)
