@@ -29,7 +29,7 @@ def most_opset() -> int:
         from torch.onnx import _constants
     except ImportError:  # before 1.13
         from torch.onnx import symbolic_helper
-        return int(symbolic_helper._onnx_main_opset)
+        return int(symbolic_helper._onnx_main_opset)  # type: ignore[attr-defined]
     names = ('ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET', 'ONNX_MAX_OPSET')  # since 2.6, and before
     return int(next(getattr(_constants, name) for name in names if hasattr(_constants, name)))
 

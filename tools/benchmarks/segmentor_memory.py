@@ -91,8 +91,8 @@ def main() -> None:
     for name, kind, frozen in ROWS:
         begin = time.time()
         row = measure(kind, frozen, args.arch, args.side)
-        print(f"| {name} | {row['trained']:.1f} | {row['state']:,.0f} | {row['activations']:,.0f} |",
-              flush=True)
+        print(f"| {name} | {row['trained']:.1f} | {row['state']:,.0f} | "
+              f"{row['activations']:,.0f} |", flush=True)
         print(f'{name}: {time.time() - begin:.0f} s', file=sys.stderr)
 
 
