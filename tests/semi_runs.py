@@ -70,7 +70,7 @@ def write_semi_config(path: Path, data: Path, extra: str = '') -> Path:
 
 
 class Followed(Hook):
-    """Keeps the losses, and what a checkpoint of the student alone would hold, step by step."""
+    """Keeps the losses and the model's weights behind each step, and those that are evaluated."""
 
     priority = 'VERY_HIGH'
 
@@ -78,15 +78,24 @@ class Followed(Hook):
         self.losses: List[float] = []
         self.students: List[Dict[str, torch.Tensor]] = []
         self.figures: List[float] = []
+        self.evaluated: List[Dict[str, torch.Tensor]] = []
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
         self.losses.append(float(outputs['loss']))
-        model = getattr(runner.model, 'module', runner.model)
-        self.students.append({name: each.clone() for name, each in model.state_dict().items()})
+        self.students.append(_state(runner))
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         self.figures.append(metrics['mIoU'])
+        self.evaluated.append(_state(runner))
+
+    def after_test_epoch(self, runner: Any, metrics: Any = None) -> None:
+        self.evaluated.append(_state(runner))
+
+
+def _state(runner: Any) -> Dict[str, torch.Tensor]:
+    model = getattr(runner.model, 'module', runner.model)
+    return {name: each.clone() for name, each in model.state_dict().items()}
 
 
 def semi_config(data: Path, folder: Path, extra: str = '', **changes: Any) -> Config:

@@ -75,8 +75,13 @@ def test_maps_are_drawn_with_the_teacher_of_either_config(run: Any) -> None:
     assert 'loss' not in vars(runner.model)
 
 
-def test_a_test_behind_the_training_is_of_the_teacher(run: Any) -> None:
-    assert [run[2].test()['mIoU']] == run[3].figures
+def test_what_is_evaluated_is_the_teacher_of_the_checkpoint(run: Any) -> None:
+    _, folder, runner, followed = run
+    kept = torch.load(str(folder / 'run' / 'epoch_1.pth'), map_location='cpu', **LOADED)
+    assert [runner.test()['mIoU']] == followed.figures
+    assert len(followed.evaluated) == 2  # in the training, and behind it
+    for state in followed.evaluated:
+        assert all(torch.equal(value, kept['state_dict'][name]) for name, value in state.items())
 
 
 def test_the_log_has_a_table_and_how_long_an_epoch_is(run: Any) -> None:
