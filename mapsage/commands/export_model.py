@@ -124,7 +124,7 @@ def _proved(out: Path, model: Any, description: ExportedDescription, reference: 
             f'{out} is not written: the export differs from the model, by more than '
             f'{proof.MOST_DIFFERENCE:g} or in more than {100 * (1 - proof.LEAST_EQUAL):.1f} % of '
             f'the pixels. ' + (f'The first layer that differs is {layer}.' if layer else
-                               'No single layer does.')
+                               'Which layer differs first cannot be told.')
             + ' A forward that decides by values, or keeps a state, cannot be traced.')
     return file
 

@@ -58,8 +58,14 @@ def trace(module: Any, target: Target, opset: int, batch: Optional[int]) -> onnx
     example = torch.rand(batch or 2, module.channels, module.window, module.window,
                          generator=torch.Generator().manual_seed(1))
     for constant_sides in (True, False):
-        model = fold(onnx.load_from_string(traced_bytes(
-            module, example, opset, batch is None, [OUTPUT], constant_sides)))
+        traced = traced_bytes(module, example, opset, batch is None, [OUTPUT], constant_sides)
+        try:
+            model = fold(onnx.load_from_string(traced))
+        except Exception as error:  # the runtime's own kinds
+            if batch is None and constant_sides:
+                continue
+            raise ExportError(f'ONNX Runtime cannot read what PyTorch {torch.__version__} wrote: '
+                              f'{_beginning(error)}. With --batch 1 shapes are simpler.') from error
         if batch is not None or _takes_any_batch(model, example):
             break
     with torch.no_grad():

@@ -189,7 +189,9 @@ class _Probe(nn.Module):
         def keep(_: nn.Module, inputs: Any, output: Any) -> None:
             parts = output if isinstance(output, (tuple, list)) else [output]
             for number, part in enumerate(parts):
-                if isinstance(part, torch.Tensor) and part.is_floating_point():
+                # Old exporters cannot write one tensor as two outputs, as of an identity.
+                if isinstance(part, torch.Tensor) and part.is_floating_point() and not any(
+                        part is known for known in self.found.values()):
                     self.found.setdefault(f'{key}{" output " * (number > 0)}{number or ""}', part)
 
         return keep

@@ -30,6 +30,7 @@ from mapsage.export.errors import ExportError  # noqa: E402
 from mapsage.export.proof import Proof  # noqa: E402
 from mapsage.export.quantize import is_close  # noqa: E402
 from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.inference.exported import ExportedPredictor  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 DATA = '''
@@ -154,6 +155,8 @@ def test_a_fixed_batch_is_filled_up(model, tmp_path) -> None:
     export(model, tmp_path / 'color.onnx', '--target', 'gcu', '--batch', '3')
     assert run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps') == 0
     assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
+    predictor = ExportedPredictor(str(tmp_path / 'color.onnx'))
+    assert predictor(np.zeros((2, 3, 64, 64), np.uint8)).shape == (2, 4, 64, 64)
 
 
 def test_8_bits_are_calibrated_and_compared(model, tmp_path, capsys) -> None:

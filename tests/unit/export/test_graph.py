@@ -126,6 +126,7 @@ SEGMENTORS: Dict[str, Tuple[Callable[[], Any], Bands, str]] = {
     'pmt with masks': (lambda: build(pmt_config()), Bands(3, True), 'qgis'),
     'batch in the second side': (vit_upernet, Bands(3, True), 'onnx'),
 }
+OPEN_BATCH_OF_TRANSFORMERS = ('dinov3 and linear', 'pmt with masks', 'batch in the second side')
 
 
 @functools.lru_cache(None)
@@ -139,6 +140,8 @@ def exported(name: str) -> Any:
 
 @pytest.mark.parametrize('name', SEGMENTORS)
 def test_a_file_computes_what_predict_does(name: str) -> None:
+    if most_opset() < 17 and name in OPEN_BATCH_OF_TRANSFORMERS:
+        pytest.skip('PyTorch before 1.13 writes transformers with a fixed batch only')
     file, description, reference = exported(name)
     bands, aim = description.bands, TARGETS[description.target]
     found = prove(file, description, reference, random_tiles(bands))
