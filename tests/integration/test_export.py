@@ -27,6 +27,7 @@ import export as command  # noqa: E402
 
 from mapsage.commands import predict_exported  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
+from mapsage.export.graph import most_opset  # noqa: E402
 from mapsage.export.proof import Proof  # noqa: E402
 from mapsage.export.quantize import is_close  # noqa: E402
 from mapsage.inference.errors import PredictError  # noqa: E402
@@ -114,7 +115,9 @@ def test_a_file_that_differs_is_not_written(model, tmp_path) -> None:
     config.write_text(model[0].read_text() + "model['backbone']['type'] = 'Undecided'\n")
     out = tmp_path / 'color.onnx'
     out.write_bytes(b'the file before')
-    with pytest.raises(ExportError, match=r'not written.* first .* is backbone \(Undecided\)'):
+    # PyTorch before 1.13 may not write the layers that are looked at.
+    layer = r'.* first .* is backbone \(Undecided\)' if most_opset() >= 17 else ''
+    with pytest.raises(ExportError, match=f'not written{layer}'):
         export((config, model[1]), out, '--overwrite')
     assert out.read_bytes() == b'the file before' and len(list(tmp_path.iterdir())) == 2
 
