@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -23,6 +22,7 @@ from _common import describe_machine  # noqa: E402
 from mask_heads_paired import CLASSES, config_of  # noqa: E402
 from mmengine.structures import PixelData  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
+from segmentors_compared import in_fork  # noqa: E402
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands.config_checks import build_model  # noqa: E402
@@ -89,11 +89,11 @@ def main() -> None:
     print('| | trained, M | parameters with their state, MiB | activations an image, MiB |')
     print('|---|---|---|---|', flush=True)
     for name, kind, frozen in ROWS:
-        begin = time.time()
-        row = measure(kind, frozen, args.arch, args.side)
+        # A process of its own gives back what it took.
+        row = in_fork(lambda kind=kind, frozen=frozen: measure(
+            kind, frozen, args.arch, args.side))
         print(f"| {name} | {row['trained']:.1f} | {row['state']:,.0f} | "
               f"{row['activations']:,.0f} |", flush=True)
-        print(f'{name}: {time.time() - begin:.0f} s', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -71,7 +71,7 @@ class Results:
         """Return the row of ``key``; if there is none, do the work in a forked process."""
         found = self.get(**key)
         if found is None:
-            found = dict(key, **_in_fork(work))
+            found = dict(key, **in_fork(work))
             self._append(found)
             print(json.dumps(found), flush=True)
         return found
@@ -83,7 +83,7 @@ class Results:
             file.write(json.dumps(row) + '\n')
 
 
-def _in_fork(work: Callable[[], Row]) -> Row:
+def in_fork(work: Callable[[], Row]) -> Row:
     """Return the result of some work in a fork of this process, which has imported everything.
 
     The fork ends with this process, however that ends.
