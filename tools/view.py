@@ -22,7 +22,7 @@ def main(argv=None) -> None:
     parser.add_argument('maps', nargs='+', help='folders of maps, and maps of tools/predict.py')
     parser.add_argument('--scenes', metavar='DIR', help='folder of the scenes, by the names '
                         'of the maps (default: those that the maps were made from)')
-    parser.add_argument('--truth', metavar='DIR', help='folder of labels, by the names of the maps: '
+    parser.add_argument('--truth', metavar='DIR', help='folder of labels, by the names of maps: '
                         'class indices as in the map, 255 for unlabeled')
     parser.add_argument('--reduce-zero-label', action='store_true',
                         help='labels in which 0 is unlabeled and 1 the first class')

@@ -25,10 +25,8 @@ from mapsage.distributed import (
     local_rank,
     lost_ranks_named,
     make_replicas,
-    resolve_reduction,
     resolve_strategy,
 )
-from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.distributed.nodes.writer_lease import take_lease
 from mapsage.distributed.stop_request import listening
@@ -36,7 +34,6 @@ from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.hooks import CompileReportHook, StopHook
 from mapsage.wrappers import HeadReplicas, place_module
-from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
 from mapsage.wrappers.ddp import has_sync_batchnorm
 from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
 from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
@@ -52,7 +49,7 @@ from .checkpoints.resume import (
 )
 from .checkpoints.resume_report import kept_settings, long_warm_ups, settings_of
 from .checkpoints.saving import SavingRunner
-from .compiled_parts import CompileError, check_parts, compile_parts, compiled_parts
+from .compiled_parts import compile_parts, compiled_parts
 from .config_report import config_report
 from .encoder_rates import encoder_rate_warning
 from .env_cfg import names_model_parallel, parse_env_cfg
@@ -71,8 +68,8 @@ from .virtual_settings import (
     expected_processes,
     obstacle,
     settle_virtual_ranks,
-    short_name,
 )
+from .wrapping import training_obstacle, wrap_for_ranks
 
 # Hooks that are registered in this order, by their key in default_hooks: None there leaves a hook
 # out, as with MMEngine's. Without the key, one of the same type in custom_hooks takes its place.
@@ -163,7 +160,9 @@ class MapSageRunner(SavingRunner):
         if self._env.channels_last:
             put_channels_last(model)
         wrapper = self._wrap(model_wrapper_cfg, model)
-        self._refusal = self._refusal or self._mistaken(wrapper)
+        self._refusal = self._refusal or training_obstacle(
+            wrapper, self._env.reduction, self.cfg.get('compile'), self.accelerator,
+            self.world_size)
         return wrapper
 
     def _wrap(self, model_wrapper_cfg: Optional[Dict[str, Any]], model: nn.Module) -> nn.Module:
@@ -196,43 +195,9 @@ class MapSageRunner(SavingRunner):
         if ranks_per_head(self.cfg) > 1:
             check_head_replicas(self.cfg, self.accelerator, self._env.backend)
             return HeadReplicas(model, make_replicas(ranks_per_head(self.cfg), self._env.timeout))
-        wrapper = copy.deepcopy(dict(model_wrapper_cfg)) if model_wrapper_cfg else dict(
-            broadcast_buffers=False,
-            find_unused_parameters=self.cfg.get('find_unused_parameters', False))
-        wrapper.setdefault('type', 'MMDistributedDataParallel')
-        defaults: Dict[str, Any] = dict(module=model)
-        if short_name(wrapper['type']) == 'MMDistributedDataParallel':
-            wrapper['type'] = 'MMDistributedDataParallel'  # never MMEngine's own class
-            reduction = self._reduction()
-            native = self.distributed and uses_native_group(self.accelerator)
-            if not self.virtual_ranks.one_each or reduction == 'ordered' and (
-                    self.accelerator.lazy or native):  # where DDP takes no hook
-                wrapper['type'] = 'VirtualDataParallel'
-                defaults.update(virtual_ranks=self.virtual_ranks, reduction=reduction)
-            elif not native:
-                defaults.update(reduction=reduction)
-        return MODEL_WRAPPERS.build(wrapper, default_args=defaults)
-
-    def _mistaken(self, wrapper: nn.Module) -> Optional[Exception]:
-        """Return the error of a training that ``wrapper`` cannot carry out as asked, if any."""
-        kind = type(wrapper).__name__
-        if self._env.reduction == 'ordered' and is_model_wrapper(wrapper) and (
-                getattr(wrapper, 'reduction', None) != 'ordered'):
-            return VirtualRanksError(
-                f"env_cfg.reduction='ordered' with the model wrapper {kind}, which adds gradients "
-                f'up in its own way, or none: expected a plain model and MMDistributedDataParallel '
-                f'(or no model_wrapper_cfg). Remove the setting to train with {kind}.')
-        names = names_of_counters(wrapper)
-        if names and self.world_size > 1 and not gives_counts(wrapper):
-            return VirtualRanksError(
-                f"{', '.join(names)} counts over the global batch, and the model wrapper {kind} "
-                f'gives it no sums over the ranks: each rank would train with its own counts. '
-                f'Expected a plain model and MMDistributedDataParallel (or no model_wrapper_cfg).')
-        try:
-            check_parts(wrapper, self.cfg.get('compile'), self.accelerator)
-        except CompileError as error:
-            return error
-        return None
+        return wrap_for_ranks(
+            model, model_wrapper_cfg, self.cfg.get('find_unused_parameters', False),
+            self.accelerator, self.virtual_ranks, self.distributed, self._env.reduction)
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
         """Build as MMEngine does, and fuse optimizers only where that is possible."""
@@ -490,24 +455,6 @@ class MapSageRunner(SavingRunner):
         self.virtual_ranks = ranks
         if ranks.count > 1:
             self.logger.info(ranks.describe())
-
-    def _reduction(self) -> str:
-        """Return how gradients are added up, and log why."""
-        asked, native = self._env.reduction, False
-        if self.distributed:
-            native = uses_native_group(self.accelerator)
-            chosen = resolve_reduction(asked, self.accelerator)
-        else:
-            chosen = 'ordered'  # nothing travels
-        if native and not self.virtual_ranks.one_each:
-            chosen = 'ordered'  # the vendor's library is reached through its own DDP alone
-        self.logger.info(
-            f'gradients are added up by reduction {chosen!r}' + (
-                ', along one tree over the virtual ranks: the same bits on any number of '
-                'processes' if chosen == 'ordered' else
-                ', the sum of the backend: another number of processes gives other bits (set '
-                "env_cfg.reduction='ordered' for the same ones)"))
-        return chosen
 
     def _block_loader(self) -> DataLoader:
         """Build the training loader for all virtual ranks of this process."""
