@@ -16,7 +16,7 @@ def class_thresholds(counts: np.ndarray, least: float, share: float) -> np.ndarr
     as keeps this share of it, its most confident pixels. A rare class, of which a model is seldom
     sure, so has labels, too; a single threshold for all teaches the frequent ones alone, and each
     round anew. The quantile by class is that of class-balanced self-training (Zou, Yu, Kumar and
-    Wang, ECCV 2018, equation 6), whose share is 0.2 in the first round; there it is the threshold
+    Wang, ECCV 2018), where the share grows from round to round; there it is the threshold
     of every class, here only where it is below ``least``.
 
     Args:

@@ -293,6 +293,10 @@ def _check_run(runner: Any, model: Any, views: str) -> None:
          'DynamicSamplingHook, which fills batches by other rules: leave one of them out'),
         (any(isinstance(each, EMAHook) for each in runner.hooks),
          'EMAHook, whose average would be a second one: leave it out, the teacher is an average'),
+        (getattr(getattr(runner.model, 'counts', None), 'wants_first_pass', False),
+         'a loss of the predictions of all ranks, such as JaccardLoss, where a process carries out '
+         'several virtual ranks: each step would be computed twice. Start a process for each '
+         'virtual rank, or leave the loss to a stage of its own'),
         (bool(source) and views == 'images', "a feature_source and views='images', whose strong "
          "views need the encoder: set views='features', or leave feature_source out"),
     ):

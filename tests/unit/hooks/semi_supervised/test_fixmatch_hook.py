@@ -116,6 +116,10 @@ REFUSED = {
                                    'are trained, the first', {}),
     'images of a source': (OF_FEATURES + "custom_hooks[0]['views'] = 'images'\n"
                            "feature_source = dict(type='Local')", "set views='features'", {}),
+    'a step in two passes': (
+        "model['decode_head']['loss_decode'] = [dict(type='CrossEntropyLoss'), "
+        "dict(type='JaccardLoss')]\nenv_cfg['virtual_ranks'] = 2\n",
+        'each step would be computed twice', {}),
     'endless epochs': ('', 'the first would never end', {
         'train_cfg': dict(_delete_=True, by_epoch=True, max_epochs=1)})}
 
