@@ -209,7 +209,7 @@ async function loadPolygons() {
 }
 
 function press(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches('select, input[type=range]')) {
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches('select')) {
     return;
   }
   const maps = state.catalog ? state.catalog.maps.length : 0;
