@@ -30,6 +30,7 @@ from qgis_here import qgis_python, read_legends
 from rasterio.transform import Affine
 from support import ROOT, on_host
 
+from mapsage.engine.loading.data_checks import DataError
 from mapsage.inference.errors import PredictError
 
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -163,8 +164,9 @@ def test_nothing_to_suggest_is_said(scenes: Path, tmp_path: Path) -> None:
     for options, words in ((
             [sure], 'no window is uncertain: the model is sure of all 4'), (
             [tmp_path / 'empty'], 'holds no image'), (
-            [sure, '--exclude', whole], 'no window is left of 1 input'), (
-            [sure, '--suspicious'], 'has labels that could be checked')):
+            [sure, '--exclude', whole], 'no window is left of 1 input')):
         with pytest.raises(PredictError, match=words):
             suggest(model, *options, '--out', tmp_path / 'next.gpkg')
+    with pytest.raises(DataError, match="data_root=''"):  # labels that are needed and not there
+        suggest(model, sure, '--suspicious', '--out', tmp_path / 'next.gpkg')
     assert not (tmp_path / 'next.gpkg').exists()

@@ -4,8 +4,8 @@
 
 For each case runners train one model in one process, each in its own thread; a baton lets one of
 them work at a time, so that all see the same machine. The stock runner is MMEngine's, with its own
-optimizer wrapper and MMSegmentation's own data preprocessor; a second one shows what the place among
-the runners makes of the same work. A step is everything from batch to
+optimizer wrapper and MMSegmentation's own data preprocessor; a second one shows what the place
+among the runners makes of the same work. A step is everything from batch to
 hooks, data loading included. Images are read as they are, so that all train on the same numbers:
 the losses of the stock runner and of MapSage's defaults are compared digit for digit.
 

@@ -1,6 +1,6 @@
 """An exported model in ONNX Runtime against its checkpoint in PyTorch, float32, one thread.
 
-    python tools/benchmarks/onnx_model.py CONFIG CHECKPOINT MODEL.onnx [SCENE]
+    python tools/benchmarks/exported_model.py CONFIG CHECKPOINT MODEL.onnx [SCENE]
 
 Windows are computed in turn; the last column is of processor time. With a scene, both commands of
 tools/predict.py run in turn, from their start to the written map, and the two maps are compared.
