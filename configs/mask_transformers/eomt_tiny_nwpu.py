@@ -1,8 +1,9 @@
 """A tiny EoMT from scratch on NWPU VHR-10 polygons, to show that it runs on real images.
 
 Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/mask_transformers/eomt_tiny_nwpu.py
-Hardware: not yet run to its end; its first steps run on one CPU process
-Score:    not yet run. Random weights find large shapes only: the same ViT with a head per pixel
+Hardware: one CPU process of an AMD EPYC with other work on it, 8 min (4.5 min of processor time)
+Score:    mIoU 11.29, 2026-11-23, torch 2.13.0; the background alone is 8.8. Random weights find
+          large shapes only (ground track fields, IoU 26.6): the same ViT with a head per pixel
           reaches mIoU 14.1 (configs/dinov3/vit_tiny_nwpu.py)
 """
 _base_ = ['../_base_/default_runtime.py', '../_base_/datasets/nwpu.py']
