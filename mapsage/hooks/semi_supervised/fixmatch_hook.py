@@ -212,8 +212,6 @@ class FixMatchHook(Hook):
         steps, self._steps_seen = self._steps_seen, 0
         counts = sum(self._channel.gather(seen)).numpy()  # type: ignore[union-attr]
         warning = self._report.warning(counts[1], steps)
-        runner.message_hub.update_scalar('semi_supervised/passed',
-                                         float(counts[1].sum() / max(1, counts[0].sum())))
         if is_main_process():
             runner.logger.info(f'[FixMatch] {self._report.table(np.asarray(counts), steps)}')
             if warning:
