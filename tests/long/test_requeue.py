@@ -23,6 +23,7 @@ STREAMED = "feature_source = dict(type='Streamed', encoders=1, local_fallback=Fa
 
 def launcher(run: Launch) -> None:
     os.kill(run.process.pid, signal.SIGTERM)
+    run.wait_for(notes(run) / 'stop')  # where its ranks look
 
 
 def one_rank(run: Launch) -> None:
@@ -36,11 +37,15 @@ def every_process(run: Launch) -> None:
 
 
 def encoder(run: Launch) -> None:
-    environ = Path(f'/proc/{run.ranks()[0]}/environ').read_text().split('\0')
-    notes = next(each.split('=', 1)[1] for each in environ
-                 if each.startswith('MAPSAGE_ERROR_NOTES='))
-    (pid,) = [int(path.name.split('-')[-1]) for path in Path(notes, 'encoders').iterdir()]
+    (pid,) = [int(path.name.split('-')[-1]) for path in (notes(run) / 'encoders').iterdir()]
     os.kill(pid, signal.SIGTERM)
+
+
+def notes(run: Launch) -> Path:
+    """Return the folder of the launcher's notes."""
+    environ = Path(f'/proc/{run.ranks()[0]}/environ').read_text().split('\0')
+    return Path(next(each.split('=', 1)[1] for each in environ
+                     if each.startswith('MAPSAGE_ERROR_NOTES=')))
 
 
 @pytest.mark.parametrize('ask, ranks, more, cold', [
