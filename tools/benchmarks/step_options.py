@@ -30,7 +30,8 @@ CASES = ['r18-192-4', 'eff-256-4', 'r18-128-2', 'eff-128-2']
 BFLOAT16 = {'optim_wrapper.type': 'AmpOptimWrapper', 'optim_wrapper.dtype': 'bfloat16'}
 LAST, FUSED = {'env_cfg.channels_last': True}, {'optim_wrapper.optimizer.fused': True}
 RUNNERS = {'MMEngine': {}, 'MapSage': {}, 'bfloat16': BFLOAT16, 'channels_last': LAST,
-           'fused': FUSED, 'all three': {**BFLOAT16, **LAST, **FUSED}, 'MMEngine again': {}}
+           'fused': FUSED, 'bfloat16, fused': {**BFLOAT16, **FUSED},
+           'all three': {**BFLOAT16, **LAST, **FUSED}, 'MMEngine again': {}}
 WARM_UP = 4
 
 import numpy as np  # noqa: E402
