@@ -78,7 +78,7 @@ class WindowJudge:
 
         Args:
             windows: ``(batch, bands, height, width)`` as the model gets them.
-            valid: Which pixels of each hold data, bool ``(h, w)``, not larger than a window.
+            valid: Pixels of each that hold data, bool ``(h, w)``, not larger than a window.
             places: The windows in pixels of their files.
             labels: Labels of each, uint8 ``(h, w)``, ``UNKNOWN`` where there is none.
         """

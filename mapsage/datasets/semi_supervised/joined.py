@@ -3,16 +3,14 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Sequence, Union
+from typing import Any, Dict, List, Sequence, Union
 
-import numpy as np
-import torch
 from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
 from mmseg.registry import DATASETS
 from torch.utils.data import ConcatDataset
+
+from mapsage.random_state import same_random_numbers
 
 from .transforms import MARK
 
@@ -84,7 +82,7 @@ class SemiSupervisedDataset(ConcatDataset):
 
     def _check_first_samples(self) -> None:
         """Load the first sample of each dataset, and compare them."""
-        with _same_random_numbers():
+        with same_random_numbers():
             first = [each[0] for each in self.datasets]
         bands = [sample['inputs'].shape[0] for sample in first]
         for sample, each, count in list(zip(first, self.datasets, bands))[1:]:
@@ -129,15 +127,3 @@ def _files(datasets: Sequence[Any], key: str) -> set:
         found.update((os.path.realpath(info[key]), None) for info in listed
                      if isinstance(info.get(key), str) and '://' not in info[key])
     return set(found)
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Give the global generators back as they were: transforms draw from them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

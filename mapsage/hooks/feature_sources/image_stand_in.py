@@ -1,8 +1,6 @@
 """Black images in place of decoded ones, for a training that needs the masks alone."""
 from __future__ import annotations
 
-import contextlib
-import random
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
@@ -11,6 +9,7 @@ from mmcv.transforms import LoadImageFromFile
 from PIL import Image
 
 from mapsage.features.cache.keys import ViewSeeds
+from mapsage.random_state import same_random_numbers
 
 _ORIENTATION = 0x0112  # tag of EXIF; 1 is upright
 _SAMPLES = 4  # that are loaded in both ways, to see whether their masks are equal
@@ -68,7 +67,7 @@ def leave_images_out(samples: Any, seeds: ViewSeeds) -> Optional[Callable[[], No
     indexes = sorted({len(samples) * part // _SAMPLES for part in range(_SAMPLES)})
     if not places or any(seeds.slot(index) < 0 for index in indexes):
         return None
-    with _same_random_numbers():
+    with same_random_numbers():
         decoded = [_mask(samples.load(index, seeds.of(index, 0))) for index in indexes]
 
     def restore() -> None:
@@ -78,7 +77,7 @@ def leave_images_out(samples: Any, seeds: ViewSeeds) -> Optional[Callable[[], No
     for transforms, at in places:
         transforms[at] = StandIn(transforms[at])
     try:
-        with _same_random_numbers():
+        with same_random_numbers():
             equal = all(_equal(mask, _mask(samples.load(index, seeds.of(index, 0))))
                         for index, mask in zip(indexes, decoded))
     except Exception:  # a transform that cannot work on a black image
@@ -87,18 +86,6 @@ def leave_images_out(samples: Any, seeds: ViewSeeds) -> Optional[Callable[[], No
         restore()
         return None
     return restore
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Give the global generators back as they were: loading a sample seeds them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def _pipelines(dataset: Any) -> Iterator[List[Any]]:

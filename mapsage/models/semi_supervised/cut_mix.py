@@ -50,7 +50,7 @@ def paste(values: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
 
     Args:
         values: Images, features or masks, (N, ..., H, W).
-        boxes: Of :func:`draw_boxes`, on the device of ``values``.
+        boxes: Boxes of :func:`draw_boxes`, on the device of ``values``.
     """
     inside = box_masks(boxes, values.shape[-2:])  # type: ignore[arg-type]
     inside = inside.reshape(len(values), *[1] * (values.dim() - 3), *values.shape[-2:])

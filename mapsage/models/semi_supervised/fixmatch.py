@@ -44,8 +44,8 @@ class FixMatchStep:
         strong: Colors and blur of strong images.
 
     Attributes:
-        seen: Of each call since it was emptied, how many pixels of unlabeled images the teacher
-            gives to each class, how many of these pass the threshold, for how many of those the
+        seen: Counts of each call since it was emptied: how many pixels of unlabeled images the
+            teacher gives to each class, how many of these pass the threshold, for how many of those the
             truth is known and how many are right: float (4, C), on the device.
     """
 

@@ -1,0 +1,24 @@
+"""The generators of random numbers that transforms and loaders share with the training."""
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from typing import Iterator
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Give the global generators of Python, NumPy and torch's CPU back as they were.
+
+    A block that loads a sample or applies transforms seeds them or draws from them.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
