@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence
@@ -21,6 +20,7 @@ from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_o
 from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.hooks.batch_images import choose_channels, shown_channels
+from mapsage.random_state import same_random_numbers
 
 _ON_A_SHEET = 24  # samples; a further one is begun then
 _LOOKED_AT = 20000  # pixels of each sample that decide the contrast
@@ -58,15 +58,10 @@ def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, coun
     if count < 1 or bands is not None and (len(bands) != 3 or min(bands) < 1):
         raise ConfigError(f'--show-number {count} and --bands {bands}: expected a number of '
                           f'samples, and three channels counted from 1.')
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
-            return _browse(cfg, split, folder or os.path.join(cfg.work_dir, 'browse'), count, bands,
-                           each, say)
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    with same_random_numbers(), \
+            DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+        return _browse(cfg, split, folder or os.path.join(cfg.work_dir, 'browse'), count, bands,
+                       each, say)
 
 
 def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Sequence[int]],

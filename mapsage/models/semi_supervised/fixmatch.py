@@ -45,8 +45,8 @@ class FixMatchStep:
 
     Attributes:
         seen: Counts of each call since it was emptied: how many pixels of unlabeled images the
-            teacher gives to each class, how many of these pass the threshold, for how many of those the
-            truth is known and how many are right: float (4, C), on the device.
+            teacher gives to each class, how many of these pass the threshold, for how many of those
+            the truth is known and how many are right: float (4, C), on the device.
     """
 
     def __init__(self, student: Any, teacher: Teacher, loss: UnlabeledLoss, views: str,
