@@ -9,6 +9,7 @@ from . import (  # noqa: E402
     config_text,
     git_hash,
     loop_resume,
+    mlflow_store,
     quiet_import,
     tta_scores,
     xla_batch_norm,
@@ -19,6 +20,7 @@ checkpoint_loading.apply()
 config_text.apply()
 git_hash.apply()
 loop_resume.apply()
+mlflow_store.apply()
 quiet_import.apply()
 tta_scores.apply()
 xla_batch_norm.apply()

@@ -62,6 +62,7 @@ from .nodes import compare_data, meet_nodes
 from .ranks import startup
 from .ranks.encoder_rank import take_role
 from .replica_settings import check_head_replicas, one_rank_a_replica, ranks_per_head
+from .run_end import end_told
 from .training_memory import estimate_training_bytes
 from .virtual_settings import (
     can_replay,
@@ -77,7 +78,8 @@ _HOOKS = dict(accelerator='AcceleratorHook', device_check='DeviceCheckHook',
               non_finite_loss='NonFiniteLossHook', preview='PreviewHook',
               reproducibility='ReproducibilityHook', progress_bar='ProgressBarHook',
               accumulated_gradients='AccumulatedGradientsHook', equal_buffers='EqualBuffersHook',
-              stop='StopHook', nodes='NodesHook', slowest_rank='SlowestRankHook')
+              stop='StopHook', nodes='NodesHook', slowest_rank='SlowestRankHook',
+              report='RunReportHook')
 
 
 @RUNNERS.register_module()
@@ -300,7 +302,7 @@ class MapSageRunner(SavingRunner):
     def train(self) -> nn.Module:
         """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
         stops = any(isinstance(hook, StopHook) for hook in self._hooks)
-        with listening(stops), lost_ranks_named('training'):
+        with listening(stops), end_told(self), lost_ranks_named('training'):
             if self._refusal is not None:
                 raise self._refusal
             if self._resume and self._choice is None:
@@ -330,12 +332,12 @@ class MapSageRunner(SavingRunner):
 
     def val(self) -> Dict[str, Any]:
         """Validate; a rank that is lost is named."""
-        with lost_ranks_named('validation'):
+        with end_told(self), lost_ranks_named('validation'):
             return super().val()
 
     def test(self) -> Dict[str, Any]:
         """Test; a rank that is lost is named."""
-        with lost_ranks_named('testing'):
+        with end_told(self), lost_ranks_named('testing'):
             return super().test()
 
     def can_replay(self) -> bool:

@@ -19,26 +19,17 @@ from .ranks.nodes_hook import NodesHook
 from .ranks.slowest_rank_hook import SlowestRankHook
 from .ranks.stop_hook import StopHook
 from .reproducibility_hook import ReproducibilityHook
+from .run_report_hook import RunReportHook
 from .semi_supervised.fixmatch_hook import FixMatchHook, SemiSupervisedError
 from .trained_weights_hook import TrainedWeightsHook
 from .window_visualization_hook import WindowVisualizationHook
 
 __all__ = [
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'CompileReportHook', 'DeviceCheckError',
-    'DeviceCheckHook', 'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook',
-    'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook',
-    'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
-    'ReproducibilityHook', 'RewardScore', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'BeforeAfterHook', 'CompileReportHook',
+    'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook', 'EqualBuffersHook',
+    'FeatureSourceHook', 'FixMatchHook', 'GroupRewardTuning', 'HeadReplicaHook', 'LoaderError',
+    'MaskAnnealingHook', 'ModelScore', 'NoValidationError', 'NodesHook', 'NonFiniteLossError',
+    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore',
+    'RunReportHook', 'SemiSupervisedError', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
     'WindowVisualizationHook'
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'BeforeAfterHook', 'DeviceCheckError',
-    'DeviceCheckHook', 'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook',
-    'GroupRewardTuning', 'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore',
-    'NoValidationError', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook',
-    'ProgressBarHook', 'ReproducibilityHook', 'RewardScore', 'SlowestRankHook', 'StopHook',
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
-    'DynamicSamplingHook', 'EqualBuffersHook', 'FeatureSourceHook', 'FixMatchHook',
-    'HeadReplicaHook', 'LoaderError', 'MaskAnnealingHook', 'ModelScore', 'NodesHook',
-    'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
-    'ReproducibilityHook', 'RewardScore', 'SemiSupervisedError', 'SlowestRankHook', 'StopHook',
-    'TrainedWeightsHook', 'WindowVisualizationHook'
 ]

@@ -34,6 +34,7 @@ class SavingRunner(Runner):
       the other ranks have, and its error prevents the save.
     - ``check_own_state(runner)`` runs in its place on the main process where that saves alone.
     - ``explain(runner)`` returns the error that is the cause of this rank's failure, or None.
+    - ``end_run(runner, error)`` is called when MapSageRunner's ``train``, ``val`` or ``test`` ends.
     """
 
     # Longest wait for a disk, in seconds. The other ranks wait a little longer for rank 0, so that

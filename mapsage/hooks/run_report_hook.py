@@ -1,0 +1,179 @@
+"""Notes what a run did and scored, and writes its report when it ends."""
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from mmengine.dist import get_world_size, is_main_process
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import BaseLoop
+
+from mapsage.accelerator import current_accelerator
+from mapsage.distributed import error_text
+from mapsage.distributed.nodes.writer_lease import SupersededError, check_writer
+from mapsage.distributed.stop_request import StoppedEarly
+from mapsage.evaluation import scores
+from mapsage.report import write_report
+from mapsage.report.record import flat_config, percentages, write_record
+from mapsage.version import __version__
+
+from .reproducibility_hook import ReproducibilityHook
+
+
+@HOOKS.register_module()
+class RunReportHook(Hook):
+    """Hook that writes ``report.html`` into the work dir of a training or test.
+
+    It is one file with curves, scores by class and their change to the run before, confusion
+    matrix, preview, maps, sampling, config and devices. It is written when the run ends, and before
+    that at its start and after each evaluation, since a rank that fails may take rank 0 with it.
+    ``tools/report.py`` writes it again. What it needs besides the files of other hooks is in
+    ``run.json`` beside the log: the last confusion matrix of a ConfusionMatrixMetric, how the run
+    ended, and what it ran on.
+
+    The main process alone works, in no collective. Where the report or the file cannot be written,
+    a warning says so and the run goes on.
+
+    ``MapSageRunner`` registers it, and calls :meth:`end_run`.
+    """
+
+    priority = 'LOWEST'  # the files of the others are written then
+
+    def __init__(self) -> None:
+        self._record: Dict[str, Any] = {}
+
+    def before_train(self, runner: Any) -> None:
+        """Note config, devices and the iteration that the training begins at."""
+        self._safely(runner, lambda: self._begin(runner, 'train'))
+        self._safely(runner, lambda: _page(runner, brief=True))
+
+    def before_test(self, runner: Any) -> None:
+        """Note config and devices, unless this follows a training."""
+        if not self._record:
+            self._safely(runner, lambda: self._begin(runner, 'test'))
+
+    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+        """Note the figures of a validation."""
+        self._safely(runner, lambda: self._evaluated(runner, 'val', runner.val_loop, metrics))
+
+    def after_test_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
+        """Note the figures of a test."""
+        self._safely(runner, lambda: self._evaluated(runner, 'test', runner.test_loop, metrics))
+
+    def end_run(self, runner: Any, error: Optional[BaseException]) -> None:
+        """Note how the run ended and write the report.
+
+        Args:
+            runner: Runner of the training or test.
+            error: What ended it; None if it is complete.
+        """
+        if self._record and not isinstance(error, SupersededError):
+            self._safely(runner, lambda: self._finish(runner, error))
+
+    def _safely(self, runner: Any, act: Callable[[], object]) -> None:
+        """Act on the main process; a report is never a reason for a run to fail."""
+        if not is_main_process():
+            return
+        try:
+            act()
+        except Exception as failure:  # whatever files, users' evaluators or drawing raise
+            runner.logger.warning(f'report: {error_text(failure)}')
+
+    def _begin(self, runner: Any, kind: str) -> None:
+        cfg = runner.cfg
+        resumed = kind == 'train' and bool(runner._resume and runner._load_from)
+        self._record = dict(
+            mapsage=__version__, kind=kind, status='running', started=time.time(),
+            config=os.path.basename(cfg.filename or '') or runner.experiment_name,
+            flat_config=flat_config(cfg.to_dict()), world_size=get_world_size(),
+            accelerator=current_accelerator().describe(), evaluations=[],
+            groups=next((hook.now for hook in runner.hooks
+                         if isinstance(hook, ReproducibilityHook)), []))
+        strategy = getattr(runner, 'strategy', None)
+        if strategy is not None:
+            self._record['strategy'] = f'{strategy.name}: {strategy.reason}'
+        if kind == 'train':
+            self._record.update(begin_iter=runner.iter, max_iters=runner.max_iters,
+                                resumed_from=str(runner._load_from) if resumed else '')
+        else:
+            self._record['checkpoint'] = str(runner._load_from or '')
+        self._write(runner)
+
+    def _evaluated(self, runner: Any, phase: str, loop: Any,
+                   metrics: Optional[Dict[str, float]]) -> None:
+        if not self._record:  # runner.val() by itself
+            self._begin(runner, 'test')
+        if self._record['kind'] == 'test':
+            phase = 'test'
+        for earlier in self._record['evaluations']:
+            if earlier['phase'] == phase:  # one matrix of 150 classes is 100 kB
+                for table in earlier['tables']:
+                    table.pop('matrix', None)
+        self._record['evaluations'].append(dict(
+            phase=phase, iteration=_iteration(runner) if phase == 'val' else 0,
+            metrics=dict(metrics or {}), tables=_tables(loop)))
+        self._write(runner)
+        _page(runner, brief=True)
+
+    def _finish(self, runner: Any, error: Optional[BaseException]) -> None:
+        if self._record['kind'] == 'test' or 'ended' not in self._record:
+            self._record.update(
+                status=_status(error), ended=time.time(), end_iter=_iteration(runner),
+                error='' if error is None or isinstance(error, SystemExit) else error_text(error),
+                peak_memory=current_accelerator().max_memory_allocated())
+        self._write(runner)
+        path = _page(runner)
+        if _has_its_log(runner):
+            runner.logger.info(f'report: {path}')
+
+    def _write(self, runner: Any) -> None:
+        self._record['written'] = time.time()
+        write_record(Path(runner._log_dir), self._record)
+
+
+def _page(runner: Any, brief: bool = False) -> Path:
+    """Write the page, unless the rest of the job has gone on without this process."""
+    check_writer()
+    return write_report(runner.work_dir, brief=brief)
+
+
+def _iteration(runner: Any) -> int:
+    """Return the steps that were made; runner.iter would build the training's loop in a test."""
+    loop = runner._train_loop
+    return int(loop.iter) if isinstance(loop, BaseLoop) else 0
+
+
+def _has_its_log(runner: Any) -> bool:
+    """Return whether the log is there; where LoggerHook moved it, a line would make another."""
+    files = [each.baseFilename for each in runner.logger.handlers
+             if isinstance(each, logging.FileHandler)]
+    return all(map(os.path.exists, files))
+
+
+def _status(error: Optional[BaseException]) -> str:
+    if error is None:
+        return 'finished'
+    if isinstance(error, StoppedEarly):
+        return 'stopped'
+    return 'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'
+
+
+def _tables(loop: Any) -> List[Dict[str, Any]]:
+    """Return the figures by class of each evaluator that has a confusion matrix, in percent."""
+    tables = []
+    for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):
+        matrix = getattr(metric, 'matrix', None)
+        names = (getattr(metric, 'dataset_meta', None) or {}).get('classes') or ()
+        if matrix is None or len(names) != len(matrix):
+            continue
+        found: Dict[str, Any] = dict(scores(matrix))
+        tables.append(dict(
+            name=getattr(metric, 'prefix', None) or '', classes=list(map(str, names)),
+            columns={name: percentages(found[name]) for name in ('IoU', 'Acc', 'Precision')},
+            matrix=[list(map(int, row)) for row in matrix]))
+    return tables
+

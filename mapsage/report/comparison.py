@@ -1,0 +1,188 @@
+"""Several runs side by side: a table for the terminal and a page."""
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Union
+
+from mapsage.atomic_write import atomic_write
+
+from . import sections
+from .charts import ChartLine, line_chart, number, text
+from .page import guarded, page
+from .pictures import picture_url
+from .record import ReportError
+from .runs import ClassTable, Run, find_run, not_comparable
+
+
+class RunsCompared(NamedTuple):
+    """A comparison that was written: the table for the terminal, and the page."""
+
+    table: str
+    page: Path
+
+
+def compare_runs(paths: Sequence[Union[str, Path]], out: Union[str, Path]) -> RunsCompared:
+    """Compare runs, in the order given.
+
+    Args:
+        paths: Work dirs, or folders of one start in them, ``WORK_DIR/TIMESTAMP``; at least two.
+        out: HTML file to write.
+
+    Raises:
+        ReportError: If there are fewer than two, one is given twice, or a folder has no run.
+        OSError: If the page cannot be written.
+    """
+    if len(paths) < 2:
+        raise ReportError(f'{len(paths)} run(s) to compare, expected two or more work dirs')
+    runs = [find_run(path)[0] for path in paths]
+    for index, run in enumerate(runs):
+        for other, path in zip(runs[:index], paths):
+            if other.starts[0].folder.resolve() == run.starts[0].folder.resolve():
+                raise ReportError(f'{path} and {paths[index]} are the same run, expected each '
+                                  f'once; an earlier run of a folder is WORK_DIR/TIMESTAMP')
+    parts = [
+        lambda: _overview(runs), lambda: _curves(runs), lambda: _classes(runs),
+        lambda: _config(runs), lambda: _confusion(runs), lambda: _previews(runs)]
+    html = page('Runs compared', [guarded(part) for part in parts])
+    target = Path(out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(target, html.encode('utf-8', 'backslashreplace'))
+    return RunsCompared(_as_text(runs), target)
+
+
+def _label(runs: Sequence[Run], run: Run) -> str:
+    """Return a short name of a run that no other has."""
+    if [each.name for each in runs].count(run.name) == 1:
+        return run.name
+    return str(run.work_dir / run.starts[0].folder.name)
+
+
+def _scores(run: Run) -> Dict[str, float]:
+    final = run.final()
+    return dict(final.metrics) if final else {}
+
+
+def _overview(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
+    rows = [['config', *(text(run.config_name) for run in runs)],
+            ['started', *(text(sections.date(run.starts[0].started)) for run in runs)],
+            ['end', *(text(sections.status_words(run.last)) for run in runs)]]
+    for name in names:
+        values = [_scores(run).get(name) for run in runs]
+        rows.append([text(name), *(_with_best(values) if sections.is_percentage(name)
+                                   else map(sections.figure, values))])
+    rows += [['steps', *(text(sections.steps_line(run)) for run in runs)],
+             ['time', *(text(sections.time_line(run)) for run in runs)],
+             ['devices', *(text(sections.device_line(run)) for run in runs)]]
+    return sections.section('Runs', sections.table(rows, _head(runs), 'config'),
+                            _not_comparable(runs))
+
+
+def _head(runs: Sequence[Run]) -> List[str]:
+    return ['', *(text(_label(runs, run)) for run in runs)]
+
+
+def _with_best(values: Sequence[Optional[float]]) -> List[str]:
+    known = [value for value in values if value is not None]
+    best = max(known) if len(set(known)) > 1 else None
+    return [f'<span class="best">{value:.2f}</span>' if value is not None and value == best
+            else sections.figure(value) for value in values]
+
+
+def _tables(runs: Sequence[Run]) -> List[Optional[ClassTable]]:
+    """Return the first table by class of each run's last evaluation."""
+    finals = [run.final() for run in runs]
+    return [each.tables[0] if each is not None and each.tables else None for each in finals]
+
+
+def _not_comparable(runs: Sequence[Run]) -> str:
+    """Return a warning where the scores are of different pixels or classes."""
+    return not_comparable([each for each in _tables(runs) if each is not None])
+
+
+def _curves(runs: Sequence[Run]) -> str:
+    labels = [_label(runs, run) for run in runs]
+    found = [run.curves() for run in runs]
+    scores = [run.score() for run in runs]
+    name = next((each for each, _ in scores if each), 'score')
+    limits = (0.0, float(max(run.iterations for run in runs) or 1))
+    charts = [line_chart(name, [ChartLine(label, points) for label, (_, points)
+                                in zip(labels, scores)], '', limits)]
+    for key, title, unit in (('loss', 'Loss', ''), ('lr', 'Learning rate', ''),
+                             ('time', 'Time of a step', 's')):
+        charts.append(line_chart(title, [ChartLine(label, curves.get(key, ())) for label, curves
+                                         in zip(labels, found)], unit, limits))
+    body = ''.join(charts)
+    return sections.section('Curves', f'<div class="charts">{body}</div>' if body else '')
+
+
+def _class_rows(runs: Sequence[Run]) -> Dict[str, List[Optional[float]]]:
+    """Return the first figure of each class, mostly IoU, by run."""
+    tables = _tables(runs)
+    names = dict.fromkeys(name for each in tables if each for name in each.classes)
+    values = [dict(zip(each.classes, next(iter(each.columns.values()), ()))) if each else {}
+              for each in tables]
+    return {name: [each.get(name) for each in values] for name in names}
+
+
+def _classes(runs: Sequence[Run]) -> str:
+    rows = [[text(name), *_with_best(values)] for name, values in _class_rows(runs).items()]
+    column = next((next(iter(each.columns), 'IoU') for each in _tables(runs) if each), 'IoU')
+    if not rows:
+        return sections.section('Classes', '', 'No run has figures by class.')
+    return sections.section('Classes', sections.table(rows, _head(runs), 'figures'),
+                            f'{column} of the last evaluation in percent, the best bold.')
+
+
+def _config(runs: Sequence[Run]) -> str:
+    unknown = [_label(runs, run) for run in runs if not run.config()]
+    if unknown:
+        return sections.section('Config', '', f'The config of {", ".join(unknown)} is not '
+                                              f'recorded.')
+    rows = sections.config_rows(runs)
+    return sections.section('Config', sections.table(rows, _head(runs), 'config') if rows else '',
+                            '' if rows else 'The same settings.')
+
+
+def _confusion(runs: Sequence[Run]) -> str:
+    body = ''.join(f'<h3>{text(_label(runs, run))}</h3>{sections.confusion_table(each)}'
+                   for run, each in zip(runs, _tables(runs)) if each is not None and each.matrix)
+    return sections.section('Confusion', body)
+
+
+def _previews(runs: Sequence[Run]) -> str:
+    body = ''
+    for run in runs:
+        preview = run.work_dir / 'preview.png'
+        if run.is_last and preview.is_file():
+            body += (f'<h3>{text(_label(runs, run))}</h3>'
+                     f'{sections.picture(picture_url(preview), "samples and predictions")}')
+    return sections.section('Previews', body)
+
+
+def _as_text(runs: Sequence[Run]) -> str:
+    """Return the comparison as lines for a terminal; runs are numbered columns."""
+    lines = [f'[{index}] {_label(runs, run)}: {run.config_name}, {sections.status_words(run.last)}'
+             for index, run in enumerate(runs, 1)]
+    warning = _not_comparable(runs)
+    if warning:
+        lines.append(warning)
+    names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
+    rows: List[List[str]] = [['', *(f'[{index}]' for index in range(1, len(runs) + 1))]]
+    for name in names:
+        rows.append([name, *(sections.figure(_scores(run).get(name)) for run in runs)])
+    rows.append(['steps', *(number(run.iterations) for run in runs)])
+    rows.append(['time', *(sections.duration(run.seconds) for run in runs)])
+    found = _class_rows(runs)
+    if found:
+        rows.append(['', *([''] * len(runs))])
+        rows += [[name, *map(sections.figure, values)] for name, values in found.items()]
+    return '\n'.join([*lines, '', *_aligned(rows)])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue='')]
+    return ['  '.join([f'{row[0]:<{widths[0]}}', *(f'{cell:>{width}}' for cell, width
+                                                  in zip(row[1:], widths[1:]))]).rstrip()
+            for row in rows]
