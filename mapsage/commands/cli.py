@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import faulthandler
 import inspect
 import logging
@@ -19,7 +18,7 @@ from mmengine.registry import METRICS, RUNNERS
 from mmengine.runner import Runner
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.console import accept_any_text
+from mapsage.console import accept_any_text, examples
 from mapsage.distributed import (
     BackendError,
     LauncherError,
@@ -56,6 +55,7 @@ from mapsage.hooks import (
 from mapsage.inference.errors import PredictError
 from mapsage.models import BackboneInputError, FrozenWeightsError, LoRAError, WeightsError
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
+from mapsage.shipped import ShippedError, find_config
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
 
 from .replay import ReplayError
@@ -72,11 +72,18 @@ _USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError,
                 SupersededError, VirtualRanksError, WeightsError)
 
 
-def build_parser(description: str, needs_config: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the options that training and testing share; they are MMSeg's."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument('config', nargs=None if needs_config else '?',
-                        help='path of the config file')
+def build_parser(description: str, needs_config: bool = True,
+                 doc: Optional[str] = None) -> argparse.ArgumentParser:
+    """Return a parser with the options that training and testing share; they are MMSeg's.
+
+    Args:
+        description: What the program does.
+        needs_config: Whether a config must be given.
+        doc: Docstring with examples for the help.
+    """
+    parser = argparse.ArgumentParser(description=description, **examples(doc))
+    parser.add_argument('config', nargs=None if needs_config else '?', help='path of the config '
+                        'file, or the name of one that comes with MapSage')
     parser.add_argument('--work-dir', help='where logs, checkpoints and pictures go (default: '
                         "the config's work_dir, else work_dirs/<config name>)")
     parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla, cpu or sim (default: '
@@ -95,15 +102,12 @@ def load_config(args: argparse.Namespace) -> Config:
     """Return the config file merged with the command line.
 
     Raises:
-        ConfigError: If the file does not exist.
+        ConfigError: If there is no such file, and no shipped config of this name.
     """
-    path = Path(args.config)
-    if not path.is_file():
-        shipped = sorted(str(p) for p in Path('configs').glob('[!_]*/*.py'))
-        near = difflib.get_close_matches(str(path), shipped, 1, cutoff=0.4)
-        raise ConfigError(f'config file {path} does not exist.'
-                          + (f' Did you mean {near[0]}?' if near else '')
-                          + f" Shipped configs: {', '.join(shipped) or 'see configs/'}")
+    try:
+        path = find_config(args.config)
+    except ShippedError as error:
+        raise ConfigError(str(error)) from error
     if args.launcher == 'pytorch' and args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(str(path))

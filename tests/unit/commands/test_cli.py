@@ -84,8 +84,13 @@ def test_missing_config_suggests_a_shipped_one(monkeypatch: Any, tmp_path: Path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match='Did you mean configs/demo/unet_demo.py'):
         cli.load_config(arguments('configs/demo/unet_demp.py'))
-    with pytest.raises(ConfigError, match='does not exist.*Shipped configs'):
+    with pytest.raises(ConfigError, match='does not exist.*lists those that come with MapSage'):
         cli.load_config(arguments('x'))
+
+
+def test_openmim_adds_no_options() -> None:
+    # it takes a help with --gpus for that of an old program, and gives it --device
+    assert '--gpus' not in cli.build_parser('Train.').format_help()
 
 
 def tested() -> Config:
