@@ -1,6 +1,7 @@
 """Write a trained model as one ONNX file for QGIS, Enflame's runtimes, or anything that reads ONNX.
 
     python tools/export.py CONFIG CHECKPOINT --out model.onnx [--target qgis|gcu|onnx]
+    python tools/export.py CONFIG CHECKPOINT --card DIR    # with README, scores, weights, preview
 
 The file is compared with the model on tiles of the validation set; one that differs is not written.
 """
@@ -13,9 +14,13 @@ from mapsage.commands import cli  # noqa: E402
 
 
 def main(argv=None) -> int:
-    parser = cli.build_parser('Write a trained model as one ONNX file.')
+    parser = cli.build_parser('Write a trained model as one ONNX file.', doc=__doc__)
     parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--out', required=True, metavar='MODEL.onnx', help='name of the file')
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument('--out', metavar='MODEL.onnx', help='name of the file')
+    where.add_argument('--card', metavar='DIR',
+                       help='folder of a model card: model.onnx, README.md with the scores of a '
+                       'validation, model.safetensors, config.py, preview.png')
     parser.add_argument('--target', choices=['qgis', 'gcu', 'onnx'], default='qgis',
                         help="reader of the file: QGIS' Deepness plugin, Enflame's runtimes, or "
                         'others, as new as possible (default: qgis)')

@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Tuple
 
@@ -30,8 +30,10 @@ from mapsage.inference.model import (
 from mapsage.inference.predictor import WindowPredictor
 from mapsage.version import __version__
 
+from . import model_card
 from .config_checks import build_model, read_config
 
+_SAME_SIDE = 0.01  # national grids and UTM stretch lengths by less, Web Mercator by more
 _INSTALL = "pip install 'onnx>=1.15' 'onnxruntime>=1.17'"
 
 
@@ -39,8 +41,9 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     """Write the file that the options ask for, and what lies beside it.
 
     Args:
-        args: ``config``, ``checkpoint``, ``out``, ``target``, ``window``, ``opset``, ``batch``,
-            ``gsd``, ``tiles``, ``int8``, ``overwrite``, and what :func:`read_config` reads.
+        args: ``config``, ``checkpoint``, ``out`` or ``card``, ``target``, ``window``, ``opset``,
+            ``batch``, ``gsd``, ``tiles``, ``int8``, ``overwrite``, and what
+            :func:`read_config` reads.
         say: Function that prints a line.
 
     Returns:
@@ -49,9 +52,12 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     Raises:
         ExportError: If the model cannot be exported, or its export differs.
     """
-    out = Path(args.out)
+    out = Path(args.out or Path(args.card, 'model.onnx'))
     beside = [out, Path(f'{out}.json'), out.with_suffix('.stac.json')]
-    _check_names(beside, args.overwrite)
+    said: List[str] = []
+    say = _noted(say, said)
+    _check_names([*beside, *(Path(args.card, name) for name in model_card.FILES if args.card)],
+                 args.overwrite)
     try:
         from mapsage.export import graph, metadata, proof
     except ImportError as error:
@@ -61,6 +67,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
         raise ExportError("--int8 with --target gcu: the integers of Enflame's provider for ONNX "
                           'Runtime are not implemented. Leave out --int8; it computes in 16 bits.')
     opset = choose_opset(target, args.opset, graph.most_opset())
+    _make_folder(out.parent, '--card' if args.card else '--out')
     model, description, reference = _load(cfg, args, target)
     dataset = build_dataset(cfg)
     # Every second tile calibrates a file in 8 bits, and is not looked at again.
@@ -75,16 +82,31 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     head = model.decode_head
     architecture = ' + '.join(type(each).__name__ for each in (
         model.backbone, head[-1] if isinstance(head, torch.nn.ModuleList) else head))
-    item = metadata.mlm_item(file, description, out.stem, out.name, architecture,
-                             sum(each.numel() for each in model.parameters()), gsd)
-    _write(beside, [file.SerializeToString(), _json(metadata.geoai_sidecar(file, description)),
-                    _json(item)])
+    parameters = sum(each.numel() for each in model.parameters())
+    item = metadata.mlm_item(file, description, out.stem, out.name, architecture, parameters, gsd)
+    card = model_card.make_card(
+        args, cfg, model, description, reference, tiles, say,
+        name=Path(args.card).absolute().name, architecture=architecture, parameters=parameters,
+        gsd=gsd, proof=list(said)) if args.card else {}
+    _write([*beside, *(out.with_name(name) for name in card)],
+           [file.SerializeToString(), _json(metadata.geoai_sidecar(file, description)),
+            _json(item), *card.values()])
     say(f'{out}: image {_shape(description, description.bands.count)} of 0..1 in, scores '
         f'{_shape(description, description.scores)} out')
-    say(f'beside it: {beside[1].name} (GeoAI), {beside[2].name} (STAC MLM)')
+    say(f'beside it: {beside[1].name} (GeoAI), {beside[2].name} (STAC MLM)'
+        + ''.join(f', {name}' for name in card))
     if gsd is None:
         say('note: the size of a pixel is not known, and QGIS asks for it; --gsd METERS says it')
     return 0
+
+
+def _noted(say: Callable[[str], None], said: List[str]) -> Callable[[str], None]:
+    """Return ``say``, made to append its lines to ``said``."""
+    def tell(line: str) -> None:
+        said.append(line)
+        say(line)
+
+    return tell
 
 
 def _load(cfg: Config, args: argparse.Namespace,
@@ -207,6 +229,12 @@ def _gsd_of(dataset: Any) -> Optional[float]:
         path = dataset.get_data_info(0)['img_path']
         with Raster(path) as raster:
             side = pixel_side(raster)
+            # Deepness resamples a scene whose pixels are not just as large in the units of its
+            # CRS, and a UTM meter is one of the ground to within 0.1 %.
+            if raster.crs is not None and raster.crs.is_projected:
+                nominal = (abs(raster.transform.determinant)**0.5
+                           * raster.crs.linear_units_factor[1])
+                side = nominal if abs(nominal / side - 1) < _SAME_SIDE else side
     except (AttributeError, KeyError, TypeError, GeoError):
         return None
     return float(side) if side > 0 else None
@@ -216,14 +244,26 @@ def _check_names(paths: List[Path], overwrite: bool) -> None:
     if paths[0].suffix != '.onnx':
         raise ExportError(f'--out {paths[0]}: expected a name that ends in .onnx.')
     for path in paths:
+        if path.is_dir():
+            raise ExportError(f'{path} is a folder: give another name.')
         if path.exists() and not overwrite:
             raise ExportError(f'{path} exists already: give another name, or add --overwrite.')
+
+
+def _make_folder(folder: Path, option: str) -> None:
+    """Make the folder that an option names, or raise an error before the work, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=str(folder)):
+            pass
+    except OSError as error:
+        raise ExportError(f'{option}: cannot write into {folder}: {error.strerror}. Name a folder '
+                          f'that is new or can be written.') from error
 
 
 def _write(paths: List[Path], contents: List[bytes]) -> None:
     """Write all files, the model last, so that whoever sees it finds what belongs to it."""
     try:
-        os.makedirs(paths[0].parent, exist_ok=True)
         for path, content in reversed(list(zip(paths, contents))):
             atomic_write(path, content)
     except OSError as error:

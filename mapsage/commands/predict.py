@@ -22,6 +22,8 @@ from mapsage.inference.strips import Predictor, count_windows, predict_strips
 from mapsage.inference.windows import Grid, owners
 from mapsage.version import __version__
 
+from .report import refresh_report
+
 PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
 
 
@@ -111,6 +113,8 @@ class Prediction:
         args: Options of tools/predict.py.
         say: Function that prints a line; called on rank 0 only.
     """
+
+    _with_previews = True
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args = args
@@ -316,6 +320,7 @@ class Prediction:
             text = f'partial: damaged parts of the input are no data in the map(s); status {status}'
             self._say(text)
             self._model.note(text)
+        refresh_report(self._folder.parent, self._say)
         return status
 
     def _scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
@@ -324,7 +329,7 @@ class Prediction:
     def _outputs(self, name: str) -> Outputs:
         return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,
                           alone=len(self._inputs) == 1,
-                          probabilities=self._args.probabilities)
+                          probabilities=self._args.probabilities, preview=self._with_previews)
 
     def _parts(self, job: Job) -> Parts:
         folder = self._outputs(job.name).parts(key_of(job.settings))

@@ -4,11 +4,12 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
+import os
 import sys
 from contextlib import nullcontext
 from typing import Any, Callable, Dict, Optional, Sequence
 
-from mapsage.console import accept_any_text
+from mapsage.console import accept_any_text, examples
 from mapsage.geo import GeoError, RasterBlockError
 from mapsage.inference.errors import PredictError
 from mapsage.inference.exported import RUNTIMES, ExportedPredictor
@@ -23,13 +24,20 @@ def is_exported(argv: Optional[Sequence[str]]) -> bool:
     return any(word.split('=')[0] == '--model' for word in words)
 
 
-def build_parser(about: str, argv: Optional[Sequence[str]]) -> argparse.ArgumentParser:
-    """Return a parser that takes an exported model, or a config and a checkpoint."""
+def build_parser(about: str, argv: Optional[Sequence[str]],
+                 doc: Optional[str] = None) -> argparse.ArgumentParser:
+    """Return a parser that takes an exported model, or a config and a checkpoint.
+
+    Args:
+        about: What the program does.
+        argv: Its arguments; those of the process if None.
+        doc: Docstring with examples for the help.
+    """
     if is_exported(argv):
-        parser = argparse.ArgumentParser(description=about)
+        parser = argparse.ArgumentParser(description=about, **examples(doc))
     else:
         from . import cli  # which needs PyTorch
-        parser = cli.build_parser(about)
+        parser = cli.build_parser(about, doc=doc)
         parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--model', metavar='MODEL.onnx',
                         help='file of tools/export.py, in place of CONFIG and CHECKPOINT')
@@ -45,6 +53,12 @@ class ExportedModel:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
+        ranks = os.environ.get('WORLD_SIZE', '1')
+        if ranks not in ('', '1'):
+            raise PredictError(f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
+                               f'process, and each rank would write the same maps. Start python '
+                               f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
+                               f'left from one.')
 
     def load(self) -> None:
         """Open the file.

@@ -15,6 +15,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from mapsage.inference.exported import threads
+
 from .errors import ExportError
 from .rewrites import rewritten
 from .targets import Target
@@ -68,6 +70,9 @@ def trace(module: Any, target: Target, opset: int, batch: Optional[int]) -> onnx
                               f'{_beginning(error)}. With --batch 1 shapes are simpler.') from error
         if batch is not None or _takes_any_batch(model, example):
             break
+    else:
+        raise ExportError(f'what PyTorch {torch.__version__} wrote takes {len(example)} images at '
+                          f'a time and no other number. Fix it with --batch 1.')
     with torch.no_grad():
         scores = int(module(example).shape[1])
     sides = [batch or BATCH, module.window, module.window]
@@ -108,10 +113,10 @@ def traced_bytes(module: nn.Module, example: torch.Tensor, opset: int, any_batch
     return file.getvalue()
 
 
-def open_session(model: bytes, threads: int = 1) -> onnxruntime.InferenceSession:
-    """Return a session of ONNX Runtime on the CPU."""
+def open_session(model: bytes) -> onnxruntime.InferenceSession:
+    """Return a session of ONNX Runtime on the CPU, with as many threads as in predict."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads()
     options.log_severity_level = 4  # what goes wrong is raised
     return onnxruntime.InferenceSession(model, options, providers=['CPUExecutionProvider'])
 
@@ -124,7 +129,8 @@ def _takes_any_batch(model: onnx.ModelProto, example: torch.Tensor) -> bool:
                            for images in (example[:1], example))
     except Exception:  # the runtime's own kinds; a shape that does not fit is among them
         return False
-    return alone.shape == together[:1].shape and np.allclose(alone, together[:1], atol=1e-4)
+    return alone.shape == together[:1].shape and np.allclose(
+        alone, together[:1], atol=1e-4, equal_nan=True)
 
 
 def _beginning(error: Exception) -> str:

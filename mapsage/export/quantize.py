@@ -36,6 +36,9 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
         ExportError: If ONNX Runtime cannot quantize it.
     """
     from onnxruntime import quantization
+    if len(tiles) < (batch or 1):
+        raise ExportError(f'--int8 with --batch {batch}: {len(tiles)} tile(s) calibrate, fewer '
+                          f'than a batch. Take more with --tiles {batch}.')
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from mapsage.models.backbones import rope
+from mapsage.models.lora import adapted
 
 _Base: Any = getattr(torch._C, 'TensorBase', None) or torch._C._TensorBase  # type: ignore
 
@@ -61,7 +62,8 @@ def _explicit_attention() -> Iterator[None]:
     13. The fast path of ``nn.MultiheadAttention`` has no ONNX form at all.
     """
     with ExitStack() as stack:
-        stack.enter_context(_replaced(rope, _fused_attention=None))
+        for module in (rope, adapted):
+            stack.enter_context(_replaced(module, _fused_attention=None))
         stack.enter_context(_replaced(functional, scaled_dot_product_attention=attend))
         mha = getattr(torch.backends, 'mha', None)
         if mha is not None:

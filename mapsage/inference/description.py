@@ -7,6 +7,8 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
+from mapsage.shipped import program
+
 from .errors import PredictError
 
 KEY = 'mapsage'  # of the description in the metadata of an ONNX file
@@ -98,7 +100,7 @@ class ExportedDescription:
             raise PredictError(
                 f'{path} has no key {KEY!r} in its metadata (found: '
                 f"{', '.join(sorted(metadata)) or 'none'}): classes, bands and window are unknown. "
-                f'Write the file with tools/export.py CONFIG CHECKPOINT --out {path}.')
+                f'Write the file with `{program("export")} CONFIG CHECKPOINT --out {path}`.')
         try:
             found = json.loads(metadata[KEY])
         except ValueError:
@@ -110,10 +112,17 @@ class ExportedDescription:
         missing += [f'bands.{name}' for name in ('count', 'like_opencv') if name not in bands]
         if missing:
             raise PredictError(f"{path}: its description lacks {', '.join(missing)}. Write the "
-                               f'file again with tools/export.py.')
+                               f'file again with `{program("export")}`.')
         known = {each.name: found[each.name] for each in fields(cls)}
-        known.update(classes=tuple(found['classes']), palette=tuple(map(tuple, found['palette'])),
-                     bands=_read_bands(bands))
+        try:
+            known.update(classes=tuple(map(str, found['classes'])), bands=_read_bands(bands),
+                         palette=tuple(tuple(map(int, color)) for color in found['palette']))
+            for name in ('window', 'overlap', 'scores', 'threshold'):
+                if not isinstance(known[name], (int, float)):
+                    raise TypeError(f'{name} is {known[name]!r}')
+        except (TypeError, ValueError) as error:
+            raise PredictError(f'{path}: its description cannot be read: {error}. Write the file '
+                               f'again with tools/export.py.') from error
         return cls(**known)
 
     def as_classes(self) -> Classes:

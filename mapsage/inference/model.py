@@ -205,7 +205,7 @@ def _dataset_of(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
     while isinstance(dataset, dict):
         joined = dataset.get('datasets')
         inner = joined[0] if isinstance(joined, (list, tuple)) and joined else dataset.get(
-            'dataset')
+            'dataset', dataset.get('labeled'))  # that of a SemiSupervisedDataset
         if not isinstance(inner, dict):
             return dataset
         dataset = inner

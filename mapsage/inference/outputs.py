@@ -43,7 +43,7 @@ class Outputs:
         confidence: ``NAME_confidence.tif``, or None.
         polygons: ``NAME.gpkg``, or None.
         preview: ``NAME_preview.png``, or ``preview.png`` where there is one input, unless that is
-            another map's.
+            another map's; or None.
         report: ``NAME.json``: what the map was made from and what it shows. It is written last.
         probabilities: ``NAME_probabilities.tif``, or None.
     """
@@ -51,21 +51,22 @@ class Outputs:
     map: Path
     confidence: Optional[Path]
     polygons: Optional[Path]
-    preview: Path
+    preview: Optional[Path]
     report: Path
     probabilities: Optional[Path] = None
 
     @classmethod
     def of(cls, folder: Path, name: str, confidence: bool, polygons: bool,
-           alone: bool, probabilities: bool = False) -> Outputs:
+           alone: bool, probabilities: bool = False, preview: bool = True) -> Outputs:
         """Return the files of the input ``name``."""
         made = folder / f'{name}.tif'
         outputs = cls(made, Path(confidence_path(made)) if confidence else None,
                       folder / f'{name}.gpkg' if polygons else None,
-                      folder / f'{name}_preview.png', folder / f'{name}.json',
+                      folder / f'{name}_preview.png' if preview else None,
+                      folder / f'{name}.json',
                       Path(probabilities_path(made)) if probabilities else None)
         short = folder / 'preview.png'
-        if alone and (not short.exists() or short.name in outputs.made_before()):
+        if preview and alone and (not short.exists() or short.name in outputs.made_before()):
             outputs = replace(outputs, preview=short)
         return outputs
 
@@ -191,10 +192,11 @@ def assemble(outputs: Outputs, settings: Dict[str, Any], raster: Raster, grid: G
                                   palette=classes.palette.tolist(), **outlines)
     pixels = counts[:len(classes.names)]
     shares = pixels / max(1, pixels.sum())
-    with _writing(outputs.preview):
-        save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor,
-                         outputs.map.stem, classes.names, classes.palette, shares.tolist(),
-                         NO_DATA, None if area is None else area.meets)
+    if outputs.preview is not None:
+        with _writing(outputs.preview):
+            save_map_preview(str(outputs.preview), raster, np.concatenate(small), factor,
+                             outputs.map.stem, classes.names, classes.palette, shares.tolist(),
+                             NO_DATA, None if area is None else area.meets)
     _write_report(outputs.report, dict(
         settings=settings, width=width, height=height,
         pixels=dict(zip(classes.names, pixels.tolist())),

@@ -112,10 +112,11 @@ class WindowPredictor:
                 current_accelerator().flush()
                 yield scores.cpu().numpy()
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise PredictError(f'out of memory with {len(windows)} windows at a time: lower '
-                                   f'--batch-size.') from error
+                if is_out_of_memory(error):
+                    raise PredictError(f'out of memory with {len(windows)} windows at a time: '
+                                       f'lower --batch-size.') from error
+                self._explain(error)
+                raise
 
     def _compute(self, windows: torch.Tensor) -> Optional[np.ndarray]:
         """Return the weighted scores of a batch, or None if there is too little memory for it."""
@@ -137,11 +138,15 @@ class WindowPredictor:
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return None  # the caller tries again, when this error holds no tensors any more
-            if self._amp is not None and 'not implemented for' in str(error):
-                raise PredictError(f'--amp: torch {torch.__version__} cannot compute this model in '
-                                   f'{_name(self._amp)} on {accelerator.name} ({error}). Leave out '
-                                   f'--amp.') from error
+            self._explain(error)
             raise
+
+    def _explain(self, error: Exception) -> None:
+        """Raise a better error in place of one that says that the device lacks the data type."""
+        if self._amp is not None and 'not implemented for' in str(error):
+            raise PredictError(f'--amp: torch {torch.__version__} cannot compute this model in '
+                               f'{_name(self._amp)} on {current_accelerator().name} ({error}). '
+                               f'Leave out --amp.') from error
 
     def _halve(self) -> None:
         height, width = self._window

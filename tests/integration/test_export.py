@@ -1,7 +1,10 @@
 """tools/export.py from a checkpoint to a file, and tools/predict.py --model from it to a map."""
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, Tuple
 import cv2
 import numpy as np
 import pytest
+import rasterio
 import torch
 from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
 from map_runs import command as predict
@@ -93,7 +97,7 @@ def test_a_file_proves_itself_and_says_what_it_is(model, tmp_path, capsys) -> No
     keys = {each.key: json.loads(each.value) for each in onnx.load(out).metadata_props}
     description = keys.pop('mapsage')
     assert keys == dict(model_type='Segmentor', tile_size=64, tiles_overlap=25, seg_thresh=0,
-                        seg_small_segment=0, resolution=pytest.approx(50, rel=1e-3),
+                        seg_small_segment=0, resolution=50,
                         class_names=dict(zip('0123', NAMES)))
     assert description['window'] == 64 and description['bands']['like_opencv']
     sidecar = json.loads((out.parent / 'color.onnx.json').read_text())
@@ -134,6 +138,26 @@ def test_what_cannot_be_exported_is_an_error(model, tmp_path, arguments, message
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('place', ['{file}/color.onnx', '/proc/color.onnx', '{folder}/a.onnx'])
+def test_where_nothing_can_be_written_is_an_error_before_the_work(model, tmp_path, place) -> None:
+    file = tmp_path / 'file'
+    file.write_text('')
+    (tmp_path / 'a.onnx').mkdir()
+    out = place.format(file=file, folder=tmp_path)
+    with pytest.raises(ExportError, match='--out: cannot write into|is a folder'):
+        export((model[0], tmp_path / 'missing.pth'), out, '--overwrite')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['a.onnx', 'file']
+
+
+def test_a_model_without_numbers_is_not_written(model, tmp_path) -> None:
+    weights = torch.load(model[1])
+    weights['state_dict']['decode_head.conv_seg.bias'][1] = float('nan')
+    torch.save(weights, tmp_path / 'burst.pth')
+    with pytest.raises(ExportError, match='no numbers .NaN or infinity. on a tile'):
+        export((model[0], tmp_path / 'burst.pth'), tmp_path / 'color.onnx')
+    assert not (tmp_path / 'color.onnx').exists()
+
+
 def test_a_map_equals_that_of_the_checkpoint(model, exported, tmp_path, capsys) -> None:
     scene = write_scene(tmp_path / 'town.tif', paint(150, 170), **UTM)
     options = [scene, '--confidence', '--tta', '--polygons']
@@ -158,6 +182,9 @@ def test_a_fixed_batch_is_filled_up(model, tmp_path) -> None:
     export(model, tmp_path / 'color.onnx', '--target', 'gcu', '--batch', '3')
     assert run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps') == 0
     assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
+    assert run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps', '--batch-size', '3') == 0
+    with pytest.raises(PredictError, match=r'--batch-size 4: .* takes 3 window.s. .*--batch 4'):
+        run(tmp_path / 'color.onnx', scene, '--out', tmp_path / 'maps', '--batch-size', '4')
     predictor = ExportedPredictor(str(tmp_path / 'color.onnx'))
     assert predictor(np.zeros((2, 3, 64, 64), np.uint8)).shape == (2, 4, 64, 64)
 
@@ -173,6 +200,8 @@ def test_8_bits_are_calibrated_and_compared(model, tmp_path, capsys) -> None:
     assert (read(tmp_path / 'maps' / 'town.tif') == paint(80, 80)).all()
     with pytest.raises(ExportError, match='--int8 with --target gcu'):
         export(model, tmp_path / 'other.onnx', '--int8', '--target', 'gcu')
+    with pytest.raises(ExportError, match='--int8 with --batch 5: 4 tile.* with --tiles 5'):
+        export(model, tmp_path / 'other.onnx', '--int8', '--batch', '5', '--tiles', '4')
 
 
 def test_8_bits_that_lose_too_much_are_not_written() -> None:
@@ -190,6 +219,11 @@ def without_key(exported: Path, path: Path, change: Any) -> Path:
     return path
 
 
+def described(exported: Path) -> Any:
+    return json.loads({each.key: each.value
+                       for each in onnx.load(exported).metadata_props}['mapsage'])
+
+
 def test_files_that_are_not_ours_are_errors(exported, tmp_path) -> None:
     scene = write_scene(tmp_path / 'town.tif', paint(80, 80))
     foreign = without_key(exported, tmp_path / 'a.onnx', lambda keys: dict(names='{}'))
@@ -203,14 +237,71 @@ def test_files_that_are_not_ours_are_errors(exported, tmp_path) -> None:
     for name, message in (('a', "no key 'mapsage' in its metadata .found: names"),
                           ('b', 'lacks bands, window, bands.count, bands.like_opencv'),
                           ('c', 'cannot read .*c.onnx'), ('d', 'cannot read .*--target qgis'),
-                          ('e', 'e.onnx does not exist')):
+                          ('e', 'e.onnx cannot be read: No such file'),
+                          ('', 'cannot be read: Is a directory')):
         with pytest.raises(PredictError, match=message):
-            run(tmp_path / f'{name}.onnx', scene, '--out', tmp_path / 'maps')
+            run(tmp_path / (name and f'{name}.onnx'), scene, '--out', tmp_path / 'maps')
     assert foreign.exists() and part.exists()
     with pytest.raises(PredictError, match='--window 32.*takes windows of 64'):
         run(exported, scene, '--out', tmp_path / 'maps', '--window', '32')
     with pytest.raises(SystemExit):
         run(exported, scene, '--out', tmp_path / 'maps', '--amp')
+
+
+@pytest.mark.parametrize('changes, message', [
+    (None, 'lacks classes, palette, bands'), (dict(classes=None), 'cannot be read: .*None'),
+    (dict(window='64'), "cannot be read: window is '64'"), (dict(palette=[['red']]), 'cannot be')])
+def test_a_description_of_another_kind_is_an_error(exported, tmp_path, changes, message) -> None:
+    content = '3' if changes is None else json.dumps(dict(described(exported), **changes))
+    path = without_key(exported, tmp_path / 'a.onnx', lambda keys: dict(mapsage=content))
+    with pytest.raises(PredictError, match=message):
+        ExportedPredictor(str(path))
+
+
+def test_a_scene_with_other_bands_is_an_error(exported, tmp_path) -> None:
+    for count, hint in ((4, 'choose with --bands'), (1, '--bands 1 1 1')):
+        scene = tmp_path / f'{count}.tif'
+        with rasterio.open(scene, 'w', driver='GTiff', height=80, width=80, count=count,
+                           dtype='uint8', photometric='MINISBLACK') as file:
+            file.write(np.zeros((count, 80, 80), np.uint8))
+        with pytest.raises(PredictError, match=f'{count} band.* are chosen, .*{hint}'):
+            run(exported, scene, '--out', tmp_path / 'maps')
+
+
+def test_names_and_numbers_of_processes(exported, tmp_path, monkeypatch) -> None:
+    scene = write_scene(tmp_path / 'town.tif', paint(80, 80))
+    for number, name in enumerate((b'\xc4\xa3\xd0\xcd 1.onnx', '\u6a21\u578b 1.onnx'.encode())):
+        copy = os.path.join(os.fsencode(tmp_path), name)  # in GBK, which is no UTF-8
+        shutil.copy(os.fsencode(exported), copy)
+        assert run(os.fsdecode(copy), scene, '--out', tmp_path / f'maps{number}') == 0
+        assert (read(tmp_path / f'maps{number}' / 'town.tif') == paint(80, 80)).all()
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(PredictError, match='WORLD_SIZE=2: .* one process'):
+        run(exported, scene, '--out', tmp_path / 'maps')
+    found = subprocess.run(['bash', str(ROOT / 'scripts' / 'predict.sh'), '--model', exported,
+                            scene, '--out', tmp_path / 'maps'], capture_output=True, text=True)
+    assert found.returncode == 2 and 'python tools/predict.py --model' in found.stderr
+    assert not (tmp_path / 'maps').exists()
+
+
+def test_openvino_makes_the_same_map(exported, tmp_path, capsys) -> None:
+    pytest.importorskip('openvino')
+    scene = write_scene(tmp_path / 'town.tif', paint(150, 170), **UTM)
+    assert run(exported, scene, '--out', tmp_path / 'maps', '--runtime', 'openvino') == 0
+    assert 'OpenVINO' in capsys.readouterr().out
+    assert (read(tmp_path / 'maps' / 'town.tif') == paint(150, 170)).all()
+    foreign = without_key(exported, tmp_path / 'a.onnx', lambda keys: {})
+    for path, message in ((foreign, "no key 'mapsage' .*none"), (scene, 'OpenVINO cannot read')):
+        with pytest.raises(PredictError, match=message):
+            run(path, scene, '--out', tmp_path / 'other', '--runtime', 'openvino')
+
+
+def test_openvino_is_asked_for_by_its_name(exported, tmp_path) -> None:
+    if importlib.util.find_spec('openvino') is not None:
+        pytest.skip('OpenVINO is installed')
+    scene = write_scene(tmp_path / 'town.tif', paint(80, 80))
+    with pytest.raises(PredictError, match='--runtime openvino needs pip install openvino'):
+        run(exported, scene, '--out', tmp_path / 'maps', '--runtime', 'openvino')
 
 
 BLOCKED = '''
@@ -251,4 +342,4 @@ def test_an_error_is_printed_once_and_the_status_is_1(tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit) as ended:
         predict_exported.run(predict.main)
     assert ended.value.code == 1
-    assert capfd.readouterr().err == f'model {missing} does not exist.\n'
+    assert capfd.readouterr().err == f'model {missing} cannot be read: No such file or directory.\n'

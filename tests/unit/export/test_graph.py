@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
@@ -13,7 +11,6 @@ from mask_models import ARCH, build, eomt_config, pmt_config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DefaultScope
 from small_segmentors import resnet_fcn, vit_upernet
-from support import ROOT, main_leg
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
@@ -21,15 +18,13 @@ pytest.importorskip('onnxruntime')
 from mapsage.accelerator import resolve_accelerator  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
 from mapsage.export.graph import (  # noqa: E402
-    INPUT,
     check,
     fuse_padding,
     most_opset,
-    open_session,
     trace,
 )
 from mapsage.export.module import ImageToScores  # noqa: E402
-from mapsage.export.proof import Tile, prove  # noqa: E402
+from mapsage.export.proof import Tile, differing_layer, prove  # noqa: E402
 from mapsage.export.targets import TARGETS, choose_opset  # noqa: E402
 from mapsage.inference.description import Bands, ExportedDescription  # noqa: E402
 from mapsage.inference.predictor import WindowPredictor  # noqa: E402
@@ -153,46 +148,57 @@ def test_a_file_computes_what_predict_does(name: str) -> None:
     assert not any(each.external_data for each in file.graph.initializer)
 
 
-READER = """
-import sys
-import numpy
-import onnxruntime
-print(onnxruntime.__version__)
-for path in sys.argv[1:]:
-    session = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider'])
-    image = numpy.load(path + '.npy')
-    numpy.save(path + '.out.npy', session.run(None, {session.get_inputs()[0].name: image})[0])
-"""
+def test_numbers_that_are_none_are_no_proof() -> None:
+    file, description, reference = exported('fpn')
+    burst = onnx.ModelProto()
+    burst.CopyFrom(file)
+    tensor = next(each for each in burst.graph.initializer if len(each.dims) == 4)
+    tensor.raw_data = np.full(list(tensor.dims), np.nan, np.float32).tobytes()
+    found = prove(burst, description, reference, random_tiles(description.bands))
+    assert found.largest == float('inf') and not found.holds
+    unlabeled = [Tile(tile.image, np.full_like(tile.labels, 255))
+                 for tile in random_tiles(description.bands, count=1)]
+    assert '1 tile of the val set' in str(prove(file, description, reference, unlabeled))
+    assert str(prove(file, description, reference, unlabeled)).endswith('%, without labels')
 
 
-@main_leg
-@pytest.mark.parametrize('leg, version, target', [('ort117', '1.17.0', 'qgis'),
-                                                  ('ort19', '1.9.0', 'gcu')])
-def test_the_oldest_runtime_of_a_target_computes_the_same(leg: str, version: str, target: str,
-                                                          tmp_path: Path) -> None:
-    made = subprocess.run(['bash', str(ROOT / 'scripts' / 'setup_env.sh'), leg],
-                          capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f'no environment with ONNX Runtime {version}: {made.stderr[-400:]}')
-    names = [name for name, (*_, aim) in SEGMENTORS.items() if aim == target]
-    paths = []
-    for number, name in enumerate(names):
-        file, description, _ = exported(name)
-        paths.append(str(tmp_path / f'{number}.onnx'))
-        onnx.save(file, paths[-1])
-        np.save(paths[-1] + '.npy', image_of(description))
-    read = subprocess.run([made.stdout.strip(), '-c', READER, *paths], capture_output=True,
-                          text=True)
-    assert read.returncode == 0, read.stderr
-    assert read.stdout.split() == [version]
-    for name, path in zip(names, paths):
-        wanted = open_session(Path(path).read_bytes()).run(None, {INPUT: np.load(path + '.npy')})[0]
-        assert np.abs(np.load(path + '.out.npy') - wanted).max() < 1e-5, name
+class Counting(torch.nn.Module):
+    """Computes something else at every call, which a trace cannot follow."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
 
 
-def image_of(description: ExportedDescription) -> np.ndarray:
-    shape = description.batch or 2, description.bands.count, SIDE, SIDE
-    return np.random.default_rng(3).random(shape).astype(np.float32)
+def test_the_layer_that_differs_is_named_deep_inside() -> None:
+    if most_opset() < 17:
+        pytest.skip('PyTorch before 1.13 may not write the layers that are looked at')
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = settle(resnet_fcn())
+    model.decode_head.dropout = Counting()
+    bands = Bands(3, True)
+    module = ImageToScores(model, bands, SIDE).eval()
+    assert differing_layer(module, 17, random_tiles(bands)[0], bands) == (
+        'decode_head.dropout (Counting)')
+    model.decode_head.dropout = None
+    assert differing_layer(module, 17, random_tiles(bands)[0], bands) is None
+
+
+class Pairs(torch.nn.Module):
+    """A module that takes two images, no more and no fewer."""
+
+    channels, window = 3, SIDE
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.reshape(2, -1).reshape(2, 3, SIDE, SIDE).softmax(1)
+
+
+def test_a_batch_that_stays_fixed_is_an_error() -> None:
+    with pytest.raises(ExportError, match='--batch 1'):
+        trace(Pairs().eval(), TARGETS['onnx'], choose_opset(TARGETS['onnx'], None, most_opset()),
+              None)
 
 
 def test_padding_goes_into_the_convolutions() -> None:

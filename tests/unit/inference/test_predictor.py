@@ -47,7 +47,8 @@ def test_autocast_computes_the_model_and_scores_are_float32() -> None:
     expected = predictor(full, 7, tta=True)(WINDOWS)
     assert set(half.dtypes) == {torch.bfloat16} and set(full.dtypes) == {torch.float32}
     assert scores.dtype == np.float32 and (scores != expected).any()
-    np.testing.assert_allclose(scores, expected, atol=0.02)
+    # Scores are sums of four, and processors add up products of 16 bits in their own order.
+    np.testing.assert_allclose(scores, expected, atol=0.04)
     # Four probabilities times the weight of a pixel: their sum has no error of 16 bits.
     np.testing.assert_allclose(scores.sum(1), expected.sum(1), rtol=1e-5)
 
