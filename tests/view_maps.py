@@ -71,6 +71,28 @@ def add_map(where: Folders, name: str, size: Tuple[int, int] = (600, 400), class
     return labels
 
 
+def add_large_map(where: Folders, name: str, side: int) -> np.ndarray:
+    """Write a square map of tiles of 50 pixels with confidence; return the classes of the tiles."""
+    rows, columns = np.mgrid[:side // 50, :side // 50]
+    tiles = ((rows * 7 + columns) % 6).astype(np.uint8)
+    info = MapInfo([f'class {value}' for value in range(6)],
+                   [(40 * value % 256, 255 - value, value) for value in range(6)],
+                   UTM['crs'], UTM['transform'])
+    working = where.maps / '.working.tif'
+    with ClassMapWriter(working, side, side, info, True) as writer:
+        for row, values in enumerate(tiles):
+            strip = np.repeat(np.repeat(values[None], 50, 0), 50, 1)
+            writer.write(50 * row, strip, 50 + strip)
+    write_cog(confidence_path(working), confidence_path(where.maps / f'{name}.tif'))
+    write_cog(working, where.maps / f'{name}.tif')
+    Path(confidence_path(working)).unlink()
+    working.unlink()
+    counts = np.bincount(tiles.ravel()) * 2500
+    name_scene(where, name, where.scenes / 'none.tif', (side, side),
+               {f'class {value}': int(count) for value, count in enumerate(counts)})
+    return tiles
+
+
 def write_raster(path: Path, bands: np.ndarray, crs: Any, transform: Optional[Affine],
                  **profile: Any) -> None:
     """Write a striped GeoTIFF, as scenes are that nobody has prepared for a browser."""

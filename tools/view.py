@@ -2,6 +2,7 @@
 
     python tools/view.py work_dirs/demo/maps
     python tools/view.py maps/ --scenes scenes/ --truth labels/
+    python tools/view.py maps/ --truth labels/ --review errors.gpkg   q in the page reviews tiles
     python tools/view.py maps/ --static site/      a folder for any web server
 """
 import argparse
@@ -11,14 +12,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mapsage.commands.view import view  # noqa: E402
-from mapsage.console import accept_any_text  # noqa: E402
+from mapsage.console import accept_any_text, examples  # noqa: E402
 from mapsage.geo import GeoError  # noqa: E402
 from mapsage.viewer import ViewError  # noqa: E402
 
 
 def main(argv=None) -> None:
     accept_any_text()
-    parser = argparse.ArgumentParser(description='Show maps in a browser on this machine.')
+    parser = argparse.ArgumentParser(description='Show maps in a browser on this machine.',
+                                     **examples(__doc__))
     parser.add_argument('maps', nargs='+', help='folders of maps, and maps of tools/predict.py')
     parser.add_argument('--scenes', metavar='DIR', help='folder of the scenes, by the names '
                         'of the maps (default: those that the maps were made from)')
@@ -26,12 +28,19 @@ def main(argv=None) -> None:
                         'class indices as in the map, 255 for unlabeled')
     parser.add_argument('--reduce-zero-label', action='store_true',
                         help='labels in which 0 is unlabeled and 1 the first class')
+    parser.add_argument('--review', metavar='FILE', help='GeoPackage that the decisions of a '
+                        'review go into (default: review.gpkg beside the first map)')
     parser.add_argument('--port', type=int, default=0,
                         help='port of the page (default: a free one)')
     parser.add_argument('--static', metavar='OUT', help='folder that gets the page and all its '
                         'files, for a web server; nothing is served')
+    args = parser.parse_args(argv)
+    if args.static is not None and args.review is not None:
+        parser.error('--review needs the server of this program, which --static does without')
+    if args.review is not None and Path(args.review).suffix.lower() != '.gpkg':
+        parser.error(f'--review {args.review}: expected a name that ends in .gpkg')
     try:
-        view(parser.parse_args(argv))
+        view(args)
     except (GeoError, ViewError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
 

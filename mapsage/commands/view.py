@@ -6,7 +6,7 @@ import getpass
 import socket
 import threading
 
-from mapsage.viewer import ViewServer, ViewSession, find_maps, write_static
+from mapsage.viewer import Review, ViewServer, ViewSession, find_maps, write_static
 
 
 def view(args: argparse.Namespace) -> None:
@@ -24,15 +24,21 @@ def view(args: argparse.Namespace) -> None:
         say(f'{page}: put this folder on a web server that serves parts of files, such as nginx or '
             'GitHub Pages.')
         return
-    with ViewServer(session, args.port) as server:
+    review = Review(session, args.review, say)
+    with ViewServer(session, args.port, review) as server:
         say(f'{len(entries)} map(s): open {server.url} in a browser; Ctrl+C ends it.')
         say(f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
             f'{getpass.getuser()}@{socket.gethostname()}')
-        threading.Thread(target=session.prepare, daemon=True).start()
+        threading.Thread(target=_prepare, args=(session, review), daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             say('')
+
+
+def _prepare(session: ViewSession, review: Review) -> None:
+    session.prepare()
+    review.rank_when_asked()
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from mapsage.geo import (
     pixel_side,
     read_classes,
 )
+from mapsage.shipped import program
 
 from .errors import ViewError
 
@@ -38,6 +39,8 @@ class MapEntry:
         confidence: Path of the confidence, or None.
         truth: Path of the labels, or None.
         polygons: Path of the GeoPackage, or None.
+        windows: Height and width of the windows that the map was made with, and of the scene, both
+            in pixels as the model saw them; empty where that is not known.
         notes: Sentences that the viewer shows: what is missing, and why.
     """
 
@@ -49,26 +52,35 @@ class MapEntry:
     confidence: Optional[Path] = None
     truth: Optional[Path] = None
     polygons: Optional[Path] = None
+    windows: Tuple[Tuple[int, int], ...] = ()
     notes: List[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._grid = _grid_of(self.path)  # once: the map may go while it is shown
 
     def as_json(self) -> Dict[str, Any]:
         """Return what the page needs to know of the map beside its files."""
         total = max(1, sum(self.pixels.get(entry['value'], 0) for entry in self.classes))
-        with Raster(self.path) as raster:
-            side = pixel_side(raster) if raster.is_georeferenced else float('nan')
-            step = abs(raster.transform.determinant)**0.5
-            crs = raster.crs
-            size = raster.width, raster.height
         return dict(
-            name=self.name, width=size[0], height=size[1],
+            self._grid, name=self.name,
+            classes=[dict(entry, share=self.pixels.get(entry['value'], 0) / total)
+                     for entry in self.classes],
+            notes=self.notes)
+
+
+def _grid_of(path: Path) -> Dict[str, Any]:
+    """Return size, CRS and size of pixels of a map."""
+    with Raster(path) as raster:
+        side = pixel_side(raster) if raster.is_georeferenced else float('nan')
+        step = abs(raster.transform.determinant)**0.5
+        crs = raster.crs
+        return dict(
+            width=raster.width, height=raster.height,
             crs=None if crs is None else crs.to_string() if crs.to_epsg() is None
             else f'EPSG:{crs.to_epsg()}',
             geographic=bool(crs is not None and crs.is_geographic),
             pixel_meters=side if np.isfinite(side) else None,
-            meters_per_unit=side / step if np.isfinite(side) and step else None,
-            classes=[dict(entry, share=self.pixels.get(entry['value'], 0) / total)
-                     for entry in self.classes],
-            notes=self.notes)
+            meters_per_unit=side / step if np.isfinite(side) and step else None)
 
 
 def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Optional[Any] = None
@@ -90,7 +102,7 @@ def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Option
     for given in map(Path, inputs):
         if not given.exists():
             raise ViewError(f'{given} does not exist; expected a folder of maps that '
-                            'tools/predict.py made, or a map.')
+                            f'`{program("predict")}` made, or a map.')
         files += sorted(given.glob('*.tif')) if given.is_dir() else [given]
     scenes_by_name, truth_by_name = _by_name(scenes, '--scenes'), _by_name(truth, '--truth')
     entries = []
@@ -101,7 +113,7 @@ def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Option
     if not entries:
         held = ', '.join(path.name for path in files[:5]) or 'no .tif file'
         raise ViewError(f'no map in {", ".join(map(str, inputs))}: found {held}. A map is a file '
-                        'that tools/predict.py CONFIG CHECKPOINT SCENES --out DIR writes.')
+                        f'that `{program("predict")} CONFIG CHECKPOINT SCENES --out DIR` writes.')
     if truth is not None and not any(entry.truth for entry in entries):
         raise ViewError(f'--truth {truth}: no file there has the name of a map '
                         f'({", ".join(entry.name for entry in entries[:5])}).')
@@ -150,6 +162,7 @@ def _entry(path: Path, classes: List[Dict[str, Any]], scenes: Dict[str, Path],
     entry.truth = truth.get(path.stem, truth.get(''))
     polygons = path.with_suffix('.gpkg')
     entry.polygons = polygons if polygons.exists() else None
+    entry.windows = _windows_of(report)
     return entry
 
 
@@ -169,6 +182,15 @@ def _scenes_of(report: Dict[str, Any]) -> List[str]:
              if is_gdal_name(str(stamp[0])) or str(stamp[0]).lower().endswith(_SCENES)]
     there = [name for name in names if is_gdal_name(name) or Path(name).exists()]
     return there if settings.get('mosaic') else there[:1]
+
+
+def _windows_of(report: Dict[str, Any]) -> Tuple[Tuple[int, int], ...]:
+    settings = report.get('settings') or {}
+    pairs = [settings.get('window'), settings.get('size')]
+    if all(isinstance(pair, list) and len(pair) == 2
+           and all(isinstance(side, int) and side > 0 for side in pair) for pair in pairs):
+        return tuple((height, width) for height, width in pairs)  # type: ignore[misc]
+    return ()
 
 
 def _count(path: Path) -> Dict[int, int]:

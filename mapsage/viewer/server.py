@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 from urllib.parse import parse_qs, urlsplit
 
+from pyogrio.errors import DataLayerError, DataSourceError
+
 from .errors import ViewError
 from .polygons import polygons_in
+from .review import DECISIONS, Review
 from .session import ViewSession, stamp_of
 
 WEB = Path(__file__).with_name('web')
@@ -23,6 +26,7 @@ _TYPES = {'.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=
           '.css': 'text/css; charset=utf-8', '.txt': 'text/plain; charset=utf-8',
           '.tif': 'image/tiff'}
 _CHUNK = 1 << 20  # bytes that are sent at a time
+_LONGEST = 4096  # bytes of what a page may send
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -34,6 +38,7 @@ class ViewServer(ThreadingHTTPServer):
     Args:
         session: Maps to show.
         port: Port to listen at; 0 takes a free one.
+        review: Decisions that may be made of the maps, or None for none.
 
     Raises:
         ViewError: If the port is taken.
@@ -41,8 +46,9 @@ class ViewServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, session: ViewSession, port: int = 0) -> None:
-        self.session = session
+    def __init__(self, session: ViewSession, port: int = 0, review: Optional[Review] = None
+                 ) -> None:
+        self.session, self.review = session, review
         try:
             super().__init__(('127.0.0.1', port), _Handler)
         except (OSError, OverflowError) as error:
@@ -77,7 +83,10 @@ class _Handler(BaseHTTPRequestHandler):
         if path in PAGE:
             self._send_file(WEB / PAGE[path])
         elif path == 'catalog.json':
-            self._send_json(self.server.session.as_json(self._place))
+            self._send_json(dict(self.server.session.as_json(self._place),
+                                 review=self.server.review is not None))
+        elif path == 'review.json' and self.server.review is not None:
+            self._send_review(self.server.review)
         elif found and found.group(2) == 'polygons':
             self._send_polygons(int(found.group(1)), parse_qs(url.query))
         elif found and found.group(3):
@@ -87,12 +96,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
+    def do_POST(self) -> None:  # noqa: N802
+        """Take a decision of a review; no other page may make one in the user's name."""
+        review, length = self.server.review, self.headers.get('Content-Length', '')
+        if not self._is_local() or self.headers.get('Origin') != (
+                f'http://{self.headers.get("Host")}'):
+            self._refuse(HTTPStatus.FORBIDDEN, 'Only the page of this server decides here.')
+        elif self.path != '/review' or review is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f'Nothing can be sent to {self.path}.')
+        elif self.headers.get('Content-Type', '').partition(';')[0].strip() != 'application/json':
+            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, 'Expected application/json.')
+        elif not re.fullmatch(r'\d{1,9}', length):
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, f'Content-Length {length!r}: expected bytes.')
+        elif int(length) > _LONGEST:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                         f'{length} bytes; expected at most {_LONGEST}.')
+        else:
+            self._decide(review, self.rfile.read(int(length)))
+
     def log_message(self, *arguments: Any) -> None:
         """Print nothing for each of the many requests of a map."""
 
     def _is_local(self) -> bool:
-        host = self.headers.get('Host', '')
-        return host in {f'{name}:{self.server.server_port}' for name in ('127.0.0.1', 'localhost')}
+        name = self.headers.get('Host', '').rsplit(':', 1)[0]
+        return name in ('127.0.0.1', 'localhost')  # at any port: that of `ssh -L` may be another
 
     def _place(self, number: int, kind: str) -> str:
         if kind == 'polygons':
@@ -131,10 +158,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, 'This map has no polygons, or they were removed; '
                          'predict with --polygons.')
             return
-        self._send_json(polygons_in(path, box))
+        try:
+            found = polygons_in(path, box)
+        except (DataSourceError, DataLayerError, KeyError) as error:  # a name is not there
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f'{path.name} cannot be read: {error}. '
+                         'Predict with --polygons --overwrite to make it again.')
+            return
+        self._send_json(found)
 
-    def _send_json(self, content: Any) -> None:
-        self._send(HTTPStatus.OK, 'application/json', json.dumps(content).encode())
+    def _send_json(self, content: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(status, 'application/json', json.dumps(content).encode())
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
         self._send(status, 'text/plain; charset=utf-8', sentence.encode())
@@ -150,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header('Content-Length', str(length))
         self.send_header('Cache-Control', 'no-cache')
         self.send_header('X-Content-Type-Options', 'nosniff')
+        if self.command == 'POST':  # what is left of a refused body would be the next request
+            self.send_header('Connection', 'close')
         for name, value in headers.items():
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
@@ -187,6 +222,32 @@ class _Handler(BaseHTTPRequestHandler):
                     return
                 self.wfile.write(chunk)
                 left -= len(chunk)
+
+    def _send_review(self, review: Review) -> None:
+        try:
+            self._send_json(review.as_json())
+        except ViewError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+    def _decide(self, review: Review, body: bytes) -> None:
+        try:
+            tile, decision, before = (json.loads(body.decode())[name]
+                                      for name in ('tile', 'decision', 'before'))
+            if not (isinstance(tile, str) and isinstance(before, str)
+                    and (decision is None or decision in list(DECISIONS))):
+                raise ValueError(f'{decision!r}')
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, f'This is no decision ({error!r}); expected tile, '
+                         f'before, and decision: null or one of {", ".join(DECISIONS)}.')
+            return
+        try:
+            written, answer = review.decide(tile, decision, before)
+            self._send_json(answer, HTTPStatus.OK if written else HTTPStatus.CONFLICT)
+        except LookupError:
+            self._refuse(HTTPStatus.GONE, 'The maps have changed since this page was loaded, or '
+                         'are being ranked again: reload it.')
+        except ViewError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 def requested_part(header: Optional[str], size: int) -> Optional[Tuple[int, int]]:

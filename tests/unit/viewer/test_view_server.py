@@ -72,10 +72,13 @@ def test_nothing_else_is_answered(path: str, served: Any) -> None:
 
 
 def test_a_name_that_points_here_is_refused(served: Any) -> None:
-    for host in ('evil.example', f'evil.example:{served[0].server_port}', '127.0.0.1'):
+    for host in ('evil.example', f'evil.example:{served[0].server_port}', '',
+                 '127.0.0.1.evil.example', 'evil.example:80:127.0.0.1'):
         answer, body = ask(served[0], '/catalog.json', Host=host)
         assert answer.status == 403 and b'maps' not in body
-    assert ask(served[0], '/', Host=f'localhost:{served[0].server_port}')[0].status == 200
+    # the port may be another: `ssh -L 9000:127.0.0.1:PORT`, where PORT is taken on the other side
+    for host in (f'localhost:{served[0].server_port}', '127.0.0.1:9000', 'localhost'):
+        assert ask(served[0], '/', Host=host)[0].status == 200
 
 
 def test_bad_boxes_and_lost_files_are_said(served: Any) -> None:
@@ -90,6 +93,11 @@ def test_bad_boxes_and_lost_files_are_said(served: Any) -> None:
     assert answer.status == 410 and b'a.tif has changed' in body
     path.unlink()
     assert b'a.tif was removed' in ask(server, url)[1]
+    (shown,) = json.loads(ask(server, '/catalog.json')[1])['maps']  # of other maps the page goes on
+    assert (shown['width'], shown['height'], shown['crs']) == (600, 400, 'EPSG:32631')
+    (where.maps / 'a.gpkg').write_bytes(b'SQLite format 3\0 that ends here')
+    answer, body = ask(server, '/maps/0/polygons?box=1,2,3,4')
+    assert answer.status == 500 and b'a.gpkg cannot be read' in body
     (where.maps / 'a.gpkg').unlink()
     assert b'--polygons' in ask(server, '/maps/0/polygons?box=1,2,3,4')[1]
 

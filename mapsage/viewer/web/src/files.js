@@ -12,7 +12,12 @@ export async function readCatalog() {
   if (!answer.ok) {
     throw new Error(`catalog.json cannot be read (status ${answer.status}): ${await answer.text()}`);
   }
-  return answer.json();
+  try {
+    return await answer.json();
+  } catch (error) { // some web servers answer with a page where there is no file
+    throw new Error(`catalog.json is not what tools/view.py writes (${error.message}). Put all files that ` +
+      '--static made on this web server, or start tools/view.py.');
+  }
 }
 
 // A host that sends whole files would make the browser load gigabytes, or fail without a reason.
@@ -42,4 +47,29 @@ export async function readPolygons(url, box) {
     throw new Error(`${await answer.text()} (status ${answer.status})`);
   }
   return answer.json();
+}
+
+// The tiles of a review, the worst first, with what is decided of each.
+export async function readReview() {
+  return (await ask('review.json', {cache: 'no-store'})).json();
+}
+
+// Have a decision written; where somebody else has decided meanwhile, the answer has a sentence.
+export async function decide(decision) {
+  return (await ask('review', {
+    method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify(decision),
+  }, [409])).json();
+}
+
+async function ask(url, options, expected = []) {
+  let answer;
+  try {
+    answer = await fetch(url, options);
+  } catch (error) {
+    throw new Error(`The server of this page does not answer (${error.message}). Nothing was decided. ${AGAIN}`);
+  }
+  if (!answer.ok && !expected.includes(answer.status)) {
+    throw new Error(await answer.text());
+  }
+  return answer;
 }

@@ -8,6 +8,7 @@ import {getCenter} from 'ol/extent.js';
 import {checkParts, readCatalog, readPolygons} from './files.js';
 import {classLayer, classStyle, polygonLayer, projectionOf, sceneLayer} from './layers.js';
 import {drawPanel} from './panel.js';
+import {Review} from './review.js';
 import {say, sayError} from './sentence.js';
 import {Swipe} from './swipe.js';
 
@@ -15,9 +16,14 @@ const WAIT = 1000; // milliseconds between two looks at what is still prepared
 const NO_DATA = 255;
 const SIDES = ['both', 'scene', 'map'];
 
-const state = {catalog: null, number: 0, settings: null, layers: {}, band: {}, side: 'both', projections: [], errors: []};
+const state = {
+  catalog: null, number: 0, settings: null, layers: {}, band: {}, side: 'both', projections: [], errors: [],
+  turn: 0, // of the calls of show(), the latest
+  crowded: false, // whether the sentence is that of too many polygons
+};
 let map;
 let swipe;
+let review = null; // where the server takes decisions
 
 const entry = () => state.catalog.maps[state.number];
 
@@ -41,6 +47,12 @@ async function start() {
   map.on('moveend', () => loadPolygons());
   document.addEventListener('keydown', press);
   state.catalog = await readCatalog();
+  if (state.catalog.review) {
+    review = new Review({
+      map: () => map, number: () => state.number, show, draw, names: () => state.catalog.maps.map((each) => each.name),
+      shown: () => (state.layers.classes ? state.number : null),
+    });
+  }
   await show(0);
   watch();
 }
@@ -49,21 +61,32 @@ async function start() {
 async function watch() {
   while (state.catalog.maps.some((each) => !each.ready)) {
     await new Promise((done) => setTimeout(done, WAIT));
-    const before = JSON.stringify(entry());
-    state.catalog = await readCatalog();
-    if (JSON.stringify(entry()) !== before) {
-      const files = JSON.stringify(Object.keys(JSON.parse(before).files));
-      if (files === JSON.stringify(Object.keys(entry().files))) {
-        draw();
-      } else {
-        await show(state.number, map.getView());
-      }
+    const catalog = await readCatalog();
+    const [before, now] = [entry(), catalog.maps[state.number]];
+    state.catalog = catalog;
+    if (Object.keys(before.files).join() !== Object.keys(now.files).join()) {
+      await show(state.number, state.layers.classes ? map.getView() : null);
+    } else if (JSON.stringify(before) !== JSON.stringify(now)) {
+      draw();
     }
   }
 }
 
 // Show a map, with the settings of the one before where they fit, and its place if it is the same.
+// A later call takes over from one that still waits for its files.
 async function show(number, view = null) {
+  const turn = ++state.turn;
+  say('');
+  try {
+    await load(number, view, turn);
+  } catch (error) {
+    if (turn === state.turn) {
+      fail(error);
+    }
+  }
+}
+
+async function load(number, view, turn) {
   const before = view ? state.settings : {kind: 'map', least: 0, polygons: state.settings?.polygons || false};
   state.number = number;
   state.settings = {...before, on: before.on || new Set(entry().classes.map((each) => each.value))};
@@ -80,18 +103,27 @@ async function show(number, view = null) {
   });
   draw();
   await checkParts(entry().files.map);
+  if (turn !== state.turn) {
+    return;
+  }
   state.projections[number] ??= projectionOf(entry(), number);
   const projection = state.projections[number];
   const {layer, band} = classLayer(entry(), projection);
-  state.band = band;
-  state.layers = {classes: layer, polygons: polygonLayer(entry())};
+  const layers = {classes: layer, polygons: polygonLayer(entry())};
   if (entry().files.scene) {
-    state.layers.scene = sceneLayer(entry(), projection);
+    layers.scene = sceneLayer(entry(), projection);
   }
-  const shown = ['scene', 'classes', 'polygons'].filter((kind) => state.layers[kind]).map((kind) => state.layers[kind]);
+  const shown = ['scene', 'classes', 'polygons'].filter((kind) => layers[kind]).map((kind) => layers[kind]);
   shown.filter((each) => each.getSource().getView).forEach((each) => watchSource(each.getSource()));
-  if (!view) { // before the layers: the place of the map before is in other coordinates
-    fit(projection, await layer.getSource().getView());
+  const place = view ? null : await layer.getSource().getView();
+  if (turn !== state.turn) {
+    shown.forEach((each) => each.dispose());
+    return;
+  }
+  state.band = band;
+  state.layers = layers;
+  if (place) { // before the layers: the place of the map before is in other coordinates
+    fit(projection, place);
   }
   shown.forEach((each) => map.addLayer(each));
   document.querySelectorAll('.ol-scale-line').forEach((each) => { each.hidden = !entry().pixel_meters; });
@@ -100,20 +132,28 @@ async function show(number, view = null) {
 }
 
 function watchSource(source) {
-  const failed = () => {
+  source.on('change', () => {
     if (source.getState() === 'error') {
-      sayError(`A file of ${entry().name} cannot be read: ${source.getError()?.message || 'unknown error'}`);
-    }
-  };
-  source.on('change', failed);
-  source.on('tileloaderror', async () => {
-    try {
-      await checkParts(entry().files.map);
-      say('A part of the map could not be read; move the map to try again.');
-    } catch (error) {
-      sayError(error);
+      explain(`A file of ${entry().name} cannot be read: ${source.getError()?.message || 'unknown error'}`);
     }
   });
+  source.on('tileloaderror', () => explain('A part of the map could not be read; move the map to try again.'));
+}
+
+// Say what the server answers for the file that cannot be read, or else `text`.
+async function explain(text) {
+  const turn = state.turn;
+  let said = text;
+  try {
+    for (const url of Object.values(entry().files)) {
+      await checkParts(url);
+    }
+  } catch (error) {
+    said = error;
+  }
+  if (turn === state.turn) {
+    sayError(said);
+  }
 }
 
 function fit(projection, options) {
@@ -131,7 +171,8 @@ function fit(projection, options) {
 function draw(panel = true) {
   if (panel) {
     drawPanel(document.getElementById('panel'), state.catalog, state.number, state.settings,
-      {change, toggle, choose: (number) => show(number).catch(fail)});
+      {change, toggle, choose: show});
+    review?.drawInto(document.getElementById('panel'));
   }
   const {classes, scene, polygons} = state.layers;
   if (!classes) {
@@ -148,7 +189,7 @@ function change(settings, panel = true) {
   const confidenceAlone = !panel && Object.keys(settings).join() === 'least';
   Object.assign(state.settings, settings);
   if (confidenceAlone) {
-    state.layers.classes.updateStyleVariables({least: settings.least});
+    state.layers.classes?.updateStyleVariables({least: settings.least});
     return;
   }
   draw(panel);
@@ -183,7 +224,8 @@ function describe(event) {
       parts.push(`truth: ${name(bands[state.band.truth - 1])}`);
     }
   }
-  const feature = map.forEachFeatureAtPixel(event.pixel, (each) => each);
+  const feature = map.forEachFeatureAtPixel(event.pixel, (each) => each,
+    {layerFilter: (each) => each === state.layers.polygons});
   if (feature) {
     const area = feature.get('area_m2');
     parts.push(`polygon: ${feature.get('class_name')}${area ? `, ${Math.round(area).toLocaleString('en')} m²` : ''}`);
@@ -202,7 +244,12 @@ async function loadPolygons() {
     const source = polygons.getSource();
     source.clear(true);
     source.addFeatures(source.getFormat().readFeatures(answer));
-    say(answer.too_many ? `More than ${answer.too_many.toLocaleString('en')} polygons lie here: zoom in to see them.` : '');
+    if (answer.too_many) {
+      say(`More than ${answer.too_many.toLocaleString('en')} polygons lie here: zoom in to see them.`);
+    } else if (state.crowded) {
+      say('');
+    }
+    state.crowded = Boolean(answer.too_many);
   } catch (error) {
     sayError(error);
   }
@@ -214,9 +261,9 @@ function press(event) {
   }
   const maps = state.catalog ? state.catalog.maps.length : 0;
   const settings = state.settings;
-  const go = (step) => show((state.number + step + maps) % maps).catch(fail);
+  const go = (step) => show((state.number + step + maps) % maps);
   const kinds = {m: 'map', t: 'truth', d: 'disagreement'};
-  if (!settings) {
+  if (!settings || review?.press(event.key, event.repeat)) {
     return;
   }
   if (/^[1-9]$/.test(event.key) && entry().classes[event.key - 1]) {
@@ -233,7 +280,7 @@ function press(event) {
     draw();
   } else if (event.key === '[' || event.key === ']') {
     swipe.set(swipe.share + (event.key === '[' ? -0.05 : 0.05));
-  } else if (event.key === 'f') {
+  } else if (event.key === 'f' && state.layers.classes) {
     map.getView().fit(state.extent, {padding: [20, 20, 20, 20]});
   } else if ((event.key === 'n' || event.key === 'N') && maps > 1) {
     go(event.key === 'n' ? 1 : -1);
@@ -247,5 +294,5 @@ function fail(error) {
 
 window.addEventListener('error', (event) => fail(event.error || event.message));
 window.addEventListener('unhandledrejection', (event) => fail(event.reason));
-window.viewer = {state, map: () => map, swipe: () => swipe};
+window.viewer = {state, review: () => review, map: () => map, swipe: () => swipe};
 start().catch(fail);

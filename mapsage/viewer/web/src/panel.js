@@ -6,7 +6,7 @@ export const KEYS = [
   ['n N', 'next map, map before'], ['f', 'whole map'], ['+ −', 'zoom'],
 ];
 
-function element(name, properties = {}, children = []) {
+export function element(name, properties = {}, children = []) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
   return made;
