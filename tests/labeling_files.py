@@ -1,6 +1,7 @@
 """Images with some labels, and scenes, for the model that tells classes by their colors."""
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -8,7 +9,13 @@ import cv2
 import numpy as np
 import torch
 from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, write_scene
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
 from rasterio.transform import Affine
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / 'tools'))
+import suggest_labels  # noqa: E402
 
 UTM: Dict[str, Any] = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 
@@ -106,3 +113,17 @@ def write_unsure_scene(path: Path, classes: np.ndarray, unsure: np.ndarray,
 
 __all__ = ['NAMES', 'UNSURE', 'UTM', 'write_image', 'write_scene_training',
            'write_sure_checkpoint', 'write_tiles', 'write_training', 'write_unsure_scene']
+
+
+def joined(folder: Path) -> Any:
+    """Return the training dataset of the config that was written into a folder."""
+    cfg = Config.fromfile(str(folder / 'pseudo_labels.py'))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    dataset.full_init()
+    return dataset
+
+
+def suggest(model: Tuple[Path, Path], *arguments: Any) -> int:
+    """Run tools/suggest_labels.py for a config and a checkpoint; return its status."""
+    return suggest_labels.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])

@@ -8,63 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.commands import cli, suggest_labels  # noqa: E402
+from mapsage.commands import cli, suggest_label_options, suggest_labels  # noqa: E402
 
 
 def main(argv=None) -> int:
-    parser = cli.build_parser('Choose the windows to label next: uncertain, of rare classes, far '
-                              'apart and unlike each other.')
-    parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('inputs', nargs='+', metavar='INPUT',
-                        help='images, folders of images and scenes, as of tools/predict.py')
-    parser.add_argument('--out', required=True, metavar='FILE',
-                        help='GeoPackage (.gpkg) for QGIS, or a table (.csv), which images without '
-                        'georeference need; a picture of the windows is written beside it')
-    parser.add_argument('--count', type=int, default=50, metavar='N',
-                        help='number of windows (default: 50)')
-    parser.add_argument('--suspicious', action='store_true',
-                        help="windows of the config's labeled data where the model is sure of "
-                        'another class than the label, those with most such pixels first')
-    parser.add_argument('--min-confidence', type=float, default=0.9, metavar='P',
-                        help='probability from which on the model is sure, for --suspicious '
-                        '(default: 0.9)')
-    parser.add_argument('--exclude', nargs='+', default=[], metavar='FILE',
-                        help='polygons (earlier suggestions, labels), in any CRS, or tables of '
-                        'earlier suggestions: windows of which they cover half are left out')
-    parser.add_argument('--min-distance', type=float, default=1.5, metavar='WINDOWS',
-                        help="distance of two windows' middles, in sides of a window (default: "
-                        '1.5: no neighbors)')
-    parser.add_argument('--tta', action='store_true',
-                        help='also use where the mirror images of a window disagree')
-    parser.add_argument('--window', type=int, metavar='PIXELS',
-                        help="side of a window (default: the config's training size, else 512)")
-    parser.add_argument('--scale', type=float, metavar='FACTOR',
-                        help='size that the model sees a scene in, as of tools/predict.py')
-    parser.add_argument('--gsd', type=float, metavar='METERS',
-                        help='size of the pixels that the model was trained on, instead of --scale')
-    parser.add_argument('--bands', type=int, nargs='+', metavar='N',
-                        help='bands of the scene, counted from 1 (default: all but alpha)')
-    parser.add_argument('--batch-size', type=int, metavar='N',
-                        help='number of windows measured at a time')
-    parser.add_argument('--amp', action='store_true', help='16-bit floats where the model allows')
+    parser = suggest_label_options.build_parser(__doc__)
     args = parser.parse_args(argv)
-    if args.work_dir:
-        parser.error('--work-dir is for training and testing; the windows go into --out')
-    if Path(args.out).suffix.lower() not in ('.gpkg', '.csv'):
-        parser.error(f'--out {args.out}: expected a name that ends in .gpkg or .csv')
-    for name in ('count', 'batch_size', 'window'):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f'--{name.replace("_", "-")} {value}: expected 1 or more')
-    if not 0 <= args.min_distance < float('inf') or not 0 <= args.min_confidence <= 1:
-        parser.error(f'--min-distance {args.min_distance:g} and --min-confidence '
-                     f'{args.min_confidence:g}: expected 0 or more windows, and 0 to 1')
-    if args.scale is not None and args.gsd is not None:
-        parser.error('--scale and --gsd say the same in two ways: give one of them')
-    for name in ('scale', 'gsd'):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < float('inf'):
-            parser.error(f'--{name} {value:g}: expected a number above 0')
+    suggest_label_options.check_arguments(parser, args)
     return suggest_labels.suggest(args)
 
 

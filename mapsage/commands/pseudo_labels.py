@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import math
@@ -19,10 +20,10 @@ from mapsage.inference.errors import PredictError
 from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
+from mapsage.shipped import program
 
-from .config_checks import LOADERS
+from .config_checks import LOADERS, read_config
 from .predict import Prediction
-from .predict_checkpoint import CheckpointModel
 
 REPORT, CONFIG = 'pseudo_labels.json', 'pseudo_labels.py'
 _SHOWN = 3  # names of files in a note
@@ -48,10 +49,13 @@ def predict_pseudo_labels(args: argparse.Namespace,
 class _PseudoLabels(Prediction):
     """The maps of a prediction, and then the masks of what it is sure of."""
 
-    @property
+    _with_previews = False  # of hundreds of small images, they would take most of the time
+
+    @functools.cached_property
     def _cfg(self) -> Config:
-        assert isinstance(self._model, CheckpointModel)  # --model is refused
-        return self._model.config
+        """The config of the training, without what is for this prediction alone."""
+        given = argparse.Namespace(**{**vars(self._args), 'accelerator': None})
+        return joined_config.without_unlabeled(read_config(given))
 
     def find_inputs(self) -> Dict[str, str]:
         """Return the inputs without images that have labels, or that scores are computed on.
@@ -63,15 +67,15 @@ class _PseudoLabels(Prediction):
                 and not (self._target / REPORT).exists():
             raise PredictError(f'{self._target / "masks"} exists, and was not made with this '
                                f'command. Choose another folder for --pseudo-labels.')
-        self._labeled = _build(self._cfg, LOADERS[0])
         joined_config.labeled_dataset(self._cfg)
-        self._known = KnownLabels(self._labeled)
-        held_out = KnownLabels(*(_build(self._cfg, loader) for loader in LOADERS[1:]))
+        self._labeled, *others = (build_dataset_of(self._cfg, loader) for loader in LOADERS)
+        known, held_out = KnownLabels(self._labeled), KnownLabels(*others)
+        self._known = KnownLabels(self._labeled, *others)
         found = super().find_inputs()
         taught = {name: path for name, path in found.items()
-                  if path in self._known and not self._known.is_scene(path)}
+                  if path in known and not known.is_scene(path)}
         scored = {name: path for name, path in found.items()
-                  if path in held_out and path not in self._known}
+                  if path in held_out and path not in known}
         for left_out, why in ((taught, 'labeled already, by the dataset of train_dataloader'),
                               (scored, 'what val_dataloader or test_dataloader scores on')):
             if left_out:
@@ -103,6 +107,7 @@ class _PseudoLabels(Prediction):
         try:
             masks.mkdir(parents=True, exist_ok=True)
             atomic_write(self._target / REPORT, b'{}\n')  # these masks are ours from now on
+            (self._target / CONFIG).unlink(missing_ok=True)  # of other masks, until it is done
             names = self._classes.names
             kept = write_masks(self._pairs(), masks, names, self._classes.palette,
                                self._args.min_confidence, self._args.min_share, self._known)
@@ -127,16 +132,15 @@ class _PseudoLabels(Prediction):
         names, args = self._classes.names, self._args
         for line in ('', *table(kept, names)):
             self._say(line)
-        lost = [name for name, count in zip(names, kept.kept) if not count]
-        if lost:
-            self._say(f"warning: no pseudo-label teaches {', '.join(lost)}: the model predicts it "
-                      f'nowhere. Label some of it.')
+        for line in kept.lost(names):
+            self._say(f'warning: {line}')
         report: Dict[str, Any] = dict(
             min_confidence=args.min_confidence, min_share=args.min_share, classes=kept.as_json(
                 names), inputs=len(kept.pairs), without_labels=[pair.path for pair in kept.empty])
         if not kept.pairs:
-            raise PredictError('no pixel has a pseudo-label: the maps hold no data, or all that '
-                               'they show is labeled already. Give other images or scenes.')
+            raise PredictError('no pixel has a pseudo-label: the maps hold no data, all that they '
+                               'show is labeled already, or nothing is sure enough (see the '
+                               'table). Give other images or scenes, or lower --min-confidence.')
         if kept.empty:
             self._say(f'no pixel is kept in {_some([pair.path for pair in kept.empty])}: left out '
                       f'of the config')
@@ -144,20 +148,27 @@ class _PseudoLabels(Prediction):
         text = json.dumps(report, indent=1, ensure_ascii=False) + '\n'
         atomic_write(self._target / REPORT, text.encode('utf-8', 'backslashreplace'))
         self._say(f'{self._target}: masks of {len(kept.pairs)} input(s), {REPORT}, {CONFIG}')
-        self._say(f'train on both: python tools/train.py {self._target / CONFIG}')
+        self._say(f'train on both: {program("train")} {self._target / CONFIG}')
+
+    def _work_dir(self) -> str:
+        """Return where the training writes: not into the folder of the run that predicts."""
+        place = os.path.join('work_dirs', self._target.name)
+        before = os.path.realpath(os.path.dirname(self._args.checkpoint))
+        return f'{place}_pseudo_labels' if os.path.realpath(place) == before else place
 
     def _write_config(self, kept: Kept) -> None:
         repeats: List[int] = []
 
-        def times(added: List[Dict[str, Any]]) -> int:
+        def times(labeled: List[Any], added: List[Any]) -> int:
             with DefaultScope.overwrite_default_scope(self._cfg.get('default_scope', 'mmseg')):
-                more = sum(len(build_checked(build_dataset, dict(each))) for each in added)
-            repeats.append(max(1, math.ceil(more / max(1, len(self._labeled)))))
+                have, more = (sum(len(build_checked(build_dataset, copy.deepcopy(each)))
+                                  for each in some) for some in (labeled, added))
+            repeats.append(max(1, math.ceil(more / max(1, have))))
             return repeats[0]
 
         joined = joined_config.join(
             self._cfg, kept.pairs, self._target, dict(_metainfo(self._labeled)), max(self._window),
-            self._bands, times)
+            self._bands, times, self._work_dir())
         again = f', {repeats[0]} times in an epoch' if repeats[0] > 1 else ''
         joined_config.write_config(joined, self._target / CONFIG, (
             f'Labels and pseudo-labels: {_plain(self._args.config)} on {len(kept.pairs)} more '
@@ -169,14 +180,9 @@ class _PseudoLabels(Prediction):
         Config.fromfile(str(self._target / CONFIG))  # it can be read
 
 
-def build_loaders(cfg: Config) -> List[Any]:
-    """Return the datasets of training, validation and test, None for one that there is not."""
-    return [_build(cfg, loader) for loader in LOADERS]
-
-
-def _build(cfg: Config, loader: str) -> Any:
-    """Return a dataset of the config, or None if it has none."""
-    config = (cfg.get(loader) or {}).get('dataset')
+def build_dataset_of(cfg: Config, loader: str) -> Any:
+    """Return a dataset of the config, of FixMatch's the labeled part; None if it has none."""
+    config = (joined_config.without_unlabeled(cfg).get(loader) or {}).get('dataset')
     if not isinstance(config, dict):
         return None
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):

@@ -30,6 +30,7 @@ from .raster import GeoError, Raster, RasterBlockError, to_map
 from .stamps import stamp
 from .statistics import BandStatistics, band_statistics
 from .vector_labels import BurntLabels, VectorLabels
+from .window_outlines import reprojected, window_outline
 
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
@@ -37,6 +38,6 @@ __all__ = [
     'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels', 'SceneArea', 'ScenePart',
     'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path',
     'content_of', 'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
-    'open_raster', 'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'stamp',
-    'suffix_of', 'to_map', 'write_cog', 'write_polygons'
+    'open_raster', 'output_name', 'pixel_side', 'probabilities_path', 'read_classes',
+    'reprojected', 'stamp', 'suffix_of', 'to_map', 'window_outline', 'write_cog', 'write_polygons'
 ]

@@ -38,6 +38,7 @@ class AreaOfInterest:
 
     Args:
         path: Path of a file with polygons that GDAL reads (GeoPackage, GeoJSON, Shapefile, KML).
+        where: Condition on the features' fields, as in SQL; default: all features.
 
     Attributes:
         path: Path of the file.
@@ -47,9 +48,9 @@ class AreaOfInterest:
         GeoError: If the file cannot be read, has no polygons, or a layer of them has no CRS.
     """
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, where: Optional[str] = None) -> None:
         self.path = str(path)
-        self._layers = _read_layers(self.path)
+        self._layers = _read_layers(self.path, where)
         digest = hashlib.sha256()
         for layer in self._layers:
             digest.update(layer.crs.to_wkt().encode())
@@ -143,11 +144,11 @@ class SceneArea:
         return list(shapely.total_bounds(np.concatenate([each.polygons for each in self._layers])))
 
 
-def _read_layers(path: str) -> List[_AreaLayer]:
+def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
     check_name(path)
     try:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
-        read = [(name, *_read_layer(path, name)) for name in names]
+        read = [(name, *_read_layer(path, name, where)) for name in names]
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
         raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
@@ -172,9 +173,10 @@ def _read_layers(path: str) -> List[_AreaLayer]:
     return [layer._replace(polygons=_with_nodes(layer)) for layer in layers]
 
 
-def _read_layer(path: str, name: str) -> Tuple[Optional[str], np.ndarray, List[str]]:
+def _read_layer(path: str, name: str, where: Optional[str]
+                ) -> Tuple[Optional[str], np.ndarray, List[str]]:
     """Return CRS and polygons of a layer, and the kinds of its features that are none."""
-    meta, _, geometry, _ = pyogrio.raw.read(path, layer=name, columns=[])
+    meta, _, geometry, _ = pyogrio.raw.read(path, layer=name, columns=[], where=where)
     shapes = shapely.from_wkb(geometry)
     shapes = shapely.force_2d(shapes[~(shapely.is_missing(shapes) | shapely.is_empty(shapes))])
     areal = np.isin(shapely.get_type_id(shapes), (

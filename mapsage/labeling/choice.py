@@ -1,7 +1,7 @@
 """Which windows to label next: uncertain, of rare classes, far apart, and diverse. Pure."""
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def class_weights(pixels: np.ndarray) -> np.ndarray:
 
 
 def choose(scores: np.ndarray, positions: np.ndarray, count: int, apart: float,
-           features: Optional[np.ndarray] = None) -> List[int]:
+           features: Optional[np.ndarray] = None, first: Sequence[int] = ()) -> List[int]:
     """Return the numbers of the chosen windows, in the order in which they were chosen.
 
     The first has the highest score. Each further one has the largest product of its score and its
@@ -42,6 +42,8 @@ def choose(scores: np.ndarray, positions: np.ndarray, count: int, apart: float,
         count: Largest number of windows.
         apart: Least distance of the middles of two of them.
         features: ``(windows, channels)``; None chooses by the score alone.
+        first: Numbers of windows that are chosen before all others, in this order, whatever their
+            scores and distances.
     """
     order = np.argsort(-scores, kind='stable')
     order = order[scores[order] > 0]
@@ -50,10 +52,13 @@ def choose(scores: np.ndarray, positions: np.ndarray, count: int, apart: float,
     distance = np.ones(len(scores))
     scaled = None if features is None else _standardized(features)
     chosen: List[int] = []
-    while free.any() and len(chosen) < count:
-        pool = order[free[order]][:max(1, _POOL * count - len(chosen))]
-        values = scores[pool] * distance[pool]
-        best = int(pool[values.argmax()]) if chosen and values.max() > 0 else int(pool[0])
+    while (len(chosen) < len(first) or free.any()) and len(chosen) < count:
+        if len(chosen) < len(first):
+            best = int(first[len(chosen)])
+        else:
+            pool = order[free[order]][:max(1, _POOL * count - len(chosen))]
+            values = scores[pool] * distance[pool]
+            best = int(pool[values.argmax()]) if chosen and values.max() > 0 else int(pool[0])
         chosen.append(best)
         free[best] = False
         free &= np.hypot(*(positions - positions[best]).T) >= apart - 1e-9

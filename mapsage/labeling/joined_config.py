@@ -19,10 +19,12 @@ _IGNORED = ('label_map', 'reduce_zero_label')
 
 
 def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str, Any],
-         window: int, bands: Bands, times: Callable[[List[Dict[str, Any]]], int]) -> Config:
+         window: int, bands: Bands, times: Callable[[List[Any], List[Any]], int],
+         work_dir: str) -> Config:
     """Return a config whose training data is that of ``cfg`` and the images with their masks.
 
-    The new datasets stand beside the innermost labeled one, inside of all that wraps it. What the
+    The new datasets stand beside the innermost labeled one, inside of all that wraps it but a
+    choice of samples (``NamedSamples``). What the
     config says of the run (``work_dir``, ``resume``) is set for a new one.
 
     Args:
@@ -32,7 +34,9 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
         metainfo: ``metainfo`` of the labeled dataset.
         window: Side in pixels of windows of scenes, where ``cfg`` does not say it.
         bands: Bands that the model takes.
-        times: Function of the new datasets that returns how often the labeled one is repeated.
+        times: Function of the labeled and the new datasets that stand beside each other that
+            returns how often the labeled ones are repeated.
+        work_dir: Where the training writes.
 
     Raises:
         PredictError: If the config has no training dataset of this form.
@@ -40,15 +44,19 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
     joined = copy.deepcopy(cfg)
     holder, key = _find(joined)
     labeled = holder[key]
-    first = labeled[0] if isinstance(labeled, (list, tuple)) else labeled
-    while 'pipeline' not in first and isinstance(first.get('dataset'), dict):
-        first = first['dataset']
+    first = labeled
+    while isinstance(first, (list, tuple)) or 'pipeline' not in first:
+        inner = first[0] if isinstance(first, (list, tuple)) else first.get(
+            'dataset', first.get('datasets'))
+        if not inner or not isinstance(inner, (dict, list, tuple)):
+            break
+        first = inner
     added = _pictures([pair for pair in pairs if pair.is_picture], folder, first, metainfo)
     scenes = [pair for pair in pairs if not pair.is_picture]
     if scenes:
         added.append(_scenes(scenes, folder, first, metainfo, window, bands))
-    again = times(added)
     before = list(labeled) if isinstance(labeled, (list, tuple)) else [labeled]
+    again = times(before, added)
     if again > 1:
         before = [dict(type='RepeatDataset', times=again, dataset=each) for each in before]
     if isinstance(labeled, (list, tuple)):
@@ -57,7 +65,7 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
     else:
         holder[key] = dict(type='ConcatDataset', datasets=[*before, *added],
                            ignore_keys=_ignored(None, metainfo))
-    joined.work_dir = os.path.join('work_dirs', folder.name)
+    joined.work_dir = work_dir
     if joined.get('resume'):
         joined.load_from = None
     joined.resume = False
@@ -80,6 +88,24 @@ def labeled_dataset(cfg: Config) -> Any:
     return holder[key]
 
 
+def without_unlabeled(cfg: Config) -> Config:
+    """Return the config of a training on the labeled data alone of one by FixMatch.
+
+    Any other config is returned as it is.
+    """
+    dataset = (cfg.get('train_dataloader') or {}).get('dataset')
+    if not isinstance(dataset, dict) or _kind(dataset) != 'SemiSupervisedDataset':
+        return cfg
+    plain = copy.deepcopy(cfg)
+    loader = plain.train_dataloader
+    loader.dataset = loader.dataset['labeled']
+    endless = (loader.get('sampler') or {}).get('infinite', True)
+    loader.sampler = dict(type='InfiniteSampler' if endless else 'DefaultSampler', shuffle=True)
+    plain.custom_hooks = [each for each in plain.get('custom_hooks') or []
+                          if _kind(each) != 'FixMatchHook']
+    return plain
+
+
 def _find(cfg: Config) -> Tuple[Any, str]:
     """Return what holds the labeled dataset or a list of them, and its key there."""
     holder: Any = cfg.get('train_dataloader') or {}
@@ -91,7 +117,7 @@ def _find(cfg: Config) -> Tuple[Any, str]:
         inner = holder[key]
         if isinstance(inner.get('datasets'), (list, tuple)) and inner['datasets']:
             return inner, 'datasets'
-        if not isinstance(inner.get('dataset'), dict):
+        if not isinstance(inner.get('dataset'), dict) or _kind(inner) == 'NamedSamples':
             return holder, key
         holder = inner
 
@@ -107,7 +133,7 @@ def _pictures(pairs: Sequence[MapPair], folder: Path, labeled: Dict[str, Any],
     found = []
     for number, ((place, suffix), names) in enumerate(sorted(groups.items())):
         list_file = folder / f'images_{number}.txt'
-        atomic_write(list_file, ('\n'.join(names) + '\n').encode('utf-8', 'surrogateescape'))
+        atomic_write(list_file, ('\n'.join(names) + '\n').encode())
         found.append(dict(
             type='BaseSegDataset', ann_file=str(list_file),
             data_prefix=dict(img_path=place, seg_map_path=str(folder / 'masks')),
@@ -122,7 +148,7 @@ def _scenes(pairs: Sequence[MapPair], folder: Path, labeled: Dict[str, Any],
     order = list(bands.chosen or range(1, bands.count + 1))
     kept: Dict[str, Any] = dict(
         window=window, bands=order[::-1] if bands.like_opencv else order)
-    if _kind(labeled) == 'GeoTiffDataset':
+    if 'scenes' in labeled:  # GeoTiffDataset, or a subclass of it
         kept.update({key: copy.deepcopy(labeled[key]) for key in (
             'window', 'stride', 'bands', 'split', 'windows') if labeled.get(key) is not None})
         if isinstance(kept.get('windows'), dict):

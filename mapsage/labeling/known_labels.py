@@ -8,7 +8,7 @@ import numpy as np
 
 from mapsage.datasets import GeoTiffDataset
 
-_TILE = 512  # pixels along the squares that are read from labels of a scene
+_TILE = 512  # pixels, at most, along the squares that are read from labels of a scene
 
 UNKNOWN = 255
 """Value of pixels without a label."""
@@ -96,10 +96,15 @@ def _files(leaf: Any) -> List[str]:
 
 def _from_scene(leaf: GeoTiffDataset, number: int, column: int, row: int, width: int,
                 height: int) -> np.ndarray:
-    mask = np.empty((height, width), np.uint8)
-    for top in range(0, height, _TILE):
-        for left in range(0, width, _TILE):
-            part = mask[top:top + _TILE, left:left + _TILE]
+    mask, side = np.empty((height, width), np.uint8), min(_TILE, max(height, width))
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            part = mask[top:top + side, left:left + side]
             part[:] = leaf.read_labels(number, column + left, row + top,
-                                       _TILE)[:part.shape[0], :part.shape[1]]
+                                       side)[:part.shape[0], :part.shape[1]]
     return mask
+
+
+def labeled_share(labels: np.ndarray) -> float:
+    """Return which share of the pixels of a mask has a label."""
+    return float((labels != UNKNOWN).mean())

@@ -61,6 +61,18 @@ class Kept:
     pairs: List[MapPair]
     empty: List[MapPair]
 
+    def lost(self, names: Sequence[str]) -> List[str]:
+        """Return a line for each reason why classes have no label, which names these classes."""
+        nowhere = [name for name, count in zip(names, self.predicted) if not count]
+        unsure = [f'{name} ({threshold / 100:g})' for name, count, kept, threshold in zip(
+            names, self.predicted, self.kept, self.thresholds) if count and not kept]
+        return [f'no pseudo-label teaches {", ".join(some)}: {why}' for some, why in (
+            (nowhere, 'the model predicts it nowhere that is not labeled already. Label some of '
+                      'it.'),
+            (unsure, 'no pixel of it has this confidence. Lower --min-confidence, or raise '
+                     '--min-share, which keeps the most confident pixels of each class.'))
+            if some]
+
     def as_json(self, names: Sequence[str]) -> Dict[str, Any]:
         """Return pixels, share and threshold of each class by its name."""
         return {name: dict(predicted=int(predicted), kept=int(kept),
@@ -98,7 +110,7 @@ def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str], pa
             places += np.minimum(confidence[known_class], PERCENT - 1)
             counts += np.bincount(places, minlength=counts.size).reshape(counts.shape)
     thresholds = class_thresholds(counts, least, share)
-    wanted = np.full(256, 256, np.int64)  # more than any confidence: no data is no label
+    wanted = np.full(256, 256, np.int16)  # more than any confidence: no data is no label
     wanted[:len(names)] = thresholds
     kept = np.zeros(len(names), np.int64)
     full: List[MapPair] = []

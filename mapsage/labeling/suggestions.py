@@ -10,12 +10,11 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import pyogrio.raw
-import pyproj
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
 from mapsage.atomic_write import atomic_write
-from mapsage.geo import GeoError, Raster, to_map
+from mapsage.geo import GeoError
 from mapsage.geo.cog import disk_message, temporary_beside
 from mapsage.geo.qgis_style import add_polygon_style
 
@@ -23,7 +22,6 @@ from .window_facts import Place
 
 LAYER = 'tiles'
 CLASS_FIELD = 'doubtful_class'
-_STEPS = 8  # pieces of each side of a window: it stays right in another CRS
 
 
 @dataclass(frozen=True)
@@ -48,23 +46,11 @@ class Suggestion:
     margin: float
     disagreement: Optional[float]
 
-
-def outline(raster: Raster, place: Place) -> Any:
-    """Return a window of a scene as a polygon in the CRS of the scene, with nodes on its sides."""
-    along = np.linspace(0, 1, _STEPS, endpoint=False)
-    zero, one = np.zeros(_STEPS), np.ones(_STEPS)
-    x = np.concatenate([along, one, 1 - along, zero]) * place.width + place.column
-    y = np.concatenate([zero, along, one, 1 - along]) * place.height + place.row
-    return shapely.Polygon(to_map(raster.transform, np.stack([x, y], 1)))
-
-
-def reprojected(polygon: Any, source: str, target: str) -> Any:
-    """Return a polygon in another CRS, both given as WKT."""
-    if source == target:
-        return polygon
-    move = pyproj.Transformer.from_crs(source, target, always_xy=True)
-    return shapely.transform(polygon, lambda points: np.stack(
-        move.transform(points[:, 0], points[:, 1]), 1))
+    @property
+    def title(self) -> str:
+        """Name of its file, and its first pixel there."""
+        place = self.place
+        return f'{os.path.basename(place.path)} ({place.column}, {place.row})'
 
 
 def write_suggestions(path: Path, found: Sequence[Suggestion], crs: Optional[str],
@@ -91,14 +77,11 @@ def write_suggestions(path: Path, found: Sequence[Suggestion], crs: Optional[str
             writer = csv.writer(text, lineterminator='\n')
             writer.writerow(fields)
             writer.writerows(zip(*fields.values()))
-            atomic_write(path, text.getvalue().encode('utf-8', 'surrogateescape'))
+            atomic_write(path, text.getvalue().encode())
             return
         with temporary_beside(path) as folder:
             made = folder / path.name
-            # Text that is no UTF-8, of a name in GBK, would be an error of the GeoPackage.
-            columns = [np.array([str(each).encode('utf-8', 'replace').decode()
-                                 for each in values], object)
-                       if isinstance(values[0], str) else np.array(values)
+            columns = [np.array(values, object if isinstance(values[0], str) else None)
                        for values in fields.values()]
             pyogrio.raw.write(
                 str(made), shapely.to_wkb(np.array([each.polygon for each in found], object)),
@@ -120,7 +103,7 @@ def read_table(path: str) -> List[Place]:
         GeoError: If it cannot be read, or is another table.
     """
     try:
-        with open(path, encoding='utf-8', errors='surrogateescape', newline='') as file:
+        with open(path, encoding='utf-8', newline='') as file:
             return [Place(os.path.realpath(line['path']), *(int(line[key]) for key in (
                 'column', 'row', 'width', 'height'))) for line in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -142,25 +125,3 @@ def _fields(found: Sequence[Suggestion]) -> Dict[str, List[Any]]:
     for key in ('column', 'row', 'width', 'height'):
         fields[key] = [getattr(place, key) for place in places]
     return fields
-
-
-def overlap(one: Place, other: Place) -> float:
-    """Return which share of a window of a file lies in another of the same file."""
-    def shared(first: int, side: int, start: int, length: int) -> int:
-        return max(0, min(first + side, start + length) - max(first, start))
-
-    return (shared(one.column, one.width, other.column, other.width)
-            * shared(one.row, one.height, other.row, other.height) / (one.width * one.height))
-
-
-def in_sides(polygons: Sequence[Any], crs: str) -> np.ndarray:
-    """Return the middles of windows, ``(windows, 2)``, in units of the median window's side.
-
-    In a geographic CRS degrees of longitude are shortened by the cosine of the latitude.
-    """
-    middles = shapely.get_coordinates(shapely.centroid(np.array(polygons, object)))
-    scale = np.ones(2)
-    if pyproj.CRS.from_wkt(crs).is_geographic:
-        scale[0] = np.cos(np.radians(np.clip(middles[:, 1].mean(), -89, 89)))
-    side = np.sqrt(np.median(shapely.area(np.array(polygons, object))) * scale.prod())
-    return middles * scale / side

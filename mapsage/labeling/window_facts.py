@@ -9,8 +9,6 @@ import torch
 
 from mapsage.inference.predictor import WindowPredictor
 
-from .known_labels import UNKNOWN
-
 
 class Place(NamedTuple):
     """A window of a file, in its pixels."""
@@ -37,6 +35,8 @@ class WindowFacts:
         disagreement: Mean share of mirror images of another class; 0 without them.
         rivals: The two classes between which most of the doubt is.
         feature: Mean of the backbone's last feature map, ``(channels,)`` float32.
+        size: Number of pixels of the window in the size that the model sees it in, also of those
+            without data.
         labeled: Number of pixels with a label.
         contradicted: Those among them where the model is sure of another class.
         mistaken: Label and prediction that most of them have.
@@ -49,6 +49,7 @@ class WindowFacts:
     disagreement: float
     rivals: Tuple[int, int]
     feature: np.ndarray
+    size: int
     labeled: int = 0
     contradicted: int = 0
     mistaken: Tuple[int, int] = (0, 0)
@@ -132,7 +133,7 @@ class WindowJudge:
             place, by_pair.reshape(count, count).sum(1) / side, pixels,
             float(margin.sum() / max(1, valid.sum())),
             float((others * valid).sum() / max(1, valid.sum())),
-            _pair(int(by_pair.argmax()), count), feature)
+            _pair(int(by_pair.argmax()), count), feature, side)
         if labels is None:
             return facts
         known = (labels < count) & valid
@@ -172,8 +173,3 @@ def _tensors(value: Any) -> List[torch.Tensor]:
 
 def _pair(number: int, count: int) -> Tuple[int, int]:
     return number // count, number % count
-
-
-def labeled_share(labels: np.ndarray) -> float:
-    """Return which share of the pixels of a mask has a label."""
-    return float((labels != UNKNOWN).mean())

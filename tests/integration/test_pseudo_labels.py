@@ -15,14 +15,13 @@ from geotiff_data import write_vector
 from labeling_files import (
     NAMES,
     UTM,
+    joined,
     write_scene_training,
     write_tiles,
     write_training,
     write_unsure_scene,
 )
 from map_runs import read, run
-from mmengine.config import Config
-from mmengine.registry import DATASETS, DefaultScope
 from support import ROOT, on_host
 
 from mapsage.inference.errors import PredictError
@@ -31,15 +30,6 @@ sys.path.insert(0, str(ROOT / 'tools'))
 import train  # noqa: E402
 
 pytestmark = on_host
-
-
-def joined(folder: Path) -> Any:
-    """Return the training dataset of the config that was written into a folder."""
-    cfg = Config.fromfile(str(folder / 'pseudo_labels.py'))
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        dataset = DATASETS.build(cfg.train_dataloader.dataset)
-    dataset.full_init()
-    return dataset
 
 
 def masks_of(dataset: Any) -> List[np.ndarray]:

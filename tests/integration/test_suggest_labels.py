@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -19,6 +18,7 @@ from geo_scenes import rectangle
 from geotiff_data import write_vector
 from labeling_files import (
     UTM,
+    suggest,
     write_image,
     write_scene_training,
     write_sure_checkpoint,
@@ -28,22 +28,16 @@ from labeling_files import (
 )
 from qgis_here import qgis_python, read_legends
 from rasterio.transform import Affine
-from support import ROOT, on_host
+from support import on_host
 
 from mapsage.engine.loading.data_checks import DataError
 from mapsage.inference.errors import PredictError
-
-sys.path.insert(0, str(ROOT / 'tools'))
-import suggest_labels as command  # noqa: E402
+from mapsage.viewer.decisions import ReviewFile, ReviewKey
 
 pytestmark = on_host
 
 # 64 pixels of a degree that are as wide as 32 m: a scene in another CRS, north of the first.
 DEGREES: Dict[str, Any] = dict(crs='EPSG:4326', transform=Affine(5e-6, 0, 15.0, 0, -5e-6, 45.2))
-
-
-def suggest(model: Tuple[Path, Path], *arguments: Any) -> int:
-    return command.main([*map(str, model), *map(str, arguments), '--accelerator', 'cpu'])
 
 
 def read(path: Path) -> List[Dict[str, Any]]:
@@ -99,6 +93,10 @@ def test_uncertain_windows_with_reason_crs_and_style(scenes: Path, tmp_path: Pat
     if qgis_python():
         legend, = read_legends(f'{out}|layername=tiles')
         assert legend['drawn'] == legend['features'] == 3
+        assert (legend['crs'], legend['fill'], legend['outline']) == ('EPSG:32633', 'no', '0.8')
+        shown = legend['attributes']
+        assert (shown['rank'], Path(shown['path']).name, shown['width']) == (1, 'a.tif', 64)
+        assert shown['doubtful_class'] in dict(legend['entries']) and shown['reason']
 
 
 def test_a_second_round_and_a_second_run(scenes: Path, tmp_path: Path,
@@ -114,6 +112,33 @@ def test_a_second_round_and_a_second_run(scenes: Path, tmp_path: Path,
     assert '2 windows of 50: the others are certain, or closer' in capsys.readouterr().out
     with pytest.raises(PredictError, match='may hold what you have drawn'):
         suggest(model, scenes / 'scenes', '--out', one)
+
+
+def decide(path: Path, crs: Any, *decisions: Tuple[str, str, int, int]) -> None:
+    """Write a review as tools/view.py does: decision, scene, column and row of windows."""
+    file = ReviewFile(path, 'EPSG:32633')
+    for decision, scene, column, row in decisions:
+        shape = None if crs is None else rectangle(crs, column, row, column + 64, row + 64)
+        file.save(ReviewKey(Path(scene).name, column, row, 64, 64), decision, '', dict(
+            score=0, measure='', path=scene, checksum=0), shape, crs and crs['crs'])
+
+
+def test_a_review_leads_and_leaves_out(scenes: Path, tmp_path: Path) -> None:
+    model, out = (scenes / 'color.py', scenes / 'color.pth'), tmp_path / 'next.gpkg'
+    scene = str(scenes / 'scenes/a.tif')
+    decide(tmp_path / 'review.gpkg', UTM, ('wrong map', scene, 128, 128),
+           ('wrong map', scene, 192, 128), ('right', scene, 0, 0), ('unsure', scene, 192, 192))
+    suggest(model, scenes / 'scenes', '--out', out, '--exclude', tmp_path / 'review.gpkg')
+    # The model is sure of both that lead, and they are neighbors.
+    assert windows(out) == [('a.tif', 128, 128), ('a.tif', 192, 128), ('b.tif', 0, 0),
+                            ('a.tif', 64, 64)]
+    found = read(out)
+    assert found[0]['reason'].startswith('the review says wrong map; ') and not found[0]['score']
+    assert 'review' not in found[2]['reason']
+    one = tmp_path / 'one.gpkg'
+    suggest(model, scenes / 'scenes', '--out', one, '--exclude', tmp_path / 'review.gpkg',
+            '--count', 1)
+    assert windows(one) == [('a.tif', 128, 128)]
 
 
 def test_ground_with_labels_is_not_suggested_and_theirs_are_checked(
@@ -134,6 +159,13 @@ def test_ground_with_labels_is_not_suggested_and_theirs_are_checked(
     assert [(each['column'], each['row']) for each in found] == [(0, 192), (192, 192)]
     assert found[0]['reason'].startswith('labeled green, the model is sure of')
     assert found[1]['score'] == pytest.approx(500 / 64**2, abs=1e-4)
+    scene = str(tmp_path / 'scenes/a.tif')  # its labels are right where the model contradicts most
+    decide(tmp_path / 'review.gpkg', UTM, ('wrong map', scene, 0, 192),
+           ('wrong label', scene, 0, 0))
+    suggest(model, tmp_path / 'scenes', '--out', tmp_path / 'again.gpkg', '--suspicious',
+            '--exclude', tmp_path / 'review.gpkg')
+    assert windows(tmp_path / 'again.gpkg') == [('a.tif', 0, 0), ('a.tif', 192, 192)]
+    assert read(tmp_path / 'again.gpkg')[0]['reason'].startswith('the review says wrong label; ')
 
 
 def test_images_without_coordinates_give_a_table(tmp_path: Path) -> None:
@@ -153,6 +185,13 @@ def test_images_without_coordinates_give_a_table(tmp_path: Path) -> None:
     with open(str(tmp_path / 'more.csv')) as file:  # t0 is labeled, t9 was suggested
         assert {Path(line['path']).name for line in csv.DictReader(file)} == {
             't1.png', 't2.png', 't3.png'}
+    image = str(tmp_path / 'img/train/t{}.png')
+    decide(tmp_path / 'review.gpkg', None, ('wrong map', image.format(3), 0, 0),
+           ('unsure', image.format(9), 0, 0), ('right', image.format(1), 0, 0))
+    suggest(model, tmp_path / 'img/train', '--out', tmp_path / 'last.csv', '--exclude',
+            tmp_path / 'review.gpkg')
+    with open(str(tmp_path / 'last.csv')) as file:
+        assert [Path(line['path']).name for line in csv.DictReader(file)] == ['t3.png', 't2.png']
 
 
 def test_nothing_to_suggest_is_said(scenes: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Dict, List, Sequence, Union
+from typing import Any, Dict, Iterable, Sequence, Set, Union
 
 from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
@@ -43,10 +43,8 @@ class SemiSupervisedDataset(ConcatDataset):
         if not given:
             raise ValueError('SemiSupervisedDataset.unlabeled is empty, expected the config of a '
                              "dataset, such as dict(type='UnlabeledImages', folders=...).")
-        datasets = [_built(each) for each in (labeled, *given)]
-        for what, each in zip(('labeled', *['unlabeled'] * len(given)), datasets):
-            if not len(each):
-                raise ValueError(f'the {what} dataset ({type(each).__name__}) has no sample.')
+        datasets = [_built(each, what) for each, what in zip(
+            (labeled, *given), ('labeled', *['unlabeled'] * len(given)))]
         super().__init__(datasets)
         self.sizes = len(datasets[0]), sum(map(len, datasets[1:]))
         self.metainfo: Dict[str, Any] = dict(datasets[0].metainfo)
@@ -65,14 +63,15 @@ class SemiSupervisedDataset(ConcatDataset):
 
     def _check_overlap(self) -> None:
         """Look for files that are among the labeled and among the unlabeled samples."""
-        images, scenes = (_files(self.datasets[:1], key) for key in ('img_path', 'scene'))
-        both = sorted(images & _files(self.datasets[1:], 'img_path'))
+        images, others = _images(self.datasets[:1]), _images(self.datasets[1:])
+        both = sorted(images & others)
         if both:
             raise ValueError(
                 f'{both[0]} is a labeled and an unlabeled image, and so are {len(both) - 1} more: '
                 'expected different ones. Leave them out of the unlabeled dataset, for example '
                 'with NamedSamples(exclude=True).')
-        shared = sorted(scenes & _files(self.datasets[1:], 'scene'))
+        shared = sorted((images | _scenes(self.datasets[:1])) &
+                        (others | _scenes(self.datasets[1:])))
         if shared and get_dist_info()[0] == 0:
             print_log(
                 f'scene {shared[0]} is read by the labeled and by the unlabeled dataset, and so '
@@ -109,21 +108,47 @@ class SemiSupervisedDataset(ConcatDataset):
                              'expected PackSegInputs at the end of its pipeline.')
 
 
-def _built(config: Dict[str, Any]) -> Any:
-    dataset = DATASETS.build(config)
-    if hasattr(dataset, 'full_init'):
-        dataset.full_init()
+def _built(config: Dict[str, Any], what: str) -> Any:
+    """Return a dataset that has listed its samples.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    try:
+        dataset = DATASETS.build(config)
+        if hasattr(dataset, 'full_init'):
+            dataset.full_init()
+        samples = len(dataset)
+    except ValueError as error:
+        if 'at least one array' not in str(error):  # of MMEngine, which packs the list
+            raise
+        samples = 0
+    if not samples:
+        raise ValueError(f'the {what} dataset ({config["type"]}) has no sample: expected images in '
+                         'its folders. Correct data_root and data_prefix, or indices.')
     return dataset
 
 
-def _files(datasets: Sequence[Any], key: str) -> set:
-    """Return the real paths that the samples of datasets name under a key."""
-    found: Dict[str, None] = {}
+def _images(datasets: Sequence[Any]) -> Set[str]:
+    """Return the real paths of the images of datasets."""
+    listed = [each.get_data_info(index).get('img_path') for each in datasets
+              if not hasattr(each, 'scene_paths') and hasattr(each, 'get_data_info')
+              for index in range(len(each))]
+    return _real(listed)
+
+
+def _scenes(datasets: Sequence[Any]) -> Set[str]:
+    """Return the real paths of the scenes of datasets, also of those inside of wrappers."""
+    found: Set[str] = set()
     for each in datasets:
-        scenes = getattr(each, '_scenes', None)
-        listed: List[Any] = scenes if scenes and key == 'scene' else []
-        if key == 'img_path' and not scenes and hasattr(each, 'get_data_info'):
-            listed = [each.get_data_info(index) for index in range(len(each))]
-        found.update((os.path.realpath(info[key]), None) for info in listed
-                     if isinstance(info.get(key), str) and '://' not in info[key])
-    return set(found)
+        if hasattr(each, 'scene_paths'):
+            found |= _real(each.scene_paths())
+        inside = getattr(each, 'datasets', None) or [getattr(each, 'dataset', None)]
+        found |= _scenes([inner for inner in inside if inner is not None])
+    return found
+
+
+def _real(paths: Iterable[Any]) -> Set[str]:
+    """Return the real paths of local files."""
+    return {os.path.realpath(each) for each in paths
+            if isinstance(each, (str, os.PathLike)) and '://' not in str(each)}

@@ -37,6 +37,14 @@ def test_equal_windows_are_chosen_until_the_count() -> None:
     assert choose(np.ones(20), FAR, 7, 1.5, same) == list(range(7))
 
 
+def test_named_windows_lead_whatever_their_scores_and_others_keep_away() -> None:
+    positions = np.array([[0, 0], [1, 0], [2, 0], [4, 0], [9, 9]])
+    scores = np.array([5, 0, 0, 3, 4.0])
+    assert choose(scores, positions, 9, 1.5, first=[2, 1]) == [2, 1, 4, 3]
+    assert choose(scores, positions, 1, 1.5, first=[2, 1]) == [2]
+    assert choose(np.zeros(5), positions, 9, 1.5, np.ones((5, 2)), [3]) == [3]
+
+
 @given(st.integers(1, 12), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_each_is_the_best_of_those_left(windows: int, count: int, random: object) -> None:
     state = np.random.RandomState(random.randrange(2**31))  # type: ignore[attr-defined]

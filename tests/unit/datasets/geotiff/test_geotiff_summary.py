@@ -23,14 +23,11 @@ from mmengine.dataset import ConcatDataset, RepeatDataset
 from mmengine.logging import MMLogger
 from rasterio.enums import ColorInterp
 from rasterio.transform import Affine
-from support import on_host
 
 from mapsage.datasets.geotiff import summary as geotiff_summary
 from mapsage.datasets.geotiff.summary import summarize
 from mapsage.engine.loading.build import checked_dataset, notes_on_scenes
 from mapsage.geo.raster import open_file
-
-pytestmark = on_host
 
 
 def said(dataset: Any, level: int) -> List[str]:

@@ -12,13 +12,12 @@ import pytest
 from geo_scenes import write_mosaic, write_raster
 from geotiff_data import build_dataset
 from ranks import run_ranks
-from support import PATIENT, on_host
+from support import PATIENT
 
 from mapsage.datasets.geotiff import shared_scan
 from mapsage.datasets.geotiff.shared_scan import cache_folder, scan_scenes
 from mapsage.geo import Raster
 
-pytestmark = on_host
 Process = multiprocessing.get_context('fork').Process
 
 

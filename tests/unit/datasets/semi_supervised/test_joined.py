@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import cv2
 import numpy as np
@@ -25,6 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support import write_tiny_data
     root = write_tiny_data(tmp_path_factory.mktemp('tiles'), train=6, val=1, size=32)
     (root / 'more' / 'deep').mkdir(parents=True)
+    (root / 'more' / 'empty').mkdir()
     for name in ('a.PNG', 'deep/遥感.jpg'):
         cv2.imencode(name[-4:].lower(), np.full((32, 32, 3), 9, np.uint8))[1].tofile(
             str(root / 'more' / name))
@@ -120,8 +121,40 @@ def test_windows_of_scenes_without_labels(tmp_path: Path) -> None:
         joined(labeled, dict(unlabeled, bands=[1, 2]))
 
 
+def test_a_scene_of_both_is_named_also_inside_of_wrappers(tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    from mapsage.datasets.semi_supervised import joined as module
+    said: List[str] = []
+    monkeypatch.setattr(module, 'print_log', lambda text, **_: said.append(text))
+    for name in ('a', 'b', 'c'):
+        write_scene(tmp_path, name)
+
+    def windows(scene: str, *pipeline: str, **settings: Any) -> Dict[str, Any]:
+        return dict(dict(type='GeoTiffDataset', data_root=str(tmp_path), window=128,
+                         metainfo=METAINFO, scenes=f'scenes/{scene}.tif', pipeline=[
+                             dict(type=each) for each in pipeline]), **settings)
+
+    hidden = 'LoadGeoTiffWindow', 'HideLabels', 'PackUnlabeledInputs'
+    labeled = dict(type='ConcatDataset', datasets=[
+        windows(each, 'LoadGeoTiffWindow', 'LoadGeoTiffLabels', 'PackSegInputs', labels='labels')
+        for each in ('a', 'b')])
+    joined(labeled, windows('c', *hidden))
+    assert not said
+    again = dict(type='RepeatDataset', times=2, dataset=windows('b', *hidden))
+    assert len(joined(labeled, [windows('c', *hidden), again])) > 3
+    assert said[0].startswith(f'scene {tmp_path}/scenes/b.tif is read by') and len(said) == 1
+    # The file of a scene as an image of a folder, too.
+    joined(labeled, images(tmp_path, folders='scenes'))
+    assert f'scene {tmp_path}/scenes/a.tif' in said[1] and 'and so are 1 more' in said[1]
+
+
 @pytest.mark.parametrize('change, message', [
     (lambda data: [], 'unlabeled is empty'),
+    (lambda data: tiles(data, WEAK, indices=0), r'unlabeled dataset \(LoveDADataset\) has no'),
+    (lambda data: [images(data), tiles(data, WEAK, data_prefix=dict(
+        img_path='more/empty', seg_map_path='more/empty'))], 'has no sample: expected images in'),
+    (lambda data: dict(type='RepeatDataset', times=2, dataset=tiles(data, WEAK)),
+     r'1\.png is a labeled and an unlabeled image, .* 1 more'),
     (lambda data: tiles(data, WEAK), r'1\.png is a labeled and an unlabeled image, .* 1 more'),
     (lambda data: named(data, True), 'packed as labeled ones.*HideLabels'),
     (lambda data: images(data, folders='none'), "none' of unlabeled images does not exist"),

@@ -1,11 +1,14 @@
 """Runs with FixMatchHook: what tools read of its checkpoints, and what is refused."""
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict
 
+import numpy as np
 import pytest
 import torch
+from geo_scenes import draw_classes, paint, write_raster
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from semi_runs import OF_FEATURES, semi_config, semi_train, write_semi_data
@@ -101,6 +104,43 @@ def test_a_threshold_that_nothing_passes_is_a_warning(run: Any, tmp_path: Path) 
     warned = [line for line in log.read_text().splitlines() if 'WARNING - [FixMatch]' in line]
     assert len(warned) == 2 and 'has one unlabeled image' in warned[0]
     assert 'of any class has passed the threshold 0.99 for 4 steps or more' in warned[1]
+
+
+# Two scenes of 128 x 128 pixels: one with labels, one without and with no data of value 0.
+SCENES = '''
+model['decode_head']['num_classes'] = 3
+common = dict(type='GeoTiffDataset', data_root={root!r}, window=64, metainfo=dict(
+    classes=('ground', 'house', 'water'), palette=[[1, 1, 1], [2, 2, 2], [3, 3, 3]]))
+window = dict(type='LoadGeoTiffWindow')
+train_dataloader['dataset'] = dict(
+    type='SemiSupervisedDataset',
+    labeled=dict(common, scenes='scenes/a.tif', labels='labels', pipeline=[
+        window, dict(type='LoadGeoTiffLabels'), dict(type='PackSegInputs')]),
+    unlabeled=dict(common, scenes='scenes/遥 感.tif', pipeline=[
+        window, dict(type='HideLabels'), dict(type='RandomFlip', prob=0.5),
+        dict(type='PackUnlabeledInputs')]))
+model['data_preprocessor']['size'] = (64, 64)
+train_dataloader.update(batch_size=5)
+train_dataloader['sampler'].update(labeled=1, unlabeled=4)
+val_cfg = val_dataloader = val_evaluator = None
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=2)
+'''
+
+
+def test_no_data_of_scenes_counts_nowhere(tmp_path: Path) -> None:
+    """Each of the two steps shows all windows of the scene without labels."""
+    classes = draw_classes(128, 128)
+    values = paint(classes)
+    write_raster(tmp_path / 'scenes' / 'a.tif', values)
+    write_raster(tmp_path / 'labels' / 'a.tif', classes)
+    values[:, :37, 20:] = 0
+    write_raster(tmp_path / 'scenes' / '遥 感.tif', values, nodata=0)
+    _, followed = semi_train(write_semi_data(tmp_path / 'data'), tmp_path / 'run',
+                             extra=SCENES.format(root=str(tmp_path)))
+    assert all(np.isfinite(followed.losses))
+    (log, ) = (tmp_path / 'run').glob('*/*.log')
+    pixels = 2 * (128 * 128 - 37 * 108)
+    assert re.search(rf'of 2 step\(s\): [\d.]+% of {pixels:,} unlabeled pixels', log.read_text())
 
 
 REFUSED = {

@@ -1,8 +1,11 @@
 """What the log says of the classes that the teacher gives."""
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 
+from mapsage.hooks import FixMatchHook
 from mapsage.hooks.semi_supervised.pseudo_label_report import PseudoLabelReport
 
 COUNTS = np.array([[1000, 500, 0], [800, 0, 0], [400, 0, 0], [300, 0, 0]])
@@ -32,3 +35,11 @@ def test_a_class_that_nothing_reaches_is_named_once() -> None:
     assert mine.warning(np.array([0, 0, 0]), 10) == ''
     assert 'of any class has passed' in mine.warning(np.array([0, 0, 0]), 10)
     assert mine.warning(np.array([1, 0, 0]), 10) == '' != mine.warning(np.array([0, 0, 0]), 20)
+
+
+def test_nothing_that_passes_for_200_steps_is_said_once() -> None:
+    mine = report(inspect.signature(FixMatchHook).parameters['patience'].default)
+    said = [mine.warning(np.zeros(3, np.int64), 10) for _ in range(40)]
+    assert [number for number, text in enumerate(said) if text] == [19]
+    assert 'any class has passed the threshold 0.95 for 200 steps or more' in said[19]
+    assert 'Lower threshold' in said[19]

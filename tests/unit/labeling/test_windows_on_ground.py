@@ -1,0 +1,53 @@
+"""Where windows lie on the ground."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyproj
+import shapely
+from geo_scenes import write_raster
+
+from mapsage.geo import Raster, reprojected, window_outline
+from mapsage.labeling.outlines import middles_in_files, middles_on_ground, overlap
+from mapsage.labeling.window_facts import Place
+
+DEGREES = pyproj.CRS.from_epsg(4326).to_wkt()
+UTM = pyproj.CRS.from_epsg(32633).to_wkt()
+
+
+def test_a_step_to_the_east_is_as_long_as_one_to_the_north() -> None:
+    """At 60 degrees of latitude, where a degree of longitude is half as long."""
+    boxes = [shapely.box(x, y, x + 0.002, y + 0.001) for x, y in (
+        (15, 60), (15.002, 60), (15, 60.001))]
+    first, east, north = middles_on_ground(boxes, DEGREES)
+    assert np.allclose(east - first, [1, 0], atol=1e-3)
+    assert np.allclose(north - first, [0, 1], atol=1e-3)
+    meters = [shapely.box(x, 0, x + 50, 50) for x in (0, 100)]
+    assert np.allclose(np.diff(middles_on_ground(meters, UTM), axis=0), [[2, 0]])
+
+
+def test_the_sides_of_a_window_are_right_in_another_crs(tmp_path: Path) -> None:
+    """A parallel is an arc in UTM: the middle of a side of 4 degrees is kilometers off a chord."""
+    import rasterio
+    place = dict(crs='EPSG:4326', transform=rasterio.Affine(0.04, 0, 10, 0, -0.04, 62))
+    path = write_raster(tmp_path / 'a.tif', np.ones((1, 100, 200), np.uint8), place)
+    with Raster(str(path)) as raster:
+        polygon = window_outline(raster, 50, 0, 100, 100)
+    assert shapely.equals(shapely.normalize(polygon), shapely.normalize(
+        shapely.box(12, 58, 16, 62))) and reprojected(polygon, DEGREES, DEGREES) is polygon
+    moved = reprojected(polygon, DEGREES, UTM)
+    middle = shapely.Point(*pyproj.Transformer.from_crs(DEGREES, UTM, always_xy=True).transform(
+        14, 62))
+    assert moved.exterior.distance(middle) < 1
+    corners = np.array(pyproj.Transformer.from_crs(DEGREES, UTM, always_xy=True).transform(
+        [12, 16], [62, 62])).T
+    assert shapely.LineString(corners).distance(middle) > 1000
+
+
+def test_shares_and_middles_in_pixels() -> None:
+    places = [Place('a', 0, 0, 64, 64), Place('a', 32, 16, 64, 64), Place('b', 0, 0, 64, 64)]
+    assert overlap(places[0], places[1]) == 0.375 and overlap(places[0], places[0]) == 1
+    assert overlap(Place('a', 0, 0, 32, 32), Place('a', 0, 0, 64, 64)) == 1
+    first, second, other = middles_in_files(places)
+    assert np.allclose(second - first, [0.5, 0.25]) and other[0] - first[0] > 1000
