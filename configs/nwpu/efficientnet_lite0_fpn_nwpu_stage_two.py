@@ -4,8 +4,11 @@ Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/nwpu/efficientnet_
           MAPSAGE_NWPU=<folder> python tools/train.py \
               configs/nwpu/efficientnet_lite0_fpn_nwpu_stage_two.py
           MAPSAGE_STAGE_ONE=<checkpoint> begins from another one than that of the first command.
-Hardware: not yet run
-Score:    not yet run
+Hardware: one CPU process on a 2-core AMD EPYC with other work, 100 steps and two validations in
+          2 min 40 s (torch 2.13.0, 2026-11-23)
+Score:    before -> after, one run: mIoU 54.2 -> 52.7, boundary IoU 47.3 -> 45.6, recall of the rare
+          classes 66.0 -> 78.7, precision 69.6 -> 59.8, ECE 0.7 -> 0.4: more is found, and more that
+          is not there. With 40 labels (three seeds, 67 steps, docs/few-labels.md) mIoU 43.8 -> 46.8
 """
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 

@@ -1,11 +1,16 @@
 """The rewards of predicted label maps as figures of a validation."""
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 from mmengine.evaluator import BaseMetric
-from mmengine.registry import METRICS, TASK_UTILS
+from mmengine.logging import print_log
+from mmengine.registry import METRICS
+
+from .rewards import build_rewards, reward_name, reward_of
 
 
 @METRICS.register_module()
@@ -13,7 +18,9 @@ class MeanReward(BaseMetric):
     """Mean of each reward over the images, of the label maps that users get.
 
     A reward that label maps drawn for training gain need not be gained by the most likely labels:
-    look at this one. The keys are the names of the rewards; figures are in percent.
+    look at this one. The keys are the names of the rewards, with their numbers in the list where
+    a name is there twice; figures are in percent. As in training, an image whose reward is not
+    finite is left out of its mean.
 
     Args:
         rewards: Reward functions, as of ``GroupRewardTuning``: configs of TASK_UTILS or callables.
@@ -21,16 +28,13 @@ class MeanReward(BaseMetric):
         **kwargs: ``prefix`` and ``collect_device`` of MMEngine's ``BaseMetric``.
 
     Raises:
-        ValueError: If there is no reward.
+        ValueError: If there is no reward, or one is no function or returns no number.
     """
 
     def __init__(self, rewards: Sequence[Any], ignore_index: int = 255, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not rewards:
-            raise ValueError(f'rewards={rewards!r}, expected one or more reward functions')
         self.ignore_index = ignore_index
-        self._rewards = [TASK_UTILS.build(each) if isinstance(each, dict) else each
-                         for each in rewards]
+        self._rewards = build_rewards(rewards)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Reward a batch of dicts with ``(1, H, W)`` labels in pred_sem_seg and gt_sem_seg."""
@@ -38,10 +42,18 @@ class MeanReward(BaseMetric):
             truth = sample['gt_sem_seg']['data'].cpu().numpy().squeeze(0).astype(np.int64)
             predicted = sample['pred_sem_seg']['data'].cpu().numpy().squeeze(0).astype(np.int64)
             predicted = np.where(truth == self.ignore_index, self.ignore_index, predicted)
-            self.results.append([float(each(predicted, truth)) for each in self._rewards])
+            self.results.append([reward_of(each, predicted, truth) for each in self._rewards])
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
-        """Return the mean of each reward, in percent."""
-        means = 100 * np.mean(results, axis=0)
-        return {str(getattr(each, '__name__', type(each).__name__)): round(float(mean), 2)
-                for each, mean in zip(self._rewards, means)}
+        """Return the mean of each reward, in percent; NaN where it is finite for no image."""
+        names = [reward_name(each) for each in self._rewards]
+        figures: Dict[str, float] = {}
+        for at, (name, values) in enumerate(zip(names, np.asarray(results, np.float64).T)):
+            finite = values[np.isfinite(values)]
+            key = name if names.count(name) == 1 else f'{name}_{at + 1}'
+            figures[key] = round(100 * float(finite.mean()), 2) if len(finite) else math.nan
+            if len(finite) < len(values):
+                print_log(f'the reward {name} is not finite for {len(values) - len(finite)} of '
+                          f'{len(values)} images, which are left out of its mean',
+                          logger='current', level=logging.WARNING)
+        return figures

@@ -7,13 +7,56 @@ give the same number whenever it is called with the same maps. Register your own
 """
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 from mmengine.registry import TASK_UTILS
 from scipy import ndimage
 
 _WITH_CORNERS = np.ones((3, 3), int)
+
+
+def build_rewards(functions: Sequence[Any]) -> List[Callable[[np.ndarray, np.ndarray], Any]]:
+    """Return reward functions from configs of TASK_UTILS or callables.
+
+    Raises:
+        ValueError: If there is none, or one is no function.
+    """
+    built = [TASK_UTILS.build(each) if isinstance(each, dict) else each for each in functions]
+    for each in built:
+        if not callable(each):
+            raise ValueError(f'rewards has {each!r}, expected a config such as '
+                             f"dict(type='ComponentsFound') or a callable.")
+    if not built:
+        raise ValueError(f'rewards={functions!r}, expected one or more reward functions')
+    return built
+
+
+def reward_of(function: Callable[[np.ndarray, np.ndarray], Any], predicted: np.ndarray,
+              truth: np.ndarray) -> float:
+    """Return what a reward function gives for a label map. It may write into its arguments.
+
+    Args:
+        function: Reward function.
+        predicted: Label map, int64 ``(H, W)``.
+        truth: True labels, int64 ``(H, W)``.
+
+    Raises:
+        ValueError: If that is no number.
+    """
+    found = function(predicted.copy(), truth.copy())
+    try:
+        if isinstance(found, (str, bytes)):
+            raise TypeError('text')
+        return float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f'the reward {reward_name(function)} returned {repr(found)[:80]}, expected'
+                         f' one number for a label map of shape {predicted.shape}.') from error
+
+
+def reward_name(function: Any) -> str:
+    """Return the name of a reward function, for messages and figures."""
+    return str(getattr(function, '__name__', type(function).__name__))
 
 
 class _ClassReward:

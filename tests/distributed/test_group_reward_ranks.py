@@ -71,7 +71,9 @@ class OddReward:
         rank = int(os.environ.get('RANK', 0))
         share = float((predicted == truth).mean())
         return {'nan': float('nan') if (truth != 255).any() else 1., 'rank': share + rank,
-                'several': [share, share]}[self.kind]
+                'last': share + (rank == 2) / 1024, 'several': [share, share],
+                # Of tiles alone, where ranks no longer compare their rewards.
+                'late': [share] * 2 if rank == 1 and len(truth) == SIDE else share}[self.kind]
 
 
 def trained(folder: Path, processes: int, anchor: float = .25, rewards: Any = None,
@@ -147,7 +149,7 @@ def run_scenarios(folder: Path) -> Dict[str, Any]:
         'resumed': (resumed, 3, folder / 'resumed'),
         'nan': (nothing, 3, folder / 'nan'),
         'several': (odd, 1, folder / 'several', 'several', 1),
-        'rank': (odd, 3, folder / 'rank', 'rank', 3),
+        **{kind: (odd, 3, folder / kind, kind, 3) for kind in ('rank', 'last', 'late')},
         'no segmentor': (not_a_segmentor, 1, folder / 'no segmentor')}
     scenarios.update({f'in {each}': (in_turns, each, folder / f'in {each}', each)
                       for each in (1, 2, 3)})
@@ -196,5 +198,11 @@ def test_odd_rewards_are_refused(answers: Answers) -> None:
     assert 'the reward OddReward returned [' in text and 'expected one number' in text
     for text in answers.of('rank'):
         assert text.startswith('LockstepError') and 'rank 1: maps=4' in text
+    for text in answers.of('last'):
+        assert text.startswith('LockstepError') and 'rank 2: maps=4' in text
+    for rank, text in enumerate(answers.of('late')):
+        met = '' if rank == 1 else 'RankError: rank 1 failed in fetching or scoring samples: '
+        assert text.startswith(f'{met}ValueError: the reward OddReward returned [')
+        assert 'expected one number for a label map of shape (8, 8)' in text
     [text] = answers.of('no segmentor')
     assert 'ToyRegression has no encode_decode' in text

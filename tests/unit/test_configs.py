@@ -1,6 +1,7 @@
 """Every shipped config: it parses, its model takes a training step, its labels fit."""
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -123,6 +124,39 @@ def test_masks_classes_and_palette_agree(cfg: Config) -> None:
     value, name = FIRST_CLASS[source.type]
     assert classes[0] == name
     assert dataset.reduce_zero_label == (value == 1)
+
+
+def lists_of(value: Any) -> List[str]:
+    """The lists of labeled images that a config names, and whether it excludes them."""
+    if isinstance(value, dict):
+        mine = [f"{value['names']} {value.get('exclude', False)}"] \
+            if value.get('type') == 'NamedSamples' else []
+        return mine + [each for part in value.values() for each in lists_of(part)]
+    return []
+
+
+@pytest.mark.parametrize('folder, longest', [('demo', 48), ('nwpu', 40)])
+def test_configs_with_few_labels_read_the_list_of_their_name(folder: str, longest: int) -> None:
+    for count in (16, longest):
+        configs = sorted((ROOT / 'configs' / folder).glob(f'*_{folder}_{count}*.py'))
+        assert len(configs) == 3  # labels alone, FixMatch, with channel dropout
+        for path in configs:
+            found = lists_of(Config.fromfile(str(path)).train_dataloader.dataset.to_dict())
+            listed = str(ROOT / 'configs' / folder / 'splits' / f'labeled_{count}.txt')
+            assert found == [f'{listed} {exclude}' for exclude in (False, True)[:len(found)]]
+            assert len(found) == 1 + ('fixmatch' in path.name)
+
+
+@pytest.mark.parametrize('folder, longest', [('demo', 48), ('nwpu', 40)])
+def test_a_shorter_list_of_labeled_images_begins_the_longer_one(folder: str, longest: int) -> None:
+    def named(count: int) -> List[str]:
+        path = ROOT / 'configs' / folder / 'splits' / f'labeled_{count}.txt'
+        return [line for line in path.read_text().splitlines() if line and line[0] != '#']
+
+    names = named(longest)
+    assert named(16) == names[:16] and len(set(names)) == longest
+    hashes = [hashlib.sha256(f'mapsage {name}'.encode()).digest() for name in names]
+    assert hashes == sorted(hashes)
 
 
 def test_demo_values_are_loveda_class_names() -> None:

@@ -18,14 +18,11 @@ unfinished table has few holes; ``--table`` prints what there is.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
 
@@ -33,6 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / 'tools/benchmarks'))
 
+from _results import (  # noqa: E402
+    Results,
+    Row,
+    ious_of,
+    mean_of,
+    rare_classes,
+    run_timed,
+    spread,
+    write_demo,
+)
 from _segmentors import VARIANTS, model_of, takes_queries  # noqa: E402
 
 DATA = ('demo', 'nwpu')
@@ -43,72 +50,6 @@ PRETRAINED_RATE = 1e-3  # of the configs with EfficientNet-Lite0
 PILOT_SEED, PILOT_SHARE = 100, 3
 WARMUP = 20  # steps
 CALIBRATION = (3, 15)  # steps that are run before the clock, and with it
-Row = Dict[str, Any]
-
-
-class Results:
-    """Rows of a JSON-lines file, each found by what it is the result of."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-    def rows(self) -> List[Row]:
-        """Return the rows; a last line that was cut off by a kill is none."""
-        if not self.path.exists():
-            return []
-        whole = self.path.read_text().split('\n')[:-1]
-        return [json.loads(line) for line in whole]
-
-    def get(self, **key: Any) -> Optional[Row]:
-        """Return the first row with these values, or None."""
-        for row in self.rows():
-            if all(row.get(name) == value for name, value in key.items()):
-                return row
-        return None
-
-    def get_or_run(self, work: Callable[[], Row], **key: Any) -> Row:
-        """Return the row of ``key``; if there is none, do the work in a forked process."""
-        found = self.get(**key)
-        if found is None:
-            found = dict(key, **in_fork(work))
-            self._append(found)
-            print(json.dumps(found), flush=True)
-        return found
-
-    def _append(self, row: Row) -> None:
-        if self.path.exists():  # without a line that a kill has cut off
-            os.truncate(str(self.path), self.path.read_bytes().rfind(b'\n') + 1)
-        with open(str(self.path), 'a') as file:
-            file.write(json.dumps(row) + '\n')
-
-
-def in_fork(work: Callable[[], Row]) -> Row:
-    """Return the result of some work in a fork of this process, which has imported everything.
-
-    The fork ends with this process, however that ends.
-    """
-    from mapsage.distributed import die_with_launcher
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        die_with_launcher()
-        status = 1
-        try:
-            os.write(writer, json.dumps(work()).encode())
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    os.close(writer)
-    with open(reader) as pipe:
-        text = pipe.read()
-    if os.waitpid(pid, 0)[1]:
-        raise SystemExit('a run ended with an error, which is above; the results of those before '
-                         'it are kept')
-    return json.loads(text)
 
 
 def config_of(data: str, variant: str, place: str, seed: int, steps: int, rate: float,
@@ -148,26 +89,10 @@ def config_of(data: str, variant: str, place: str, seed: int, steps: int, rate: 
 
 def train(data: str, variant: str, place: str, seed: int, steps: int, rate: float) -> Any:
     """Train and return the runner, and processor time at the start and after each step, in s."""
-    from mmengine.hooks import Hook
-
     from mapsage.commands.cli import build_runner
-
-    class Clock(Hook):
-        times: List[float] = []
-
-        def before_train_iter(self, *_: Any, **__: Any) -> None:
-            if not self.times:  # the first batch is not in it
-                self.times.append(time.process_time())
-
-        def after_train_iter(self, *_: Any, **__: Any) -> None:
-            self.times.append(time.process_time())
-
     with tempfile.TemporaryDirectory() as folder:
         runner = build_runner(config_of(data, variant, place, seed, steps, rate, folder))
-        clock = Clock()
-        runner.register_hook(clock, priority='LOWEST')
-        runner.train()
-    return runner, clock.times
+        return runner, run_timed(runner)
 
 
 def calibrate(data: str, variant: str, place: str) -> Row:
@@ -183,32 +108,10 @@ def measure(data: str, variant: str, place: str, seed: int, steps: int, rate: fl
     begin = time.time()
     runner, times = train(data, variant, place, seed, steps, rate)
     figures = runner.val()
-    matrix = runner.val_evaluator.metrics[0].matrix.astype(float)
-    hits = np.diag(matrix)
-    union = matrix.sum(0) + matrix.sum(1) - hits
-    iou = 100 * hits / np.maximum(union, 1)
+    iou = ious_of(runner)
     return dict(steps=steps, rate=rate, seconds=round(times[-1] - times[0], 2),
                 wall=round(time.time() - begin, 1), miou=figures['mIoU'],
-                boundary=figures['mBoundaryIoU'], rare=round(float(iou[list(rare)].mean()), 2),
-                iou=[round(value, 2) for value in iou.tolist()])
-
-
-def rare_classes(data: str, place: str) -> Row:
-    """Return the third of the classes that has the fewest pixels in the training labels."""
-    from mmengine.registry import DATASETS, init_default_scope
-    init_default_scope('mmseg')
-    with tempfile.TemporaryDirectory() as folder:
-        cfg = config_of(data, VARIANTS[0], place, 0, 2, RATES[0], folder)
-    dataset = DATASETS.build(dict(cfg.train_dataloader.dataset,
-                                  pipeline=cfg.val_dataloader.dataset.pipeline))
-    names = dataset.metainfo['classes']
-    pixels = np.zeros(len(names), np.int64)
-    for index in range(len(dataset)):
-        labels = dataset[index]['data_samples'].gt_sem_seg.data.numpy().ravel()
-        pixels += np.bincount(labels[labels < len(names)], minlength=len(names))
-    order = np.argsort(pixels, kind='stable')[:max(1, round(len(names) / 3))]
-    return dict(classes=sorted(map(int, order)), names=[names[index] for index in sorted(order)],
-                shares=(100 * pixels / pixels.sum()).round(2).tolist())
+                boundary=figures['mBoundaryIoU'], rare=mean_of(iou, rare), iou=iou)
 
 
 class Comparison:
@@ -246,7 +149,8 @@ class Comparison:
         place = self.places[data]
         step = self.results.get_or_run(lambda: calibrate(data, variant, place), kind='step',
                                        data=data, variant=variant)['step']
-        rare = self.results.get_or_run(lambda: rare_classes(data, place), kind='rare',
+        rare = self.results.get_or_run(lambda: rare_classes(config_of(
+            data, VARIANTS[0], place, 0, 2, RATES[0], '')), kind='rare',
                                        data=data)['classes']
         steps = max(2, round(seconds / step))
         return self.results.get_or_run(
@@ -265,23 +169,11 @@ def print_table(rows: Sequence[Row]) -> None:
             each = [row for row in rows if (row['kind'], row['data'], row.get('variant'))
                     == ('run', data, variant)]
             if each:
-                cells = [_spread([row[name] for row in each])
+                cells = [spread([row[name] for row in each])
                          for name in ('miou', 'boundary', 'rare')]
                 seconds = np.mean([row['seconds'] for row in each])
                 print(f"| {variant} | {len(each)} | {each[0]['steps']} | {seconds:.0f} | "
                       f"{each[0]['rate']:g} | {' | '.join(cells)} |")
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean = f'{np.mean(values):.1f}'
-    return mean if len(values) == 1 else f'{mean} ({min(values):.1f} to {max(values):.1f})'
-
-
-def _write_demo(root: Path) -> str:
-    from mapsage.datasets import write_demo_data
-    if not (root / 'ann_dir/val').is_dir():
-        write_demo_data(root)
-    return str(root)
 
 
 def main() -> None:
@@ -304,7 +196,7 @@ def main() -> None:
         import mmseg.models  # noqa: F401  # before the forks
 
         import mapsage  # noqa: F401
-        places = dict(demo=_write_demo(Path(args.demo)))
+        places = dict(demo=write_demo(Path(args.demo)))
         if args.nwpu:
             places['nwpu'] = args.nwpu
         Comparison(results, places, dict(zip(DATA, args.seconds))).run(args.variants, args.seeds)

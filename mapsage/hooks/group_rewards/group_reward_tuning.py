@@ -190,7 +190,7 @@ class GroupRewardTuning:
         if self.anchor:
             data = self._model.data_preprocessor(
                 self._collate([copy.deepcopy(each) for each in originals]), True)
-            losses = {name: self.anchor * value if 'loss' in name else value
+            losses = {name: _scaled(value, self.anchor) if 'loss' in name else value
                       for name, value in own_loss(data['inputs'], data['data_samples']).items()}
         logits = self._logits(inputs)
         valid = _labels(data_samples) != self.ignore_index
@@ -215,6 +215,12 @@ class GroupRewardTuning:
         if logits.shape[1] == 1:  # one channel: the logit of the second of two classes
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         return logits
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """Return a loss, or a list of losses, times a factor."""
+    return [factor * each for each in value] if isinstance(value, (list, tuple)) \
+        else factor * value
 
 
 def _labels(data_samples: Sequence[Any]) -> torch.Tensor:

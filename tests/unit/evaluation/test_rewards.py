@@ -1,6 +1,8 @@
 """Rewards of label maps on drawn cases."""
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from label_pairs import data_sample
 from mmengine.registry import METRICS, TASK_UTILS
 
 from mapsage.evaluation import ComponentsFound, PolygonCount, UnbrokenLength
+from mapsage.hooks.group_rewards.reward_functions import Rewards
 
 
 def drawn(*rows: str) -> np.ndarray:
@@ -89,5 +92,57 @@ def test_the_metric_is_the_mean_over_images_of_the_predicted_maps() -> None:
     assert found == {
         'UnbrokenLength': pytest.approx(50 * (1 + 2 * 2 / (4 + 3)), abs=.01),
         'PolygonCount': pytest.approx(50 * (1 + (2 / 3 + 1 / 2) / 2), abs=.01)}
-    with pytest.raises(ValueError, match=r'rewards=\[\], expected one or more'):
-        METRICS.build(dict(type='MeanReward', rewards=[]))
+
+
+ONE = data_sample(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64))
+
+
+def test_two_rewards_of_one_name_have_a_figure_each() -> None:
+    metric = METRICS.build(dict(type='MeanReward', rewards=[
+        dict(type='ComponentsFound', classes=[1]), dict(type='PolygonCount'),
+        dict(type='ComponentsFound', classes=[0])]))
+    pieces = torch.tensor(TRUTH)
+    metric.process({}, [data_sample(pieces.clamp(min=1), pieces).to_dict()])
+    found = metric.evaluate(1)
+    assert list(found) == ['ComponentsFound_1', 'PolygonCount', 'ComponentsFound_3']
+    assert found['ComponentsFound_1'] == found['ComponentsFound_3'] == 0
+
+
+def test_an_image_whose_reward_is_not_finite_is_left_out() -> None:
+    given = iter([.5, float('nan'), float('inf'), .7])
+    metric = METRICS.build(dict(type='MeanReward', rewards=[lambda predicted, truth: next(given)]))
+    metric.process({}, [ONE.to_dict()] * 4)
+    assert metric.evaluate(4) == {'<lambda>': 60.}
+
+
+@pytest.mark.parametrize('value', [None, '0.5', [1., 2.], np.ones(3), torch.ones(2), 1j])
+def test_what_is_no_number_is_named(value: Any) -> None:
+    def road_length(predicted: np.ndarray, truth: np.ndarray) -> Any:
+        return value
+
+    metric = METRICS.build(dict(type='MeanReward', rewards=[road_length]))
+    with pytest.raises(ValueError, match='the reward road_length returned .*, expected one number '
+                                         r'for a label map of shape \(2, 2\)'):
+        metric.process({}, [ONE.to_dict()])
+
+
+def test_a_reward_that_writes_into_its_maps_changes_no_other() -> None:
+    def careless(predicted: np.ndarray, truth: np.ndarray) -> float:
+        value = float((predicted == truth).mean())
+        predicted[:], truth[:] = 0, 7
+        return value
+
+    metric = METRICS.build(dict(type='MeanReward', rewards=[careless, careless]))
+    metric.process({}, [ONE.to_dict()])
+    assert metric.evaluate(1) == {'careless_1': 100., 'careless_2': 100.}
+    both = Rewards([careless, careless])
+    maps = np.ones((4, 4), np.int64), np.ones((4, 4), np.int64)
+    assert [both(*maps, 'a tile') for _ in range(3)] == [2., 2., 2.]
+
+
+@pytest.mark.parametrize('given, told', [
+    ([], r'rewards=\[\], expected one or more'),
+    (['PolygonCount'], "has 'PolygonCount', expected a config")])
+def test_a_metric_without_a_function_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        METRICS.build(dict(type='MeanReward', rewards=given))

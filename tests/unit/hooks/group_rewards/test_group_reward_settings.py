@@ -27,8 +27,9 @@ GOOD: Dict[str, Any] = dict(score=SCORE, validity=dict(eps=0), max_age=0)
     (dict(score=dict(SCORE, maps=1)), 'maps=1: .* a group of one has none'),
     (dict(score=dict(SCORE, region=0)), 'region=0'),
     (dict(score=dict(SCORE, anchor=1.)), 'anchor=1.0'),
-    (dict(score=dict(SCORE, rewards=[])), r'0 reward function\(s\)'),
-    (dict(score=dict(SCORE, weights=[1, 2])), r'1 reward function\(s\) and 2 weight'),
+    (dict(score=dict(SCORE, rewards=[])), r'rewards=\[\], expected one or more'),
+    (dict(score=dict(SCORE, weights=[1, 2])), r'1 reward function\(s\) and the weights \[1, 2\]'),
+    (dict(score=dict(SCORE, weights=[float('nan')])), r'the weights \[nan\], expected a number'),
     (dict(score=dict(SCORE, rewards=['PolygonCount'])), "'PolygonCount', expected a config")])
 def test_settings_that_do_not_fit_are_refused(changes: Any, told: str) -> None:
     DynamicSamplingHook(**GOOD)

@@ -91,6 +91,30 @@ def test_the_loss_by_hand(student: Any, cut_mix: float) -> None:
     assert (known, right) == (float(truth.sum()), float((truth & (classes == 3)).sum()))
 
 
+def test_counts_of_each_class_by_hand(student: Any) -> None:
+    """Where a truth is known: right ones among the sure pixels of each of the teacher's classes."""
+    step, images, data = step_of(student), torch.randn(4, 3, 32, 32), samples('LUUU')
+    generator = torch.Generator().manual_seed(2)
+    for sample in data[1:]:
+        hidden = torch.randint(0, 7, (1, 32, 32), generator=generator, dtype=torch.uint8)
+        hidden[:, :8], hidden[:, -4:] = 254, 255  # without a class, and no part of the image
+        sample.hidden_sem_seg = PixelData(data=hidden)
+    step(images, data)
+    with torch.no_grad():
+        found = logits_of(step.teacher.module, images[1:]).softmax(1)
+    expected = [[0] * 7 for _ in range(4)]
+    for chances, sample in zip(found, data[1:]):
+        for chance, truth in zip(chances.flatten(1).T.tolist(),
+                                 sample.hidden_sem_seg.data.flatten().tolist()):
+            given = chance.index(max(chance))
+            sure = max(chance) >= THRESHOLD
+            for row, counts in enumerate((truth != 255, truth != 255 and sure,
+                                          truth < 254 and sure, truth == given and sure)):
+                expected[row][given] += counts
+    assert step.seen[0].tolist() == expected
+    assert min(sum(row) for row in expected) > 50 and sum(map(bool, expected[3])) > 2
+
+
 def test_the_teacher_gets_no_gradient_and_the_student_one(student: Any) -> None:
     step = step_of(student, dropout=True)
     losses = step(torch.randn(4, 3, 32, 32), samples('LLUU'))
