@@ -1,8 +1,11 @@
-"""Output that never fails because of a character."""
+"""What programs print: any character, and examples in their help."""
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import Any
+from typing import Any, Dict, Optional
+
+from .shipped import in_words_of_here
 
 
 def accept_any_text() -> None:
@@ -26,3 +29,17 @@ def make_lenient(stream: Any, **encoding: str) -> None:
         stream.reconfigure(errors='backslashreplace', **encoding)
     except (AttributeError, OSError, ValueError):  # None, somebody's own stream, or a closed one
         pass
+
+
+def examples(doc: Optional[str]) -> Dict[str, Any]:
+    """Return the arguments of ``ArgumentParser`` that show the indented lines of a docstring.
+
+    In an installed wheel they name the command ``mapsage`` in place of files of a checkout.
+
+    Args:
+        doc: Docstring of a program in tools/; its ``__doc__``.
+    """
+    lines = [line[4:] for line in (doc or '').split('\n') if line.startswith('    ')]
+    text = in_words_of_here('\n'.join(['examples:', *(f'  {line}' for line in lines)]))
+    return dict(epilog=text if lines else None,
+                formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -12,9 +12,17 @@ case "${ACCELERATOR:-}" in
 esac
 python=$(bash "$root/scripts/setup_env.sh" "${MAPSAGE_LEG:-$leg}")
 
-# Paths are relative to the current folder. A shipped config is also found from other folders.
+# Paths are relative to the current folder. A shipped config is also found from other folders, with
+# or without configs/ in front.
 find_config() {
-    if [ ! -f "$1" ] && [ -f "$root/$1" ]; then echo "$root/$1"; else echo "$1"; fi
+    local path
+    for path in "$1" "$root/$1" "$root/configs/$1"; do
+        if [ -f "$path" ]; then
+            echo "$path"
+            return
+        fi
+    done
+    echo "$1"
 }
 
 # Whether a config is one of configs/demo, however its path is written.

@@ -14,6 +14,10 @@ if [ $# -lt 3 ]; then
     echo "error: expected CONFIG CHECKPOINT INPUT... --out DIR" >&2
     exit 2
 fi
+if [[ "$1" == --model* ]]; then
+    echo "error: an exported model runs in one process: python tools/predict.py $*" >&2
+    exit 2
+fi
 config=$(find_config "$1")
 shift
 unset WORK_DIR

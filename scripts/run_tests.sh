@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Set up the environments of the tests and run the tests.
 #
-#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20] [--again FILE] [arguments of pytest]
+#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|browser] [--again FILE] [arguments of pytest]
 #
 #   --all-legs     legs main, t20 and xla, one after the other, each to its end; the exit status is 0
 #                  only if all of them pass
-#   --leg LEG      leg to run (default: main)
+#   --leg LEG      leg to run (default: main); browser is main with playwright, and runs tests/browser
+#                  in Debian's Chromium (apt-get install chromium)
 #   --again FILE   file to which the names of tests are added that failed and passed when they ran
 #                  again by themselves, in one process; they do not fail the run. No test runs again
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
-# arguments of pytest, tests/long and tests/cluster are left out, which .ci/run runs by themselves, and
-# the main leg also runs ruff, mypy and import-linter.
+# arguments of pytest, tests/long, tests/cluster and tests/browser are left out, which .ci/run runs by
+# themselves, and the main leg also runs ruff, mypy and import-linter.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,7 +23,7 @@ again=
 while [ $# -gt 0 ]; do
     case "$1" in
         --all-legs) legs=(main t20 xla); shift ;;
-        --leg) legs=("${2:?--leg needs main, xla or t20}"); shift 2 ;;
+        --leg) legs=("${2:?--leg needs main, xla, t20 or browser}"); shift 2 ;;
         --again) again=${2:?--again needs a file}; shift 2 ;;
         *) break ;;
     esac
@@ -78,7 +79,12 @@ few() {
 
 paths=("$@")
 if [ $# -eq 0 ]; then  # they take minutes; tests/cluster also wants the machine alone
-    paths=(--ignore tests/long --ignore tests/cluster)
+    paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser)
+    if [ "${legs[*]}" = browser ]; then paths=(tests/browser); fi
+fi
+if [ "${legs[*]}" = browser ] && ! command -v chromium >/dev/null; then
+    echo '=== SKIPPED: leg browser: no Chromium here (as root: apt-get install chromium)'
+    exit 0
 fi
 
 failed=()

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
-#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19] [--dev]
+#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser] [--dev]
 #
 #   ort117, ort19    the oldest runtimes that exported models are meant for, and nothing else
+#   browser          playwright on top of the environment of main, which is made with --dev
 #   --dev            also install requirements/dev.txt (tests and checks)
 #   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs); clones share it
 #   MAPSAGE_PYTHON   Python to use instead, with the packages that it has; no environment is made
@@ -19,9 +20,9 @@ leg=main
 dev=
 for argument in "$@"; do
     case "$argument" in
-        main|xla|t20|ort117|ort19) leg=$argument ;;
+        main|xla|t20|ort117|ort19|browser) leg=$argument ;;
         --dev) dev=1 ;;
-        *) say "unknown argument '$argument': expected main, xla, t20, ort117 or ort19, and --dev"; exit 2 ;;
+        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19 or browser, and --dev"; exit 2 ;;
     esac
 done
 
@@ -37,6 +38,7 @@ case "$leg" in
     t20) requirements=$root/requirements/t20.txt; version=3.8 ;;
     ort117) requirements=$root/requirements/ort117.txt; version=3.11 ;;
     ort19) requirements=$root/requirements/ort19.txt; version=3.8 ;;
+    browser) requirements=$root/requirements/browser.txt; version=3.11 ;;
 esac
 
 # Print the path of a Python of version $1, from PATH or from pyenv.
@@ -61,7 +63,14 @@ fi
 hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])'; }
 
 home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
-env=$home/$leg-$(hash_of "$requirements")
+if [ "$leg" = browser ]; then
+    below=$(bash "${BASH_SOURCE[0]}" main --dev)
+    dev=  # they are in the environment below
+    env=$home/$leg-$(hash_of "$requirements" "$root/requirements.txt")
+else
+    below=
+    env=$home/$leg-$(hash_of "$requirements")
+fi
 dev_mark=$env/.dev-$(hash_of "$root/requirements/dev.txt")
 
 # Install with pip. Its output goes into $log, whose end is shown if pip fails.
@@ -83,6 +92,10 @@ if [ ! -f "$env/.complete" ] || { [ -n "$dev" ] && [ ! -f "$dev_mark" ]; }; then
         say "making the '$leg' environment (Python $version) in $env; log: $log"
         rm -rf "$env"
         "$python" -m venv "$env"
+        if [ -n "$below" ]; then  # a .pth file names a folder in which Python looks as well
+            "$below" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+                >"$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+        fi
         install -r "$requirements"
         touch "$env/.complete"
     fi

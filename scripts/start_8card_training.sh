@@ -3,8 +3,9 @@
 #
 #   bash scripts/start_8card_training.sh [CONFIG] [options of tools/train.py]
 #
-# Without CONFIG it trains the demo config. It sets up its environment itself. For the configs in
-# configs/demo it makes the demo data, and at the end a map of the demo's scene in WORK_DIR/map.
+# Without CONFIG it trains the demo config. In a checkout it sets up its environment itself;
+# installed, it runs in that of the command mapsage. For the configs in configs/demo that come with
+# MapSage it makes the demo data, and at the end a map of the demo's scene in WORK_DIR/map.
 #
 #   NPROC_PER_NODE   number of ranks on this machine (default 8)
 #   NNODES           machines (default 1)      NODE_RANK     number of this one (default 0)
@@ -17,8 +18,9 @@
 #   ENCODERS         number of ranks, out of all ranks, that compute the features of the frozen
 #                    backbone; the others train the head (default 0; docs/feature-sources.md)
 #   WORK_DIR         folder of logs, checkpoints and pictures (default work_dirs/<config name>)
-#   MAPSAGE_PYTHON   Python to use instead of the environment of scripts/setup_env.sh
-#   MAPSAGE_LEG      environment: main, xla or t20 (default: that of ACCELERATOR, else main)
+#   MAPSAGE_PYTHON   Python to use instead
+#   MAPSAGE_LEG      environment of a checkout: main, xla or t20 (default: that of ACCELERATOR, else
+#                    main)
 #
 # Ctrl-C or a dead rank ends all ranks. The error of the first rank that failed is printed last, and
 # the exit status is not 0.

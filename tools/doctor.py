@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
 
 
 def main(argv=None) -> int:
-    parser = cli.build_parser('Say whether a training would start here.', needs_config=False)
+    parser = cli.build_parser('Say whether a training would start here.', False, __doc__)
     return doctor.diagnose(parser.parse_args(argv))
 
 

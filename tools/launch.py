@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
-PACKAGE = Path(__file__).resolve().parents[1] / 'mapsage'
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout; in a wheel mapsage/.mim
+PACKAGE = ROOT / 'mapsage' if (ROOT / 'mapsage').is_dir() else ROOT.parent
 
 
 def load(name: str, room: str = 'engine/ranks') -> Any:
@@ -118,7 +119,11 @@ def main() -> None:
     # `tools/train.py CONFIG ...`
     config = args.training_script_args[0] if args.training_script_args else ''
     if config and not config.startswith('-') and not os.path.isfile(config):
-        sys.exit(f'error: config file {config} does not exist. Shipped ones are under configs/.')
+        shipped = load('shipped', '')
+        try:
+            shipped.find_config(config)
+        except shipped.ShippedError as error:
+            sys.exit(f'error: {error}')
     if args.rdzv_backend == 'static' and args.node_rank == 0 and not args.standalone:
         check_port_free(args.master_port)
     notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')

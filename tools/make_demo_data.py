@@ -62,6 +62,8 @@ def main() -> None:
             written = write_demo_data(root, DemoParams(**given))
             tiles = ' and '.join(f'{n} {split}' for split, n in DemoParams(**given).tiles().items())
             what = f"{tiles} tiles, " * ('tiles' in written) + 'scene.tif and scene_label.tif'
+    except OSError as error:
+        sys.exit(f'error: {root} cannot be written: {error}. Start this in a folder that can be.')
     except ValueError as error:
         sys.exit(f'error: {error}')
     if not written:

@@ -13,7 +13,8 @@ from mapsage.commands import predict, predict_exported, pseudo_label_options  # 
 
 
 def main(argv=None) -> int:
-    parser = predict_exported.build_parser('Predict maps of images and scenes of any size.', argv)
+    parser = predict_exported.build_parser('Predict maps of images and scenes of any size.', argv,
+                                           __doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images, scenes, and other names that GDAL opens: '
                         'https://..., s3://..., /vsizip/..., subdatasets')

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.console import accept_any_text  # noqa: E402
+from mapsage.console import accept_any_text, examples  # noqa: E402
 from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset  # noqa: E402
 from mapsage.datasets.prepare.layouts import LAYOUTS  # noqa: E402
 from mapsage.datasets.prepare.source_files import PrepareError  # noqa: E402
@@ -19,7 +19,7 @@ from mapsage.datasets.prepare.source_files import PrepareError  # noqa: E402
 def parse_args(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description='Write a dataset in the folders and formats that MMSegmentation reads. Repeat '
-        'the command to continue a run that was stopped.')
+        'the command to continue a run that was stopped.', **examples(__doc__))
     parser.add_argument('dataset', choices=sorted(LAYOUTS))
     parser.add_argument('source', type=Path, help='folder of the downloaded archives, or of the '
                         'files unpacked from them')

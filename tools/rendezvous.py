@@ -17,7 +17,9 @@ import socket
 import sys
 from pathlib import Path
 
-ELASTIC = Path(__file__).resolve().parents[1] / 'mapsage/distributed/nodes/elastic.py'
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout; in a wheel mapsage/.mim
+PACKAGE = ROOT / 'mapsage' if (ROOT / 'mapsage').is_dir() else ROOT.parent
+ELASTIC = PACKAGE / 'distributed/nodes/elastic.py'
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from mapsage.commands import cli, mirrored_test  # noqa: E402
 
 
 def main(argv=None) -> None:
-    parser = cli.build_parser('Evaluate a segmentation model.')
+    parser = cli.build_parser('Evaluate a segmentation model.', doc=__doc__)
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--out', help='write the predicted masks into this folder')
     parser.add_argument('--show-dir', help='write pictures of the predictions into this folder')

@@ -14,7 +14,7 @@ from mapsage.distributed.stop_request import listening  # noqa: E402
 
 
 def main(argv=None) -> None:
-    parser = cli.build_parser('Train a segmentation model.')
+    parser = cli.build_parser('Train a segmentation model.', doc=__doc__)
     cli.add_resume(parser)
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
     parser.add_argument('--encoders', type=int, metavar='N',

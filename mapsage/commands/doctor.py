@@ -31,6 +31,7 @@ from mapsage.distributed.strategy import MODEL_PARALLEL, format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
 from mapsage.engine.ranks.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
+from mapsage.shipped import script
 from mapsage.version import __version__
 
 from .config_checks import LOADERS, build_model, check_data, check_encoder_rate, read_config
@@ -233,7 +234,7 @@ def diagnose(args: argparse.Namespace,
         found += about + tested
     else:
         tested = [Finding('no', 'not tested in one process',
-                          'bash scripts/doctor.sh [CONFIG] tests those of NPROC_PER_NODE ranks')]
+                          f'{script("doctor")} [CONFIG] tests those of NPROC_PER_NODE ranks')]
     problems = {finding.text for finding in found if finding.level == 'problem'}
     well = not problems and (ranks is None or ranks.all_join)
     if doctor.printing:

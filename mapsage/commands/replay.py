@@ -135,7 +135,7 @@ def _prepared(cfg: Config, iteration: int, start: _Start) -> Config:
     hooks = {name: hook for name, hook in (cfg.get('default_hooks') or {}).items()
              if not _is_left_out(hook)}
     # Without StopHook a signal ends the replay at once.
-    cfg.default_hooks = dict(hooks, checkpoint=None, non_finite_loss=None, stop=None)
+    cfg.default_hooks = dict(hooks, checkpoint=None, non_finite_loss=None, stop=None, report=None)
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or () if not _is_left_out(hook)]
     if cfg.get('visualizer'):
         cfg.visualizer.vis_backends = None  # which may write or send elsewhere

@@ -2,12 +2,13 @@
 
 Gap: mmengine 0.10.7 calls ``torch.load`` without options. From torch 2.6 on, this refuses its
 own checkpoints (HistoryBuffer); with older torch it unpickles anything, as onedl-mmengine does when
-other ways fail. Here an allow-list decides, with every torch.
+other ways fail. Here an allow-list decides, with every torch. Neither reads safetensors files.
 Remove when: the host's loader of local files has an allow-list and no fallback.
 """
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import re
@@ -54,6 +55,8 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
     filename = os.path.expanduser(filename)
     if not os.path.exists(filename):
         raise FileNotFoundError(f'checkpoint {filename} does not exist.')
+    if filename.endswith('.safetensors'):
+        return _read_safetensors(filename, map_location)
     file = open(filename, 'rb')
     try:
         return read_checkpoint(file, map_location)
@@ -69,6 +72,25 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
             f'({type(error).__name__}: {reason}).') from error
     finally:
         file.close()
+
+
+def _read_safetensors(filename: str, map_location: Any) -> Dict[str, Any]:
+    """Return the weights of a safetensors file, with the ``meta`` that a model card has in it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+    with open(filename, 'rb') as file:  # safetensors itself opens no name that is not UTF-8
+        content = file.read()
+    try:
+        weights = load(content)
+        # The format: 8 bytes with the length of a JSON header, then the header.
+        header = json.loads(content[8:8 + int.from_bytes(content[:8], 'little')])
+        meta = json.loads(header.get('__metadata__', {}).get('meta', '{}'))
+    except (SafetensorError, ValueError) as error:
+        raise RuntimeError(f'checkpoint {filename} is truncated or damaged, or no safetensors file '
+                           f'({error}).') from error
+    if isinstance(map_location, (str, torch.device)):
+        weights = {name: weight.to(map_location) for name, weight in weights.items()}
+    return dict(state_dict=weights, meta=meta)
 
 
 def read_checkpoint(file: Any, map_location: Any = None) -> Any:

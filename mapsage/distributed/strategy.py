@@ -4,6 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
+from mapsage.shipped import script
+
 from .launcher import launcher_environment
 
 SINGLE_DEVICE = 'single_device'
@@ -83,7 +85,7 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
     reason = ('no launcher: one process on one device' if use_model_parallel is None else
               'no launcher and use_model_parallel=False: one process on one device')
     if device_count > 1:
-        reason += f' of {device_count} (scripts/start_8card_training.sh trains on all)'
+        reason += f' of {device_count} (`{script("start_8card_training")}` trains on all)'
     if memory:
         reason += f'; {memory}'
     if too_big:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -44,12 +45,30 @@ DEMO = ROOT / 'configs' / 'demo' / 'efficientnet_lite0_fpn_demo.py'
     (ROOT / 'configs', 'demo/efficientnet_lite0_fpn_demo.py', True), (ROOT, DEMO, True),
     (ROOT / 'configs' / 'demo', 'efficientnet_lite0_fpn_demo.py', True),
     (ROOT / 'scripts', 'configs/demo/efficientnet_lite0_fpn_demo.py', True),
+    (ROOT / 'scripts', 'demo/efficientnet_lite0_fpn_demo.py', True),
     (ROOT, 'configs/loveda/efficientnet_lite0_fpn_loveda.py', False)])
 def test_the_demo_is_known_by_its_folder(run: Any, folder: Path, config: Any,
                                          demo: bool) -> None:
     status, output = run(START, *([config] if config else []), folder=folder)
     assert status == 0
     assert ('make_demo_data.py' in output, '_demo_map.sh' in output) == (demo, demo)
+
+
+def test_the_demo_ends_with_the_command_of_the_viewer(run: Any, tmp_path: Path) -> None:
+    work_dir, scene = tmp_path / 'my runs', tmp_path / 'demo' / 'scene.tif'
+    for file in (work_dir / 'last_checkpoint', scene):
+        file.parent.mkdir()
+        file.write_text('iter_8.pth')
+    for folder, view in ((ROOT, 'tools/view.py'), (tmp_path, f'{ROOT}/tools/view.py')):
+        status, output = run(ROOT / 'scripts' / '_demo_map.sh', work_dir, 'c.py', scene,
+                             folder=folder)
+        assert status == 0 and f'<{work_dir}/c.py> <iter_8.pth> <{scene}>' in output
+        assert shlex.split(output.splitlines()[-1]) == [
+            str(tmp_path / 'python'), view, f'{work_dir}/map', '--truth',
+            f'{tmp_path}/demo/scene_label.tif', '--reduce-zero-label']
+    (tmp_path / 'python').write_text('#!/bin/sh\nexit 3\n')
+    status, output = run(ROOT / 'scripts' / '_demo_map.sh', work_dir, 'c.py', scene)
+    assert status == 3 and 'view.py' not in output
 
 
 def test_a_users_own_demo_folder_is_not_the_demo(run: Any, tmp_path: Path) -> None:

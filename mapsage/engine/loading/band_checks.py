@@ -7,6 +7,8 @@ import torch
 from mmengine.model import BaseDataPreprocessor
 from torch import nn
 
+from mapsage.shipped import program
+
 from .data_checks import DataError
 
 
@@ -36,4 +38,4 @@ def _check(module: Any, arguments: Tuple[Any, ...]) -> None:
                 f'model.data_preprocessor ({type(module).__name__}) has the mean {values}, for '
                 f'{mean.numel()} channels, and got an image of {channels} (C, H, W = '
                 f'{tuple(image.shape)}). Give mean and std of each channel to '
-                f'BandDataPreProcessor; tools/geotiff_statistics.py prints those of scenes.')
+                f'BandDataPreProcessor; `{program("geotiff_statistics")}` prints those of scenes.')
