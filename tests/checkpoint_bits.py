@@ -43,4 +43,4 @@ def _collect(value: Any, place: str, found: Dict[str, Any]) -> None:
     elif hasattr(value, '__dict__') and not callable(value):
         _collect(vars(value), place, found)
     elif not callable(value):
-        found[place] = value
+        found[place] = value if value == value else 'not a number'  # which equals itself

@@ -36,7 +36,7 @@ for folder in (ROOT, ROOT / 'tests'):
 import quick_host  # noqa: E402, F401
 from mmengine.registry import DefaultScope  # noqa: E402
 from range_server import IMPATIENT, RangeServer  # noqa: E402
-from support import on_host, write_tiny_config, write_tiny_data  # noqa: E402
+from support import main_leg, on_host, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
@@ -47,15 +47,29 @@ if SimAccelerator.why_unavailable() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
 
-# What uses no torch. The xla leg has the Python of the main leg, and would repeat these tests.
-WITHOUT_TORCH = tuple(str(ROOT / 'tests' / 'unit' / name) for name in (
-    'geo', 'drawing', 'datasets/demo', 'datasets/prepare', 'test_scripts.py', 'test_mutants.py'))
+# Besides files that say so themselves by `pytestmark`: folders and files that not every leg runs.
+# No device makes these different, and the xla leg has the Python of the main leg.
+NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
+    'unit/geo', 'unit/drawing', 'unit/report', 'unit/viewer', 'unit/labeling', 'unit/sampling',
+    'unit/features', 'unit/datasets/demo', 'unit/datasets/prepare', 'unit/datasets/geotiff',
+    'unit/hooks/dynamic_sampling/test_dynamic_sampling_hook.py', 'unit/test_configs.py',
+    'unit/models/backbones/test_dinov3_parity.py', 'unit/test_scripts.py', 'unit/test_mutants.py',
+    'distributed/test_sampling_runs.py', 'integration/test_accept_machine.py',
+    'integration/test_wheel.py'))
+# Neither device nor the version of torch or Python makes these different, and they take minutes.
+ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
+    'unit/features/remote', 'unit/viewer/test_view_review.py', 'unit/viewer/test_view_server.py',
+    'unit/drawing/test_sampling_plot.py', 'unit/commands/test_replay.py',
+    'distributed/test_lora_runs.py', 'distributed/test_mask_ranks.py',
+    'distributed/test_saving_alone.py', 'integration/test_geotiff_pictures.py'))
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     for item in items:
-        if str(item.path).startswith(WITHOUT_TORCH):
+        if str(item.path).startswith(NOT_ON_XLA):
             item.add_marker(on_host)
+        if str(item.path).startswith(ON_MAIN_LEG_ALONE):
+            item.add_marker(main_leg)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from agreeing import PATIENT, Answers, error_of, start, wait_for_others
 from forked import DIED, fork_scenarios
 from ranks import run_ranks
-from support import on_host
+from support import main_leg
 
 from mapsage.distributed import (
     Consensus,
@@ -25,7 +25,7 @@ from mapsage.distributed import (
 from mapsage.distributed.channels import consensus as consensus_module
 from mapsage.distributed.channels.group_channel import GroupChannel
 
-pytestmark = on_host
+pytestmark = main_leg
 WORLDS = [2, 4, 8]
 GBK_NAME = b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')  # as os.listdir gives it
 ROUNDS = 400  # of two threads at once: by then an unlocked store of torch 1.10 is stuck

@@ -7,10 +7,10 @@ from typing import Any, Dict, List
 import pytest
 from forked import fork_scenarios
 from sampling_ranks import Answers, answers_of
-from support import on_host
+from support import main_leg
 from toy_runs import toy_runner, toy_train
 
-pytestmark = on_host
+pytestmark = main_leg
 EMA = dict(type='EMAHook', update_buffers=True, momentum=0.3)
 BY_EPOCH = dict(train_cfg=dict(by_epoch=True, max_epochs=3, val_interval=1),
                 **{'train_dataloader.sampler.type': 'DefaultSampler',

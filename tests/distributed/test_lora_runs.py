@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_bits import checkpoint_bits
-from support import check_finished, launch, on_host, write_tiny_config
+from support import check_finished, launch, write_tiny_config
 
 from mapsage.models import DINOv3ViT
 from mapsage.models.lora import is_adapter
@@ -157,7 +157,6 @@ def test_with_dynamic_sampling_on_two_ranks(run: Any, tmp_path: Path) -> None:
                if '.lora_B.' in name)
 
 
-@on_host
 def test_maps_are_those_of_the_merged_model(run: Any, tmp_path: Path) -> None:
     """The merged model needs neither the adapters' config nor the pretrained weights."""
     import rasterio

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from agreeing import PATIENT, Answers, error_of, start, wait_for_others
 from forked import DIED, fork_scenarios
 from ranks import run_ranks
-from support import on_host
+from support import main_leg
 
 from mapsage.distributed import (
     Consensus,
@@ -29,7 +29,7 @@ from mapsage.distributed import (
 )
 from mapsage.distributed.store import LockedStore
 
-pytestmark = on_host
+pytestmark = main_leg
 # What a run with dynamic sampling opens over all ranks.
 PURPOSES = [(None, ''), (None, 'blocks'), (PATIENT, 'sampling'), (PATIENT, 'sampling summary')]
 CLONE_NEWUTS = 0x04000000  # of Linux: a host name of one's own

@@ -10,9 +10,9 @@ import pytest
 import torch
 from checkpoint_bits import checkpoint_bits
 from mask_runs import config_of
-from support import Launch, check_finished, launch, main_leg, on_host
+from support import Launch, check_finished, launch, main_leg
 
-pytestmark = on_host
+pytestmark = main_leg
 LOAD: Dict[str, Any] = {'weights_only': False} if torch.__version__ >= '2' else {}
 EMA = dict(type='EMAHook', momentum=.3)
 # By kind: ranks, changes of the config, step before which rank 1 is killed, and what is compared.
@@ -60,7 +60,6 @@ def masked(work: Path, name: str) -> List[float]:
     return state['decode_head.attn_mask_probs'].tolist()
 
 
-@main_leg
 def test_two_head_replicas_train_what_two_ranks_do(tiny_data: Path, tmp_path: Path) -> None:
     """PMT's queries and decoder held by two ranks each, with uneven masks a replica."""
     found = {}

@@ -16,7 +16,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import DATA_SAMPLERS, MODELS, OPTIM_WRAPPERS
 from sampling_ranks import Answers, answers_of
-from support import ROOT, on_host, write_tiny_config, write_tiny_data
+from support import ROOT, main_leg, write_tiny_config, write_tiny_data
 from torch.utils.data import BatchSampler
 from toy_runs import ToyRegression, log_of, toy_train
 
@@ -24,7 +24,7 @@ from mapsage.distributed.virtual_ranks import VirtualRanksError
 from mapsage.engine import MapSageRunner
 from mapsage.wrappers import AmpOptimWrapper, OptimWrapper
 
-pytestmark = on_host
+pytestmark = main_leg
 DATA_SAMPLERS.register_module(name='TorchBatches', module=BatchSampler, force=True)
 V = 8
 SIZES = (1, 2, 3, 5, 8)

@@ -15,7 +15,7 @@ from agreeing import PATIENT, Answers
 from forked import DIED, fork_scenarios
 from mmengine.config import Config
 from ranks import run_ranks
-from support import on_host
+from support import main_leg
 
 from mapsage.distributed.nodes import heartbeat
 from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
@@ -23,7 +23,7 @@ from mapsage.distributed.nodes.heartbeat import leave_heartbeat
 from mapsage.engine import nodes
 from mapsage.engine.nodes import NodesDifferError, compare_data, meet_nodes
 
-pytestmark = on_host
+pytestmark = main_leg
 TIMEOUT, GRACE = 6.0, 0.5  # seconds
 # Starts a watch later than a node may be silent, as a machine with much else to do may.
 LATE = '''

@@ -10,13 +10,13 @@ import torch
 from forked import fork_scenarios
 from mmengine.registry import TASK_UTILS
 from sampling_ranks import Answers, answers_of
-from support import on_host
+from support import main_leg
 from toy_runs import log_of, toy_config, toy_train
 
 from mapsage.commands.replay import ReplayError, replay
 from mapsage.distributed.virtual_ranks import VirtualRanksError
 
-pytestmark = on_host
+pytestmark = main_leg
 STEP = 7  # of 8; the checkpoint is of step 4
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),

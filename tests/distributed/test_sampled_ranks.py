@@ -18,14 +18,14 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from sampling_ranks import Answers, answers_of
-from support import on_host, write_tiny_config, write_tiny_data
+from support import main_leg, write_tiny_config, write_tiny_data
 from toy_runs import log_of, same_weights, toy_train
 
 from mapsage.engine import MapSageRunner
 from mapsage.hooks import DynamicSamplingHook
 from mapsage.hooks.dynamic_sampling.sample_weights import weigh_heads
 
-pytestmark = on_host
+pytestmark = main_leg
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=3, val_interval=9),
     'train_dataloader.sampler.type': 'DefaultSampler'}

@@ -26,7 +26,7 @@ from streaming_ranks import (
     serve_well,
     tampered,
 )
-from support import ON_MAIN_LEG, on_host
+from support import main_leg
 
 from mapsage.features.remote.sender import serve
 from mapsage.features.remote.state import State
@@ -35,7 +35,7 @@ from mapsage.features.source import StreamingError
 from mapsage.features.wire.header import Header, Kind, encode_header
 from mapsage.features.wire.link import Link
 
-pytestmark = on_host
+pytestmark = main_leg
 COUNT = 8  # items
 
 
@@ -217,8 +217,7 @@ def test_a_block_reused_while_an_old_write_is_under_way(behind_header, tmp_path)
     assert report['failovers'] >= 1 and 'lost' not in report
 
 
-# seconds by which an encoder is late; the other legs test the same code
-LATE = 9.0 if ON_MAIN_LEG else 6.0
+LATE = 9.0  # seconds by which an encoder is late
 
 
 def serve_slowly(links: List[Link], late: float = 2.0) -> Any:

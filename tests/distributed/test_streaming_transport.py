@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from streaming_ranks import BLOCK, CPU, check, encode, fetch, image, item, run_job, serve_well
-from support import on_host
+from support import main_leg
 
 from mapsage.features.remote.sender import serve
 from mapsage.features.remote.state import State
@@ -17,7 +17,7 @@ from mapsage.features.source import StreamingError
 from mapsage.features.wire.link import Link, LinkError
 from mapsage.features.wire.opening import open_links
 
-pytestmark = on_host
+pytestmark = main_leg
 
 
 def stream_items(links: List[Link], count: int, pool_bytes: int) -> Dict[str, float]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -10,7 +11,8 @@ from typing import Any, Callable
 import cv2
 import numpy as np
 import pytest
-from support import Finished, launch, on_host, write_tiny_config, write_tiny_data
+from support import ROOT, Finished, launch, on_host, write_tiny_config, write_tiny_data
+from warm_python import warm_python
 
 pytestmark = on_host
 
@@ -24,6 +26,15 @@ def expect_error(finished: Finished, *words: str) -> None:
 
 def test_missing_config() -> None:
     expect_error(launch('configs/demo/no_such.py'), 'configs/demo/no_such.py does not exist')
+
+
+def test_a_folder_that_cannot_hold_the_demo(tmp_path: Path) -> None:
+    (tmp_path / 'data').write_text('a file')
+    done = subprocess.run([warm_python(), str(ROOT / 'tools/make_demo_data.py'), 'data/demo'],
+                          cwd=str(tmp_path), stderr=subprocess.PIPE, universal_newlines=True,
+                          timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith('error: data/demo cannot be written'), done.stderr
 
 
 def test_unknown_env_cfg_key(tiny_config: Path, tmp_path: Path) -> None:
@@ -163,3 +174,8 @@ def test_one_rank_fails(hook: str, words: list, tiny_data: Path, tmp_path: Path)
                       environ={'PYTHONPATH': str(Path(__file__).parent)})
     expect_error(finished, 'failed first', *words)
     assert not (tmp_path / 'work' / 'iter_5.pth').exists()
+    report = (tmp_path / 'work' / 'report.html').read_text(encoding='utf-8')
+    if hook == 'RaiseOnRank1':  # rank 0 is ended, or loses its peer a moment before
+        assert '>no end recorded' in report or '>failed<' in report
+    else:
+        assert words[-1] in report

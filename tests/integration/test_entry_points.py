@@ -48,6 +48,9 @@ def test_quick_start_at_eight_ranks(tmp_path: Path) -> None:
         assert scene_map.crs.to_epsg() == 32631 and values.shape == (1024, 1024)
     assert set(np.unique(values)) <= {*range(7), 255} and (values == 255).any()  # a corner
     assert cv2.imread(str(tmp_path / 'map' / 'preview.png')).std() > 20
+    report = (tmp_path / 'report.html').read_text(encoding='utf-8')
+    assert f'{ranks} rank(s)' in report and 'could not be made' not in report
+    assert 'alt="map/scene.tif"' in report  # the map is made when the ranks have left
 
 
 @pytest.fixture(scope='module')

@@ -89,7 +89,7 @@ def run_test(run: Tuple[Path, Path], work: Path, *options: Any) -> Dict[str, flo
     TOOL.main([*map(str, run), '--work-dir', str(work), '--accelerator', 'cpu',
                '--cfg-options', f'experiment_name={work.parent.name}{work.name}',
                *map(str, options)])
-    return json.loads(next(work.glob('*/*.json')).read_text().splitlines()[-1])
+    return json.loads(next(work.glob('*/[0-9]*.json')).read_text().splitlines()[-1])
 
 
 def windows(folder: Path) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:

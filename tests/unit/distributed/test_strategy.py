@@ -45,7 +45,7 @@ def mpi(world_size: str = '8') -> Dict[str, str]:
     (None, 1, {}, SINGLE, 'no launcher: one process on one device'),
     (None, 1, FITS, SINGLE, 'the model needs 3.00 GiB or more, a device has 4.00 GiB'),
     (None, 1, TOO_BIG, SINGLE, 'needs 5.00 GiB or more, a device has 4.00 GiB, so it will run out'),
-    (None, 2, {}, SINGLE, 'one device of 2 (scripts/start_8card_training.sh trains on all)'),
+    (None, 2, {}, SINGLE, 'one device of 2 (`bash scripts/start_8card_training.sh` trains on all)'),
     (None, 2, FITS, SINGLE, 'one device of 2'),
     (None, 2, JUST_FITS, SINGLE, 'one device of 2'),
     (None, 2, TOO_BIG, MODEL, '5.00 GiB or more, a device has 4.00 GiB; no launcher, so 2 devices'),

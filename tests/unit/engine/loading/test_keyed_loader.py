@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import ROOT, on_host
+from support import PATIENT, ROOT, on_host
 from torch.utils.data import DataLoader, Dataset
 
 from mapsage.distributed.stop_request import listening
@@ -33,18 +33,23 @@ with listening(True):
 
 
 class Hanging(Dataset):
+    def __init__(self) -> None:
+        self.hangs = torch.multiprocessing.Event()
+
     def __len__(self) -> int:
         return 9
 
     def __getitem__(self, index: int) -> int:
         if index == 3:
+            self.hangs.set()
             time.sleep(600)
         return index
 
 
 def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1)
-    loader = KeyedLoader.adopt(DataLoader(Hanging(), num_workers=1, prefetch_factor=2),
+    dataset = Hanging()
+    loader = KeyedLoader.adopt(DataLoader(dataset, num_workers=1, prefetch_factor=2),
                                lambda *_: None, lambda *_: _[-1])
     with listening(True):
         batches: Any = iter(loader)
@@ -52,6 +57,7 @@ def test_a_worker_outlives_a_request_and_not_its_iterator(monkeypatch: pytest.Mo
         next(batches)
         os.kill(worker.pid, signal.SIGTERM)
         assert next(batches) == 1 and next(batches) == 2
+        assert dataset.hangs.wait(PATIENT)  # one that has not come to it would end by itself
         batches._shutdown_workers()  # as torch does when the iterator goes
         worker.join(60)
     assert worker.exitcode == -signal.SIGKILL

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
-from support import on_host
+from support import PATIENT, on_host
 from warm_python import rank_start, warm_python
 
 pytestmark = on_host
@@ -37,7 +37,8 @@ print('to stderr', file=sys.stderr)
 
 def run(python: str, script: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess:
     return subprocess.run([python, '-u', str(script), *arguments], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=60, **kwargs)
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=PATIENT,
+                          **kwargs)
 
 
 @pytest.mark.parametrize('threads', ['1', '3'])
@@ -96,7 +97,7 @@ def test_a_signal_reaches_the_fork(tmp_path: Path) -> None:
     with subprocess.Popen([warm_python(), str(script)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b'ready\n'
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 5
+        assert process.wait(timeout=PATIENT) == 5
 
 
 def ask(more: List[str], environ: Dict[str, str], tmp_path: Path) -> subprocess.CompletedProcess:
@@ -166,7 +167,7 @@ def test_a_signal_that_comes_behind_the_end_does_not_replace_its_status() -> Non
             connection.sendall(struct.pack('<q', 3))
     os.kill(caller.pid, signal.SIGTERM)  # nobody is there to pass it on to
     os.kill(caller.pid, signal.SIGCONT)
-    _, words = caller.communicate(timeout=30)
+    _, words = caller.communicate(timeout=PATIENT)
     assert caller.returncode == 3 and words == b''
 
 
