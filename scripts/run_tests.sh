@@ -44,12 +44,14 @@ static_checks() {
 # Run pytest for a leg, and with --again the tests that failed once more. $1: leg, $2: its Python.
 run_pytest() {
     local status=0 cache failed_first failed_again
+    # a test that ends its worker is given to the next one, and would end that too
+    local two_workers=(-n 2 --dist loadfile --max-worker-restart 1 --durations 15)
     if [ -z "$again" ]; then
-        "$2" -m pytest -n 2 --dist loadfile --durations 15 "${paths[@]}"
+        "$2" -m pytest "${two_workers[@]}" "${paths[@]}"
         return
     fi
     cache=$(mktemp -d)  # of this leg alone: pytest remembers here which tests failed
-    "$2" -m pytest -o cache_dir="$cache" -n 2 --dist loadfile --durations 15 "${paths[@]}" || status=$?
+    "$2" -m pytest -o cache_dir="$cache" "${two_workers[@]}" "${paths[@]}" || status=$?
     if [ $status -eq 1 ]; then  # there are tests that failed, and nothing else is wrong
         failed_first=$(failures "$2" "$cache")
         if few "$failed_first"; then
@@ -90,7 +92,7 @@ fi
 failed=()
 times=()
 for leg in "${legs[@]}"; do
-    echo "=== leg $leg"
+    echo "=== leg $leg, $(date -u +%H:%M:%S)"
     python=$(bash scripts/setup_env.sh "$leg" --dev) || { failed+=("$leg: environment"); continue; }
     SECONDS=0  # bash counts up from here, so that a leg's time does not include its environment
     checks=

@@ -1,10 +1,13 @@
 """Fixtures and the import path of the checkout."""
 import atexit
+import faulthandler
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Iterator, List
 
@@ -63,6 +66,8 @@ ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
     'distributed/test_lora_runs.py', 'distributed/test_mask_ranks.py',
     'distributed/test_saving_alone.py', 'integration/test_geotiff_pictures.py'))
 
+STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process go
+
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     for item in items:
@@ -74,10 +79,41 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare what the workers of ``-n 2`` share, before they are started."""
+    config.stash[STACKS] = os.dup(2)  # which is not captured yet
+    # and of its forks: what .ci/run ends shows where it hangs
+    faulthandler.register(signal.SIGQUIT, file=config.stash[STACKS], chain=True)
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == 'WorkerInteractor':  # this is one of the workers
+            io = plugin.channel.gateway._io  # type: ignore[attr-defined]
+            os.register_at_fork(after_in_child=partial(let_go, io.infile.fileno(),
+                                                       io.outfile.fileno()))
     if getattr(config.option, 'numprocesses', None):
         warm_python()  # its address is in the environment that the workers inherit
         # Files start in the order of their names: those with ranks, which take minutes, first.
         config.option.loadscopereorder = False
+
+
+def let_go(*files: int) -> None:
+    """Close what joins a worker to pytest, in a process that it has forked.
+
+    pytest learns by the end of these files that a worker has ended. A fork that outlives its worker
+    because it hangs would keep them open, and the session would wait for ever.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in files:
+        os.dup2(null, file)  # and not closed: the numbers would be those of other files
+    os.close(null)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a process with the stacks of its threads that hangs outside Python."""
+    seconds = float(item.config.getini('timeout'))
+    faulthandler.dump_traceback_later(seconds + 60, exit=True, file=item.config.stash[STACKS])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_report_header() -> str:
