@@ -89,7 +89,11 @@ def _check(environ: Dict[str, str], data: str, name: str, folder: Path, accelera
             json.loads(told[0])['after'])
 
 
-@pytest.mark.parametrize('accelerator', ['cpu', pytest.param('sim', marks=NO_SIM_HERE)])
+EVERYWHERE = pytest.mark.parametrize(
+    'accelerator', ['cpu', pytest.param('sim', marks=NO_SIM_HERE)])
+
+
+@EVERYWHERE
 @pytest.mark.parametrize('name', ['16_fixmatch_dropout', 'stage_two', 'reward'])
 def test_the_demo_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: str,
                                  accelerator: str) -> None:
@@ -97,6 +101,8 @@ def test_the_demo_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: 
 
 
 @pytest.mark.skipif(not NWPU, reason='MAPSAGE_NWPU is not set')
+@EVERYWHERE
 @pytest.mark.parametrize('name', ['16_fixmatch_dropout', 'stage_two', 'reward'])
-def test_real_images_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: str) -> None:
-    _check(environ, 'nwpu', name, tmp_path, 'cpu')
+def test_real_images_at_eight_ranks(environ: Dict[str, str], tmp_path: Path, name: str,
+                                    accelerator: str) -> None:
+    _check(environ, 'nwpu', name, tmp_path, accelerator)
