@@ -45,6 +45,7 @@ from warm_python import warm_python  # noqa: E402
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
+from mapsage.distributed.stop_request import SIGNALS  # noqa: E402
 
 if SimAccelerator.why_unavailable() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
@@ -141,6 +142,15 @@ def own_environment() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before)
     set_current_accelerator(resolve_accelerator('cpu'))
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    """Give back what a run that left at a request has changed: it ignores the next one."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope='session')

@@ -32,6 +32,7 @@ main_leg = pytest.mark.skipif(
     not ON_MAIN_LEG,
     reason='the main leg runs this; time is short on the others')
 
+UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
 PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
 
 # A UNet of 30,000 parameters without batch statistics, on 64x64 tiles in LoveDA's layout.

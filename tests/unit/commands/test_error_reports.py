@@ -12,12 +12,12 @@ from typing import Any, Callable, Tuple
 import pytest
 import torch.distributed as dist
 from ranks import free_port
-from support import ROOT
+from support import ROOT, UNDECODABLE
 
 from mapsage.commands import cli
 from mapsage.engine.env_cfg import ConfigError
 
-UNDECODABLE = b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
+FILE = UNDECODABLE + '.tif'
 
 
 class Mute(Exception):
@@ -60,14 +60,14 @@ def run_in_fork(main: Callable[[Any], Any], folder: Path, error_output: str = ''
 
 
 @pytest.mark.parametrize('error, words', [
-    (OSError(f'cannot read {UNDECODABLE}'), r'cannot read \udcb5\udcd8.tif'),
+    (OSError(f'cannot read {FILE}'), r'cannot read \udcb5\udcd8.tif'),
     (ConfigError('影像.tif'), r'ConfigError: \u5f71\u50cf.tif'),
     (ConfigError('a\0b'), 'ConfigError: a\0b'),
     (Mute(), 'Mute: '),
     (MuteUserError(), 'MuteUserError without a readable message')])
 def test_any_error_is_shown_and_noted(error: Exception, words: str, tmp_path: Path) -> None:
     def main(_: Any) -> None:
-        print('scene 影像', UNDECODABLE)
+        print('scene 影像', FILE)
         raise error
 
     (tmp_path / 'notes').mkdir()

@@ -17,14 +17,13 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
-from support import on_host
+from support import UNDECODABLE, on_host
 from toy_runs import log_of, toy_train
 
 from mapsage.report import write_report
 from mapsage.report.runs import read_runs
 
 pytestmark = on_host
-UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
 
 
 @MODELS.register_module(force=True)
@@ -204,6 +203,7 @@ class AskedAt3(Hook):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.usefixtures('signals_as_before')
 def test_run_that_was_asked_to_stop(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         run(tmp_path, custom_hooks=[AskedAt3()])

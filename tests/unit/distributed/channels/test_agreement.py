@@ -4,10 +4,11 @@ from __future__ import annotations
 from typing import Dict
 
 import pytest
+from support import UNDECODABLE
 
 from mapsage.distributed import SerialChannel, all_ranks_or_none, error_text, raise_together
 
-UNDECODABLE = b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
+FILE = UNDECODABLE + '.tif'
 
 
 class Mute(Exception):
@@ -19,7 +20,7 @@ class Mute(Exception):
     (KeyError('scene'), "KeyError: 'scene'"),
     (OSError(), 'OSError: '),
     (ValueError('a\0b'), 'ValueError: a\0b'),
-    (OSError(f'cannot read {UNDECODABLE}'), r'OSError: cannot read \udcb5\udcd8.tif'),
+    (OSError(f'cannot read {FILE}'), r'OSError: cannot read \udcb5\udcd8.tif'),
     (Mute(), 'Mute without a readable message')])
 def test_every_error_has_a_text(error: Exception, text: str) -> None:
     assert error_text(error) == text
@@ -34,7 +35,7 @@ def test_a_text_is_cut_by_bytes_between_characters(letter: str) -> None:
 
 
 def test_one_process_raises_its_own_exception() -> None:
-    error = OSError(UNDECODABLE)
+    error = OSError(FILE)
     with pytest.raises(OSError) as raised, all_ranks_or_none():
         raise error
     assert raised.value is error and raised.value.__cause__ is None

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from toy_runs import log_of, same_weights, toy_runner, toy_train
 
-from mapsage.distributed.stop_request import SIGNALS, StoppedEarly
+from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.engine.checkpoints.background import BackgroundSaves, Save
 from mapsage.engine.checkpoints.files import SaveError
 
@@ -209,15 +209,6 @@ class SavesItself(Hook):
         if runner.iter == 0:  # out_dir may be a Path, as in MMEngine
             runner.save_checkpoint(Path(runner.work_dir), 'own.pth', by_epoch=False)
             assert not list(Path(runner.work_dir).glob('*.partial'))
-
-
-@pytest.fixture
-def signals_as_before() -> Iterator[None]:
-    """A process that leaves at a request ignores the next one."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures('signals_as_before')

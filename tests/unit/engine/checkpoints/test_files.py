@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import pytest
 import torch
+from support import PATIENT, UNDECODABLE
 
 from mapsage.engine.checkpoints.background import Save
 from mapsage.engine.checkpoints.files import SaveError, remove_leftovers, write_checkpoint
@@ -60,7 +62,7 @@ def test_killed_before_any_operation_the_newest_whole_file_is_resumed(tmp_path: 
              [(f'{folder}/last_checkpoint', f'{folder}/iter_1.pth')]).carry_out()
         child = _fork.Process(target=save_and_die, args=(folder, operation))
         child.start()
-        child.join()
+        child.join(PATIENT)
         whole = max(int(path.stem[5:]) for path in folder.glob('*.pth'))
         choice = choose_checkpoint(str(folder))
         assert choice.seed == whole and choice.skipped == []
@@ -102,16 +104,16 @@ def test_leftovers_of_the_dead_alone_are_removed(tmp_path: Path) -> None:
         class Slow:
             def __reduce__(self) -> Any:
                 started.set()
-                end.wait()
+                end.wait(PATIENT)
                 return int, ()
         write_checkpoint(Slow(), str(written))
 
     child = _fork.Process(target=write_slowly)
     child.start()
-    started.wait()
+    assert started.wait(PATIENT)
     assert remove_leftovers(str(tmp_path)) == [str(tmp_path / names[0])]
     end.set()
-    child.join()
+    child.join(PATIENT)
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
         [written.name, *names[1:]])
 
@@ -130,28 +132,34 @@ class WhileWritten:
 def test_a_worker_that_is_forked_meanwhile_holds_nothing(tmp_path: Path) -> None:
     """It would hold the lock of a rank that is killed, and the room of a file that is removed."""
     end = _fork.Event()
+    ours, theirs = _fork.Pipe(duplex=False)
 
-    def write_and_die() -> None:
+    def work() -> None:
+        try:
+            theirs.send([os.path.realpath(f'/proc/self/fd/{each}')
+                         for each in os.listdir('/proc/self/fd')])
+            end.wait(PATIENT)
+        finally:
+            os._exit(0)
+
+    def write_and_wait() -> None:
         def fork() -> None:
-            worker = os.fork()
-            if not worker:
-                opened = [os.path.realpath(f'/proc/self/fd/{each}')
-                          for each in os.listdir('/proc/self/fd')]
-                (tmp_path / 'opened').write_text('\n'.join(opened))
-                end.wait()
-                os._exit(0)
-            while not (tmp_path / 'opened').exists() or not (tmp_path / 'opened').read_text():
-                pass
-            os.kill(os.getpid(), signal.SIGKILL)
+            if not os.fork():
+                work()
+            time.sleep(PATIENT)  # and is killed; one that waits for an event would be missed by it
 
         write_checkpoint(WhileWritten(fork), str(tmp_path / 'iter_1.pth'))
 
-    child = _fork.Process(target=write_and_die)
-    child.start()
-    child.join()
+    child = _fork.Process(target=write_and_wait, daemon=True)
+    with open(str(tmp_path / UNDECODABLE), 'w'):  # as a test before may have left one
+        child.start()
+        assert ours.poll(PATIENT)
+        opened = ours.recv()
+    child.kill()
+    child.join()  # with a deadline it would wait for the worker, which holds its pipe
     left, = tmp_path.glob('*.partial')
     try:
-        assert str(left) not in (tmp_path / 'opened').read_text()
+        assert str(left) not in opened
         assert remove_leftovers(str(tmp_path)) == [str(left)]
     finally:
         end.set()

@@ -86,6 +86,7 @@ def test_the_number_of_encoders_on_the_command_line() -> None:
     assert cfg.feature_source == dict(type='Streamed', encoders=1)
 
 
+@pytest.mark.usefixtures('signals_as_before')
 @pytest.mark.parametrize('rank, heads, launched, status', [
     (3, 3, True, None), (3, 3, False, None),  # beside heads, which say themselves how they ended
     (5, 2, True, 0), (5, 2, False, None)])
