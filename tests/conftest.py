@@ -117,6 +117,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_enter_pdb() -> None:
+    """Leave a process alone in which somebody looks for an error."""
+    faulthandler.cancel_dump_traceback_later()
+
+
 def pytest_report_header() -> str:
     return ('random stock configs: MAPSAGE_FUZZ_CONFIGS={}, MAPSAGE_FUZZ_SEED={}'.format(
         os.environ.get('MAPSAGE_FUZZ_CONFIGS', 20), os.environ.get('MAPSAGE_FUZZ_SEED', 0)))
