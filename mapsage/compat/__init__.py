@@ -8,6 +8,7 @@ from . import (  # noqa: E402
     checkpoint_loading,
     config_text,
     git_hash,
+    log_device,
     loop_resume,
     mlflow_store,
     quiet_import,
@@ -19,6 +20,7 @@ checkpoint_contents.apply()
 checkpoint_loading.apply()
 config_text.apply()
 git_hash.apply()
+log_device.apply()
 loop_resume.apply()
 mlflow_store.apply()
 quiet_import.apply()
