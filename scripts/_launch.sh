@@ -32,10 +32,10 @@ is_demo() {
     [ "$folder" = "$(cd "$root/configs/demo" && pwd -P)" ]
 }
 
-# Replace this process by the launcher of NPROC_PER_NODE ranks of a program in tools/. CONFIG may be
-# empty.
+# Replace this process by the launcher of NPROC_PER_NODE ranks of a program in tools/, by default one
+# for each card. CONFIG may be empty.
 launch() {
-    local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-8} nodes=${NNODES:-1} rendezvous
+    local program=$root/tools/$1 config=$2 ranks=${NPROC_PER_NODE:-cards} nodes=${NNODES:-1} rendezvous
     shift 2
     if [[ "$nodes" == *:* ]]; then  # machines come and go: tools/launch.py reads RENDEZVOUS
         rendezvous=(--rdzv_backend c10d)

@@ -126,7 +126,7 @@ resume() {
 }
 
 benchmarks() {
-    ACCELERATOR=${ACCELERATOR:-} "$python" tools/benchmarks/launch_time.py --ranks "${NPROC_PER_NODE:-8}"
+    ACCELERATOR=${ACCELERATOR:-} "$python" tools/benchmarks/launch_time.py
     if command -v nvidia-smi >/dev/null && [ "${ACCELERATOR:-cuda}" = cuda ]; then
         bash tools/benchmarks/on_gpu.sh
     fi
@@ -161,7 +161,7 @@ done
 
 {
     echo "MapSage on $(hostname), $(date -u '+%Y-%m-%d %H:%M UTC'), accelerator ${ACCELERATOR:-auto}," \
-         "${NPROC_PER_NODE:-8} ranks"
+         "ranks: ${NPROC_PER_NODE:-one for each card, 8 without cards}"
     cat "$summary"
     for step in "${chosen[@]}"; do
         printf '\n===== %s (the last %s lines)\n' "$step" "$kept"

@@ -7,7 +7,8 @@
 # installed, it runs in that of the command mapsage. For the configs in configs/demo that come with
 # MapSage it makes the demo data, and at the end a map of the demo's scene in WORK_DIR/map.
 #
-#   NPROC_PER_NODE   number of ranks on this machine (default 8)
+#   NPROC_PER_NODE   number of ranks on this machine (default: one for each visible card; 8 where
+#                    there is none)
 #   NNODES           machines (default 1)      NODE_RANK     number of this one (default 0)
 #   MASTER_ADDR      address of machine 0      MASTER_PORT   its port (default: a free one;
 #                    (needed if NNODES > 1)                  29500 with several machines)

@@ -109,7 +109,10 @@ def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], No
 
 
 def main() -> None:
-    ranks = load('rank_start').RankStart(sys.argv[1:])
+    rank_start, rank_count = load('rank_start'), load('rank_count')
+    ranks = rank_start.RankStart(sys.argv[1:])
+    count = rank_count.RankCount(sys.argv[1:], Path(__file__).with_name('count_cards.py'),
+                                 rank_start.driver_of(sys.argv[1:]))
     # These imports come later, so that they run at the same time as those of the fork server.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import api as processes
@@ -124,6 +127,12 @@ def main() -> None:
             shipped.find_config(config)
         except shipped.ShippedError as error:
             sys.exit(f'error: {error}')
+    try:
+        counted = count.apply(args)
+    except rank_count.RankCountError as error:
+        sys.exit(f'error: {error}')
+    if counted:
+        print(counted, flush=True)
     if args.rdzv_backend == 'static' and args.node_rank == 0 and not args.standalone:
         check_port_free(args.master_port)
     notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')

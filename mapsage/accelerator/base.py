@@ -78,6 +78,10 @@ class Accelerator(abc.ABC):
     def device_count(self) -> int:
         """Return the number of devices that this process can see."""
 
+    def card_count(self) -> int:
+        """Return the number of cards that this process can see; 0 where ranks share the CPU."""
+        return self.device_count()
+
     @abc.abstractmethod
     def device(self, local_rank: int = 0) -> torch.device:
         """Return the device of the process with the given local rank.

@@ -28,6 +28,9 @@ class CpuAccelerator(Accelerator):
     def device_count(self) -> int:
         return 1
 
+    def card_count(self) -> int:
+        return 0
+
     def device(self, local_rank: int = 0) -> torch.device:
         return torch.device('cpu')
 

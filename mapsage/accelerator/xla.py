@@ -41,6 +41,9 @@ class XlaAccelerator(Accelerator):
     def device_count(self) -> int:
         return int(_runtime().addressable_device_count())
 
+    def card_count(self) -> int:
+        return 0 if self.is_cpu_stand_in() else self.device_count()
+
     def device(self, local_rank: int = 0) -> torch.device:
         return self._xla.device()
 

@@ -1,6 +1,6 @@
 """Time from the launch command to the first training step, and where it goes.
 
-    python tools/benchmarks/launch_time.py [CONFIG] [--ranks 8]
+    python tools/benchmarks/launch_time.py [CONFIG] [--ranks N]
 """
 import argparse
 import json
@@ -28,13 +28,16 @@ train_cfg = dict(max_iters=1)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('config', nargs='?', default='configs/demo/efficientnet_lite0_fpn_demo.py')
-    parser.add_argument('--ranks', type=int, default=8)
+    parser.add_argument('--ranks', type=int,
+                        help='default: one for each visible card; 8 where there is none')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / 'marks'
         marks.mkdir()
-        environ = dict(os.environ, MAPSAGE_PYTHON=sys.executable, NPROC_PER_NODE=str(args.ranks),
-                       MAPSAGE_TIMELINE=str(marks), PYTHONPATH=str(Path(__file__).parent))
+        environ = dict(os.environ, MAPSAGE_PYTHON=sys.executable, MAPSAGE_TIMELINE=str(marks),
+                       PYTHONPATH=str(Path(__file__).parent))
+        if args.ranks is not None:
+            environ['NPROC_PER_NODE'] = str(args.ranks)
         config = Path(folder) / 'timed.py'
         config.write_text(TIMED.format(base=str(Path(args.config).resolve())))
         start = time.time()

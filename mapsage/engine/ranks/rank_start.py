@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, List, Optional, Sequence
 
 # Environment variable with the address of a fork server that is already running. Test sessions set
 # it.
@@ -137,9 +137,14 @@ def _why_new_processes(arguments: Sequence[str]) -> str:
         return 'PYTHON_EXEC is set'
     if ADDRESS in os.environ:
         return ''
+    return driver_of(arguments) or ''
+
+
+def driver_of(arguments: Sequence[str]) -> Optional[str]:
+    """Return what ranks with these arguments may drive on this machine, see ``possible_driver``."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument('--accelerator')
     spec: Any = importlib.util.spec_from_file_location('drivers', _DRIVERS)
     drivers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(drivers)
-    return drivers.possible_driver(options.parse_known_args(arguments)[0].accelerator) or ''
+    return drivers.possible_driver(options.parse_known_args(arguments)[0].accelerator)
