@@ -48,12 +48,13 @@ _SECONDS_UNTIL_KILLED = 25
 def report(failed, notes: Path) -> str:
     """Return which rank failed first, with its own error.
 
-    If a rank was killed, this is the cause of the other ranks' errors. Neither SIGUSR2 counts, with
-    which the other ranks are ended (SIGTERM where torchrun does it), nor torchrun's SIGKILL for
-    those that do not react: they are named at the end, because a rank that hangs is often what the
-    others have waited for. If no rank was
-    killed, the earliest note decides: torchrun may notice the end of a rank that has lost its peer
-    before that of the peer.
+    If a rank was killed, this is the cause of the other ranks' errors. Three ways to be killed are
+    no cause: SIGUSR2, with which the other ranks are ended (SIGTERM where torchrun does it);
+    torchrun's SIGKILL for those that do not react, which are named at the end, because a rank that
+    hangs is often what the others have waited for; and SIGABRT of a rank that has left an error, or
+    beside such a hung rank, since the watchdog of a communication backend ends a rank in this way
+    that has waited for another one. If no rank was killed, the earliest error decides: torchrun may
+    notice the end of a rank that has lost its peer before that of the peer.
 
     Args:
         failed: ``ChildFailedError`` of torchrun.
@@ -62,11 +63,13 @@ def report(failed, notes: Path) -> str:
     ended = failed.get_first_failure()[1].timestamp + _SECONDS_UNTIL_KILLED
     stuck = sorted(rank for rank, failure in failed.failures.items()
                    if failure.exitcode == -signal.SIGKILL and failure.timestamp >= ended)
-    killed = [rank for rank, failure in failed.failures.items()
-              if failure.exitcode < 0 and rank not in stuck
-              and failure.exitcode not in (-signal.SIGUSR2, -signal.SIGTERM)]
     # files are named after time and rank; there are none if the folder is gone
     written = sorted(path for path in notes.glob('*-*') if path.is_file())
+    explained = {int(path.name.split('-')[1]) for path in written}
+    killed = [rank for rank, failure in failed.failures.items()
+              if failure.exitcode < 0 and rank not in stuck
+              and failure.exitcode not in (-signal.SIGUSR2, -signal.SIGTERM)
+              and not (failure.exitcode == -signal.SIGABRT and (stuck or rank in explained))]
     if killed or not written:
         rank = killed[0] if killed else failed.get_first_failure()[0]
         failure = failed.failures[rank]
@@ -76,8 +79,12 @@ def report(failed, notes: Path) -> str:
             f'if that says nothing, its code or a library called exit.')
         if by == 'SIGKILL':
             message += '. If nobody has sent it, the machine ran out of memory: see `dmesg`.'
+        if by == 'SIGABRT':
+            message += ('. Native code gave up, and what it printed is above. The watchdog of a '
+                        'communication backend (NCCL, ECCL) does so with a rank that has waited '
+                        'for another one longer than env_cfg.dist_cfg.timeout.')
     else:
-        rank = written[0].name.split('-')[1]
+        rank = int(written[0].name.split('-')[1])
         # a rank that was killed while it wrote may have cut a character
         message = written[0].read_text(encoding='utf-8', errors='replace')
     if stuck:

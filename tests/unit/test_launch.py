@@ -41,6 +41,17 @@ def test_notes_that_are_cut_or_gone(tmp_path: Path) -> None:
     (dict(rank1=-signal.SIGTERM), {}, 'rank 1 failed first:\nkilled by SIGTERM'),
     (dict(rank1=3), {}, 'rank 1 failed first:\nit ended with status 3 and left no error'),
     (dict(rank1=-signal.SIGSEGV), {}, 'rank 1 failed first:\nkilled by SIGSEGV'),
+    # the watchdog of a backend ends a rank by SIGABRT that has waited for another one
+    (dict(rank0=-signal.SIGABRT, rank1=1), {'100-1': 'cause', '200-0': 'waited'},
+     'rank 1 failed first:\ncause'),
+    (dict(rank0=-signal.SIGABRT, rank1=1), {'100-1': 'lost its peer'},
+     'rank 0 failed first:\nkilled by SIGABRT'),
+    (dict(rank0=-signal.SIGABRT, rank1=1), {'100-0': 'waited for rank 1', '200-1': 'late'},
+     'rank 0 failed first:\nwaited for rank 1'),
+    (dict(rank0=-signal.SIGABRT, rank1=-signal.SIGKILL), {'100-0': 'waited for rank 1'},
+     'rank 1 failed first:\nkilled by SIGKILL'),
+    (dict(rank0=-signal.SIGABRT, rank1=-signal.SIGUSR2), {},
+     'rank 0 failed first:\nkilled by SIGABRT. Native code gave up'),
 ])
 def test_first_failure(exit_codes: dict, notes: dict, expected: str, tmp_path: Path) -> None:
     for name, message in notes.items():
@@ -55,3 +66,13 @@ def test_a_rank_that_torchrun_had_to_kill_is_not_the_cause(tmp_path: Path) -> No
     text = launch.report(late, tmp_path)
     assert 'rank 0 failed first:\nwaited for rank 1\n' in text
     assert 'rank(s) [1] did not end when asked to' in text and 'out of memory' not in text
+
+
+def test_a_rank_that_hangs_is_named_where_a_watchdog_has_ended_the_others(tmp_path: Path) -> None:
+    late = failed(rank0=-signal.SIGABRT, rank1=-signal.SIGKILL)
+    late.failures[1].timestamp += 30
+    text = launch.report(late, tmp_path)
+    assert 'rank(s) [1] did not end when asked to' in text and 'out of memory' not in text
+    (tmp_path / '100-0').write_text('waited for rank 1')
+    assert 'rank 0 failed first:\nwaited for rank 1\nrank(s) [1] did not' in launch.report(
+        late, tmp_path)

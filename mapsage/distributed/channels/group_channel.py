@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ class GroupChannel(Channel):
         self.timeout = timeout
         # Weak: a group that outlives destroy_process_group may abort the process at its end.
         self._group = weakref.ref(group)
-        self._roll = _roll_call()
+        self._roll = roll_call()
         self._lane = self._roll.open(name, ranks)
         self._failure: Optional[RankLostError] = None
 
@@ -223,15 +223,21 @@ class GroupChannel(Channel):
         self._roll.alarm(self._lane, lost)
         missing = self._roll.find_missing(self._lane)
         self._roll.mesh.drop(self._lane.key)
-        text, ranks = _verdict(missing, self.rank)
+        text, ranks = describe_missing(missing, self.rank)
         self._failure = RankLostError(
             f'rank {self.rank} waited at agreement {self._lane.entered} and {text[0]} ({what}). '
             f'{text[1]}', ranks)
         raise self._failure from error
 
 
-def _verdict(missing: Optional[Missing], rank: int) -> Any:
-    """Return what is missing and what to do about it in words, and the missing ranks. Pure."""
+def describe_missing(missing: Optional[Missing],
+                     rank: int) -> Tuple[Tuple[str, str], List[int]]:
+    """Return what is missing and what to do about it in words, and the missing ranks. Pure.
+
+    Args:
+        missing: Answer of :meth:`RollCall.find_missing`.
+        rank: Global rank of this process, which is never named.
+    """
     log = 'look at the first error in their log.'
     if missing is None:
         return ('the rendezvous store does not answer', 'The process that keeps it has ended or '
@@ -255,6 +261,7 @@ _roll_calls: Any = weakref.WeakKeyDictionary()  # by default group
 # A process may initialize torch.distributed several times, over one store.
 _numbers: Iterator[int] = itertools.count()
 _opening = threading.Lock()
+_calling = threading.Lock()  # several threads may be the first to need the roll call
 _OWN_DESCRIPTORS = 3  # of a mesh beside its connections: to listen, to wait, and one to spare
 
 
@@ -298,7 +305,7 @@ def _open(group: dist.ProcessGroup, timeout: Optional[float], purpose: str) -> C
         # torch numbers its groups alike on all ranks
         name = f'{_c10d()._pg_names[group]}/{purpose}/{timeout}'
         try:
-            known[timeout, purpose] = GroupChannel(group, _global_ranks(group), seconds, name)
+            known[timeout, purpose] = GroupChannel(group, global_ranks(group), seconds, name)
         except DescriptorLimitError:
             raise
         except RuntimeError as error:
@@ -336,19 +343,25 @@ def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
     return mesh.reasons()
 
 
-def _roll_call() -> RollCall:
-    """Return the roll call of the default group, with the connections of this process."""
+def roll_call() -> RollCall:
+    """Return the roll call of the default group, with the connections of this process.
+
+    Raises:
+        DescriptorLimitError: If this process may not open another connection.
+    """
     default = _c10d()._get_default_group()
-    if default not in _roll_calls:
-        check_descriptors(dist.get_world_size(), 0, _OWN_DESCRIPTORS)
-        roll = RollCall(LockedStore(_c10d()._get_default_store()),
-                        f'mapsage/{next(_numbers)}', dist.get_rank())
-        weakref.finalize(default, roll.mesh.close)
-        _roll_calls[default] = roll
-    return _roll_calls[default]
+    with _calling:
+        if default not in _roll_calls:
+            check_descriptors(dist.get_world_size(), 0, _OWN_DESCRIPTORS)
+            roll = RollCall(LockedStore(_c10d()._get_default_store()),
+                            f'mapsage/{next(_numbers)}', dist.get_rank())
+            weakref.finalize(default, roll.mesh.close)
+            _roll_calls[default] = roll
+        return _roll_calls[default]
 
 
-def _global_ranks(group: dist.ProcessGroup) -> List[int]:
+def global_ranks(group: dist.ProcessGroup) -> List[int]:
+    """Return the global ranks of a group, in group order."""
     # torch 2.0 added get_process_group_ranks; this table exists in all versions
     return sorted(_c10d()._pg_group_ranks[group], key=_c10d()._pg_group_ranks[group].get)
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mapsage.distributed.store import LockedStore
 
@@ -75,9 +75,10 @@ class RollCall:
         self._texts: Dict[Tuple[int, str], str] = {}
         self.mesh = Mesh(store, prefix, rank, self._hear)
 
-    def open(self, name: str, ranks: Sequence[int]) -> Lane:
-        """Return the lane of this name. No collective."""
-        lane = Lane(f'{self._prefix}/{name}', ranks)
+    def open(self, name: str, ranks: Sequence[int], kind: Callable[..., Lane] = Lane,
+             *options: Any) -> Lane:
+        """Return the lane of this name, a ``kind(name, ranks, *options)``. No collective."""
+        lane = kind(f'{self._prefix}/{name}', ranks, *options)
         return self._lanes.setdefault(lane.key, lane)
 
     def failed(self, lane: Lane) -> bool:

@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional
 
-from mapsage.distributed.channels.channel import RankLostError, error_text
-from mapsage.distributed.channels.group_channel import tell_why
+from mapsage.distributed.channels.channel import RankLostError
 from mapsage.distributed.host_address import reachable_host
 
-from .launcher_notes import note_for_launcher
+from .launcher_notes import end_process
 from .node_watch import Line
 
 DEFAULT_HEARTBEAT_SECONDS = 15.0
@@ -158,13 +157,7 @@ class Heartbeat:
         error = RankLostError(
             f'rank {self._rank} ends, since others are lost: {text} (noticed by the heartbeat, '
             f'env_cfg.dist_cfg.heartbeat_timeout={self._timeout:g}).', ranks)
-        try:
-            note_for_launcher(error_text(error))
-            sys.stderr.write(f'[rank {self._rank}] {error_text(error)}\n')
-            sys.stderr.flush()
-            tell_why(error)
-        finally:
-            os._exit(1)
+        end_process(error)
 
 
 _heartbeats: List[Heartbeat] = []

@@ -3,8 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
+from typing import NoReturn
+
+from mapsage.distributed.channels.channel import RankLostError, error_text
+from mapsage.distributed.channels.group_channel import tell_why
 
 from .elastic import MET_FILE
 
@@ -27,6 +32,17 @@ def note_for_launcher(text: str, kind: str = '') -> None:
             Path(folder, kind).touch()
     except OSError:  # the disk is full, or the launcher has gone: stderr has the error as well
         pass
+
+
+def end_process(error: RankLostError) -> NoReturn:
+    """Report an error from a thread, and end a process whose main thread cannot be interrupted."""
+    try:
+        note_for_launcher(error_text(error))
+        sys.stderr.write(f"[rank {os.environ.get('RANK', '0')}] {error_text(error)}\n")
+        sys.stderr.flush()
+        tell_why(error)
+    finally:
+        os._exit(1)
 
 
 def note_met() -> None:

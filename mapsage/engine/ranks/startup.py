@@ -21,6 +21,7 @@ from mapsage.distributed import (
 )
 from mapsage.distributed.device_checks import check_own_cards
 from mapsage.distributed.groups.process_group import select_device
+from mapsage.distributed.nodes.backend_watch import watch_backends
 
 
 def identify_process(launcher: str, port: Optional[int] = None) -> Dict[str, str]:
@@ -88,4 +89,5 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
         return
     if not dist.is_initialized():
         init_process_group(accelerator, backend, timeout)
+        watch_backends(accelerator.device_type)
     check_own_cards(accelerator, local_rank())
