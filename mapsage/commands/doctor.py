@@ -39,6 +39,7 @@ from .doctor_ranks import Ranks
 from .environment_checks import Finding, check_environment
 from .sample_checks import Trial, try_split
 from .step_times import compare_precisions
+from .trial_run import RUN_IS_BUILT, run_obstacle
 
 # Distributions that install the same module: of two at once, one has overwritten the other.
 _DISTRIBUTIONS = {
@@ -59,6 +60,7 @@ class Doctor:
     Attributes:
         launched: Whether a launcher started this process and its variables are complete.
         printing: Whether this rank prints; True in a single process.
+        config: Config of the run; None without one that can be read.
         sections: Findings by the title of their section, in the order they are printed.
         accelerator: Accelerator that a training would use; None if there is none.
         device, card: Texts for this rank's device; ranks on the same card have the same ``card``.
@@ -69,6 +71,7 @@ class Doctor:
         self.sections: Dict[str, List[Finding]] = {
             title: [] for title in ('installed', 'accelerators', 'strategy', 'environment')}
         self.env = EnvCfg(accelerator=args.accelerator or 'auto')
+        self.config: Optional[Config] = None
         self.accelerator: Optional[Accelerator] = None
         self.device = 'no device'
         self.card: Optional[str] = None
@@ -127,6 +130,7 @@ class Doctor:
             findings.append(Finding('problem', str(error)))
             return None
         findings.append(Finding('ok', 'it can be read, and so can its env_cfg'))
+        self.config = cfg
         if self.env.note:
             findings.append(Finding('note', self.env.note))
         findings += check_data(cfg)
@@ -235,10 +239,14 @@ def diagnose(args: argparse.Namespace,
     else:
         tested = [Finding('no', 'not tested in one process',
                           f'{script("doctor")} [CONFIG] tests those of NPROC_PER_NODE ranks')]
+    built = _try_run(doctor, ranks, all(finding.level != 'problem' for finding in found))
+    found += built
     problems = {finding.text for finding in found if finding.level == 'problem'}
     well = not problems and (ranks is None or ranks.all_join)
     if doctor.printing:
         say(_section('collectives', tested))
+        if built:
+            say(_section('run', built))
         say('\nresult: ' + ('training would start' if well else
                             f'training would not start, {len(problems)} problem(s)'))
         if not well:
@@ -246,6 +254,17 @@ def diagnose(args: argparse.Namespace,
     if ranks is not None:
         ranks.wait_for_print()
     return 0 if well else 1
+
+
+def _try_run(doctor: Doctor, ranks: Optional[Ranks], well: bool) -> List[Finding]:
+    """Build the run of the config, where all is well until now. Collective under a launcher."""
+    if ranks is not None:
+        return ranks.try_run(doctor.config, well) if ranks.all_join else []
+    if doctor.config is None or not well:
+        return []
+    obstacle = run_obstacle(doctor.config)
+    return [Finding('ok', RUN_IS_BUILT) if obstacle is None else
+            Finding('problem', f'the run cannot be built: {obstacle}')]
 
 
 def check_installed() -> Iterator[Finding]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 import json
 import time
 from datetime import timedelta
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch.distributed as dist
+from mmengine.config import Config
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import error_text, init_process_group, local_rank
@@ -15,6 +16,7 @@ from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.engine.env_cfg import EnvCfg
 
 from .environment_checks import Finding
+from .trial_run import RUN_IS_BUILT, run_obstacle
 
 # Seconds for a report. A rank first imports PyTorch and MMSegmentation, which takes longer on a
 # busy machine, and may need twice _COLLECTIVE_SECONDS to find that collectives do not work.
@@ -75,12 +77,9 @@ class Ranks:
         every = self._gather('collectives', wrong)
         if self.rank > 0:
             return []
-        findings = _late(every, self.world_size)
-        for text in dict.fromkeys(text for each in every.values() for text in each.values()):
-            ranks = [rank for rank, each in every.items() if text in each.values()]
-            findings.append(Finding('problem', f'on rank(s) {ranks}: {text}',
-                                    'check the network between the machines (GLOO_SOCKET_IFNAME), '
-                                    "or take env_cfg.dist_cfg.backend='gloo'"))
+        findings = _late(every, self.world_size) + _by_text(
+            every, '', 'check the network between the machines (GLOO_SOCKET_IFNAME), or take '
+                       "env_cfg.dist_cfg.backend='gloo'")
         if findings:
             return findings
         if uses_native_group(accelerator):
@@ -88,6 +87,25 @@ class Ranks:
                     Finding('no', 'its collectives are not tested')]
         return [Finding('ok', f'{self.world_size} ranks got the right answers over '
                         f'{dist.get_backend()}')]
+
+    def try_run(self, cfg: Optional[Config], well: bool) -> List[Finding]:
+        """Build the run on all ranks if rank 0 has seen no problem; return its findings there.
+
+        Args:
+            cfg: Config of the run; None where this rank could not read it.
+            well: Whether this rank has seen no problem; that of rank 0 counts.
+        """
+        if self.rank == 0:
+            self._store.set('build', 'yes' if well else 'no')
+        self._store.wait(['build'], self._deadline)
+        if self._store.get('build') != b'yes' or cfg is None:
+            return []
+        obstacle = run_obstacle(cfg)
+        reports = self._gather('run', {} if obstacle is None else {'run': obstacle})
+        if self.rank > 0:
+            return []
+        return _late(reports, self.world_size) + _by_text(
+            reports, 'the run cannot be built there: ') or [Finding('ok', RUN_IS_BUILT)]
 
     def wait_for_print(self) -> None:
         """Wait until rank 0 has printed, which it reports by calling this.
@@ -119,6 +137,16 @@ class Ranks:
             except RuntimeError:
                 continue
         return every
+
+
+def _by_text(reports: Dict[int, Dict[str, Any]], about: str,
+             next_step: str = '') -> List[Finding]:
+    """Return a problem for each different text in the reports, with the ranks that have it."""
+    texts = dict.fromkeys(text for report in reports.values() for text in report.values())
+    ranks = {text: [rank for rank, report in reports.items() if text in report.values()]
+             for text in texts}
+    return [Finding('problem', f'on rank(s) {ranks[text]}: {about}{text}', next_step)
+            for text in texts]
 
 
 def _late(every: Dict[int, Dict[str, Any]], world_size: int) -> List[Finding]:

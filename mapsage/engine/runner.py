@@ -299,12 +299,17 @@ class MapSageRunner(SavingRunner):
             config['dataset'] = dict(type=checked_dataset, config=config['dataset'])
         return build_keyed_loader(config, seed, diff_rank_seed)
 
+    def refuse_training(self) -> None:
+        """Raise what was found to rule a training out while the run was built, such as too many
+        processes for its virtual ranks; a test may go on all the same."""
+        if self._refusal is not None:
+            raise self._refusal
+
     def train(self) -> nn.Module:
         """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
         stops = any(isinstance(hook, StopHook) for hook in self._hooks)
         with listening(stops), end_told(self), lost_ranks_named('training'):
-            if self._refusal is not None:
-                raise self._refusal
+            self.refuse_training()
             if self._resume and self._choice is None:
                 self._choose_checkpoint()
                 self._settle_virtual_ranks()

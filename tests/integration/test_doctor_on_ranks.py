@@ -15,6 +15,11 @@ if __import__('os').environ['RANK'] == '1':
     train_dataloader['dataset']['data_root'] = 'no_such'
 '''
 
+UNKNOWN_HOOK_ON_RANK_1 = '''
+if __import__('os').environ['RANK'] == '1':
+    custom_hooks = [dict(type='NoSuchHook')]
+'''
+
 
 def doctor(*arguments: Any, **settings: Any) -> Finished:
     command = ['bash', str(ROOT / 'scripts' / 'doctor.sh')]
@@ -38,7 +43,7 @@ def test_well(tiny_config: Path) -> None:
     assert finished.output.count('\ninstalled\n') == 1, 'one rank prints'
     for words in ('distributed_data_parallel: launcher pytorch started 2',
                   'ok       rank 1 on ', 'ok       2 ranks got the right answers over gloo',
-                  'result: training would start'):
+                  '\nrun\n  ok       it can be built', 'result: training would start'):
         assert words in finished.output
 
 
@@ -47,6 +52,20 @@ def test_one_process(tiny_config: Path) -> None:
         sys.executable, 'tools/doctor.py'])
     check_finished(finished)
     assert 'result: training would start' in finished.output
+    assert '\nrun\n  ok       it can be built' in finished.output
+    finished = launch(tiny_config, '--cfg-options', 'optim_wrapper.type=NoSuchWrapper', command=[
+        sys.executable, 'tools/doctor.py'])
+    assert finished.status == 1 and 'the run cannot be built: ' in finished.output
+    assert not Path('work_dirs', tiny_config.stem).exists()
+
+
+def test_a_run_that_cannot_be_built(tiny_config: Path) -> None:
+    tiny_config.write_text(tiny_config.read_text() + UNKNOWN_HOOK_ON_RANK_1)
+    finished = doctor(tiny_config, '--accelerator', 'cpu')
+    assert finished.status == 1 and finished.left_running == []
+    assert 'on rank(s) [1]: the run cannot be built there: ' in finished.output
+    assert 'NoSuchHook' in finished.output
+    assert 'training would not start, 1 problem(s)' in finished.output
 
 
 def test_one_rank_lacks_its_data(tiny_config: Path) -> None:
