@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
-#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser] [--dev]
+#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|cuda] [--dev]
 #
 #   ort117, ort19    the oldest runtimes that exported models are meant for, and nothing else
 #   browser          playwright on top of the environment of main, which is made with --dev
+#   cuda             PyTorch's CUDA build on top of the same environment, over a double of the CUDA
+#                    runtime (tests/doubles/cuda). Exit status 5: that cannot be had on this machine.
 #   --dev            also install requirements/dev.txt (tests and checks)
 #   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs); clones share it
 #   MAPSAGE_PYTHON   Python to use instead, with the packages that it has; no environment is made
@@ -20,9 +22,9 @@ leg=main
 dev=
 for argument in "$@"; do
     case "$argument" in
-        main|xla|t20|ort117|ort19|browser) leg=$argument ;;
+        main|xla|t20|ort117|ort19|browser|cuda) leg=$argument ;;
         --dev) dev=1 ;;
-        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19 or browser, and --dev"; exit 2 ;;
+        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser or cuda, and --dev"; exit 2 ;;
     esac
 done
 
@@ -39,6 +41,7 @@ case "$leg" in
     ort117) requirements=$root/requirements/ort117.txt; version=3.11 ;;
     ort19) requirements=$root/requirements/ort19.txt; version=3.8 ;;
     browser) requirements=$root/requirements/browser.txt; version=3.11 ;;
+    cuda) requirements=$root/requirements/cuda.txt; version=3.11 ;;
 esac
 
 # Print the path of a Python of version $1, from PATH or from pyenv.
@@ -63,7 +66,7 @@ fi
 hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])'; }
 
 home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
-if [ "$leg" = browser ]; then
+if [ "$leg" = browser ] || [ "$leg" = cuda ]; then
     below=$(bash "${BASH_SOURCE[0]}" main --dev)
     dev=  # they are in the environment below
     env=$home/$leg-$(hash_of "$requirements" "$root/requirements.txt")
@@ -74,10 +77,16 @@ fi
 dev_mark=$env/.dev-$(hash_of "$root/requirements/dev.txt")
 
 # Install with pip. Its output goes into $log, whose end is shown if pip fails.
+no_deps=
+if [ "$leg" = cuda ]; then no_deps=--no-deps; fi  # 4 GB of NVIDIA's libraries, which the double replaces
 install() {
     if ! MMCV_WITH_OPS=0 "$env/bin/python" -m pip install --disable-pip-version-check "$@" >>"$log" 2>&1; then
         tail -n 30 "$log" >&2
         say "installing failed; the whole log: $log"
+        if [ "$leg" = cuda ]; then
+            say "PyTorch's CUDA build cannot be had here (no network, or none for this machine and Python)."
+            exit 5
+        fi
         exit 4
     fi
 }
@@ -96,7 +105,7 @@ if [ ! -f "$env/.complete" ] || { [ -n "$dev" ] && [ ! -f "$dev_mark" ]; }; then
             "$below" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
                 >"$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
         fi
-        install -r "$requirements"
+        install $no_deps -r "$requirements"
         touch "$env/.complete"
     fi
     if [ -n "$dev" ] && [ ! -f "$dev_mark" ]; then
@@ -105,4 +114,5 @@ if [ ! -f "$env/.complete" ] || { [ -n "$dev" ] && [ ! -f "$dev_mark" ]; }; then
         touch "$dev_mark"
     fi
 fi
+if [ "$leg" = cuda ]; then "$env/bin/python" "$root/tests/doubles/cuda/build.py" >&2; fi
 echo "$env/bin/python"
