@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Iterator, List
 
 import pytest
+import torch
 from hypothesis import settings
 
 # The same examples in every run, and no deadline: a change is judged by itself, also on a busy
@@ -47,8 +48,9 @@ from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # 
 from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
 from mapsage.distributed.stop_request import SIGNALS  # noqa: E402
 
-if SimAccelerator.why_unavailable() is None:
-    # Before any test: PyTorch counts the devices at the first backward pass of the process.
+if torch.version.cuda is None and SimAccelerator.why_unavailable() is None:
+    # Before any test: PyTorch counts the devices at the first backward pass of the process. Beside
+    # CUDA, whose backward passes the simulator breaks in its process, only some tests load it.
     resolve_accelerator('sim')
 
 # Besides files that say so themselves by `pytestmark`: folders and files that not every leg runs.

@@ -41,7 +41,7 @@ def show_device_files() -> None:
             return ['/dev/nvidia0']
         return glob_files(pattern, *args, **kwargs)
 
-    glob.glob = glob_with_devices
+    glob.glob = glob_with_devices  # type: ignore[assignment]
 
 
 load_libraries()

@@ -22,8 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import List, NamedTuple, Optional
 
-from stand_ins import (TORCH_LIBRARIES, VENDOR_LIBRARIES, missing_source, read_symbols,
-                       vendor_source)
+from stand_ins import TORCH_LIBRARIES, VENDOR_LIBRARIES, missing_source, read_symbols, vendor_source
 
 HERE = Path(__file__).resolve().parent
 SITE = Path(sysconfig.get_path('purelib'))

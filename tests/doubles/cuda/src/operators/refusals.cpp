@@ -41,7 +41,6 @@ const std::unordered_map<std::string, const char*>& always_refused() {
       {"aten::grid_sampler_2d_backward", "grid_sampler_2d_backward_cuda"},
       {"aten::grid_sampler_3d_backward", "grid_sampler_3d_backward_cuda"},
       {"aten::cudnn_grid_sampler_backward", "cudnn_grid_sampler_backward"},
-      {"aten::histc", "histc"},
       {"aten::index_reduce", "index_reduce_cuda"},
       {"aten::index_reduce_", "index_reduce_cuda"},
       {"aten::_ctc_loss_backward", "ctc_loss_backward_gpu"}};
@@ -55,13 +54,18 @@ const char* refused_for(const std::string& name, c10::ArrayRef<c10::IValue> argu
   if (name == "aten::nll_loss2d_forward" && arguments[3].toInt() != at::Reduction::None) {
     return "nll_loss2d_forward_out_cuda_template";
   }
+  if (name == "aten::histc" && arguments[0].toTensor().is_floating_point()) {
+    return "_histc_cuda with floating point input";
+  }
   if (name == "aten::bincount" && has_tensor(arguments[1])) return "_bincount_cuda";
   if ((name == "aten::median" || name == "aten::nanmedian") && arguments.size() > 1 &&
       arguments[1].isInt()) {
     return "median CUDA with indices output";
   }
   constexpr int64_t kMaxOfABag = 2;
-  if (name == "aten::_embedding_bag_dense_backward" && arguments[7].toInt() == kMaxOfABag) {
+  // It calls _embedding_bag_dense_backward, which is refused on CUDA, unless the gradient is sparse.
+  if (name == "aten::_embedding_bag_backward" && arguments[8].toInt() == kMaxOfABag &&
+      !arguments[9].toBool()) {
     return "embedding_bag_backward_cuda_max";
   }
   if ((name == "aten::scatter" || name == "aten::scatter_") && arguments.size() > 4 &&

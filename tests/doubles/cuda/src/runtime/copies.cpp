@@ -1,15 +1,14 @@
 // Copies and fills. A copy is a memcpy in the caller's thread, after the stream's queue.
 //
-// With CUDA_DOUBLE_LATE_COPIES=1 an asynchronous copy between a device and pinned host memory runs
-// in the stream's thread, 2 ms later, and its target holds garbage until then. So a caller that
+// CUDA_DOUBLE_LATE_COPIES=N makes asynchronous copies between a device and pinned host memory run in
+// the stream's thread, N milliseconds late; their target holds garbage until then. So a caller that
 // reads the target, or changes pinned memory that is being copied, without waiting for the stream
-// sees what it may see on a GPU. Copies of pageable memory are staged by CUDA before the call
-// returns, so they are not late.
+// sees what it may see on a GPU. CUDA stages pageable memory before the call returns, so that copies
+// of it are not late.
+#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <thread>
-#include <vector>
 
 #include "devices.h"
 #include "memory.h"
@@ -18,7 +17,6 @@
 namespace cuda_double {
 namespace {
 
-constexpr auto kLateness = std::chrono::milliseconds(2);
 // As float32: -2.7e7; as uint8: 203; as int64: far outside of any index.
 constexpr int kGarbage = 0xcb;
 
@@ -43,27 +41,23 @@ cudaError_t copy_now(void* target, const void* source, size_t bytes, cudaMemcpyK
   return cudaSuccess;
 }
 
-bool copies_are_late() {
-  static const bool late = setting("CUDA_DOUBLE_LATE_COPIES", 0);
-  return late;
+std::chrono::milliseconds lateness() {
+  static const std::chrono::milliseconds lateness(setting("CUDA_DOUBLE_LATE_COPIES", 0));
+  return lateness;
 }
 
-// The device is read at once: later work of its stream may change that memory, and CUDA would only
-// do so after the copy.
-void copy_to_host_late(void* target, const void* source, size_t bytes, CUstream_st* stream) {
-  const auto* begin = static_cast<const char*>(source);
-  auto snapshot = std::make_shared<std::vector<char>>(begin, begin + bytes);
-  memset(target, kGarbage, bytes);
-  stream->enqueue([=] {
-    std::this_thread::sleep_for(kLateness);
-    memcpy(target, snapshot->data(), bytes);
-  });
+bool is_late(const void* target, const void* source, size_t bytes) {
+  return lateness().count() && bytes &&
+         ((is_device_memory(source) && is_pinned_memory(target)) ||
+          (is_pinned_memory(source) && is_device_memory(target)));
 }
 
-void copy_to_device_late(void* target, const void* source, size_t bytes, CUstream_st* stream) {
-  memset(target, kGarbage, bytes);
+// If the stream is busy, the target may still be needed by what is in its queue.
+void copy_late(void* target, const void* source, size_t bytes, CUstream_st* stream) {
+  if (stream->is_idle()) memset(target, kGarbage, bytes);
   stream->enqueue([=] {
-    std::this_thread::sleep_for(kLateness);
+    memset(target, kGarbage, bytes);
+    std::this_thread::sleep_for(lateness());
     memcpy(target, source, bytes);
   });
 }
@@ -78,17 +72,11 @@ CUDA_DOUBLE_API cudaError_t cudaMemcpyAsync(void* target, const void* source, si
   RETURN_UNLESS_USABLE();
   open_context(current_device());
   auto* stream = resolve(handle);
-  stream->wait();
-  if (copies_are_late() && bytes && !check_kind(target, source, kind)) {
-    if (is_device_memory(source) && is_pinned_memory(target)) {
-      copy_to_host_late(target, source, bytes, stream);
-      return cudaSuccess;
-    }
-    if (is_pinned_memory(source) && is_device_memory(target)) {
-      copy_to_device_late(target, source, bytes, stream);
-      return cudaSuccess;
-    }
+  if (is_late(target, source, bytes) && !check_kind(target, source, kind)) {
+    copy_late(target, source, bytes, stream);
+    return cudaSuccess;
   }
+  stream->wait();
   return remember(copy_now(target, source, bytes, kind));
 }
 CUDA_DOUBLE_API cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes,
