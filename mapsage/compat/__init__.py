@@ -7,6 +7,7 @@ from . import (  # noqa: E402
     checkpoint_contents,
     checkpoint_loading,
     config_text,
+    cuda_in_use,
     git_hash,
     log_device,
     loop_resume,
@@ -19,6 +20,7 @@ from . import (  # noqa: E402
 checkpoint_contents.apply()
 checkpoint_loading.apply()
 config_text.apply()
+cuda_in_use.apply()
 git_hash.apply()
 log_device.apply()
 loop_resume.apply()
