@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
+from mmengine.device import get_device, is_cuda_available
 from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS, DATASETS
@@ -20,7 +21,13 @@ from .keyed_loader import KeyedLoader
 
 def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
                        diff_rank_seed: bool = False) -> DataLoader:
-    """Build a loader whose order and augmentation follow from the seed, see KeyedLoader."""
+    """Build a loader whose order and augmentation follow from the seed, see KeyedLoader.
+
+    Where there is a GPU, PyTorch pins memory through CUDA, whatever device the run computes on.
+    Such a loader does not pin memory unless that device is the GPU.
+    """
+    if config.get('pin_memory') and is_cuda_available() and get_device() != 'cuda':
+        config['pin_memory'] = False
     if isinstance(config.get('sampler'), dict):
         batches = config.get('batch_sampler')
         drop_last = (batches if isinstance(batches, dict) else config).get('drop_last', False)

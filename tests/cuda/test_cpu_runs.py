@@ -1,0 +1,88 @@
+"""A run on the CPU of a machine with cards leaves CUDA alone, also where the driver fails."""
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import frozen_config
+import pytest
+from support import Finished, check_finished, launch, write_tiny_config
+
+# Every process imports one of these at its start.
+WORKING_DRIVER = '''
+import atexit
+import torch
+
+def fail(*arguments):
+    raise RuntimeError('CUDA driver initialization failed')
+
+def report():
+    print(f'CUDA was initialized: {torch.cuda.is_initialized()}', flush=True)
+
+atexit.register(report)
+'''
+FAILING_DRIVER = WORKING_DRIVER + 'torch._C._cuda_init = torch.Tensor.pin_memory = fail\n'
+OPTIONS = '''
+train_cfg.update(max_iters=2, val_interval=2)
+train_dataloader.update(pin_memory=True)
+val_dataloader.update(pin_memory=True)
+'''
+CPU = ('--accelerator', 'cpu')
+
+
+@pytest.fixture(params=['working', 'failing'])
+def environ(request: Any, tmp_path: Path) -> dict:
+    folder = tmp_path / 'start'
+    folder.mkdir()
+    (folder / 'sitecustomize.py').write_text(
+        FAILING_DRIVER if request.param == 'failing' else WORKING_DRIVER)
+    return dict(PYTHONPATH=os.pathsep.join(filter(None, [str(folder), os.getenv('PYTHONPATH')])))
+
+
+def run(tool: str, *arguments: Any, environ: dict) -> Finished:
+    return launch(*arguments, command=[sys.executable, f'tools/{tool}'], environ=environ, cold=True)
+
+
+def check_without_cuda(finished: Finished) -> None:
+    check_finished(finished)
+    reports = [line for line in finished.output.splitlines() if 'CUDA was initialized' in line]
+    assert reports and set(reports) == {'CUDA was initialized: False'}, finished.output[-3000:]
+
+
+def train(folder: Path, tiny_data: Path, environ: dict) -> Tuple[Path, Path]:
+    config = write_tiny_config(folder / 'tiny.py', tiny_data, OPTIONS)
+    finished = run('train.py', config, '--work-dir', folder / 'run', *CPU, environ=environ)
+    check_without_cuda(finished)
+    assert 'memory:' not in finished.output
+    return config, folder / 'run' / 'iter_2.pth'
+
+
+def test_training_testing_and_prediction(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
+    model: List[Any] = [*train(tmp_path, tiny_data, environ)]
+    tested = run('test.py', *model, '--work-dir', tmp_path / 'test', *CPU, environ=environ)
+    check_without_cuda(tested)
+    assert 'mIoU' in tested.output
+    check_without_cuda(run('predict.py', *model, tiny_data / 'img_dir' / 'val' / '0.png',
+                           '--out', tmp_path / 'maps', *CPU, environ=environ))
+
+
+# Forked ranks do not run the report, so that only a failing driver shows what they touch.
+@pytest.mark.parametrize('environ', ['failing'], indirect=True)
+def test_two_ranks(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, OPTIONS)
+    finished = launch(config, '--work-dir', tmp_path / 'run', cold=True,
+                      environ={**environ, 'ACCELERATOR': 'cpu'})
+    check_without_cuda(finished)
+
+
+def test_caching_features(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
+    config = write_tiny_config(tmp_path / 'frozen.py', tiny_data, frozen_config.PLAIN + OPTIONS)
+    check_without_cuda(run('cache_features.py', config, '--work-dir', tmp_path / 'run', '--folder',
+                           tmp_path / 'cache', *CPU, environ=environ))
+
+
+def test_doctor(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
+    config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, OPTIONS)
+    check_without_cuda(run('doctor.py', config, *CPU, environ=environ))
