@@ -44,13 +44,29 @@ from support import main_leg, on_host, write_tiny_config, write_tiny_data  # noq
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
-from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
+from mapsage.accelerator import (  # noqa: E402
+    resolve_accelerator,
+    set_current_accelerator,
+    simulator,
+)
 from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
 from mapsage.distributed.stop_request import SIGNALS  # noqa: E402
 
-if torch.version.cuda is None and SimAccelerator.why_unavailable() is None:
-    # Before any test: PyTorch counts the devices at the first backward pass of the process. Beside
-    # CUDA, whose backward passes the simulator breaks in its process, only some tests load it.
+PID = os.getpid()
+
+
+def load_in_a_fork() -> simulator.SimulatorSettings:
+    """Load the simulator in a fork of this process; skip a test that wants it in this process."""
+    if os.getpid() == PID:
+        pytest.skip(f'needs a process of its own where there are cards: {simulator.ONE_OF_BOTH}')
+    return load_simulator()
+
+
+load_simulator = simulator.load_simulator
+if torch.cuda.device_count():
+    simulator.load_simulator = load_in_a_fork
+elif SimAccelerator.why_unavailable() is None:
+    # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
 
 # Besides files that say so themselves by `pytestmark`: folders and files that not every leg runs.

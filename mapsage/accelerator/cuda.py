@@ -8,6 +8,7 @@ from typing import Dict, Optional
 
 import torch
 
+from . import simulator
 from .base import Accelerator, AcceleratorError, Supports
 
 # Messages of PyTorch if there is no GPU; any other message means a broken installation.
@@ -54,6 +55,9 @@ class CudaAccelerator(Accelerator):
     def why_unavailable(cls) -> Optional[str]:
         if torch.version.cuda is None and getattr(torch.version, 'hip', None) is None:
             return f'torch {torch.__version__} is a CPU build'
+        if simulator.is_loaded():
+            return (f'simulated devices are loaded in this process, and '
+                    f'{simulator.ONE_OF_BOTH}: use another process for CUDA')
         if torch.cuda.is_available():
             return None
         try:

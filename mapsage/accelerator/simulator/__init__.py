@@ -5,8 +5,8 @@ They use PyTorch's PrivateUse1 device type, renamed ``gcu``, and the kernels of 
 behave as on real devices, and so do device masks and, on request, a random generator for each
 device. Speed, the vendor's numerics and kernels, and streams are not simulated.
 """
-from .load import load_simulator, why_unavailable
+from .load import ONE_OF_BOTH, is_loaded, load_simulator, why_unavailable
 from .settings import SimulatorError, SimulatorSettings, read_settings
 
-__all__ = ['SimulatorError', 'SimulatorSettings', 'load_simulator', 'read_settings',
-           'why_unavailable']
+__all__ = ['ONE_OF_BOTH', 'SimulatorError', 'SimulatorSettings', 'is_loaded', 'load_simulator',
+           'read_settings', 'why_unavailable']

@@ -15,7 +15,16 @@ from .settings import SimulatorError, SimulatorSettings, read_settings
 # The backend is written against the headers of this version.
 _MIN_TORCH = (2, 13)
 
+# The engine asserts that a gradient's device is the one accelerator of the process, and takes a
+# PrivateUse1 device for it if one is loaded (torch 2.13, 2.14: "opt_ready_stream INTERNAL ASSERT").
+ONE_OF_BOTH = "PyTorch's backward pass fails on CUDA once simulated devices are loaded"
+
 _loaded: Optional[SimulatorSettings] = None
+
+
+def is_loaded() -> bool:
+    """Return whether the devices ``gcu:N`` of this process are simulated ones."""
+    return _loaded is not None
 
 
 def why_unavailable() -> Optional[str]:
@@ -27,6 +36,8 @@ def why_unavailable() -> Optional[str]:
         return f'the simulator needs torch>=2.13 (the main leg), this is {torch.__version__}'
     if importlib.util.find_spec('torch_gcu') is not None:
         return 'the real torch_gcu is installed, and PyTorch has room for one of them'
+    if torch.cuda.is_initialized():
+        return f'CUDA is in use in this process, and {ONE_OF_BOTH}'
     name = torch._C._get_privateuse1_backend_name()
     if name != 'privateuseone':
         return f'PyTorch holds one such backend, and {name!r} is loaded'
