@@ -36,8 +36,6 @@ def why_unavailable() -> Optional[str]:
         return f'the simulator needs torch>=2.13 (the main leg), this is {torch.__version__}'
     if importlib.util.find_spec('torch_gcu') is not None:
         return 'the real torch_gcu is installed, and PyTorch has room for one of them'
-    if torch.cuda.is_initialized():
-        return f'CUDA is in use in this process, and {ONE_OF_BOTH}'
     name = torch._C._get_privateuse1_backend_name()
     if name != 'privateuseone':
         return f'PyTorch holds one such backend, and {name!r} is loaded'
@@ -56,7 +54,8 @@ def load_simulator() -> SimulatorSettings:
         Settings that are in effect.
 
     Raises:
-        SimulatorError: If a setting cannot be read or the backend cannot be built.
+        SimulatorError: If a setting cannot be read, the backend cannot be built, or this process
+            uses CUDA.
     """
     global _loaded
     if _loaded is not None:
@@ -65,6 +64,9 @@ def load_simulator() -> SimulatorSettings:
     reason = why_unavailable()
     if reason is not None:
         raise SimulatorError(f'the simulator cannot be loaded: {reason}.')
+    if torch.cuda.is_initialized():
+        raise SimulatorError(f'CUDA is in use in this process, and {ONE_OF_BOTH}: use another '
+                             f'process for the simulator.')
     library = ctypes.CDLL(str(build_library()))
     library.mapsage_sim_configure(
         ctypes.c_int(settings.devices), ctypes.c_int64(settings.memory or 0),
