@@ -55,6 +55,13 @@ class StagedProcessGroup(_Base):
     def getBackendName(self) -> str:
         return BACKEND
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return the group that takes tensors of ``device``.
+
+        batch_isend_irecv of torch 2.14 asks any group for it, and the base class has none.
+        """
+        return self._gloo if device.type == 'cpu' else self
+
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which tensors of ``dtype`` are sent."""
         return dtype

@@ -10,16 +10,23 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from mapsage.accelerator import AcceleratorError, resolve_accelerator, set_current_accelerator
-from mapsage.distributed import init_process_group
+from mapsage.accelerator import (
+    AcceleratorError,
+    current_accelerator,
+    resolve_accelerator,
+    set_current_accelerator,
+)
+from mapsage.distributed import init_process_group, local_rank
 from mapsage.distributed.groups.staged import BACKEND, SUPPORTED, register_staged_backend
 
 TIMEOUT = 120  # seconds a collective may take before its test fails
 
 
-def why_not(device: str) -> str:
+def why_not(device: str, world: int) -> str:
     if not SUPPORTED:
         return f'torch {torch.__version__} has no process groups in Python (needs torch>=2.0)'
+    if device == 'cuda' and torch.cuda.device_count() < world:
+        return f'{world} ranks need as many cards, there are {torch.cuda.device_count()}'
     if device == 'xla':
         try:
             resolve_accelerator('xla')
@@ -265,16 +272,16 @@ CASES: Dict[str, Case] = {
 
 # Blocking receives of device tensors: a receive posted before its send waits for ever, and the
 # source of an any-source receive is not told.
-NOT_ON_XLA = ('any_source', 'batched_exchange', 'send')
+NOT_STAGED = ('any_source', 'batched_exchange', 'send')
 
 
 def start_group(device: str) -> None:
-    if device == 'xla':
-        accelerator = set_current_accelerator(resolve_accelerator('xla'))
-        init_process_group(accelerator, 'auto', TIMEOUT)
-    else:
+    if device == 'cpu':
         register_staged_backend('cpu')
         dist.init_process_group(BACKEND, timeout=timedelta(seconds=TIMEOUT))
+    else:
+        accelerator = set_current_accelerator(resolve_accelerator(device))
+        init_process_group(accelerator, BACKEND, TIMEOUT)
 
 
 def collect(device: str) -> Dict[str, Any]:
@@ -282,8 +289,6 @@ def collect(device: str) -> Dict[str, Any]:
     start_group(device)
     rank, world, results = dist.get_rank(), dist.get_world_size(), {}
     for name, case in CASES.items():
-        if device == 'xla' and name in NOT_ON_XLA:
-            continue
         try:
             results[name] = [tensor.cpu() for tensor in case.run(device, rank, world)]
         except Exception as error:  # a case that fails must not hide the others
@@ -291,24 +296,28 @@ def collect(device: str) -> Dict[str, Any]:
     return results
 
 
-WORLDS = [('cpu', 2), ('cpu', 3), ('xla', 2), ('xla', 3)]
+WORLDS = [(device, world) for device in ('cpu', 'cuda', 'xla') for world in (2, 3)]
 
 
 @pytest.fixture(scope='module', params=WORLDS, ids=lambda world: f'{world[0]}-{world[1]}')
 def outcome(request: Any, tmp_path_factory: Any) -> List[Dict[str, Any]]:
     """What every case gave on every rank of one world."""
     device, world_size = request.param
-    if why_not(device):
-        pytest.skip(why_not(device))
+    if why_not(device, world_size):
+        pytest.skip(why_not(device, world_size))
     folder: Path = tmp_path_factory.mktemp('staged')
-    return run_ranks(collect, world_size, folder, device, timeout=120)
+    return [dict(results, device=device)
+            for results in run_ranks(collect, world_size, folder, device, timeout=120)]
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_collective(outcome: List[Dict[str, Any]], name: str) -> None:
     world = len(outcome)
-    if name not in outcome[0]:
-        pytest.skip('not staged: receives of device tensors block')
+    if name in NOT_STAGED and outcome[0]['device'] != 'cpu':
+        refusals = [results[name] for results in outcome if isinstance(results[name], str)]
+        assert len(refusals) == (2 if name == 'send' else world)
+        assert all('tensors are not staged: send `tensor.cpu()`' in text for text in refusals)
+        return
     for rank, results in enumerate(outcome):
         got, want = results[name], CASES[name].want(rank, world)
         assert not isinstance(got, str), f'rank {rank}: {got}'
@@ -320,7 +329,7 @@ def test_collective(outcome: List[Dict[str, Any]], name: str) -> None:
 def gradients(device: str) -> Dict[str, torch.Tensor]:
     """Return this rank's gradients after a backward pass through torch's DDP."""
     start_group(device)
-    where = torch.device('cpu') if device == 'cpu' else resolve_accelerator('xla').device()
+    where = torch.device('cpu') if device == 'cpu' else current_accelerator().device(local_rank())
     model = torch.nn.parallel.DistributedDataParallel(tiny_model().to(where))
     model(numbers(dist.get_rank(), 4, 6).to(where)).pow(2).mean().backward()
     return {name: parameter.grad.cpu() for name, parameter in model.module.named_parameters()}
@@ -331,10 +340,10 @@ def tiny_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
 
 
-@pytest.mark.parametrize('device, world_size', [('cpu', 2), ('xla', 2)])
+@pytest.mark.parametrize('device, world_size', [('cpu', 2), ('cuda', 2), ('xla', 2)])
 def test_ddp_averages_gradients(device: str, world_size: int, tmp_path: Path) -> None:
-    if why_not(device):
-        pytest.skip(why_not(device))
+    if why_not(device, world_size):
+        pytest.skip(why_not(device, world_size))
     ranks = run_ranks(gradients, world_size, tmp_path, device)
     model = tiny_model()
     torch.stack([model(numbers(rank, 4, 6)).pow(2).mean()
