@@ -115,6 +115,14 @@ class Accelerator(abc.ABC):
         """
         return None
 
+    def deterministic_obstacle(self, model: nn.Module) -> Optional[str]:
+        """Return a warning if layers of a model cannot be trained deterministically, or None.
+
+        Args:
+            model: Model that trains after :meth:`make_deterministic`.
+        """
+        return None
+
     def native_bfloat16(self) -> Optional[bool]:
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
         return None

@@ -1,12 +1,14 @@
 """NVIDIA GPUs (and AMD ones under a ROCm build of PyTorch)."""
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from pathlib import Path
 from typing import Dict, Optional
 
 import torch
+from torch import nn
 
 from . import simulator
 from .base import Accelerator, AcceleratorError, Supports
@@ -20,6 +22,13 @@ _ABSENT = ('Found no NVIDIA driver', 'No CUDA GPUs are available', 'No HIP GPUs 
 # products in deterministic mode. https://docs.nvidia.com/cuda/cublas/#results-reproducibility
 WORKSPACE = 'CUBLAS_WORKSPACE_CONFIG'
 _DETERMINISTIC_WORKSPACES = (':4096:8', ':16:8')
+
+# Layers whose backward pass on CUDA PyTorch refuses in deterministic mode (documentation of
+# torch.use_deterministic_algorithms, 2.14), except for those that mapsage/compat/ replaces.
+_NOT_DETERMINISTIC = (
+    nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AvgPool3d, nn.CTCLoss,
+    nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d,
+    nn.ReflectionPad1d, nn.ReflectionPad2d)
 
 
 def set_workspace() -> Optional[str]:
@@ -90,6 +99,18 @@ class CudaAccelerator(Accelerator):
 
     def make_deterministic(self) -> Optional[str]:
         return set_workspace()
+
+    def deterministic_obstacle(self, model: nn.Module) -> Optional[str]:
+        obstacles = [f'{name} ({type(module).__name__})' for name, module in model.named_modules()
+                     if isinstance(module, _NOT_DETERMINISTIC)]
+        # Newer versions have a deterministic path for it. Decode heads enlarge their logits so.
+        if 'deterministic' not in inspect.getsource(nn.functional.interpolate):
+            obstacles.append('bilinear upsampling')
+        return None if not obstacles else (
+            f'randomness.deterministic=True: PyTorch {torch.__version__} has no deterministic '
+            f"backward pass on CUDA for {', '.join(obstacles)}. The first training step that "
+            f'reaches it will end with an error: replace it, or set '
+            f'randomness.deterministic=False.')
 
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)

@@ -8,6 +8,8 @@ from . import (  # noqa: E402
     checkpoint_loading,
     config_text,
     cuda_in_use,
+    deterministic_iou,
+    deterministic_pooling,
     git_hash,
     log_device,
     loop_resume,
@@ -21,6 +23,8 @@ checkpoint_contents.apply()
 checkpoint_loading.apply()
 config_text.apply()
 cuda_in_use.apply()
+deterministic_iou.apply()
+deterministic_pooling.apply()
 git_hash.apply()
 log_device.apply()
 loop_resume.apply()

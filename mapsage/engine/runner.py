@@ -314,6 +314,10 @@ class MapSageRunner(SavingRunner):
                 self._choose_checkpoint()
                 self._settle_virtual_ranks()
             self._take_choice()
+            if self._randomness_cfg.get('deterministic'):
+                obstacle_note = self.accelerator.deterministic_obstacle(self.model)
+                if obstacle_note:
+                    self.logger.warning(obstacle_note)
             host_runner.get_git_hash()  # before anything forks, see mapsage/compat/git_hash.py
             # What ends the run in a step comes behind all other hooks, those that were registered
             # since included.

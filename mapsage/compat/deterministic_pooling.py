@@ -1,0 +1,42 @@
+"""Pool adaptively on CUDA in deterministic mode, as the heads of UPerNet and PSPNet do.
+
+Gap: with ``randomness.deterministic=True`` PyTorch (1.10 to 2.14) refuses the backward pass of
+``adaptive_avg_pool2d`` on CUDA, because its kernel adds the gradients of overlapping windows in any
+order. Bilinear upsampling, which was refused too, has a deterministic path in newer versions.
+Remove when: tests/cuda/test_deterministic_training.py passes without this file.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch.nn import functional
+
+_adaptive_avg_pool2d = functional.adaptive_avg_pool2d
+
+
+def _deterministic_pool(input: torch.Tensor, output_size: Any) -> torch.Tensor:
+    sides = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
+    # To one pixel, PyTorch takes the mean, which is deterministic.
+    if (not input.is_cuda or not input.requires_grad or tuple(sides) == (1, 1)
+            or not torch.are_deterministic_algorithms_enabled()):
+        return _adaptive_avg_pool2d(input, output_size)
+    # All windows in one row of the output have equal height, so means of means are their means.
+    return _pool_side(_pool_side(input, -2, sides[0]), -1, sides[1])
+
+
+def _pool_side(input: torch.Tensor, dim: int, count: Optional[int]) -> torch.Tensor:
+    """Return the means over ``count`` windows along ``dim``; None keeps the size."""
+    size = input.shape[dim]
+    if count is None or count == size:
+        return input
+    starts = [index * size // count for index in range(count)]
+    ends = [-(-(index + 1) * size // count) for index in range(count)]
+    return torch.cat([input.narrow(dim, start, end - start).mean(dim, keepdim=True)
+                      for start, end in zip(starts, ends)], dim)
+
+
+def apply() -> None:
+    """Replace PyTorch's function where PyTorch is built for CUDA."""
+    if torch.version.cuda is not None:
+        functional.adaptive_avg_pool2d = _deterministic_pool
