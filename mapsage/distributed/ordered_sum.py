@@ -197,7 +197,7 @@ class OrderedSum:
 
     def _by_collectives(self, partials: Sequence[torch.Tensor], result: torch.Tensor,
                         divisor: int, chunks: List[Tuple[int, int]]) -> Steps:
-        """Do the same with collectives, in one step."""
+        """Do the same with collectives, during which the device goes on computing."""
         first, world = partials[0], self._ranks.processes
         sizes = [end - start for start, end in chunks]
         mine, count = sizes[self._rank], len(self._own)
@@ -207,8 +207,10 @@ class OrderedSum:
             sent = first.contiguous() if count == 1 else torch.cat([
                 part for parts in zip(*(each.split(sizes) for each in partials))
                 for part in parts])
-            self._trade(parts, [len(held) * mine for held in self._held],
-                        sent, [count * size for size in sizes])
+            coming = self._trade(parts, [len(held) * mine for held in self._held],
+                                 sent, [count * size for size in sizes])
+            yield
+            _wait(coming)
             added = self._added(order, list(parts.view(len(order), mine)))
             if divisor > 1:
                 added.div_(divisor)
@@ -216,9 +218,10 @@ class OrderedSum:
             # part, and there is room for a copy to each process.
             copies = parts[:world * mine]
             copies.view(world, mine)[1:] = added
-            self._trade(result, sizes, copies, [mine] * world)
+            coming = self._trade(result, sizes, copies, [mine] * world)
+            yield
+            _wait(coming)
         return result
-        yield  # a generator, as its sibling
 
     def _added(self, order: List[range], parts: List[torch.Tensor]) -> torch.Tensor:
         """Return the sum of the parts along the tree, in the memory of the first."""
@@ -229,11 +232,15 @@ class OrderedSum:
         return added
 
     def _trade(self, received: torch.Tensor, sizes: List[int], sent: torch.Tensor,
-               sent_sizes: List[int]) -> None:
-        """Send each process a part of a flat tensor, in order of ranks. Collective."""
+               sent_sizes: List[int]) -> List[Any]:
+        """Send each process a part of a flat tensor, in order of ranks. Collective.
+
+        Returns:
+            The work to wait for before ``received`` is read. Through host memory there is none.
+        """
         if carries(sent.device, self._group):
-            dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self._group)
-            return
+            return [dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self._group,
+                                           async_op=True)]
         on_host = received.device.type == 'cpu'
         host = received if on_host else torch.empty(len(received), dtype=received.dtype)
         width = sent.element_size()
@@ -242,6 +249,7 @@ class OrderedSum:
                                [size * width for size in sent_sizes], group=self._group)
         if not on_host:
             received.copy_(host)
+        return []
 
     @contextmanager
     def _room(self, like: torch.Tensor, length: int) -> Iterator[torch.Tensor]:

@@ -181,7 +181,9 @@ class _BucketMeans:
                 "env_cfg.reduction='native', or sparse=False in the embedding.")
         if bucket.index() == 0:
             self._under_way = []  # of a backward pass that has failed
-        future: Any = torch.futures.Future()
+        # With its device, whoever waits for it on another stream waits for the work on this one.
+        on_cpu = buffer.device.type == 'cpu'
+        future: Any = torch.futures.Future(devices=None if on_cpu else [buffer.device])
         self._under_way.append((self._ordered.mean_in_steps([buffer], out=buffer), future))
         self._advance()
         while bucket.is_last() and self._under_way:
