@@ -95,7 +95,8 @@ class StagedProcessGroup(_Base):
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor,
                         opts: Optional[Any] = None) -> Any:
-        parts = [part.view_as(tensor) for part in output.chunk(self.size())]
+        # Only the number of elements is agreed on: SyncBatchNorm gathers into a tensor of one row.
+        parts = [part.view_as(tensor) for part in output.view(-1).chunk(self.size())]
         return self._out_of_place([parts], [tensor], self._gloo.allgather)
 
     all_gather_single = _allgather_base  # its name from torch 2.13 on
@@ -118,7 +119,8 @@ class StagedProcessGroup(_Base):
         return _done(outputs)
 
     def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Any:
-        return self.reduce_scatter([output], [list(tensor.chunk(self.size()))], opts)
+        return self.reduce_scatter([output], [list(tensor.reshape(-1).chunk(self.size()))],
+                                   opts)
 
     reduce_scatter_single = _reduce_scatter_base  # its name from torch 2.13 on
 

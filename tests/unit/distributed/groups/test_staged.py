@@ -122,6 +122,13 @@ def run_all_gather_stacked(device: str, rank: int, world: int) -> List[torch.Ten
     return [output]
 
 
+def run_all_gather_in_a_row(device: str, rank: int, world: int) -> List[torch.Tensor]:
+    """As torch's SyncBatchNorm gathers its statistics, into a tensor of one row."""
+    output = torch.zeros(1, 5 * world, device=device)
+    dist.all_gather_into_tensor(output, numbers(rank, 5).to(device))
+    return [output]
+
+
 def run_gather(device: str, rank: int, world: int) -> List[torch.Tensor]:
     outputs = [torch.zeros(4, device=device) for _ in range(world)] if rank == 1 else None
     dist.gather(numbers(rank, 4).to(device), outputs, dst=1)
@@ -149,6 +156,12 @@ def run_reduce_scatter_tensor(device: str, rank: int, world: int) -> List[torch.
 
 def want_reduce_scatter_tensor(rank: int, world: int) -> List[torch.Tensor]:
     return [every(world, 2 * world, 3).sum(0)[2 * rank:2 * rank + 2]]
+
+
+def run_reduce_scatter_of_a_row(device: str, rank: int, world: int) -> List[torch.Tensor]:
+    output = torch.zeros(5, device=device)
+    dist.reduce_scatter_tensor(output, numbers(rank, 1, 5 * world).to(device))
+    return [output]
 
 
 def run_all_to_all_even(device: str, rank: int, world: int) -> List[torch.Tensor]:
@@ -252,11 +265,15 @@ CASES: Dict[str, Case] = {
     'all_gather_flat': Case(run_all_gather_flat, lambda rank, world: [
         every(world, 2, 3).flatten(0, 1)]),
     'all_gather_stacked': Case(run_all_gather_stacked, lambda rank, world: [every(world, 2, 3)]),
+    'all_gather_in_a_row': Case(run_all_gather_in_a_row, lambda rank, world: [
+        every(world, 5).reshape(1, -1)]),
     'gather': Case(run_gather, lambda rank, world: list(every(world, 4)) if rank == 1 else []),
     'scatter': Case(run_scatter, lambda rank, world: [numbers(10 + rank, 4)]),
     'reduce_scatter': Case(run_reduce_scatter, lambda rank, world: [
         every(world, world, 3).sum(0)[rank]]),
     'reduce_scatter_tensor': Case(run_reduce_scatter_tensor, want_reduce_scatter_tensor),
+    'reduce_scatter_of_a_row': Case(run_reduce_scatter_of_a_row, lambda rank, world: [
+        every(world, 1, 5 * world).sum(0).flatten()[5 * rank:5 * rank + 5]]),
     'all_to_all_even': Case(run_all_to_all_even, lambda rank, world: [
         every(world, world, 3)[:, rank]]),
     'all_to_all_uneven': Case(run_all_to_all_uneven, want_all_to_all_uneven),
