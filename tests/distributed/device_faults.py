@@ -1,5 +1,7 @@
 """Hooks of launched runs, most of which break rank 1."""
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,22 @@ class MultiplyMatrices(Hook):
         if get_rank() == 0:
             path = Path(runner.work_dir) / 'product.json'
             path.write_text(json.dumps(str((ones @ ones).device)))
+
+
+@HOOKS.register_module()
+class StopRank1(Hook):
+    """Stops the process of rank 1 in the third iteration, as a debugger or a hung driver does."""
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if get_rank() == 1 and runner.iter == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@HOOKS.register_module()
+class FillCardOfRank1(Hook):
+    """Asks for more memory than rank 1's device has, in the third iteration."""
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if get_rank() == 1 and runner.iter == 2:
+            device = next(runner.model.parameters()).device
+            torch.empty(2**40, dtype=torch.uint8, device=device)
