@@ -6,21 +6,19 @@ import os
 import pickle
 from typing import Any, Dict, List, Optional, Tuple, cast
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
 from mapsage.drawing.tiles import class_palette
+from mapsage.models.checkpoint_fit import CheckpointFitError, check_whole, plain_weights
 from mapsage.models.frozen_weights import FrozenWeightsError, restore_left_out
 
 from .blending import NO_DATA
 from .description import Bands, Classes
 from .errors import PredictError
 
-# Beginning of the names of modules that only training uses.
-_TRAINING_ONLY = 'auxiliary_head.'
 DEFAULT_WINDOW = 512
 
 
@@ -44,27 +42,11 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
         restore_left_out(model, checkpoint, f'checkpoint {path}')
     except FrozenWeightsError as error:
         raise PredictError(str(error)) from error
-    weights = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else None
-    if not isinstance(weights, dict) or not weights:
-        raise PredictError(f'{path} is not a checkpoint of a training: it has no state_dict.')
-    weights = {name[7:] if name.startswith('module.') else name: weight
-               for name, weight in weights.items()}
-    wanted = model.state_dict()
-    missing = [name for name in wanted if name not in weights
-               and not name.startswith(_TRAINING_ONLY)]
-    foreign = [name for name in weights if name not in wanted
-               and not name.startswith(_TRAINING_ONLY)]
-    shapes = [f'{name} is {tuple(np.shape(weights[name]))}, expected {tuple(tensor.shape)}'
-              for name, tensor in wanted.items()
-              if name in weights and np.shape(weights[name]) != tensor.shape]
-    if missing or foreign or shapes:
-        raise PredictError(
-            f"{path} does not fit the config's model: "
-            + '; '.join(_some(what, found) for what, found in
-                        (('missing', missing), ('left over', foreign), ('of another shape', shapes))
-                        if found)
-            + '. Give the config that the checkpoint was trained with, or the checkpoint of this '
-              'config.')
+    try:
+        weights = plain_weights(checkpoint, path)
+        check_whole(model, weights, path)
+    except CheckpointFitError as error:
+        raise PredictError(str(error)) from error
     model.load_state_dict(weights, strict=False)
     return dict(checkpoint.get('meta') or {})
 
@@ -221,8 +203,3 @@ def _dataset_meta(cfg: Config) -> Dict[str, Any]:
         with DATASETS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:
             kind = registry.get(kind)
     return {**(getattr(kind, 'METAINFO', None) or {}), **(dataset.get('metainfo') or {})}
-
-
-def _some(what: str, found: List[str], limit: int = 4) -> str:
-    more = f' and {len(found) - limit} more' if len(found) > limit else ''
-    return f"{what}: {', '.join(found[:limit])}{more}"

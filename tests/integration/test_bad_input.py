@@ -11,6 +11,7 @@ from typing import Any, Callable
 import cv2
 import numpy as np
 import pytest
+import torch
 from support import ROOT, Finished, launch, on_host, write_tiny_config, write_tiny_data
 from warm_python import warm_python
 
@@ -179,3 +180,13 @@ def test_one_rank_fails(hook: str, words: list, tiny_data: Path, tmp_path: Path)
         assert '>no end recorded' in report or '>failed<' in report
     else:
         assert words[-1] in report
+
+
+def test_a_checkpoint_of_another_model_is_not_tested(tiny_config: Path, tmp_path: Path) -> None:
+    other = tmp_path / 'other.pth'
+    torch.save(dict(state_dict={'backbone.stem': torch.zeros(3)}), str(other))
+    finished = launch(tiny_config, other, '--work-dir', tmp_path / 'work',
+                      command=[sys.executable, 'tools/test.py'])
+    assert finished.status == 1, finished.output[-4000:]
+    assert "other.pth does not fit the config's model: " in finished.output
+    assert '1 left over: backbone.stem' in finished.output and 'Iter(test)' not in finished.output

@@ -406,8 +406,8 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_written(
     other = tmp_path / 'other.pth'
     torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(6, 3, 1, 1),
                                 'decode_head.conv_seg.bias': torch.zeros(6)}), other)
-    for words, path in (('missing: decode_head.conv_seg.weight', foreign),
-                        ('left over: backbone.stem', foreign),
+    for words, path in (('2 missing: decode_head.conv_seg.weight', foreign),
+                        ('1 left over: backbone.stem', foreign),
                         (r'is \(6, 3, 1, 1\), expected \(4, 3, 1, 1\)', other),
                         ('does not exist', tmp_path / 'no.pth'), ('cannot be read', scene)):
         with pytest.raises(PredictError, match=words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
@@ -16,6 +16,7 @@ from torch import nn
 from mapsage.console import make_lenient
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none
 from mapsage.distributed.groups.process_group import kept_when_interrupted
+from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out
 from mapsage.wrappers import whole_model
 
@@ -43,6 +44,8 @@ class SavingRunner(Runner):
     neighbor_copies: Optional[NeighborCopies] = None  # where machines share no disk
     _saves_together = False
     _loading = ''  # path of the checkpoint that was last loaded
+    _loads_whole = False  # whether a checkpoint must fill the whole model
+    _evaluates = False  # whether that is for a test or a validation, which use no auxiliary heads
     _later: Optional[Save] = None  # the save that is being collected, to be written later
 
     @cached_property
@@ -72,16 +75,59 @@ class SavingRunner(Runner):
         elif fn_name == 'after_load_checkpoint':  # before EMAHook reads it
             restore_left_out(self.model, kwargs['checkpoint'], self._loading)
         super().call_hook(fn_name, **kwargs)
+        if fn_name == 'after_load_checkpoint':  # hooks may exchange weights in it
+            self._check_fit(kwargs['checkpoint'])
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Any:
         """Load a checkpoint as MMEngine does, once those of this run are on the disk.
 
         Raises:
             FrozenWeightsError: If it leaves frozen weights out, and they cannot be restored.
+            CheckpointFitError: If its weights are not those of the model: all of them for a test,
+                a validation or a resumed training, some for a training that begins with them.
         """
         self.finish_saves()
         self._loading = str(filename)
         return super().load_checkpoint(filename, *args, **kwargs)
+
+    def resume(self, *args: Any, **kwargs: Any) -> None:
+        """Resume as MMEngine does, from a checkpoint that fits the whole model.
+
+        Raises:
+            CheckpointFitError: If it does not.
+        """
+        with self._whole_loads(evaluates=False):
+            super().resume(*args, **kwargs)
+
+    def val(self) -> Dict[str, Any]:
+        """Validate as MMEngine does; the checkpoint of ``load_from`` must fit the whole model."""
+        with self._whole_loads(evaluates=True):
+            return super().val()
+
+    def test(self) -> Dict[str, Any]:
+        """Test as MMEngine does; the checkpoint of ``load_from`` must fit the whole model."""
+        with self._whole_loads(evaluates=True):
+            return super().test()
+
+    @contextmanager
+    def _whole_loads(self, evaluates: bool) -> Iterator[None]:
+        self._loads_whole, self._evaluates = True, evaluates
+        try:
+            yield
+        finally:
+            self._loads_whole, self._evaluates = False, False
+
+    def _check_fit(self, checkpoint: Any) -> None:
+        """Check the weights that are about to be loaded; the model is still as it was."""
+        weights = plain_weights(checkpoint, self._loading)
+        if self._loads_whole:
+            check_whole(self.model, weights, self._loading, training=not self._evaluates)
+            return
+        fit = check_start(self.model, weights, self._loading)
+        if fit.describe():
+            self.logger.warning(
+                f'{self._loading} fills {fit.fitting} of the {fit.wanted} weights of the model; '
+                f'{fit.describe()}. What is missing keeps its initial values.')
 
     def train(self) -> nn.Module:
         """Train; an error that follows from another rank's failure is replaced by that one."""
