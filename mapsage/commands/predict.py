@@ -196,7 +196,7 @@ class Prediction:
             size, why = choose_size(scene, self._bands.resize, self._args.scale, self._args.gsd)
             with scene.raster as raster:
                 settings = dict(common, input=[stamp(file) for file in raster.files()],
-                                size=list(size))
+                                size=list(size), **raster.facts())
             kept = self._windows_in_area(scene, size)
             if kept is not None and not any(kept):
                 self._beside.append(name)

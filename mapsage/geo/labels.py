@@ -42,9 +42,7 @@ class RasterLabels:
     def __init__(self, path: Any, scene: Raster, nodata: Union[None, int, str] = 'file') -> None:
         self.path = str(path)
         labels = Raster(path)
-        # Of hidden pixels the value is known if the file's no-data value hides them.
-        self._hidden = labels.nodata if labels.hides_by_value else None
-        self.nodata: Optional[float] = self._hidden if isinstance(nodata, str) else nodata
+        self.nodata: Optional[float] = labels.nodata if isinstance(nodata, str) else nodata
         if len(labels.bands) != 1 or labels.dtype.kind not in 'ui':
             raise GeoError(f'labels {path} have {len(labels.bands)} band(s) of '
                            f'{labels.dtype}, expected one band of class indices (integers); '
@@ -54,12 +52,8 @@ class RasterLabels:
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return the values of a window in pixels, int32 (height, width), or ``UNLABELED``."""
-        raster = open_raster(self.path)
-        values, valid = raster.read(column, row, width, height)
+        values, valid = open_raster(self.path).read_with_nodata(column, row, width, height)
         labels = np.where(valid, values[0].astype(np.int32), np.int32(UNLABELED))
-        if self._hidden is not None and self.nodata != self._hidden:
-            inside = labels[max(0, -row):raster.height - row, max(0, -column):raster.width - column]
-            inside[inside == UNLABELED] = self._hidden
         if self.nodata is not None:
             labels[labels == self.nodata] = UNLABELED
         return labels

@@ -5,7 +5,7 @@ import functools
 import math
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
@@ -55,7 +55,7 @@ class Mosaic(Raster):
             _check_alike(each, first)
         self.path = f'the mosaic of {len(rasters)} scene(s)'
         self.bands, self.dtype, self.descriptions = first.bands, first.dtype, first.descriptions
-        self.nodata, self.hides_by_value, self.may_have_gaps = None, False, True
+        self.nodata, self.may_have_gaps = None, True
         self.is_remote = any(each.is_remote for each in rasters)
         self.is_georeferenced, self.blocks = first.crs is not None, (_BLOCK, _BLOCK)
         base = next((each for each in rasters if _is_north_up(each.transform)), None)
@@ -107,6 +107,11 @@ class Mosaic(Raster):
         strips = [self.read(0, first, self.width, 1) for first in range(row, row + height, factor)]
         return (np.concatenate([values[:, :, ::factor] for values, _ in strips], 1),
                 np.concatenate([valid[:, ::factor] for _, valid in strips]))
+
+    def facts(self) -> Dict[str, Any]:
+        """Return where the scenes lie and what makes pixels invalid, as values of JSON."""
+        members = [member.raster.facts() for member in self._members]
+        return {name: [facts[name] for facts in members] for name in members[0]}
 
     def files(self) -> List[str]:
         """Return the paths of all files that the pixels come from."""

@@ -10,12 +10,13 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import affine
 import numpy as np
 import rasterio
-from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.enums import ColorInterp
 from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 from rasterio.session import DummySession
 from rasterio.windows import Window
 
 from . import gdal_names, vsi
+from .validity import Validity
 
 # GDAL caches decoded blocks, by default in up to 5 % of the machine's memory in every process. On a
 # node with many ranks and workers that adds up to more memory than there is. The limit here is in
@@ -88,12 +89,13 @@ class Raster:
         is_georeferenced: Whether there are both a CRS and a transform; if not, positions in the
             scene are known in pixels only.
         nodata: Value that means "no data" in the first of ``bands``, or None.
-        hides_by_value: Whether no-data values say which pixels are invalid, not a mask or alpha.
+        validity: What makes pixels invalid.
         descriptions: Description of each band, or None for a band without one.
         is_remote: Whether a server is asked for its pixels.
 
     Raises:
-        GeoError: If the file cannot be opened, or a band is missing.
+        GeoError: If the file cannot be opened, a band is missing, or a mosaic (VRT) names a file
+            that is not there.
     """
 
     def __init__(self, path: Any, bands: Optional[Sequence[int]] = None) -> None:
@@ -103,6 +105,8 @@ class Raster:
         with self._open() as source:
             if not source.count:
                 raise GeoError(_choose_part(source, self.path))
+            if source.driver == 'VRT':
+                _check_sources(source, self.path)
             self.bands = _choose_bands(source, self.path, bands)
             self.width, self.height = int(source.width), int(source.height)
             self.dtype = _common_dtype(source, self.path, self.bands)
@@ -111,17 +115,15 @@ class Raster:
             self.nodata: Optional[float] = source.nodatavals[self.bands[0] - 1]
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
-            self._mask = _mask_kind(source, self.bands)
-        self.hides_by_value = self._mask == 'bands' and self.nodata is not None
-        self.may_have_gaps = self._mask is not None or self.dtype.kind == 'f'
+            self.validity = Validity.of(source, self.bands, self.dtype)
+        self.may_have_gaps = self.validity.may_hide
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
 
     def read(self, column: int, row: int, width: int, height: int
              ) -> Tuple[np.ndarray, np.ndarray]:
         """Read a window, which may reach beyond the scene.
 
-        A pixel is valid if it lies inside the scene, its mask or alpha value is not 0, at least one
-        of its bands is not no-data, and none of its bands is NaN or infinite.
+        A pixel is valid if it lies inside the scene and its :attr:`validity` does not hide it.
 
         Args:
             column: Left edge in pixels; may be negative.
@@ -130,22 +132,31 @@ class Raster:
             height: Height in pixels.
 
         Returns:
-            Values (bands, height, width) in the file's dtype, 0 where there is no data, and the
-            valid pixels, bool (height, width).
+            Values (bands, height, width) in the file's dtype, 0 in all bands of an invalid pixel,
+            and the valid pixels, bool (height, width).
 
         Raises:
             RasterBlockError: If part of the window cannot be decoded.
         """
+        return self._read_window(column, row, width, height)
+
+    def read_with_nodata(self, column: int, row: int, width: int, height: int
+                         ) -> Tuple[np.ndarray, np.ndarray]:
+        """Read a window as :meth:`read` does, but let the no-data value be a value as any other."""
+        return self._read_window(column, row, width, height, by_value=False)
+
+    def _read_window(self, column: int, row: int, width: int, height: int, by_value: bool = True
+                     ) -> Tuple[np.ndarray, np.ndarray]:
         left, top = max(column, 0), max(row, 0)
         right, bottom = min(column + width, self.width), min(row + height, self.height)
         if (left, top, right, bottom) == (column, row, column + width, row + height):
-            return self._read_inside(column, row, width, height)
+            return self._read_inside(column, row, width, height, by_value=by_value)
         values = np.zeros((len(self.bands), height, width), self.dtype)
         valid = np.zeros((height, width), bool)
         if right > left and bottom > top:
             inside = np.s_[top - row:bottom - row, left - column:right - column]
             values[(slice(None), *inside)], valid[inside] = self._read_inside(
-                left, top, right - left, bottom - top)
+                left, top, right - left, bottom - top, by_value=by_value)
         return values, valid
 
     def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
@@ -167,10 +178,21 @@ class Raster:
         shape = -(-height // factor), -(-self.width // factor)
         return self._read_inside(0, row, self.width, height, shape)
 
+    def facts(self) -> Dict[str, Any]:
+        """Return where the scene lies and what makes pixels invalid, as values of JSON.
+
+        These may lie in files beside the raster (``.aux.xml``, world files) that change for other
+        reasons too: a GIS writes the statistics of what it shows into ``.aux.xml``.
+        """
+        return dict(grid=dict(crs=None if self.crs is None else self.crs.to_string(),
+                              transform=list(self.transform)[:6]),
+                    validity=self.validity.facts())
+
     def files(self) -> List[str]:
         """Return the paths of all files that the pixels come from, such as the sources of a VRT.
 
-        Statistics and overviews that a GIS leaves beside a raster are not among them.
+        Masks (``.msk``) and world files are among them, but not ``.aux.xml`` and overviews: see
+        :meth:`facts`.
         """
         found: Dict[str, None] = {}
         waiting = [gdal_names.as_vsi(self.path)]
@@ -180,6 +202,8 @@ class Raster:
             if path in found or path.endswith(('.aux.xml', '.ovr')):
                 continue
             found[path] = None
+            if os.path.exists(f'{path}.msk'):
+                waiting.append(f'{path}.msk')
             if path == first or path.lower().endswith('.vrt'):
                 with open_file(path) as source, _environment(path):
                     waiting += source.files
@@ -220,29 +244,33 @@ class Raster:
             handle = self._handles[key] = self._open()
         return handle
 
+    def _drop_handle(self) -> None:
+        """Close this thread's handle after a read has failed.
+
+        A mosaic reports a source that cannot be opened once, and reads zeros there from then on.
+        """
+        handle = self._handles.pop((os.getpid(), threading.get_ident()), None)
+        if handle is not None:
+            handle.close()
+
     def _read_inside(self, column: int, row: int, width: int, height: int,
-                     shape: Optional[Tuple[int, int]] = None) -> Tuple[np.ndarray, np.ndarray]:
+                     shape: Optional[Tuple[int, int]] = None, by_value: bool = True
+                     ) -> Tuple[np.ndarray, np.ndarray]:
         shape = shape or (height, width)
-        masked = self.bands if self._mask == 'bands' else self.bands[:1]
-        present = None
+        masked = self.bands if self.validity.mask == 'bands' else self.bands[:1]
         try:
             source, window = self._handle(), Window(column, row, width, height)
             with _environment(self.path, self.is_remote):
                 values = source.read(self.bands, window=window,
                                      out_shape=(len(self.bands), *shape))
-                if self._mask is not None:
-                    present = source.read_masks(masked, window=window,
-                                                out_shape=(len(masked), *shape)) != 0
+                valid = self.validity.apply(
+                    values,
+                    lambda: source.read(self.validity.alpha, window=window, out_shape=shape),
+                    lambda: source.read_masks(masked, window=window,
+                                              out_shape=(len(masked), *shape)), by_value)
         except RasterioIOError as error:
+            self._drop_handle()
             raise self._block_error((column, row, width, height), error) from error
-        valid = np.ones(shape, bool) if present is None else present.any(0)
-        if present is not None:
-            values *= present
-        if self.dtype.kind == 'f':
-            finite = np.isfinite(values)
-            if not finite.all():
-                values[~finite] = 0
-                valid &= finite.all(0)
         return values, valid
 
     def _block_error(self, window: Box, error: Exception) -> Exception:
@@ -271,6 +299,7 @@ class Raster:
                 with _environment(self.path, self.is_remote):
                     self._handle().read(self.bands, window=Window(*box))
             except RasterioIOError:
+                self._drop_handle()
                 damaged.append(box)
         return damaged
 
@@ -367,6 +396,30 @@ def _choose_part(source: Any, path: str) -> str:
             'Name one of them.')
 
 
+def _check_sources(source: Any, path: str) -> None:
+    """Check that the local files exist that a mosaic and the mosaics in it name."""
+    missing, seen, waiting = [], {path}, list(source.files)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if gdal_names.is_gdal_name(name):
+            if not gdal_names.is_remote(name) and not gdal_names.local_file(name):
+                missing.append(name)
+        elif not os.path.exists(name):
+            missing.append(name)
+        elif name.lower().endswith('.vrt'):
+            with open_file(name) as inner:
+                waiting += inner.files
+    if missing:
+        shown = ', '.join(sorted(missing)[:4]) + (' ...' if len(missing) > 4 else '')
+        raise GeoError(
+            f'{path} is a mosaic of {len(seen) - 1} file(s), and {len(missing)} of them cannot be '
+            f'found: {shown}. Copy them there, or build the mosaic anew from the files that exist '
+            f'(gdalbuildvrt); its gaps are then no data.')
+
+
 def _first_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
@@ -406,14 +459,3 @@ def _common_dtype(source: Any, path: str, bands: Sequence[int]) -> np.dtype:
         raise GeoError(f'{path}: bands {list(bands)} hold {", ".join(names)}, expected one type of '
                        'real numbers for all; convert it, for example with gdal_translate -ot.')
     return np.dtype(names[0])
-
-
-def _mask_kind(source: Any, bands: Sequence[int]) -> Optional[str]:
-    """Return what marks invalid pixels: 'bands' (no-data), 'dataset' (one mask), or None."""
-    flags = [set(source.mask_flag_enums[band - 1]) for band in bands]
-    alpha = [i for i, kind in zip(source.indexes, source.colorinterp) if kind == ColorInterp.alpha]
-    if set(alpha) & set(bands) and any(MaskFlags.alpha in flag for flag in flags):
-        return None  # the alpha band was requested as data
-    if MaskFlags.per_dataset in flags[0]:
-        return 'dataset'
-    return None if all(MaskFlags.all_valid in flag for flag in flags) else 'bands'

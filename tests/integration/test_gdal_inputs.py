@@ -117,6 +117,17 @@ def test_names_that_cannot_be_opened(model: Tuple[Path, Path], tmp_path: Path) -
             run(model, name, '--out', tmp_path / 'out')
 
 
+def test_a_mosaic_that_lacks_a_file_makes_no_map(model: Tuple[Path, Path], tmp_path: Path,
+                                                 capsys: Any) -> None:
+    scene = write_scene(tmp_path / 'away.tif', paint(40, 50), **UTM)
+    rasterio.shutil.copy(str(scene), str(tmp_path / 'm.vrt'), driver='VRT')
+    scene.unlink()
+    with pytest.raises(PredictError, match=r'm\.vrt is a mosaic of 1 file.*/away\.tif'):
+        run(model, tmp_path / 'm.vrt', '--out', tmp_path / 'out')
+    with pytest.raises(SystemExit, match=r'GeoError: .*m\.vrt is a mosaic of 1 file'):
+        geotiff_statistics.main([str(tmp_path / 'm.vrt')])
+
+
 def test_names_in_other_encodings(model: Tuple[Path, Path], tmp_path: Path) -> None:
     scene = write_scene(tmp_path / 'a.tif', paint(40, 50), **UTM)
     odd = os.fsencode(tmp_path) + '/\u5730\u56fe.tif'.encode('gbk')

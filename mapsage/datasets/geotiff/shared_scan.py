@@ -19,7 +19,7 @@ from mapsage.geo import GeoError, Raster, stamp
 
 FOLDER_VARIABLE = 'MAPSAGE_SCENE_CACHE'
 
-_FORMAT = 1  # of the files; another one has other names
+_FORMAT = 2  # of the files; another one has other names
 _PATIENCE = 600.0  # seconds for which a process waits for others, before it scans by itself
 _PAUSE = 0.05  # seconds between two looks whether another process is done
 _WORTH_A_LINE = 5.0  # seconds of scanning after which the log says what takes so long
@@ -87,7 +87,7 @@ def _entry(folder: Path, scene: Raster, what: Sequence[Any]) -> Optional[Path]:
         return None
     if any(len(each) < 2 for each in stamps):  # a name alone
         return None
-    about = [_FORMAT, list(what), list(scene.bands), repr(scene.nodata), stamps]
+    about = [_FORMAT, list(what), list(scene.bands), scene.validity.facts(), stamps]
     return folder / f'{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.npy'
 
 

@@ -249,8 +249,11 @@ def _files(path: str, roots: List[str], known: Optional[Dict[str, Any]]) -> List
     if known is None:
         return [_relative(path, roots)]
     if path not in known:
-        files = [path] if path.lower().endswith(VECTOR_SUFFIXES) else Raster(path).files()
+        raster = None if path.lower().endswith(VECTOR_SUFFIXES) else Raster(path)
+        files = [path] if raster is None else raster.files()
         known[path] = [[_relative(file, roots), *_content(file)] for file in sorted(files)]
+        if raster is not None:  # an .aux.xml file says it too, and changes for other reasons
+            known[path].append(raster.validity.facts())
     return known[path]
 
 

@@ -76,8 +76,8 @@ def test_no_data_in_every_band_is_invalid(tmp_path: Path) -> None:
     values[1, 30:40, 30:40] = -99
     read, valid = Raster(write_raster(tmp_path / 'a.tif', values, nodata=-99)).read(0, 0, 300, 260)
     assert not valid[:20].any() and valid[20:].all()
-    assert not read[:, :20].any() and not read[1, 30:40, 30:40].any()
-    assert read[0, 35, 35] == values[0, 35, 35]
+    assert not read[:, :20].any()
+    np.testing.assert_array_equal(read[:, 20:], values[:, 20:])
 
 
 @pytest.mark.parametrize('nodata', [None, float('nan'), -1.0])
