@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -16,6 +17,7 @@ from mapsage.geo import (
     RasterBlockError,
     RasterLabels,
     hidden_data_band,
+    pixel_side,
 )
 
 from .dataset import GeoTiffDataset
@@ -28,6 +30,7 @@ _LISTED = 8  # scenes of which each has its number of polygons in the text
 # Label rasters: how many squares are read, and their side in pixels. So many pixels are read whole.
 _SQUARES, _SIDE = 64, 256
 _EXAMINED = 4  # scenes that are looked at for an alpha band, label files for a color table
+_EXACT = 0.99  # to which meters of a block, and of a pixel in its projection, are known
 _NEAR = 16  # difference of color values, of 255, that is none
 
 
@@ -41,7 +44,7 @@ def summarize(dataset: GeoTiffDataset) -> List[Note]:
         dataset: Dataset with its windows loaded.
     """
     notes: List[Note] = []
-    for part in (_scenes, _labels, _mixed_types, _hidden_bands):
+    for part in (_scenes, _labels, _mixed_types, _hidden_bands, _leaks):
         try:
             notes += part(dataset)
         except (GeoError, RasterBlockError) as error:  # the run ends where it needs that window
@@ -217,6 +220,29 @@ def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Note]:
                 f'as an infrared band does. bands={[*bands, hidden]} makes it an input; '
                 f'gdal_edit.py -colorinterp_{hidden} undefined takes the tag away.')
             return
+
+
+def _leaks(dataset: GeoTiffDataset) -> Iterator[Note]:
+    """Yield a warning if windows of training show nearly all of the ground that is scored."""
+    if dataset.split is None or dataset.split.part == 'train':
+        return
+    blocks, window = dataset.split.blocks, dataset.window
+    pixel = 1.0 if blocks.unit == 'pixels' else max(
+        pixel_side(Raster(scene['scene'])) for scene in dataset._scenes[:_EXAMINED])
+    size, margin = blocks.size / pixel, blocks.margin / pixel
+    small, narrow = size < _EXACT * window, margin < _EXACT * window / 2
+    reasons = [f'blocks of {blocks.size:g} {blocks.unit} are {size:.3g} pixels, less than a window '
+               f'of {window}'] * small + [
+               f'margin={blocks.margin:g} {blocks.unit} is {margin:.3g} pixels, less than half a '
+               f'window of {window}'] * narrow
+    if reasons:
+        advice = f'size={2 * window * pixel:.4g} or more (two windows), ' * small + \
+            f'margin={math.ceil(window * pixel / 2)} or more'
+        yield logging.WARNING, (
+            f'split: {"; ".join(reasons)}. Windows of training show ground that part '
+            f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
+            f'ground. Set {advice} in the split of all datasets, or use other scenes '
+            f'(docs/datasets.md).')
 
 
 def _some(things: Sequence[Any]) -> str:

@@ -271,6 +271,8 @@ def test_one_sample_and_one_step_of_each_split(text: str, words: str, tiny_confi
     ("_kept['labels'] = 'beside.gpkg'", 'problem  train_dataloader: .*no polygon .* meets a scene'),
     ("_kept['labels'] = 'half.gpkg'",
      r'note     train_dataloader: no polygon lies in 1 of 2 scene\(s\), .*b.tif'),
+    ("val_dataloader['dataset'] = dict(_kept, split=dict(by='blocks', size=20, part='val'))",
+     'note     val_dataloader: split: blocks of 20 meters are 40 pixels, less than a window of 64'),
     ("val_dataloader['dataset'] = dict(_kept, windows=dict(type='random'))",
      'problem  val_dataloader: .*is for training; scores need each pixel once'),
 ])

@@ -4,12 +4,13 @@ from __future__ import annotations
 import functools
 import logging
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 import numpy as np
 import pytest
 from geo_scenes import (
     CLASSES,
+    DEGREES,
     PALETTE,
     UTM,
     damage_block,
@@ -187,3 +188,52 @@ def test_wrapped_datasets_are_logged_on_the_first_rank(tmp_path: Path, monkeypat
     finally:
         logger.removeHandler(caplog.handler)
     assert caplog.text.count('9 windows of 128') == 1
+
+
+def write_wide_scene(root: Path, place: dict = UTM) -> None:
+    """Write a scene of 600 x 600 pixels of 0.5 m, and its labels."""
+    for folder, bands in (('scenes', 3), ('labels', 1)):
+        write_raster(root / folder / 'a.tif', np.ones((bands, 600, 600), 'uint8'), place)
+
+
+def leaks(root: Path, part: str = 'val', window: int = 64, **split: Any) -> List[str]:
+    split = dict(dict(by='blocks', share=0.4), part=part, **split)
+    dataset = build_dataset(root, window=window, split=split)
+    return [text for text in said(dataset, logging.WARNING) if text.startswith('split: ')]
+
+
+@pytest.mark.parametrize('split, reasons', [
+    (dict(size=32, margin=16), []),
+    (dict(size=31, margin=16), ['blocks of 31 meters are 62 pixels, less than a window of 64']),
+    (dict(size=32, margin=15), ['margin=15 meters is 30 pixels, less than half a window of 64']),
+    (dict(size=20), ['blocks of 20 meters are 40 pixels', 'margin=0 meters is 0 pixels']),
+    (dict(size=64, margin=32, unit='pixels'), []),
+    (dict(size=63, margin=31, unit='pixels'),
+     ['blocks of 63 pixels are 63 pixels', 'margin=31 pixels is 31 pixels'])], ids=str)
+def test_a_split_that_leaks(split: Dict[str, Any], reasons: List[str], tmp_path: Path) -> None:
+    write_wide_scene(tmp_path)
+    warnings = leaks(tmp_path, **split)
+    assert len(warnings) == bool(reasons)
+    for text in warnings:
+        assert all(reason in text for reason in reasons)
+        assert ('less than a window' in text) == any('blocks' in reason for reason in reasons)
+        assert ('half a window' in text) == any('margin' in reason for reason in reasons)
+        assert 'or more' in text and "part 'val' is scored on" in text
+    # once for a run: training is not scored
+    assert leaks(tmp_path, 'train', **split) == []
+
+
+def test_what_the_warning_advises_ends_it(tmp_path: Path) -> None:
+    write_wide_scene(tmp_path)
+    text = leaks(tmp_path, size=10)[0]
+    size, margin = (float(text.partition(f'{name}=')[2].split()[0])
+                    for name in ('Set size', 'more (two windows), margin'))
+    assert (size, margin) == (pytest.approx(64, rel=0.01), 17)
+    assert leaks(tmp_path, size=size, margin=margin) == []
+
+
+def test_a_split_of_degrees_is_measured_on_the_ground(tmp_path: Path) -> None:
+    """Pixels of an arc second at 60 degrees are 22 m wide, as a square of the same area."""
+    write_wide_scene(tmp_path, DEGREES)
+    assert 'blocks of 1000 meters are 45' in leaks(tmp_path, size=1000, margin=720)[0]
+    assert leaks(tmp_path, size=1500, margin=720) == []
