@@ -38,8 +38,8 @@ tta_pipeline = [
                     [dict(type='LoadGeoTiffLabels')], [dict(type='PackSegInputs')]])
 ]
 # A block of 150 m is for training or for validation, whatever scene shows it; 16 m around one for
-# validation are for neither. A margin of half a window would be 64 m; the log warns of that. In these
-# few small scenes it would leave 45 % of the pixels for training, where 16 m leave 70 %.
+# validation are for neither. A margin of half a window would be 64 m; the log warns of that. In
+# these few small scenes it would leave 45 % of the pixels for training, where 16 m leave 70 %.
 split = dict(by='blocks', size=150, unit='meters', share=0.2, margin=16)
 train_dataloader = dict(
     batch_size=4,
