@@ -181,6 +181,7 @@ class BlockSampler:
             raise EndOfData(f'step {step.stats.step}: the loaders of all {self._world} rank(s) '
                             f'have ended.')
         step.stats.initial = step.stats.valid
+        step.stats.first_judged, step.stats.first_passed = step.stats.judged, step.stats.passed
         step.initial = sum(found.original)
         self._log(step, '[DynSample] Initial batch: collected %s valid samples globally',
                   self._of_goal(step))

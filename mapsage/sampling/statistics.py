@@ -34,6 +34,8 @@ class StepStatistics:
         rounds: Number of batches that each rank fetched for them. Global.
         judged: Number of samples judged. Global.
         passed: How many of these are valid. Global.
+        first_judged: Number of samples of the initial batch that were judged. Global.
+        first_passed: How many of these are valid. Global.
         not_finite: How many of these are in a group with a score that is not finite. Global.
         valid: Valid samples in the end, surplus of former steps included. Global.
         missing: Number of samples by which ``valid`` falls short of the goal. Global.
@@ -59,6 +61,8 @@ class StepStatistics:
     rounds: int = 0
     judged: int = 0
     passed: int = 0
+    first_judged: int = 0
+    first_passed: int = 0
     not_finite: int = 0
     valid: int = 0
     missing: int = 0
@@ -80,6 +84,15 @@ class StepStatistics:
     def pass_rate(self) -> float:
         """Valid share of the samples judged; NaN when none was."""
         return self.passed / self.judged if self.judged else math.nan
+
+    @property
+    def first_pass_rate(self) -> float:
+        """Valid share of the initial batch; NaN when it is empty.
+
+        Its expectation is the share of valid samples. That of :attr:`pass_rate` is larger, since a
+        step ends as soon as enough samples have passed.
+        """
+        return self.first_passed / self.first_judged if self.first_judged else math.nan
 
     def drop(self, reason: str, samples: int) -> None:
         """Count dropped samples."""

@@ -122,8 +122,8 @@ class OwnStep(NamedTuple):
 
     Attributes:
         turn: Place of the virtual rank in the block of this process.
-        share: Share of all samples judged in the step that the batch stands for: the pass rate, or
-            1 where the batch was not filtered.
+        share: Estimate of the share of all samples that the batch stands for: the pass rate of
+            the initial batch, or 1 where the batch was not filtered.
         loss_weight: Factor of the mean over the batch, see ``SampledBatch``.
     """
 
@@ -133,9 +133,13 @@ class OwnStep(NamedTuple):
 
     @classmethod
     def of(cls, batch: SampledBatch, turn: int) -> OwnStep:
-        """Return that of a batch."""
-        found = batch.statistics
-        share = 1.0 if found.outcome == FALLBACK else found.pass_rate
+        """Return what a batch stands for.
+
+        The number of samples judged in the step depends on how many passed; only the initial batch
+        has a size that does not, so that its pass rate is right on average.
+        """
+        statistics = batch.statistics
+        share = 1.0 if statistics.outcome == FALLBACK else statistics.first_pass_rate
         return cls(turn, share, batch.loss_weight)
 
 

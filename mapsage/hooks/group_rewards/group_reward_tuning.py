@@ -42,9 +42,10 @@ class GroupRewardTuning:
     - The model's own loss, the anchor, is computed on the batch that each step begins with, before
       any tile is dropped, since a dropped tile has a gradient there.
     - The gradient of the reward is the policy gradient with the leave-one-out baseline, without
-      division by the standard deviation. It is that of the mean over all tiles judged: of those
-      kept it is multiplied by the pass rate of the step. Its value in the log is 1 - the mean
-      reward of the maps that the step trains on.
+      division by the standard deviation. It is that of the mean over all tiles: of those kept it
+      is multiplied by the pass rate of the batch that the step begins with. (The pass rate of the
+      whole step is too large on average, since a step ends once enough tiles have passed.) Its
+      value in the log is 1 - the mean reward of the maps that the step trains on.
 
     The estimator is unbiased if the model computes the same in training and evaluation mode
     (no dropout, ``norm_eval``) and in the precision of the training. One step costs a
