@@ -8,6 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 import torch
+from torch import nn
 
 Array = Union[torch.Tensor, np.ndarray]
 
@@ -34,7 +35,8 @@ def pack_samples(samples: Sequence[Any]) -> Parcel:
     """Separate samples, nested containers and objects of any class, into arrays and metadata.
 
     Tensors and numeric NumPy arrays go into the payload; the rest is pickled, as small metadata.
-    An array that occurs twice is sent once. Tensors are detached and copied to host memory.
+    An array that occurs twice is sent once. Tensors are detached and copied to host memory; they
+    keep their class, such as ``Parameter``, and their attributes.
 
     Raises:
         TypeError: For a sparse or quantized tensor.
@@ -88,7 +90,7 @@ class _Pickler(pickle.Pickler):
         self._known: Dict[int, Tuple[int, Any]] = {}
 
     def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, torch.Tensor) and not (
+        if not (type(obj) is torch.Tensor and not obj.__dict__) and not (
                 type(obj) is np.ndarray and obj.dtype.kind in 'biufc'):
             return None
         if id(obj) not in self._known:
@@ -96,6 +98,15 @@ class _Pickler(pickle.Pickler):
             self._known[id(obj)] = len(self.arrays), obj
             self.arrays.append(_to_host(obj))
         return self._known[id(obj)][0]
+
+    def reducer_override(self, obj: Any) -> Any:
+        # A class that computes by itself (__torch_dispatch__) also knows how it is pickled.
+        if not isinstance(obj, torch.Tensor) or _dispatch_of(type(obj)) != _dispatch_of(
+                torch.Tensor):
+            return NotImplemented
+        plain = obj.detach().as_subclass(torch.Tensor)
+        return _with_class, (plain, type(obj), dict(obj.__dict__),
+                             isinstance(obj, nn.Parameter) and obj.requires_grad)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -106,6 +117,19 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Array:
         return self._arrays[pid]
+
+
+def _with_class(plain: torch.Tensor, kind: type, attributes: Dict[str, Any],
+                requires_grad: bool) -> torch.Tensor:
+    """Return a tensor as one of a subclass, with the attributes that it had."""
+    tensor: Any = plain.as_subclass(kind)
+    tensor.requires_grad_(requires_grad)
+    tensor.__dict__.update(attributes)
+    return tensor
+
+
+def _dispatch_of(kind: type) -> Any:
+    return getattr(kind, '__torch_dispatch__', None)  # since torch 1.11
 
 
 def _to_host(array: Array) -> Array:

@@ -118,3 +118,70 @@ def test_what_cannot_travel_is_refused() -> None:
         pack_samples([torch.eye(3).to_sparse()])
     with pytest.raises(TypeError, match='quint8.*dequantize'):
         pack_samples([torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)])
+
+
+class Height(torch.Tensor):
+    """A tensor with a unit."""
+
+
+class Weight(torch.nn.Parameter):
+    """A parameter of another class."""
+
+
+class Doubled(torch.Tensor):
+    """A tensor without data of its own: it holds another one, and computes with its double."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Doubled, (self.inner, )
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+                           ) -> Any:
+        def plain(value: Any) -> Any:
+            return value.inner * 2 if isinstance(value, Doubled) else value
+
+        return function(*map(plain, args), **(kwargs or {}))
+
+
+def test_classes_and_attributes_of_tensors_stay() -> None:
+    """A batch would otherwise mix types, by the rank that a sample comes from."""
+    height = torch.rand(3, 4).as_subclass(Height)
+    height.unit = 'm'
+    named = torch.rand(2)
+    named.role = 'prior'  # type: ignore[attr-defined]
+    samples = [height, height[1:], named, torch.nn.Parameter(torch.rand(2)),
+               torch.nn.Parameter(torch.arange(3), requires_grad=False), Weight(torch.rand(1))]
+    back = there_and_back(samples)
+    for sample, moved in zip(samples, back):
+        assert type(moved) is type(sample) and moved.requires_grad == sample.requires_grad
+        assert moved.__dict__ == sample.__dict__ and moved.is_leaf
+        assert same(moved.detach().as_subclass(torch.Tensor),
+                    sample.detach().as_subclass(torch.Tensor))
+    assert back[0].unit == 'm' and back[2].role == 'prior'
+
+
+def test_a_tensor_of_a_subclass_that_occurs_twice_is_sent_once() -> None:
+    height = torch.rand(100, 100).as_subclass(Height)
+    assert pack_samples([height, height, dict(x=height)]).payload_bytes == 40000
+    first, second, third = there_and_back([height, height, dict(x=height)])
+    assert first is second is third['x']
+
+
+def test_a_view_of_a_subclass_sends_what_it_shows() -> None:
+    wide = torch.rand(1000, 1000).as_subclass(Height)
+    parcel = pack_samples([wide[:2, :3]])
+    assert parcel.payload_bytes == 24 and len(parcel.header) < 1000
+
+
+def test_a_class_that_computes_by_itself_is_pickled_by_itself() -> None:
+    [back] = there_and_back([Doubled(torch.arange(3.))])
+    assert type(back) is Doubled and torch.equal(back + 0, torch.arange(3.) * 2)
+
