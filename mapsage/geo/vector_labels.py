@@ -87,14 +87,17 @@ class VectorLabels:
         field: Name of the attribute that holds the class, as a name or as an index.
         classes: Class names, in the order of their indices.
         extra: Additional index that may occur, such as that of ignored pixels.
+        layer: Name of the layer; None for the only one that has the field.
 
     Raises:
-        GeoError: If the file, the field or a value is not as expected.
+        GeoError: If the file, the layer, the field or a value is not as expected, or if several
+            layers have the field and none is named.
     """
 
-    def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255) -> None:
-        self.path, self.field = str(path), field
-        self._crs, polygons, values, features = _read_vector(self.path, field)
+    def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255,
+                 layer: Optional[str] = None) -> None:
+        self.path, self.field, self.layer = str(path), field, layer
+        self._crs, polygons, values, features = _read_vector(self.path, field, layer)
         indices = _class_indices(values, features, list(classes), extra,
                                  f'{self.path}: field {field!r}')
         self._polygons, self._indices = _large_first(polygons, indices, self.path)
@@ -168,7 +171,8 @@ class BurntLabels:
         self.path = source.path
         self._source, self._crs, self._transform = source, crs, transform
         self._outside = outside
-        self.settings = dict(field=source.field, outside=outside)
+        self.settings = dict(field=source.field, outside=outside,
+                             **({} if source.layer is None else dict(layer=source.layer)))
 
     def __deepcopy__(self, memo: Any) -> BurntLabels:
         return self
@@ -236,15 +240,11 @@ def _move(polygons: np.ndarray, shift: float) -> np.ndarray:
     return shapely.transform(polygons, lambda points: points + (shift, 0.0))
 
 
-def _read_vector(path: str, field: str
+def _read_vector(path: str, field: str, name: Optional[str]
                  ) -> Tuple[pyproj.CRS, np.ndarray, np.ndarray, np.ndarray]:
     """Return the CRS, the valid shapely polygons, their values of ``field``, their numbers."""
     try:
-        layer = _layer_with_shapes(path)
-        there = list(pyogrio.read_info(path, layer=layer)['fields'])
-        if field not in there:
-            raise GeoError(f'{path} has no field {field!r}, it has {there}; set class_field to '
-                           'the one with the class.')
+        layer = _choose_layer(path, field, name)
         meta, _, geometry, fields = pyogrio.raw.read(path, columns=[field], layer=layer)
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
@@ -272,10 +272,32 @@ def _read_vector(path: str, field: str
             features)
 
 
-def _layer_with_shapes(path: str) -> Optional[str]:
-    """Return the first layer of a file, or None; tables such as ``layer_styles`` are no layers."""
-    return next((str(name) for name, shapes in pyogrio.list_layers(path) if shapes is not None),
-                None)
+def _choose_layer(path: str, field: str, name: Optional[str]) -> str:
+    """Return the layer of a file that has the field of classes; ``name``, if that is not None.
+
+    Tables without shapes, such as ``layer_styles`` of QGIS, are no layers. Layers of points or
+    lines count only where no other layer has the field.
+    """
+    kinds = {str(layer): str(kind) for layer, kind in pyogrio.list_layers(path) if kind is not None}
+    if name is not None and name not in kinds:
+        raise GeoError(f'{path} has no layer {name!r}; it has {list(kinds)}. Set layer to the one '
+                       f'with the labels.')
+    fields = {layer: list(pyogrio.read_info(path, layer=layer)['fields'])
+              for layer in (kinds if name is None else [name])}
+    labeled = [layer for layer, names in fields.items() if field in names]
+    labeled = [layer for layer in labeled if not _is_linear(kinds[layer])] or labeled
+    if not labeled:
+        described = '; '.join(f'layer {layer!r} has {names}' for layer, names in fields.items())
+        raise GeoError(f'{path} has no field {field!r}: {described or "it has no layer"}. Set '
+                       f'class_field to the one with the class.')
+    if len(labeled) > 1:
+        raise GeoError(f'{path} has {len(labeled)} layers with the field {field!r}: {labeled}. Set '
+                       f'layer to the one with the labels.')
+    return labeled[0]
+
+
+def _is_linear(kind: str) -> bool:
+    return kind.replace('Multi', '').startswith(('Point', 'LineString'))
 
 
 def _class_indices(values: np.ndarray, features: np.ndarray, classes: List[str], extra: int,

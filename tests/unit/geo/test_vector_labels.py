@@ -114,7 +114,7 @@ def test_wrong_vector_labels(tmp_path: Path) -> None:
     write_vector(tmp_path / 'a.gpkg', [house, house], ['house', 'Haus'], 'EPSG:32650')
     with pytest.raises(GeoError, match=r"a\.gpkg: field 'class_name' holds Haus; expected a class"):
         build_dataset(tmp_path, labels='a.gpkg')
-    with pytest.raises(GeoError, match=r"no field 'kind', it has \['class_name'\]"):
+    with pytest.raises(GeoError, match=r"no field 'kind': layer 'a' has \['class_name'\]"):
         build_dataset(tmp_path, labels='a.gpkg', class_field='kind')
     with pytest.raises(GeoError, match='absent.gpkg: no such file'):
         build_dataset(tmp_path, labels='absent.gpkg')
@@ -134,3 +134,53 @@ def test_wrong_vector_labels(tmp_path: Path) -> None:
     write_vector(tmp_path / 'c.gpkg', [house], ['house'], 'EPSG:32650')
     with pytest.raises(GeoError, match=r'scenes/a\.tif has no georeference, .*c\.gpkg'):
         build_dataset(tmp_path, labels='c.gpkg')
+
+
+def write_layer(path: Path, layer: str, box: tuple, field: str = 'class_name', kind: str = 'Polygon'
+                ) -> None:
+    """Add a layer of one feature of the class 'house' to a GeoPackage."""
+    shape = rectangle(UTM, *box) if kind == 'Polygon' else rectangle(UTM, *box).centroid
+    pyogrio.raw.write(str(path), shapely.to_wkb(np.array([shape])), [np.array(['house'], object)],
+                      [field], geometry_type=kind, crs='EPSG:32650', driver='GPKG', layer=layer,
+                      append=path.exists())
+
+
+def houses(root: Path, **arguments: str) -> int:
+    """Return how many pixels of the first window are houses."""
+    dataset = build_dataset(root, labels='a.gpkg', **arguments)
+    return int((load_window(dataset, 0)[1] == 1).sum())
+
+
+def test_a_layer_is_named_where_several_have_the_field(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    path = tmp_path / 'a.gpkg'
+    write_layer(path, '2023', (0, 0, 10, 10))
+    assert houses(tmp_path) == 100
+    write_layer(path, 'Häuser 2024', (0, 0, 20, 20))
+    with pytest.raises(GeoError, match=r"a\.gpkg has 2 layers with the field 'class_name': "
+                                       r"\['2023', 'Häuser 2024'\]\. Set layer to"):
+        build_dataset(tmp_path, labels='a.gpkg')
+    assert houses(tmp_path, layer='2023') == 100
+    assert houses(tmp_path, layer='Häuser 2024') == 400
+    with pytest.raises(GeoError, match=r"no layer '2022'; it has \['2023', 'Häuser 2024'\]"):
+        build_dataset(tmp_path, labels='a.gpkg', layer='2022')
+
+
+def test_the_only_layer_with_the_field_is_read_wherever_it_stands(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    path = tmp_path / 'a.gpkg'
+    write_layer(path, 'areas', (0, 0, 90, 90), field='name')
+    write_layer(path, 'centers', (0, 0, 10, 10), kind='Point')
+    write_layer(path, 'labels', (0, 0, 10, 10))
+    assert houses(tmp_path) == 100
+    with pytest.raises(GeoError, match=r"no field 'kind': layer 'areas' has \['name'\]; "
+                                       r"layer 'centers' has .*; layer 'labels' has"):
+        build_dataset(tmp_path, labels='a.gpkg', class_field='kind')
+    with pytest.raises(GeoError, match=r"no field 'class_name': layer 'areas' has \['name'\]\. "):
+        build_dataset(tmp_path, labels='a.gpkg', layer='areas')
+
+
+def test_a_layer_of_label_rasters_is_refused(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    with pytest.raises(GeoError, match=r"layer='a', but the labels .*a\.tif are a raster"):
+        build_dataset(tmp_path, layer='a')
