@@ -16,6 +16,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from mapsage.accelerator import resolve_accelerator
 from mapsage.atomic_write import atomic_write
 from mapsage.distributed import error_text
+from mapsage.engine.loading.dataset_parts import innermost
 from mapsage.export.errors import ExportError
 from mapsage.export.targets import TARGETS, Target, choose_opset
 from mapsage.geo import GeoError, Raster, pixel_side
@@ -73,7 +74,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     # Every second tile calibrates a file in 8 bits, and is not looked at again.
     tiles = proof.take_tiles(dataset, description.window, args.tiles * (2 if args.int8 else 1))
     calibration, tiles = (tiles[::2], tiles[1::2]) if args.int8 else ([], tiles)
-    gsd = args.gsd or _gsd_of(dataset)
+    gsd = args.gsd or pixel_meters(dataset)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
         file = _proved(out, model, description, reference, target, opset, tiles, say)
     metadata.describe(file, description, gsd)
@@ -221,22 +222,27 @@ def build_dataset(cfg: Config) -> Any:
     return dataset
 
 
-def _gsd_of(dataset: Any) -> Optional[float]:
-    """Return the side in meters of a pixel of a dataset's first image, None if it has no place."""
-    while hasattr(dataset, 'dataset'):
-        dataset = dataset.dataset
-    try:
-        path = dataset.get_data_info(0)['img_path']
-        with Raster(path) as raster:
-            side = pixel_side(raster)
-            # Deepness resamples a scene whose pixels are not just as large in the units of its
-            # CRS, and a UTM meter is one of the ground to within 0.1 %.
-            if raster.crs is not None and raster.crs.is_projected:
-                nominal = (abs(raster.transform.determinant)**0.5
-                           * raster.crs.linear_units_factor[1])
-                side = nominal if abs(nominal / side - 1) < _SAME_SIDE else side
-    except (AttributeError, KeyError, TypeError, GeoError):
+def pixel_meters(dataset: Any) -> Optional[float]:
+    """Return the side in meters of a pixel of a dataset's first image; None if it has no place.
+
+    Args:
+        dataset: Dataset of images or of scenes, also in wrappers.
+    """
+    inner, index = innermost(dataset, 0)
+    info = inner.get_data_info(index) if hasattr(inner, 'get_data_info') else {}
+    path = info.get('scene') or info.get('img_path')  # a window of a scene, or an image file
+    if path is None:
         return None
+    try:
+        raster = Raster(path)
+    except GeoError:  # an image that GDAL does not read has no place
+        return None
+    side = pixel_side(raster)
+    # Deepness resamples a scene whose pixels are not just as large in the units of its CRS, and a
+    # UTM meter is one of the ground to within 0.1 %.
+    if raster.crs is not None and raster.crs.is_projected:
+        nominal = abs(raster.transform.determinant)**0.5 * raster.crs.linear_units_factor[1]
+        side = nominal if abs(nominal / side - 1) < _SAME_SIDE else side
     return float(side) if side > 0 else None
 
 
