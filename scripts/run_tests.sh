@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Set up the environments of the tests and run the tests.
 #
-#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|browser] [--again FILE] [arguments of pytest]
+#   bash scripts/run_tests.sh [--all-legs | --leg main|xla|t20|cuda|browser] [--again FILE] [arguments of pytest]
 #
 #   --all-legs     legs main, t20 and xla, one after the other, each to its end; the exit status is 0
 #                  only if all of them pass
-#   --leg LEG      leg to run (default: main); browser is main with playwright, and runs tests/browser
-#                  in Debian's Chromium (apt-get install chromium)
+#   --leg LEG      leg to run (default: main); cuda is PyTorch's CUDA build over a double of the CUDA
+#                  runtime, which needs no card; browser is main with playwright, and runs
+#                  tests/browser in Debian's Chromium (apt-get install chromium)
 #   --again FILE   file to which the names of tests are added that failed and passed when they ran
 #                  again by themselves, in one process; they do not fail the run. No test runs again
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
 # Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
 # arguments of pytest, tests/long, tests/cluster and tests/browser are left out, which .ci/run runs by
-# themselves, and the main leg also runs ruff, mypy and import-linter.
+# themselves, the main leg also runs ruff, mypy and import-linter, and the cuda leg runs the tests
+# that use a device.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -23,7 +25,7 @@ again=
 while [ $# -gt 0 ]; do
     case "$1" in
         --all-legs) legs=(main t20 xla); shift ;;
-        --leg) legs=("${2:?--leg needs main, xla, t20 or browser}"); shift 2 ;;
+        --leg) legs=("${2:?--leg needs main, xla, t20, cuda or browser}"); shift 2 ;;
         --again) again=${2:?--again needs a file}; shift 2 ;;
         *) break ;;
     esac
@@ -82,7 +84,10 @@ few() {
 paths=("$@")
 if [ $# -eq 0 ]; then  # they take minutes; tests/cluster also wants the machine alone
     paths=(--ignore tests/long --ignore tests/cluster --ignore tests/browser)
-    if [ "${legs[*]}" = browser ]; then paths=(tests/browser); fi
+    case "${legs[*]}" in
+        browser) paths=(tests/browser) ;;
+        cuda) paths=(tests/cuda tests/contract tests/distributed tests/integration) ;;
+    esac
 fi
 if [ "${legs[*]}" = browser ] && ! command -v chromium >/dev/null; then
     echo '=== SKIPPED: leg browser: no Chromium here (as root: apt-get install chromium)'
@@ -93,7 +98,15 @@ failed=()
 times=()
 for leg in "${legs[@]}"; do
     echo "=== leg $leg, $(date -u +%H:%M:%S)"
-    python=$(bash scripts/setup_env.sh "$leg" --dev) || { failed+=("$leg: environment"); continue; }
+    status=0
+    python=$(bash scripts/setup_env.sh "$leg" --dev) || status=$?
+    if [ $status -eq 5 ]; then  # the reason is above
+        echo "=== SKIPPED: leg $leg: its PyTorch cannot be had on this machine"
+        continue
+    fi
+    [ $status -eq 0 ] || { failed+=("$leg: environment"); continue; }
+    # the devices of the process of pytest; a test sets those of the processes that it starts
+    [ "$leg" != cuda ] || export CUDA_DOUBLE_DEVICES=${CUDA_DOUBLE_DEVICES:-2}
     SECONDS=0  # bash counts up from here, so that a leg's time does not include its environment
     checks=
     if [ "$leg" = main ] && [ $# -eq 0 ]; then

@@ -164,6 +164,8 @@ class Launch:
             command = [python, *command[1:]]
         settings = {'MAPSAGE_PYTHON': python, 'NPROC_PER_NODE': str(ranks),
                     'OMP_NUM_THREADS': '1', 'PJRT_DEVICE': 'CPU', name: value, **(environ or {})}
+        if torch.version.cuda is not None:
+            settings.setdefault('ACCELERATOR', 'cpu')  # what means the cards says so
         dropped = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'PYTHON_EXEC']
         if cold:
             dropped.append(rank_start.ADDRESS)
