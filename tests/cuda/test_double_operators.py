@@ -228,4 +228,5 @@ def test_an_operator_without_a_cpu_kernel_fails_by_name() -> None:
 def test_a_kernel_that_no_operator_launches_fails_by_name(capfd: Any) -> None:
     with pytest.raises(RuntimeError, match='operation not supported'):
         torch.cuda._sleep(10)
-    assert 'cannot launch at::cuda::(anonymous namespace)::spin_kernel(long)' in capfd.readouterr().err
+    message = 'cannot launch at::cuda::(anonymous namespace)::spin_kernel(long)'
+    assert message in capfd.readouterr().err

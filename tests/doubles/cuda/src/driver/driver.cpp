@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-#define CUDA_DOUBLE_API extern "C" __attribute__((visibility("default")))
+#include "../visible.h"
 
 // In our libcudart.so.13.
 extern "C" int cuda_double_has_context(int device);

@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "../visible.h"
 #include "shared_memory.h"
-
-#define CUDA_DOUBLE_API extern "C" __attribute__((visibility("default")))
 
 struct ncclComm {
  public:

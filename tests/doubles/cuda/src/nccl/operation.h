@@ -31,7 +31,7 @@ struct Operation {
   // Numbers that this rank reads from `source` and writes to `target`.
   size_t source_count, target_count;
 
-  // The values of `source` when the stream reached the operation.
+  // The values of `source` when the operation began.
   std::shared_ptr<std::vector<char>> snapshot = nullptr;
 
   size_t bytes() const { return count * bytes_of_a_number(type); }

@@ -3,21 +3,17 @@
 // A GPU reads a collective's source when its stream reaches the collective, and writes the target
 // at any moment from then until it is done. Here the target holds poison from the call until the
 // collective has run, so that a reader that does not wait for the stream sees garbage and not
-// yesterday's data. Two things may forbid this at the time of the call: the stream is busy, so that
-// the source may not be there yet, or another operation under way uses the same memory. Then the
-// poison is written when the stream reaches the operation.
+// yesterday's data. If work that is queued before needs the same memory, or has yet to write it,
+// the poison comes when the stream reaches the collective.
 #include "submission.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <list>
 
+#include "../runtime/queued_memory.h"
 #include "collectives.h"
 #include "messages.h"
-
-// In our libcudart.so.13.
-extern "C" int cuda_double_stream_is_idle(cudaStream_t stream, int device);
 
 namespace cuda_double {
 namespace {
@@ -30,50 +26,6 @@ struct Submission {
 thread_local int group_depth = 0;
 thread_local std::vector<Submission> group;
 
-// ------------------------------------------------------------------ buffers under way
-
-struct Buffer {
-  const char* begin;
-  size_t bytes;
-};
-
-std::mutex buffers_mutex;
-
-// Sources and targets of all operations of this process that have not run.
-std::list<Buffer>& buffers_under_way() {
-  static auto* buffers = new std::list<Buffer>;
-  return *buffers;
-}
-
-bool overlaps(const Buffer& a, const Buffer& b) {
-  return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
-}
-
-Buffer source_of(const Operation& operation) {
-  return {static_cast<const char*>(operation.source), operation.source_bytes()};
-}
-Buffer target_of(const Operation& operation) {
-  return {static_cast<const char*>(operation.target), operation.target_bytes()};
-}
-
-bool is_under_way(const Buffer& buffer) {
-  for (const auto& other : buffers_under_way()) {
-    if (overlaps(buffer, other)) return true;
-  }
-  return false;
-}
-
-void take_snapshot(Operation& operation) {
-  if (operation.snapshot) return;
-  const auto source = source_of(operation);
-  operation.snapshot =
-      std::make_shared<std::vector<char>>(source.begin, source.begin + source.bytes);
-}
-
-void poison_target(const Operation& operation) {
-  if (operation.target) poison(operation.target, operation.target_count, operation.type);
-}
-
 // ------------------------------------------------------------------ one task of a stream
 
 // The operations of a group that go to one stream.
@@ -82,25 +34,16 @@ class Task {
   explicit Task(std::vector<Operation> operations) : operations_(std::move(operations)) {}
 
   // Called before the task is queued.
-  void prepare(bool stream_is_idle) {
-    std::lock_guard<std::mutex> lock(buffers_mutex);
-    if (stream_is_idle) {
-      for (auto& operation : operations_) take_snapshot(operation);
-    }
+  void prepare() {
+    if (!needs_queued_memory()) begin();
     for (const auto& operation : operations_) {
-      if (stream_is_idle || can_be_poisoned(operation)) poison_target(operation);
-    }
-    for (const auto& operation : operations_) {
-      for (const auto& buffer : {source_of(operation), target_of(operation)}) {
-        buffers_.push_back(
-            buffers_under_way().insert(buffers_under_way().end(), buffer));
-      }
+      cuda_double_add_queued_memory(operation.source, operation.source_bytes());
+      cuda_double_add_queued_memory(operation.target, operation.target_bytes());
     }
   }
 
   void run() {
-    for (auto& operation : operations_) take_snapshot(operation);
-    for (const auto& operation : operations_) poison_target(operation);
+    if (!has_begun_) begin();
     for (size_t i = 0; i < operations_.size();) {
       auto* comm = operations_[i].comm;
       std::vector<Operation*> messages;
@@ -120,18 +63,34 @@ class Task {
   }
 
   ~Task() {
-    std::lock_guard<std::mutex> lock(buffers_mutex);
-    for (const auto& buffer : buffers_) buffers_under_way().erase(buffer);
+    for (const auto& operation : operations_) {
+      cuda_double_remove_queued_memory(operation.source, operation.source_bytes());
+      cuda_double_remove_queued_memory(operation.target, operation.target_bytes());
+    }
   }
 
  private:
-  // Whether nothing that waits in a stream needs what the target holds now.
-  bool can_be_poisoned(const Operation& operation) const {
-    const auto target = target_of(operation);
-    for (const auto& other : operations_) {
-      if (overlaps(target, source_of(other))) return false;
+  bool needs_queued_memory() const {
+    for (const auto& operation : operations_) {
+      if (cuda_double_memory_is_queued(operation.source, operation.source_bytes()) ||
+          cuda_double_memory_is_queued(operation.target, operation.target_bytes())) {
+        return true;
+      }
     }
-    return !is_under_way(target);
+    return false;
+  }
+
+  // Reads all sources, and then poisons all targets: in place, they are the same memory.
+  void begin() {
+    has_begun_ = true;
+    for (auto& operation : operations_) {
+      const auto* source = static_cast<const char*>(operation.source);
+      operation.snapshot =
+          std::make_shared<std::vector<char>>(source, source + operation.source_bytes());
+    }
+    for (const auto& operation : operations_) {
+      if (operation.target) poison(operation.target, operation.target_count, operation.type);
+    }
   }
 
   template <typename Work>
@@ -143,7 +102,7 @@ class Task {
   }
 
   std::vector<Operation> operations_;
-  std::vector<std::list<Buffer>::iterator> buffers_;
+  bool has_begun_ = false;
 };
 
 void run_task(void* task) {
@@ -152,7 +111,7 @@ void run_task(void* task) {
 }
 
 ncclResult_t enqueue(std::unique_ptr<Task> task, cudaStream_t stream, int device) {
-  task->prepare(cuda_double_stream_is_idle(stream, device));
+  task->prepare();
   int device_before = 0;
   cudaGetDevice(&device_before);
   cudaSetDevice(device);

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <set>
 
+#include "../visible.h"
 #include "lending.h"
 #include "random_numbers.h"
 #include "refusals.h"
@@ -139,7 +140,7 @@ struct IgnoreWarnings final : c10::WarningHandler {
 }  // namespace cuda_double
 
 // Called once, by boot.py. Returns the number of replaced kernels.
-extern "C" __attribute__((visibility("default"))) int cuda_double_register_operators() {
+CUDA_DOUBLE_API int cuda_double_register_operators() {
   using namespace cuda_double;
   IgnoreWarnings ignore;
   c10::WarningUtils::WarningHandlerGuard guard(&ignore);

@@ -12,6 +12,7 @@
 
 #include "devices.h"
 #include "memory.h"
+#include "queued_memory.h"
 #include "streams.h"
 
 namespace cuda_double {
@@ -52,13 +53,17 @@ bool is_late(const void* target, const void* source, size_t bytes) {
           (is_pinned_memory(source) && is_device_memory(target)));
 }
 
-// If the stream is busy, the target may still be needed by what is in its queue.
+// What is queued may still need what the target holds.
 void copy_late(void* target, const void* source, size_t bytes, CUstream_st* stream) {
-  if (stream->is_idle()) memset(target, kGarbage, bytes);
+  if (!cuda_double_memory_is_queued(target, bytes)) memset(target, kGarbage, bytes);
+  cuda_double_add_queued_memory(target, bytes);
+  cuda_double_add_queued_memory(source, bytes);
   stream->enqueue([=] {
     memset(target, kGarbage, bytes);
     std::this_thread::sleep_for(lateness());
     memcpy(target, source, bytes);
+    cuda_double_remove_queued_memory(target, bytes);
+    cuda_double_remove_queued_memory(source, bytes);
   });
 }
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#define CUDA_DOUBLE_API extern "C" __attribute__((visibility("default")))
+#include "../visible.h"
 
 // Leaves a function of the runtime with CUDA's error if the process cannot use CUDA at all.
 #define RETURN_UNLESS_USABLE() \

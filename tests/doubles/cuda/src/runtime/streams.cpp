@@ -103,9 +103,6 @@ using namespace cuda_double;
 CUDA_DOUBLE_API void cuda_double_wait_for_stream(cudaStream_t stream, int device) {
   (is_default_stream(stream) ? default_stream(device) : stream)->wait();
 }
-CUDA_DOUBLE_API int cuda_double_stream_is_idle(cudaStream_t stream, int device) {
-  return (is_default_stream(stream) ? default_stream(device) : stream)->is_idle();
-}
 
 CUDA_DOUBLE_API cudaError_t cudaDeviceSynchronize() {
   RETURN_UNLESS_USABLE();
