@@ -24,16 +24,16 @@ from .launcher import (
 from .lost_ranks import lost_ranks_named
 from .ordered_sum import Fold, OrderedSum, resolve_reduction
 from .strategy import Strategy, StrategyError, resolve_strategy
-from .weights import WeightsDifferError, check_equal_weights
+from .weights import WeightsDifferError, broadcast_tensors, check_equal_weights
 
 __all__ = [
     'BackendError', 'Channel', 'Consensus', 'DEFAULT_TIMEOUT_SECONDS', 'DescriptorLimitError',
     'DisagreementError', 'Facts', 'Fold', 'LauncherError', 'OrderedSum', 'RankError',
     'RankLostError', 'Replicas',
     'SerialChannel', 'StagedProcessGroup', 'Strategy', 'StrategyError', 'WeightsDifferError',
-    'all_ranks_or_none', 'apply_launcher_environment', 'check_descriptors', 'check_equal_weights',
-    'die_with_launcher', 'die_with_parent', 'error_text', 'init_process_group',
-    'launcher_environment', 'local_rank', 'lost_ranks_named',
+    'all_ranks_or_none', 'apply_launcher_environment', 'broadcast_tensors', 'check_descriptors',
+    'check_equal_weights', 'die_with_launcher', 'die_with_parent', 'error_text',
+    'init_process_group', 'launcher_environment', 'local_rank', 'lost_ranks_named',
     'make_replicas', 'open_channel', 'raise_together', 'resolve_backend', 'resolve_reduction',
     'resolve_strategy', 'tell_why', 'usable_backends'
 ]

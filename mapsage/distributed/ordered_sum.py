@@ -244,7 +244,7 @@ class OrderedSum:
         on_host = received.device.type == 'cpu'
         host = received if on_host else torch.empty(len(received), dtype=received.dtype)
         width = sent.element_size()
-        dist.all_to_all_single(_as_bytes(host), _as_bytes(_to_host(sent)),
+        dist.all_to_all_single(as_bytes(host), as_bytes(to_host(sent)),
                                [size * width for size in sizes],
                                [size * width for size in sent_sizes], group=self._group)
         if not on_host:
@@ -353,13 +353,14 @@ def carries(device: torch.device, group: Optional[Any] = None) -> bool:
     return device.type != 'cpu' and (own or backends)[0] not in _HOST_BACKENDS
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in host memory, itself if it is there."""
     if tensor.device.type != 'cpu':
         current_accelerator().flush()
     return tensor.cpu()
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a flat host tensor, in the same memory."""
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)  # NumPy has no bfloat16

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import nn
 
 from .channels.group_channel import open_channel
+from .ordered_sum import as_bytes, carries, to_host
 
 # From this drift on, weights do not differ by rounding alone. One step rounds by 6e-8 of a float32
 # number, and the roundings of a hundred thousand steps add up to less than this unless all fall on
 # one side.
 LARGEST_DRIFT = 1e-3
 _SAMPLED = 8  # elements of each tensor
+_MESSAGE_BYTES = 64 << 20  # as much memory is needed beside the tensors
 
 
 class WeightsDifferError(RuntimeError):
@@ -50,6 +52,57 @@ def check_equal_weights(module: nn.Module, when: str,
         f'{channel.ranks[0]}. Weights must be loaded or initialized alike on every rank: load '
         f"them through init_cfg or load_from, not in the module's __init__, and give every rank "
         f'the same files.')
+
+
+def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the values of rank 0's tensors, in place. Collective.
+
+    Tensors travel on their device where the process group carries them, and through host memory
+    otherwise. Those of one dtype travel together, in messages of 64 MiB.
+
+    Args:
+        tensors: Tensors of the same dtypes, shapes and order on all ranks, each on the device of
+            its rank or on the CPU.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    by_kind: Dict[Tuple[torch.dtype, str], List[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            by_kind.setdefault((tensor.dtype, tensor.device.type), []).append(tensor.detach())
+    for kind in by_kind.values():
+        for message in _messages(kind):
+            _broadcast_message(message)
+
+
+def _messages(tensors: Sequence[torch.Tensor]) -> List[List[torch.Tensor]]:
+    """Return tensors in groups of neighbors of at most 64 MiB, or of a single larger one."""
+    messages: List[List[torch.Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        size += tensor.numel() * tensor.element_size()
+        if not messages or size > _MESSAGE_BYTES:
+            messages.append([])
+            size = tensor.numel() * tensor.element_size()
+        messages[-1].append(tensor)
+    return messages
+
+
+def _broadcast_message(tensors: Sequence[torch.Tensor]) -> None:
+    first = tensors[0]
+    in_place = len(tensors) == 1 and first.is_contiguous()
+    flat = first.view(-1) if in_place else torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if carries(flat.device):
+        dist.broadcast(flat, src=0)
+    else:
+        host = to_host(flat)
+        dist.broadcast(as_bytes(host), src=0)
+        if host is not flat and dist.get_rank() != 0:
+            flat.copy_(host)
+    if in_place or dist.get_rank() == 0:
+        return
+    for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(values.view(tensor.shape))
 
 
 def weight_digests(module: nn.Module, buffers: bool = True) -> Dict[str, int]:

@@ -21,6 +21,7 @@ from mapsage.distributed import (
     RankError,
     Strategy,
     all_ranks_or_none,
+    broadcast_tensors,
     check_equal_weights,
     local_rank,
     lost_ranks_named,
@@ -209,8 +210,15 @@ class MapSageRunner(SavingRunner):
         return watch_fused_steps(super().build_optim_wrapper(optim_wrapper))
 
     def _init_model_weights(self) -> None:
-        with drawn_in_order(self.model):
-            super()._init_model_weights()
+        """Initialize as MMEngine does, and send rank 0's weights over the device's backend.
+
+        MMEngine sends each tensor alone, and over gloo unless that backend is nccl alone.
+        """
+        model = self.model.module if is_model_wrapper(self.model) else self.model
+        if hasattr(model, 'init_weights'):
+            with drawn_in_order(self.model):
+                model.init_weights()
+                broadcast_tensors(model.state_dict().values())
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
         """Scale the learning rate as MMEngine does, by the batch of all virtual ranks."""

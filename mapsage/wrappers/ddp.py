@@ -5,7 +5,6 @@ import inspect
 from contextlib import AbstractContextManager
 from typing import Any, Dict, List, Optional, Tuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from mmengine.logging import print_log
@@ -19,6 +18,7 @@ from mapsage.accelerator import Accelerator, current_accelerator
 from mapsage.distributed import (
     OrderedSum,
     WeightsDifferError,
+    broadcast_tensors,
     check_equal_weights,
     local_rank,
     resolve_reduction,
@@ -256,12 +256,7 @@ def _weights_of_rank_0(module: nn.Module) -> Dict[str, torch.Tensor]:
         raise WeightsDifferError(
             f'rank(s) {odd} built another model than rank 0: {names[:3]} differ in name, shape or '
             f'dtype. Every rank must build the model from the same config and files.')
-    for tensor in host.values():
-        # As bytes, because some versions of gloo lack bool and bfloat16, and NumPy lacks bfloat16.
-        flat = tensor.reshape(-1)
-        flat = flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat
-        if flat.numel():
-            dist.broadcast(torch.from_numpy(flat.numpy().view(np.uint8)), src=0)
+    broadcast_tensors(host.values())
     return host
 
 

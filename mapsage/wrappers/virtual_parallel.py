@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 import torch.distributed as dist
-from mmengine.dist import broadcast
 from mmengine.model import MMDistributedDataParallel as _MMDistributedDataParallel
 from mmengine.model.utils import detect_anomalous_params
 from mmengine.optim import OptimWrapper
@@ -15,7 +14,7 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
-from mapsage.distributed import check_equal_weights, local_rank
+from mapsage.distributed import broadcast_tensors, check_equal_weights, local_rank
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 
 from .batch_counts import BatchCounts
@@ -198,8 +197,7 @@ class VirtualDataParallel(nn.Module):
     def share_buffers(self) -> None:
         """Give every virtual rank the buffers of the first one. Collective."""
         if self.virtual_ranks.processes > 1:
-            for buffer in self.module.buffers():
-                broadcast(buffer, src=0)
+            broadcast_tensors(self.module.buffers())
         self._buffers_of_ranks.forget()
 
     @contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 import torch
-from mmengine.dist import all_reduce, broadcast, is_distributed
+from mmengine.dist import all_reduce, is_distributed
 from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
 from mmengine.registry import HOOKS
 
+from mapsage.distributed import broadcast_tensors
 from mapsage.wrappers import VirtualDataParallel
 
 
@@ -33,9 +34,8 @@ class EqualBuffersHook(Hook):
         """Copy the buffers of rank 0 to every rank. Collective."""
         if isinstance(runner.model, VirtualDataParallel):
             runner.model.share_buffers()
-        elif is_distributed():
-            for buffer in runner.model.buffers():
-                broadcast(buffer, src=0)
+        else:
+            broadcast_tensors(runner.model.buffers())
 
     before_test_epoch = before_val_epoch
 

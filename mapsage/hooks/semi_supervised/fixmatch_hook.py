@@ -5,14 +5,14 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 import torch
-from mmengine.dist import broadcast, get_world_size, is_main_process
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop
 from mmseg.models import BaseSegmentor
 
-from mapsage.distributed import open_channel
+from mapsage.distributed import broadcast_tensors, open_channel
 from mapsage.features.encoder_gate import FeatureSourceError, check_frozen
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from mapsage.hooks.gradients.accumulated_gradients_hook import inside_cycle
@@ -232,17 +232,10 @@ def _model(runner: Any) -> Any:
 
 
 def _of_first_rank(buffers: List[torch.Tensor]) -> List[torch.Tensor]:
-    """Return the buffers of rank 0. Collective, one for each dtype."""
-    if get_world_size() == 1 or not buffers:
-        return buffers
-    found = list(buffers)
-    for dtype in dict.fromkeys(each.dtype for each in buffers):
-        places = [at for at, each in enumerate(buffers) if each.dtype == dtype]
-        flat = torch.cat([buffers[at].detach().reshape(-1) for at in places])
-        broadcast(flat, src=0)
-        for at, part in zip(places, flat.split([buffers[at].numel() for at in places])):
-            found[at] = part.view(buffers[at].shape)
-    return found
+    """Return copies of the buffers of rank 0. Collective."""
+    copies = [buffer.detach().clone() for buffer in buffers]
+    broadcast_tensors(copies)
+    return copies
 
 
 def _frozen(model: Any) -> Optional[Any]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Dict
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -11,8 +11,14 @@ import torch.distributed as dist
 from ranks import run_ranks
 from torch import nn
 
-from mapsage.accelerator import resolve_accelerator
-from mapsage.distributed import WeightsDifferError, check_equal_weights, init_process_group
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.distributed import (
+    WeightsDifferError,
+    broadcast_tensors,
+    check_equal_weights,
+    init_process_group,
+    weights,
+)
 from mapsage.distributed.weights import LARGEST_DRIFT, largest_drift, weight_samples
 
 KINDS = {
@@ -113,3 +119,49 @@ def test_the_drift_between_copies_of_a_model() -> None:
     zero = {'bias': [0.0, 0.0, 0.0]}
     assert largest_drift([zero, zero])[2] == 0.0
     assert largest_drift([zero, {'bias': [1e-9, 1e-9, 1e-9]}])[2] == float('inf')
+
+
+def receive(accelerator: str, message_bytes: int) -> Any:
+    """Return whether all kinds of tensors came from rank 0, and the device of each broadcast."""
+    current = set_current_accelerator(resolve_accelerator(accelerator))
+    init_process_group(current, timeout=60)
+    rank = dist.get_rank()
+    device = current.device(rank)
+    # Rank 0 has the values; views stay views, so that transposed tensors stay transposed.
+    tensors = {name: value.to(device) for name, value in KINDS.items()}
+    sent = {name: value.clone() for name, value in tensors.items()}
+    if rank:
+        for value in tensors.values():
+            value.zero_()
+    devices: List[str] = []
+    broadcast = dist.broadcast
+
+    def counted(tensor: torch.Tensor, src: int) -> Any:
+        devices.append(tensor.device.type)
+        return broadcast(tensor, src=src)
+
+    weights._MESSAGE_BYTES, dist.broadcast = message_bytes, counted
+    try:
+        broadcast_tensors([*tensors.values(), torch.full((3,), float(rank))])
+    finally:
+        dist.broadcast = broadcast
+    equal = {name: torch.equal(value.nan_to_num(), sent[name].nan_to_num())
+             if value.is_floating_point() else torch.equal(value, sent[name])
+             for name, value in tensors.items()}
+    return equal, [value.is_contiguous() for value in tensors.values()], devices
+
+
+@pytest.mark.parametrize('accelerator', ['cpu', 'cuda'])
+# One message for each of the 6 dtypes, or one for each of the 9 tensors that are not empty.
+@pytest.mark.parametrize('message_bytes, messages', [(64 << 20, 6), (1, 9)])
+def test_tensors_of_every_kind_come_from_rank_0(accelerator: str, message_bytes: int,
+                                                messages: int, tmp_path: Path) -> None:
+    if accelerator == 'cuda' and torch.cuda.device_count() < 2:
+        pytest.skip('needs two cards')
+    for equal, contiguous, devices in run_ranks(receive, 2, tmp_path, accelerator, message_bytes):
+        assert all(equal.values()), equal
+        assert contiguous.count(False) == 1
+        # The tensor on the CPU travels over gloo: with the others, or beside those on the cards.
+        on_cards = messages if accelerator == 'cuda' else 0
+        assert devices.count('cuda') == on_cards
+        assert devices.count('cpu') == (1 if on_cards else messages + (message_bytes == 1))
