@@ -123,6 +123,22 @@ class Accelerator(abc.ABC):
         """
         return None
 
+    def set_float32_precision(self, matmul: Optional[str],
+                              tf32_convolutions: Optional[bool]) -> Optional[str]:
+        """Set how precisely the device computes in float32; return a warning, or None.
+
+        Only CUDA has such settings. Elsewhere they have no effect, which the warning says.
+
+        Args:
+            matmul: Precision of matrix products, ``'highest'``, ``'high'`` or ``'medium'``; None
+                for PyTorch's default.
+            tf32_convolutions: Whether convolutions may use TF32; None for PyTorch's default.
+        """
+        given = dict(float32_matmul_precision=matmul, cudnn_allow_tf32=tf32_convolutions)
+        names = [f'env_cfg.{name}={value!r}' for name, value in given.items() if value is not None]
+        return (f"{' and '.join(names)}: no effect on {self.name}, since only cuda has these "
+                f'settings' if names else None)
+
     def native_bfloat16(self) -> Optional[bool]:
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
         return None

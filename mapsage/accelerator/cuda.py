@@ -112,6 +112,17 @@ class CudaAccelerator(Accelerator):
             f'reaches it will end with an error: replace it, or set '
             f'randomness.deterministic=False.')
 
+    def set_float32_precision(self, matmul: Optional[str],
+                              tf32_convolutions: Optional[bool]) -> Optional[str]:
+        if matmul is not None:
+            if hasattr(torch, 'set_float32_matmul_precision'):  # torch 1.12
+                torch.set_float32_matmul_precision(matmul)
+            else:
+                torch.backends.cuda.matmul.allow_tf32 = matmul != 'highest'
+        if tf32_convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = tf32_convolutions
+        return None
+
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         torch.cuda.manual_seed_all(seed)
@@ -130,7 +141,9 @@ class CudaAccelerator(Accelerator):
     def software(self) -> Dict[str, str]:
         found = {'CUDA': str(torch.version.cuda or getattr(torch.version, 'hip', None)),
                  'cuDNN': str(torch.backends.cudnn.version()),
-                 'cudnn_benchmark': str(torch.backends.cudnn.benchmark)}
+                 'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
+                 'cudnn_allow_tf32': str(torch.backends.cudnn.allow_tf32),
+                 'matmul_allow_tf32': str(torch.backends.cuda.matmul.allow_tf32)}
         driver = Path('/proc/driver/nvidia/version')
         if driver.exists():
             match = re.search(r'\b\d+\.\d+(\.\d+)?\b', driver.read_text(errors='replace'))

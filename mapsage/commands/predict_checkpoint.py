@@ -98,6 +98,7 @@ class CheckpointModel:
         launcher = self._args.launcher
         startup.identify_process(launcher, env.port)
         accelerator = startup.choose_accelerator(env.accelerator)
+        accelerator.set_float32_precision(env.float32_matmul_precision, env.cudnn_allow_tf32)
         # Ranks exchange texts only, so that a vendor's communication need not start.
         startup.join_ranks(launcher, accelerator, 'gloo', env.timeout)
         return accelerator

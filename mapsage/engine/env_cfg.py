@@ -10,10 +10,11 @@ from mapsage.distributed.nodes.heartbeat import DEFAULT_HEARTBEAT_SECONDS
 
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',  # MMEngine's
          'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',  # MapSage's
-         'channels_last')
+         'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32')
 _DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',  # MMEngine's
               'heartbeat_timeout')  # MapSage's
 _REDUCTIONS = ('ordered', 'native')
+_PRECISIONS = ('highest', 'high', 'medium')  # those of torch.set_float32_matmul_precision
 
 
 class ConfigError(ValueError):
@@ -41,6 +42,10 @@ class EnvCfg:
         heartbeat_timeout: Seconds after which a node that gives no sign is lost; 0 for no
             heartbeat between nodes.
         channels_last: Whether convolutions keep the channels last in memory.
+        float32_matmul_precision: Precision of float32 matrix products on cuda: ``'highest'``,
+            ``'high'`` (TF32) or ``'medium'`` (bfloat16); None for PyTorch's default, highest.
+        cudnn_allow_tf32: Whether float32 convolutions on cuda may use TF32; None for PyTorch's
+            default, True.
     """
 
     accelerator: str = 'auto'
@@ -53,6 +58,8 @@ class EnvCfg:
     reduction: Optional[str] = None
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_SECONDS
     channels_last: bool = False
+    float32_matmul_precision: Optional[str] = None
+    cudnn_allow_tf32: Optional[bool] = None
 
 
 def parse_env_cfg(env_cfg: Mapping[str, Any],
@@ -71,9 +78,9 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
 
     Raises:
         ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, the
-            wrapper contradicts it, ``virtual_ranks``, ``reduction`` or ``channels_last`` has a
-            value that is not allowed, or ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that
-            is none or asks for another library than torch to start the process group.
+            wrapper contradicts it, another key of MapSage has a value that is not allowed, or
+            ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that is none or asks for another
+            library than torch to start the process group.
     """
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
     dist_cfg: Dict[str, Any] = dict(env_cfg.get('dist_cfg') or {})
@@ -98,7 +105,9 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
                   virtual_ranks=_virtual_ranks(env_cfg.get('virtual_ranks')),
                   reduction=_reduction(env_cfg.get('reduction')),
                   heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')),
-                  channels_last=_channels_last(env_cfg.get('channels_last')))
+                  channels_last=_channels_last(env_cfg.get('channels_last')),
+                  float32_matmul_precision=_precision(env_cfg.get('float32_matmul_precision')),
+                  cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')))
 
 
 def _port(value: Any) -> Optional[int]:
@@ -134,6 +143,22 @@ def _channels_last(value: Any) -> bool:
             f'env_cfg.channels_last={value!r}: expected True (convolutions keep the channels last '
             f'in memory) or False (first, as torch does by default).')
     return bool(value)
+
+
+def _precision(value: Any) -> Optional[str]:
+    if value is not None and value not in _PRECISIONS:
+        raise ConfigError(
+            f"env_cfg.float32_matmul_precision={value!r}: expected 'highest' (float32), 'high' "
+            f"(TF32), 'medium' (bfloat16), or None for PyTorch's default.")
+    return value
+
+
+def _allow_tf32(value: Any) -> Optional[bool]:
+    if not (value is None or value is True or value is False):
+        raise ConfigError(
+            f'env_cfg.cudnn_allow_tf32={value!r}: expected True (float32 convolutions may use '
+            f"TF32), False (they may not), or None for PyTorch's default.")
+    return value
 
 
 def _heartbeat(value: Any) -> float:

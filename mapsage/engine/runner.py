@@ -142,6 +142,8 @@ class MapSageRunner(SavingRunner):
         self._cleared = startup.identify_process(self.launcher, self._env.port)
         self.local_rank = local_rank()
         self.accelerator = startup.choose_accelerator(self._env.accelerator)
+        self._precision_note = self.accelerator.set_float32_precision(
+            self._env.float32_matmul_precision, self._env.cudnn_allow_tf32)
         self.strategy = self._resolve_strategy()
         startup.join_ranks(self.launcher, self.accelerator, self._env.backend, self._env.timeout)
         self._nodes_note = meet_nodes(self.cfg, self.work_dir, self._env.heartbeat_timeout)
@@ -517,7 +519,8 @@ class MapSageRunner(SavingRunner):
                          f'world size {self.world_size}{backend}')
         if self._determinism:
             self.logger.info(self._determinism)
-        for note in (self._env.note, self._nodes_note, data_checks.band_order_note(self.cfg)):
+        for note in (self._env.note, self._precision_note, self._nodes_note,
+                     data_checks.band_order_note(self.cfg)):
             if note:
                 self.logger.warning(note)
         if self._cleared:

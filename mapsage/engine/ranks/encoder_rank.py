@@ -123,6 +123,7 @@ class EncoderRank:
         select_device(accelerator)
         device = accelerator.device(local_rank())
         _choose_kernels(cfg, accelerator)
+        accelerator.set_float32_precision(env.float32_matmul_precision, env.cudnn_allow_tf32)
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             encoder = MODELS.build(cfg.model.backbone)
         check_frozen(encoder)
