@@ -1,7 +1,5 @@
 """Hooks of launched runs, most of which break rank 1."""
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +52,6 @@ class MultiplyMatrices(Hook):
         if get_rank() == 0:
             path = Path(runner.work_dir) / 'product.json'
             path.write_text(json.dumps(str((ones @ ones).device)))
-
-
-@HOOKS.register_module()
-class StopRank1(Hook):
-    """Stops the process of rank 1 in the third iteration, as a debugger or a hung driver does."""
-
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if get_rank() == 1 and runner.iter == 2:
-            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @HOOKS.register_module()
