@@ -20,8 +20,8 @@
 #                    backbone; the others train the head (default 0; docs/feature-sources.md)
 #   WORK_DIR         folder of logs, checkpoints and pictures (default work_dirs/<config name>)
 #   MAPSAGE_PYTHON   Python to use instead
-#   MAPSAGE_LEG      environment of a checkout: main, xla or t20 (default: that of ACCELERATOR, else
-#                    main)
+#   MAPSAGE_LEG      environment of a checkout: main, xla, t20 or cuda (default: that of
+#                    ACCELERATOR, else main)
 #
 # Ctrl-C or a dead rank ends all ranks. The error of the first rank that failed is printed last, and
 # the exit status is not 0.
