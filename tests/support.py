@@ -22,12 +22,15 @@ ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = ROOT.parent / 'shared' / 'data'
 SCRIPT = ROOT / 'scripts' / 'start_8card_training.sh'
 
-# For files about processes and messages, which no device of the xla leg makes different.
-on_host = pytest.mark.skipif(importlib.util.find_spec('torch_xla') is not None,
-                             reason='the main and t20 legs run this; time is short on the xla leg')
+ON_CUDA_DOUBLE = importlib.util.find_spec('cuda_double') is not None
+
+# For files about processes and messages, which no device of the xla and cuda legs makes different.
+on_host = pytest.mark.skipif(
+    importlib.util.find_spec('torch_xla') is not None or ON_CUDA_DOUBLE,
+    reason='the main and t20 legs run this; time is short on the xla and cuda legs')
 
 # Where the other legs would run the same code for minutes.
-ON_MAIN_LEG = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10)
+ON_MAIN_LEG = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 10) and not ON_CUDA_DOUBLE
 main_leg = pytest.mark.skipif(
     not ON_MAIN_LEG,
     reason='the main leg runs this; time is short on the others')

@@ -17,7 +17,7 @@ from sampling_ranks import Answers, answers_of, start
 from torch import nn
 from toy_runs import toy_train
 
-from mapsage.accelerator import resolve_accelerator
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.models import JaccardLoss
 from mapsage.wrappers import (
@@ -117,7 +117,7 @@ def weights_after(model: Any, steps: List[Any], kind: str) -> List[float]:
 
 def on_ranks(kind: str) -> List[float]:
     rank = start()
-    resolve_accelerator('cpu')
+    set_current_accelerator(resolve_accelerator('cpu'))
     world = dist.get_world_size()
     return weights_after(MMDistributedDataParallel(JaccardToy()),
                          [parts_of(world, step)[rank] for step in range(2)], kind)
@@ -132,7 +132,7 @@ def whole(ranks: int, kind: str) -> List[float]:
 def in_turns(processes: int, ranks: int, kind: str) -> List[float]:
     """Several virtual ranks in each process."""
     rank = start() if processes > 1 else 0
-    resolve_accelerator('cpu')
+    set_current_accelerator(resolve_accelerator('cpu'))
     virtual = VirtualRanks(ranks, processes)
     model = VirtualDataParallel(JaccardToy(), virtual)
     steps = [[parts_of(ranks, step)[each] for each in virtual.block(rank)] for step in range(2)]
@@ -159,7 +159,7 @@ def trained(folder: Path, processes: int) -> Any:
 
 def forgetful() -> str:
     """Return the error of a model that is another one in the second pass."""
-    resolve_accelerator('cpu')
+    set_current_accelerator(resolve_accelerator('cpu'))
     model = VirtualDataParallel(JaccardToy(forgetful=True), VirtualRanks(3, 1))
     try:
         model.train_step(carry(parts_of(3, 0)), wrapper_of(model, ''))
