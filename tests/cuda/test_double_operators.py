@@ -192,6 +192,7 @@ def test_a_seed_repeats_the_numbers_of_its_device() -> None:
 def test_a_saved_state_repeats_the_numbers() -> None:
     state = torch.cuda.get_rng_state(CUDA)
     first = draw()
+    assert not torch.equal(first[0], draw()[0])
     torch.cuda.set_rng_state(state, CUDA)
     assert all(torch.equal(a, b) for a, b in zip(first, draw()))
     generator = torch.Generator(device=CUDA).manual_seed(9)

@@ -27,7 +27,8 @@ def network() -> nn.Module:
 
 
 def train(device: torch.device, make_optimizer: Any = torch.optim.AdamW,
-          dtype: Optional[torch.dtype] = None, overflow_in_step: int = -1, **options: Any) -> Training:
+          dtype: Optional[torch.dtype] = None, overflow_in_step: Optional[int] = None,
+          **options: Any) -> Training:
     model = network().to(device)
     optimizer = make_optimizer(model.parameters(), lr=.01, **options)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)

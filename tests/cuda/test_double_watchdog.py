@@ -1,6 +1,7 @@
 """What PyTorch's ProcessGroupNCCL does on the double when ranks or streams do not keep in step."""
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -63,7 +64,7 @@ def test_the_watchdog_ends_a_rank_whose_peer_does_not_come(tmp_path: Path,
                                                            peer_dies: bool) -> None:
     start = time.monotonic()
     with pytest.raises(AssertionError, match='rank 0: exit status -6') as failure:
-        run_ranks(meet_once, 2, tmp_path / 'ranks', tmp_path, peer_dies, timeout=120, environ=SOON)
+        run_ranks(meet_once, 2, tmp_path / 'ranks', tmp_path, peer_dies, timeout=60, environ=SOON)
     assert time.monotonic() - start >= TIMEOUT_SECONDS
     log = (tmp_path / 'ranks' / 'task0.pkl.log').read_text()
     assert 'Watchdog caught collective operation timeout' in log
@@ -85,7 +86,7 @@ def sum_different_counts() -> Tuple[float, str]:
 
 
 def test_ranks_in_different_collectives_hang_and_are_named(tmp_path: Path) -> None:
-    results = run_ranks(sum_different_counts, 2, tmp_path, timeout=120, environ=BLOCKING)
+    results = run_ranks(sum_different_counts, 2, tmp_path, timeout=60, environ=BLOCKING)
     for rank, (seconds, message) in enumerate(results):
         assert seconds >= TIMEOUT_SECONDS
         assert f'OpType=ALLREDUCE, NumelIn={4 + rank}' in message and 'timeout' in message
@@ -124,7 +125,7 @@ def read_without_waiting() -> Dict[str, Any]:
 
 
 def test_a_target_holds_poison_until_its_collective_has_run(tmp_path: Path) -> None:
-    results = run_ranks(read_without_waiting, 2, tmp_path, timeout=120, environ=TWO_DEVICES)
+    results = run_ranks(read_without_waiting, 2, tmp_path, timeout=60, environ=TWO_DEVICES)
     in_place, numbers, gathered, source = (torch.tensor(one) for one in results[0]['early'])
     assert not any(results[0]['completed'])
     assert bool(in_place.isnan().all()) and bool(gathered.isnan().all())
@@ -144,14 +145,14 @@ def join_on_one_card() -> str:
 
 
 def test_two_ranks_on_one_card_are_refused(tmp_path: Path) -> None:
-    for message in run_ranks(join_on_one_card, 2, tmp_path, timeout=120, environ=TWO_DEVICES):
+    for message in run_ranks(join_on_one_card, 2, tmp_path, timeout=60, environ=TWO_DEVICES):
         assert 'ncclInvalidUsage' in message
         assert 'Duplicate GPU detected : rank 0 and rank 1 both on card 0' in message
     assert not list(Path('/dev/shm').glob('cuda-double-nccl-*'))
 
 
 def fork_after_use(uses_cuda: bool) -> str:
-    """Return what a fork of this process says when it uses CUDA."""
+    """Return what a fork of this process says when it uses CUDA, and CUDA's own error in it."""
     if uses_cuda:
         torch.cuda.init()
     read, write = os.pipe()
@@ -160,7 +161,8 @@ def fork_after_use(uses_cuda: bool) -> str:
             message = str(torch.ones(1, device='cuda').tolist())
         except Exception as error:
             message = str(error)
-        os.write(write, message.encode())
+        status = ctypes.CDLL('libcudart.so.13').cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))
+        os.write(write, f'{message}, error {status}'.encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -170,4 +172,6 @@ def fork_after_use(uses_cuda: bool) -> str:
 def test_a_fork_of_a_process_that_used_cuda_cannot_use_it(tmp_path: Path) -> None:
     [message] = run_ranks(fork_after_use, 1, tmp_path / 'after', True, environ=TWO_DEVICES)
     assert 'Cannot re-initialize CUDA in forked subprocess' in message
-    assert run_ranks(fork_after_use, 1, tmp_path / 'before', False, environ=TWO_DEVICES) == ['[1.0]']
+    assert message.endswith('error 3')  # cudaErrorInitializationError
+    [message] = run_ranks(fork_after_use, 1, tmp_path / 'before', False, environ=TWO_DEVICES)
+    assert message == '[1.0], error 0'
