@@ -14,6 +14,7 @@ from . import (  # noqa: E402
     log_device,
     loop_resume,
     mlflow_store,
+    pinned_samples,
     quiet_import,
     tta_scores,
     xla_batch_norm,
@@ -29,6 +30,7 @@ git_hash.apply()
 log_device.apply()
 loop_resume.apply()
 mlflow_store.apply()
+pinned_samples.apply()
 quiet_import.apply()
 tta_scores.apply()
 xla_batch_norm.apply()

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
+from mmengine.structures import BaseDataElement
 from mmseg.models import SegDataPreProcessor as _SegDataPreProcessor
 from mmseg.registry import MODELS
 from mmseg.utils import stack_batch
@@ -18,17 +19,17 @@ class SegDataPreProcessor(_SegDataPreProcessor):
     The result has the same bits, since each number goes through the same operations in the same
     order. Images of different shapes go through MMSegmentation's own code.
 
-    Images in pinned memory, which ``train_dataloader.pin_memory=True`` asks for, are copied to the
-    device while the host goes on.
+    Images and labels in pinned memory, which ``train_dataloader.pin_memory=True`` asks for, are
+    copied to the device while the host goes on.
 
     Arguments are those of MMSegmentation.
     """
 
     def cast_data(self, data: Any) -> Any:
         """Return ``data`` with its tensors on the device of the model."""
-        if isinstance(data, torch.Tensor):
+        if isinstance(data, (torch.Tensor, BaseDataElement)):
             # Only there is a copy in the background certain to be correct on every device.
-            pinned = self.device.type != 'cpu' and data.device.type == 'cpu' and data.is_pinned()
+            pinned = self.device.type != 'cpu' and _is_pinned(data)
             return data.to(self.device, non_blocking=pinned)
         return super().cast_data(data)
 
@@ -112,3 +113,11 @@ class SegDataPreProcessor(_SegDataPreProcessor):
             and torch.promote_types(torch.float32, each.dtype) == torch.float32
             for each in (self.mean, self.std))
         return torch.stack(tuple(images)) if in_place else None
+
+
+def _is_pinned(value: Any) -> bool:
+    """Return whether all tensors of a data element, or a tensor, are in pinned host memory."""
+    if isinstance(value, BaseDataElement):
+        return all(_is_pinned(field) for field in value.values()
+                   if isinstance(field, (torch.Tensor, BaseDataElement)))
+    return bool(value.device.type == 'cpu' and value.is_pinned())
