@@ -151,25 +151,28 @@ class Launch:
 
     Args:
         arguments: What follows the script's name.
-        ranks: NPROC_PER_NODE.
+        ranks: NPROC_PER_NODE; None to leave it to the launcher.
         environ: More environment variables.
         command: Another command than the script.
         cold: Start as a user does, from nothing, instead of forking every process from the test
             session's: where the processes themselves are what is tested.
     """
 
-    def __init__(self, *arguments: Any, ranks: int = 2, environ: Optional[Dict[str, str]] = None,
+    def __init__(self, *arguments: Any, ranks: Optional[int] = 2, environ: Optional[Dict[str, str]] = None,
                  command: Optional[List[str]] = None, cold: bool = False) -> None:
         self._mark = f'MAPSAGE_TEST_MARK={uuid.uuid4().hex}'
         name, value = self._mark.split('=')
         python = sys.executable if cold else warm_python()
         if command and command[0] == sys.executable:
             command = [python, *command[1:]]
-        settings = {'MAPSAGE_PYTHON': python, 'NPROC_PER_NODE': str(ranks),
-                    'OMP_NUM_THREADS': '1', 'PJRT_DEVICE': 'CPU', name: value, **(environ or {})}
+        settings = {'MAPSAGE_PYTHON': python, 'OMP_NUM_THREADS': '1', 'PJRT_DEVICE': 'CPU',
+                    name: value, **(environ or {})}
+        if ranks is not None:
+            settings['NPROC_PER_NODE'] = str(ranks)
         if torch.version.cuda is not None:
             settings.setdefault('ACCELERATOR', 'cpu')  # what means the cards says so
-        dropped = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'PYTHON_EXEC']
+        dropped = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'PYTHON_EXEC',
+                   'NPROC_PER_NODE']
         if cold:
             dropped.append(rank_start.ADDRESS)
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
@@ -239,7 +242,7 @@ class Launch:
                 pass
 
 
-def launch(*arguments: Any, ranks: int = 2, timeout: float = PATIENT,
+def launch(*arguments: Any, ranks: Optional[int] = 2, timeout: float = PATIENT,
            environ: Optional[Dict[str, str]] = None,
            command: Optional[List[str]] = None, cold: bool = False) -> Finished:
     """Start and finish a :class:`Launch`."""
