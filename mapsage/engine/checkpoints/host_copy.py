@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
+from mmengine.utils import apply_to
+
+from mapsage.accelerator import current_accelerator
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
@@ -15,12 +18,23 @@ class HostCopies:
     New memory costs several times what the copying does, since the kernel clears each page. So the
     buffers of a save are kept for the next one: as much host memory as the checkpoint has bytes.
     The copies of one save, such as the best checkpoint and the last one, share what is equal.
+    Tensors on CUDA are copied once, into pinned buffers, all of them before the host waits.
     """
 
     def __init__(self) -> None:
         self._copied: Dict[str, torch.Tensor] = {}  # of the save under way, by place
-        self._free: Dict[Tuple[torch.dtype, int], List[torch.Tensor]] = {}
+        self._free: Dict[Tuple[torch.dtype, int, bool], List[torch.Tensor]] = {}
         self._used: List[torch.Tensor] = []
+        self._received: Dict[int, torch.Tensor] = {}  # buffers that to_host filled, by address
+
+    def to_host(self, data: Any) -> Any:
+        """Return nested containers with all tensors on the CPU, as ``tensor.cpu()`` gives them.
+
+        :meth:`copy` takes the tensors that come from CUDA as they are.
+        """
+        on_host = apply_to(data, lambda value: hasattr(value, 'cpu'), self._receive)
+        current_accelerator().synchronize()
+        return on_host
 
     def copy(self, checkpoint: Dict[str, Any]) -> Dict[str, Any]:
         """Return a copy that shares nothing with ``checkpoint``, with all plain tensors on the CPU.
@@ -34,7 +48,11 @@ class HostCopies:
                 continue
             copied = self._copied.get(place)
             if copied is None or not _same_bits(tensor, copied):
-                copied = self._copied[place] = self._copy_of(tensor, storages)
+                copied = self._copied[place] = (
+                    tensor if tensor.data_ptr() in self._received else
+                    self._copy_of(tensor, storages))
+            elif tensor.data_ptr() in self._received:
+                self._give_back(self._received.pop(tensor.data_ptr()))
             memo[id(tensor)] = copied
         # MMEngine has made these for this checkpoint, and they may hold a million numbers each.
         for buffer in checkpoint.get('message_hub', {}).get('log_scalars', {}).values():
@@ -45,12 +63,22 @@ class HostCopies:
         """Let the next copies take the buffers of the last ones, which nobody reads any more."""
         self._free = {}
         for buffer in self._used:
-            self._free.setdefault((buffer.dtype, buffer.numel()), []).append(buffer)
-        self._used, self._copied = [], {}
+            kind = buffer.dtype, buffer.numel(), buffer.data_ptr() in self._received
+            self._free.setdefault(kind, []).append(buffer)
+        self._used, self._copied, self._received = [], {}, {}
 
     def clear(self) -> None:
         """Give the memory back."""
-        self._free, self._used, self._copied = {}, [], {}
+        self._free, self._used, self._copied, self._received = {}, [], {}, {}
+
+    def _receive(self, value: Any) -> Any:
+        """Return a value on the CPU; a copy from CUDA may not have arrived yet."""
+        if type(value) is not torch.Tensor or not value.is_cuda or value.requires_grad \
+                or not value.numel() or not _fills_its_memory(value):
+            return value.cpu()
+        buffer = self._buffer(value.dtype, value.numel(), pinned=True)
+        self._received[buffer.data_ptr()] = buffer
+        return torch.as_strided(buffer, value.shape, value.stride()).copy_(value, non_blocking=True)
 
     def _copy_of(self, tensor: torch.Tensor,
                  storages: Dict[Tuple[int, torch.dtype], torch.Tensor]) -> torch.Tensor:
@@ -61,16 +89,25 @@ class HostCopies:
         flat = torch.as_strided(source, (_storage_elements(source),), (1,), 0)
         place = (flat.data_ptr(), flat.dtype)
         if place not in storages:
-            storages[place] = self._buffer(flat)
+            storages[place] = self._buffer(flat.dtype, flat.numel())
             storages[place].copy_(flat)
         return torch.as_strided(storages[place], source.shape, source.stride(),
                                 source.storage_offset()).requires_grad_(tensor.requires_grad)
 
-    def _buffer(self, flat: torch.Tensor) -> torch.Tensor:
-        known: Optional[List[torch.Tensor]] = self._free.get((flat.dtype, flat.numel()))
-        buffer = known.pop() if known else torch.empty(flat.shape, dtype=flat.dtype)
+    def _give_back(self, buffer: torch.Tensor) -> None:
+        """Let later copies of this save take a pinned buffer whose values are there already."""
+        self._used = [used for used in self._used if used is not buffer]
+        self._free.setdefault((buffer.dtype, buffer.numel(), True), []).append(buffer)
+
+    def _buffer(self, dtype: torch.dtype, length: int, pinned: bool = False) -> torch.Tensor:
+        free = self._free.get((dtype, length, pinned))
+        buffer = free.pop() if free else torch.empty(length, dtype=dtype, pin_memory=pinned)
         self._used.append(buffer)
         return buffer
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:

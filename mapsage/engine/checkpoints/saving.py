@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Callable, Dict, Iterator, Optional
@@ -23,6 +24,7 @@ from mapsage.wrappers import whole_model
 from .background import BackgroundSaves, Save
 from .files import write_checkpoint
 from .guard import guard_saves
+from .host_copy import HostCopies
 from .neighbor.copies import NeighborCopies
 
 
@@ -227,7 +229,8 @@ class SavingRunner(Runner):
     def _save(self, out_dir: str, filename: str, file_client_args: Any = None, *args: Any,
               **kwargs: Any) -> None:
         ours = '://' not in str(out_dir) and not file_client_args and not kwargs.get('backend_args')
-        with _written_by(self._write) if ours else nullcontext():
+        copies = None if self._later is None else self._background.copies
+        with _written_by(self._write, copies) if ours else nullcontext():
             super().save_checkpoint(out_dir, filename, file_client_args, *args, **kwargs)
 
     def _write(self, checkpoint: Any, path: str, **_: Any) -> None:
@@ -247,11 +250,26 @@ class SavingRunner(Runner):
 
 
 @contextmanager
-def _written_by(write: Callable[..., None]) -> Iterator[None]:
-    """Let MMEngine's Runner, which makes a checkpoint and writes it in one go, write like this."""
-    save = host.save_checkpoint
-    host.save_checkpoint = partial(save, write=write)  # see mapsage/compat/checkpoint_contents.py
+def _written_by(write: Callable[..., None], copies: Optional[HostCopies]) -> Iterator[None]:
+    """Let MMEngine's Runner, which makes a checkpoint and writes it in one go, write like this.
+
+    Args:
+        write: Function that is given the checkpoint and its path.
+        copies: Host memory to which the Runner brings tensors of a device, or None for its own.
+    """
+    before = host.save_checkpoint, host.weights_to_cpu, host.apply_to
+    host.save_checkpoint = partial(before[0], write=write)  # see compat/checkpoint_contents.py
+    if copies is not None:
+        host.weights_to_cpu = partial(_weights_to_host, copies)
+        host.apply_to = lambda data, *_: copies.to_host(data)
     try:
         yield
     finally:
-        host.save_checkpoint = save
+        host.save_checkpoint, host.weights_to_cpu, host.apply_to = before
+
+
+def _weights_to_host(copies: HostCopies, state_dict: Any) -> Any:
+    metadata = getattr(state_dict, '_metadata', OrderedDict())
+    weights = copies.to_host(state_dict)
+    weights._metadata = metadata
+    return weights
