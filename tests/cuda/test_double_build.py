@@ -1,4 +1,4 @@
-"""The build of the double: what it does a second time, and what it says where it cannot be built."""
+"""The build of the double: what it does a second time, and what it says where it cannot build."""
 from __future__ import annotations
 
 import os

@@ -43,6 +43,7 @@ CASES: Dict[str, Callable[[On], Any]] = {
     'foreach norm': lambda on: torch._foreach_norm([on(MATRIX), on(IMAGE)]),
     # reductions and orders
     'sum': lambda on: on(IMAGE).sum((2, 3)),
+    'prod': lambda on: on(MATRIX).prod(0),
     'mean': lambda on: on(IMAGE).mean(),
     'var': lambda on: on(IMAGE).var(1),
     'std_mean': lambda on: torch.std_mean(on(IMAGE), (0, 2, 3)),
@@ -100,6 +101,7 @@ CASES: Dict[str, Callable[[On], Any]] = {
     'index_put': lambda on: on(MATRIX).clone().index_put_(
         (on(INDICES),), on(MATRIX)[0], accumulate=True),
     'scatter_add': lambda on: on(torch.zeros(6)).scatter_add_(0, on(INDICES), on(MATRIX)[0, :5]),
+    'index_select': lambda on: on(MATRIX).index_select(1, on(INDICES)),
     'gather': lambda on: on(MATRIX).gather(1, on(INDICES)[None].expand(6, 5)),
     'nonzero': lambda on: on(IMAGE).gt(1).nonzero(),
     'cat': lambda on: torch.cat([on(IMAGE), on(IMAGE)], 1),

@@ -156,6 +156,7 @@ def gradient(function: Callable[[torch.Tensor], torch.Tensor],
     ('embedding_bag_backward_cuda_max', gradient(lambda t: F.embedding_bag(
         positions()[None], t, mode='max'), lambda: image()[0, 0])),
     ('CUBLAS_WORKSPACE_CONFIG', lambda: image() @ image())])
+@pytest.mark.filterwarnings('ignore:index_reduce')
 def test_deterministic_algorithms_refuse_what_cuda_refuses(
         name: str, run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
@@ -187,8 +188,19 @@ def test_deterministic_algorithms_allow_what_cuda_allows(
         torch.use_deterministic_algorithms(False)
 
 
+def compile_a_kernel() -> None:
+    torch.cuda.jiterator._create_jit_fn('template <typename T> T f(T x) { return x; }')(row())
+
+
+def test_a_function_that_the_runtime_lacks_fails_by_name(capfd: Any) -> None:
+    with pytest.raises(RuntimeError, match='CUDA error: operation not supported'):
+        image().untyped_storage()._share_cuda_()
+    assert 'CUDA double: cudaIpcGetMemHandle is not supported' in capfd.readouterr().err
+
+
 @pytest.mark.parametrize('function, message, run', [
     ('cublasCreate_v2', 'CUBLAS_STATUS_NOT_SUPPORTED', torch.cuda.current_blas_handle),
+    ('nvrtcVersion', 'CUDA NVRTC error: not supported by the CUDA double', compile_a_kernel),
     ('cuFileBufRegister', 'cuFileBufRegister failed',
      lambda: torch.cuda.gds.gds_register_buffer(image().untyped_storage()))])
 def test_a_vendor_library_fails_with_an_error_of_its_own(

@@ -146,7 +146,9 @@ bool gather(Operation& operation) { return gather_to(operation, operation.is_roo
 
 bool scatter(Operation& operation) {
   for (int target = 0; target < operation.comm->ranks; ++target) {
-    if (!move_chunks(operation, operation.peer, target, target * operation.bytes(), 0)) return false;
+    if (!move_chunks(operation, operation.peer, target, target * operation.bytes(), 0)) {
+      return false;
+    }
   }
   return true;
 }

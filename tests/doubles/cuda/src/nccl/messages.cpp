@@ -12,8 +12,8 @@ class Message {
   explicit Message(Operation* operation)
       : operation_(*operation),
         is_send_(operation->kind == Operation::Kind::kSend),
-        channel_(is_send_ ? operation->comm->memory.channel(operation->comm->rank, operation->peer)
-                          : operation->comm->memory.channel(operation->peer, operation->comm->rank)) {}
+        channel_(is_send_ ? channel(operation->comm->rank, operation->peer)
+                          : channel(operation->peer, operation->comm->rank)) {}
 
   bool is_done() const { return is_done_; }
   bool is_too_long() const { return is_too_long_; }
@@ -32,6 +32,10 @@ class Message {
   }
 
  private:
+  Channel& channel(int from, int to) const {
+    return operation_.comm->memory.channel(from, to);
+  }
+
   void send(size_t piece) {
     memcpy(channel_.data, operation_.source_at(done_bytes_), piece);
     channel_.bytes = static_cast<uint32_t>(piece);

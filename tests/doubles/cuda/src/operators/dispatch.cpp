@@ -160,8 +160,8 @@ CUDA_DOUBLE_API int cuda_double_register_operators() {
     if (name.name.rfind("aten::", 0) == 0 && !is_pytorchs_own(name.name)) replace(name);
   }
   // Convolution chooses a library by the device, so that it is replaced as a whole.
-  for (const char* name : {"aten::convolution", "aten::_convolution", "aten::convolution_backward"}) {
-    replace({name, ""});
+  for (const char* name : {"convolution", "_convolution", "convolution_backward"}) {
+    replace({std::string("aten::") + name, ""});
   }
   library->impl("copy_", torch::CppFunction(&copy_));
   return count;

@@ -29,7 +29,8 @@ class LentTensors {
   // Gives arguments the memory and the shape that the kernel gave them: resized outputs.
   void follow_changes();
 
-  // The CUDA tensor for a result of the kernel: an argument, a view of one, or a copy of new values.
+  // The CUDA tensor for a result of the kernel: an argument, a view of one, or new memory with
+  // the result's values.
   at::Tensor take(const at::Tensor& result);
 
  private:

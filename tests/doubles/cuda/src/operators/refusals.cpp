@@ -63,7 +63,7 @@ const char* refused_for(const std::string& name, c10::ArrayRef<c10::IValue> argu
     return "median CUDA with indices output";
   }
   constexpr int64_t kMaxOfABag = 2;
-  // It calls _embedding_bag_dense_backward, which is refused on CUDA, unless the gradient is sparse.
+  // Unless the gradient is sparse, it calls _embedding_bag_dense_backward, which CUDA refuses.
   if (name == "aten::_embedding_bag_backward" && arguments[8].toInt() == kMaxOfABag &&
       !arguments[9].toBool()) {
     return "embedding_bag_backward_cuda_max";

@@ -1,4 +1,5 @@
-// Operators that have a CUDA kernel and no CPU kernel of the same name: computed by other operators.
+// Operators that have a CUDA kernel and no CPU kernel of the same name. Other operators compute
+// them.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,10 +1,10 @@
 // Copies and fills. A copy is a memcpy in the caller's thread, after the stream's queue.
 //
-// CUDA_DOUBLE_LATE_COPIES=N makes asynchronous copies between a device and pinned host memory run in
-// the stream's thread, N milliseconds late; their target holds garbage until then. So a caller that
-// reads the target, or changes pinned memory that is being copied, without waiting for the stream
-// sees what it may see on a GPU. CUDA stages pageable memory before the call returns, so that copies
-// of it are not late.
+// CUDA_DOUBLE_LATE_COPIES=N makes asynchronous copies between a device and pinned host memory run
+// in the stream's thread, N milliseconds late; their target holds garbage until then. So a caller
+// that reads the target, or changes pinned memory that is being copied, without waiting for the
+// stream sees what it may see on a GPU. CUDA stages pageable memory before the call returns, so
+// that copies of it are not late.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
