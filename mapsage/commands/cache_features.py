@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import functools
 import itertools
 import json
@@ -31,6 +30,7 @@ from mapsage.features.cache.shards import (
     ranges_of,
     write_shard,
 )
+from mapsage.folder_claims import claimed
 from mapsage.version import __version__
 
 from . import cli
@@ -119,7 +119,10 @@ class FeatureCaching:
                  device=self._runner.accelerator.describe()))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(alone_in(self._folder))
+            warning = stack.enter_context(claimed(
+                self._folder, ['the feature cache'], 'Wait for it, or choose another --folder.'))
+            if warning:
+                self._say(f'note: {warning}')
         except OSError as error:
             raise CacheError(f'--folder {self._folder} cannot be written: {error}.') from error
         before = read_index(self._folder)
@@ -255,24 +258,6 @@ def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[
     cfg.resume = False
     cfg.param_scheduler = None  # nothing is trained, so that schedulers are never built
     return Path(folder), views
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other runs from writing into a folder; the lock ends with the process at the latest.
-
-    Raises:
-        CacheError: If another run writes there.
-    """
-    with open(folder / '.lock', 'a') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CacheError(f'another run of tools/cache_features.py writes into {folder}. Wait '
-                             f'for it, or choose another --folder.') from error
-        except OSError:
-            pass  # a file system without locks; shards are written atomically, so nothing breaks
-        yield
 
 
 def _build_without_workers(cfg: Config) -> int:

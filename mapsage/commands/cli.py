@@ -46,6 +46,7 @@ from mapsage.engine.ranks.leftover_encoders import note_finished
 from mapsage.export.errors import ExportError
 from mapsage.features import FeatureSourceError, RoleError, StreamingError
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
+from mapsage.folder_claims import FolderClaimedError
 from mapsage.geo import GeoError, RasterBlockError
 from mapsage.hooks import (
     DeviceCheckError,
@@ -53,7 +54,13 @@ from mapsage.hooks import (
     NonFiniteLossError,
 )
 from mapsage.inference.errors import PredictError
-from mapsage.models import BackboneInputError, FrozenWeightsError, LoRAError, WeightsError
+from mapsage.models import (
+    BackboneInputError,
+    CheckpointFitError,
+    FrozenWeightsError,
+    LoRAError,
+    WeightsError,
+)
 from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
 from mapsage.shipped import ShippedError, find_config
 from mapsage.wrappers import CrossDeviceError, DeviceMapError
@@ -63,13 +70,14 @@ from .replay import ReplayError
 _RESUME_MODES = ('auto', 'must')
 
 # Errors whose message is enough for the user; any other error is shown with its traceback.
-_USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, ConfigError, CrossDeviceError,
-                DataError, DeviceCheckError, DeviceMapError, ExportError, FeatureSourceError,
-                FrozenWeightsError, GeoError, LauncherError, LoaderError, LoRAError, LockstepError,
-                NodesDifferError, NonFiniteLossError, PredictError, RankError, RankLostError,
-                RasterBlockError, ReplayError, ResumeError, RoleError, SampleError,
-                SampleMismatchError, SaveError, ShortfallError, StrategyError, StreamingError,
-                SupersededError, VirtualRanksError, WeightsError)
+_USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, CheckpointFitError, ConfigError,
+                CrossDeviceError, DataError, DeviceCheckError, DeviceMapError, ExportError,
+                FeatureSourceError, FolderClaimedError, FrozenWeightsError, GeoError,
+                LauncherError, LoaderError, LoRAError, LockstepError, NodesDifferError,
+                NonFiniteLossError, PredictError, RankError, RankLostError, RasterBlockError,
+                ReplayError, ResumeError, RoleError, SampleError, SampleMismatchError, SaveError,
+                ShortfallError, StrategyError, StreamingError, SupersededError, VirtualRanksError,
+                WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True,

@@ -6,10 +6,12 @@ import functools
 import json
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
+from mapsage.folder_claims import FolderClaimedError, claimed
 from mapsage.geo import AreaOfInterest, Mosaic, stamp
 from mapsage.inference import outputs as results
 from mapsage.inference.description import Bands, Classes
@@ -122,11 +124,13 @@ class Prediction:
         self._model = model = open_model(args, say)
         self._rank, self._world_size = model.rank, model.world_size
         self._say = say if self._rank == 0 else lambda line: None
-        with self._together('preparing the prediction'):
+        with self._together('preparing the prediction'), ExitStack() as stack:
             self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
             self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
             self._members = find_members(args.inputs) if args.mosaic else []
             self._inputs = self.find_inputs()
+            if self._rank == 0:
+                self._claim(stack)
             model.load()
             self._classes, bands = model.classes, model.bands
             self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
@@ -136,11 +140,16 @@ class Prediction:
             self._predictor, self._batch_size = model.predictor, model.batch_size
             self._describe()
             jobs = self._plan() if self._rank == 0 else []
+            self._claims = stack.pop_all()
         self._jobs = self._share(jobs)
         self._seconds = 0.0
 
     def run(self) -> int:
         """Predict, write the outputs, and return the exit status."""
+        with self._claims:
+            return self._run()
+
+    def _run(self) -> int:
         mine = sum(count_windows(self._grid(job), job.strips_of(self._rank)) for job in self._jobs)
         ranks = '' if self._world_size == 1 else f' (rank 0 of {self._world_size})'
         with self._together('predicting'):
@@ -158,6 +167,21 @@ class Prediction:
         mosaic = self._args.mosaic
         return {mosaic: mosaic} if mosaic else find_inputs(self._args.inputs)
 
+    def _claim(self, stack: ExitStack) -> None:
+        """Keep other predictions from writing the same maps, until the stack is closed."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            warning = stack.enter_context(claimed(
+                self._folder, [f'{name}.tif' for name in self._inputs],
+                'Wait for its end, stop it, or choose another --out.'))
+        except OSError as error:
+            raise PredictError(f'--out {self._folder} cannot be made or written: {error}.'
+                               ) from error
+        except FolderClaimedError as error:
+            raise PredictError(str(error)) from error
+        if warning:
+            self._say(f'note: {warning}')
+
     def _together(self, what: str) -> Any:
         return self._model.together(what)
 
@@ -174,10 +198,6 @@ class Prediction:
 
     def _plan(self) -> List[Job]:
         """Look at every input and output before the first window is predicted."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PredictError(f'--out {self._folder} cannot be made: {error}.') from error
         common = dict(
             mapsage=__version__, **self._model.settings(), classes=list(self._classes.names),
             palette=self._classes.palette.tolist(), window=list(self._window),

@@ -71,6 +71,7 @@ from .virtual_settings import (
     obstacle,
     settle_virtual_ranks,
 )
+from .work_dir import alone_in_work_dir
 from .wrapping import training_obstacle, wrap_for_ranks
 
 # Hooks that are registered in this order, by their key in default_hooks: None there leaves a hook
@@ -318,7 +319,8 @@ class MapSageRunner(SavingRunner):
     def train(self) -> nn.Module:
         """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
         stops = any(isinstance(hook, StopHook) for hook in self._hooks)
-        with listening(stops), end_told(self), lost_ranks_named('training'):
+        with alone_in_work_dir(self.work_dir, self.logger), listening(stops), \
+                end_told(self), lost_ranks_named('training'):
             self.refuse_training()
             if self._resume and self._choice is None:
                 self._choose_checkpoint()

@@ -16,7 +16,7 @@ from rasterio.session import DummySession
 from rasterio.windows import Window
 
 from . import gdal_names, vsi
-from .validity import Validity
+from .pixel_validity import Validity
 
 # GDAL caches decoded blocks, by default in up to 5 % of the machine's memory in every process. On a
 # node with many ranks and workers that adds up to more memory than there is. The limit here is in

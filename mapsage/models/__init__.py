@@ -6,6 +6,7 @@ from .backbones import (
     EfficientNetLite,
     WeightsError,
 )
+from .checkpoint_fit import CheckpointFitError
 from .frozen_weights import FrozenWeightsError
 from .heads import LinearHead
 from .layer_decay import DINOv3LayerDecayConstructor
@@ -14,8 +15,8 @@ from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTv
 from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 
 __all__ = [
-    'BackboneInputError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor', 'DINOv3ViT',
-    'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'JaccardLoss', 'LinearHead',
-    'LoRAError', 'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
-    'SegTverskyLoss', 'WeightsError'
+    'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor',
+    'DINOv3ViT', 'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'JaccardLoss',
+    'LinearHead', 'LoRAError', 'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss',
+    'SegLovaszLoss', 'SegTverskyLoss', 'WeightsError'
 ]

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 import numpy as np
 import torch
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS, DefaultScope
@@ -38,7 +39,7 @@ _MEASURED_IN_LINE = re.compile(r'\b(eta|time|data_time|memory): \S+(?: \d+:\d+:\
 _run_numbers = itertools.count()
 
 
-class CpuAutocast(OptimWrapper):
+class Bfloat16Autocast(OptimWrapper):
     """What MMEngine's AmpOptimWrapper does with bfloat16; that itself refuses to run on a CPU."""
 
     def __init__(self, dtype: str = 'bfloat16', loss_scale: Any = None, **kwargs: Any) -> None:
@@ -47,7 +48,8 @@ class CpuAutocast(OptimWrapper):
 
     @contextlib.contextmanager
     def optim_context(self, model: Any) -> Iterator[None]:
-        with super().optim_context(model), torch.autocast('cpu', dtype=torch.bfloat16):
+        with super().optim_context(model), torch.autocast(
+                get_device(), dtype=torch.bfloat16):
             yield
 
     def state_dict(self) -> Dict[str, Any]:
@@ -147,7 +149,7 @@ def _as_in(side: str) -> Iterator[None]:
     ours = {name: names[name] for name in ('OptimWrapper', 'AmpOptimWrapper')}
     try:
         if side == 'stock':
-            names.update(OptimWrapper=OptimWrapper, AmpOptimWrapper=CpuAutocast)
+            names.update(OptimWrapper=OptimWrapper, AmpOptimWrapper=Bfloat16Autocast)
         yield
     finally:
         names.update(ours)

@@ -190,3 +190,4 @@ def test_a_checkpoint_of_another_model_is_not_tested(tiny_config: Path, tmp_path
     assert finished.status == 1, finished.output[-4000:]
     assert "other.pth does not fit the config's model: " in finished.output
     assert '1 left over: backbone.stem' in finished.output and 'Iter(test)' not in finished.output
+    assert 'Traceback' not in finished.output

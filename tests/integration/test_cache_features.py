@@ -42,6 +42,7 @@ from mapsage.features.cache.index import find_shards, read_index  # noqa: E402
 from mapsage.features.cache.keys import keys_of_run, sample_hashes  # noqa: E402
 from mapsage.features.cache.shards import CacheError, Shard, read_items  # noqa: E402
 from mapsage.features.source import Item  # noqa: E402
+from mapsage.folder_claims import FolderClaimedError, claimed  # noqa: E402
 
 SHORT = '''
 default_hooks.update(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=100))
@@ -292,8 +293,10 @@ def test_damaged_and_missing_shards_are_computed_again(
 def test_two_runs_do_not_write_one_folder(plain: Path, tmp_path: Path) -> None:
     folder = tmp_path / 'cache'
     folder.mkdir()
-    with engine.alone_in(folder):
-        with pytest.raises(CacheError, match='another run.*choose another --folder'):
+    with claimed(folder, ['the feature cache'], ''):
+        with pytest.raises(FolderClaimedError, match=(
+                rf'cache is in use: process {os.getpid()} on .*, since .*, writes the feature '
+                r'cache\. .* choose another --folder')):
             cache(plain, folder)
     cache(plain, folder)
 
