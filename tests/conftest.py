@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Iterator, List
 
 import pytest
-import torch
 from hypothesis import settings
 
 # The same examples in every run, and no deadline: a change is judged by itself, also on a busy
@@ -38,6 +37,7 @@ for folder in (ROOT, ROOT / 'tests'):
         sys.path.insert(0, str(folder))
 
 import quick_host  # noqa: E402, F401
+import torch  # noqa: E402
 from mmengine.registry import DefaultScope  # noqa: E402
 from range_server import IMPATIENT, RangeServer  # noqa: E402
 from support import main_leg, on_host, write_tiny_config, write_tiny_data  # noqa: E402

@@ -80,6 +80,18 @@ class Answers:
         assert torch.equal(part.cpu(), answer[local])
         dist.reduce_scatter_tensor(parts[local], parts, group=self.group)
         assert torch.equal(parts[local].cpu(), answer[local])
+        # of different lengths: PyTorch makes a group of broadcasts, or of messages, of them
+        gathered = [torch.zeros(rank + 1, device=self.device) for rank in range(self.size)]
+        dist.all_gather(gathered, self.local()[:1].expand(self.rank + 1) + self.rank,
+                        group=self.group)
+        assert [one.tolist() for one in gathered] == [
+            [float(rank)] * (rank + 1) for rank in range(self.size)]
+        lengths = [rank + 1 for rank in range(self.size)]
+        received = torch.zeros((self.rank + 1) * self.size, device=self.device)
+        dist.all_to_all_single(
+            received, torch.full((sum(lengths),), float(self.rank), device=self.device),
+            [self.rank + 1] * self.size, lengths, group=self.group)
+        assert received.view(self.size, -1)[:, 0].tolist() == list(range(self.size))
         received = torch.zeros(self.size, device=self.device)
         sent = torch.arange(float(self.size), device=self.device) + 100 * self.rank
         dist.all_to_all_single(received, sent, group=self.group)
@@ -127,6 +139,23 @@ class Answers:
         for step, copy in enumerate(copies, 1):
             assert float(copy.min()) == float(copy.max()) == self.size ** step
 
+    def check_two_streams(self) -> None:
+        """One communicator on two streams: NCCL keeps the order of the calls."""
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        sums, gathered = [], []
+        for step in range(20):
+            with torch.cuda.stream(streams[0]):
+                sums.append(torch.full((50_000,), float(step), device=self.device))
+                dist.all_reduce(sums[-1], group=self.group)
+            with torch.cuda.stream(streams[1]):
+                gathered.append(torch.zeros(self.size * 9, device=self.device))
+                number = torch.full((9,), float(self.rank), device=self.device)
+                dist.all_gather_into_tensor(gathered[-1], number, group=self.group)
+        torch.cuda.synchronize()
+        for step in range(20):
+            assert sums[step].unique().tolist() == [step * self.size]
+            assert gathered[step].view(self.size, 9)[:, 0].tolist() == list(range(self.size))
+
 
 def run_collectives(sizes: List[int]) -> List[int]:
     device = join()
@@ -140,6 +169,7 @@ def run_collectives(sizes: List[int]) -> List[int]:
             answers.check_messages()
             answers.check_coalesced()
             answers.check_a_chain()
+            answers.check_two_streams()
             done.append(size)
         dist.barrier()
     objects: List[Any] = [None] * RANKS

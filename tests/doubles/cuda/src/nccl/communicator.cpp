@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -26,6 +27,19 @@ bool ncclComm::barrier() {
     cuda_double::sleep_while(state().generation, generation);
   }
   return true;
+}
+
+void ncclComm::wait_for_turn(uint64_t ticket) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (ended_turns_ < ticket && !is_aborted) {
+    changed_.wait_for(lock, std::chrono::milliseconds(50));
+  }
+}
+
+void ncclComm::end_turn() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++ended_turns_;
+  changed_.notify_all();
 }
 
 ncclRedOp_t ncclComm::add_factor(double factor) {

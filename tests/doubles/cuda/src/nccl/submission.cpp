@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "../runtime/queued_memory.h"
 #include "collectives.h"
@@ -35,6 +36,11 @@ class Task {
 
   // Called before the task is queued.
   void prepare() {
+    for (const auto& operation : operations_) {
+      if (tickets_.count(operation.comm) == 0) {
+        tickets_[operation.comm] = operation.comm->take_ticket();
+      }
+    }
     if (!needs_queued_memory()) begin();
     for (const auto& operation : operations_) {
       cuda_double_add_queued_memory(operation.source, operation.source_bytes());
@@ -43,6 +49,7 @@ class Task {
   }
 
   void run() {
+    for (const auto& [comm, ticket] : tickets_) comm->wait_for_turn(ticket);
     if (!has_begun_) begin();
     for (size_t i = 0; i < operations_.size();) {
       auto* comm = operations_[i].comm;
@@ -63,6 +70,7 @@ class Task {
   }
 
   ~Task() {
+    for (const auto& [comm, ticket] : tickets_) comm->end_turn();
     for (const auto& operation : operations_) {
       cuda_double_remove_queued_memory(operation.source, operation.source_bytes());
       cuda_double_remove_queued_memory(operation.target, operation.target_bytes());
@@ -102,6 +110,7 @@ class Task {
   }
 
   std::vector<Operation> operations_;
+  std::map<ncclComm_t, uint64_t> tickets_;
   bool has_begun_ = false;
 };
 
