@@ -8,7 +8,7 @@ from typing import Any, List, Tuple
 
 import frozen_config
 import pytest
-from support import Finished, check_finished, launch, write_tiny_config
+from support import ROOT, Finished, check_finished, launch, write_tiny_config
 
 # Every process imports one of these at its start.
 WORKING_DRIVER = '''
@@ -86,3 +86,24 @@ def test_caching_features(tmp_path: Path, tiny_data: Path, environ: dict) -> Non
 def test_doctor(tmp_path: Path, tiny_data: Path, environ: dict) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, OPTIONS)
     check_without_cuda(run('doctor.py', config, *CPU, environ=environ))
+
+
+# A fork cannot train: where there are cards, the first backward pass of a process starts threads.
+FORK = """
+import os, sys
+from pathlib import Path
+from toy_runs import toy_runner
+
+toy_runner(Path(sys.argv[1]) / 'parent')[0].test()
+if not os.fork():
+    figures = toy_runner(Path(sys.argv[1]) / 'child')[0].test()
+    os._exit(0 if 'value' in figures else 1)
+assert os.wait()[1] == 0
+"""
+
+
+def test_a_fork_of_a_process_with_a_run_behind_it_runs_too(tmp_path: Path) -> None:
+    (tmp_path / 'fork.py').write_text(FORK)
+    path = os.pathsep.join([str(ROOT), str(ROOT / 'tests')])
+    check_finished(launch(tmp_path, command=[sys.executable, str(tmp_path / 'fork.py')], cold=True,
+                          environ={'PYTHONPATH': path}))
