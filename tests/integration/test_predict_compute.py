@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from support import ROOT, Launch, check_finished, main_leg
 from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator
+from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.commands.predict_compute import choose_batch, choose_precision
 from mapsage.inference.errors import PredictError
 
@@ -39,6 +40,17 @@ def test_a_map_in_16_bits(model: Tuple[Path, Path], tmp_path: Path, capsys: Any)
     assert run(model, *options, '--overwrite') == 0
     with pytest.raises(PredictError, match='made with another amp'):
         run(model, *options, '--amp')
+
+
+def test_float32_is_computed_as_in_the_training(model: Tuple[Path, Path], tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    received: List[Tuple[Any, ...]] = []
+    monkeypatch.setattr(CpuAccelerator, 'set_float32_precision',
+                        lambda self, *settings: received.append(settings))
+    scene = write_scene(tmp_path / 'field.tif', paint(90, 150), transform=TRANSFORM)
+    assert run(model, scene, '--out', tmp_path / 'out', '--cfg-options',
+               'env_cfg.float32_matmul_precision=medium') == 0
+    assert received == [('medium', None)]
 
 
 @pytest.mark.parametrize('kind, dtype, expected', [

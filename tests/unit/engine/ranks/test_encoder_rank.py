@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Iterator
+from typing import Any, Iterator, List, Tuple
 
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.commands import cli
 from mapsage.distributed import stop_request
 from mapsage.engine.ranks import encoder_rank
@@ -124,6 +125,22 @@ class KernelReport(torch.nn.Module):
         super().__init__()
         raise Reached(torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
                       torch.are_deterministic_algorithms_enabled())
+
+
+def test_an_encoder_computes_in_the_precision_of_the_heads(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    if 'KernelReport' not in MODELS:
+        MODELS.register_module()(KernelReport)
+    received: List[Tuple[Any, ...]] = []
+    monkeypatch.setattr(CpuAccelerator, 'set_float32_precision',
+                        lambda self, *settings: received.append(settings))
+    be(1, 2)
+    encoder = take_role(config(model=dict(backbone=dict(type='KernelReport')), env_cfg=dict(
+        accelerator='cpu', float32_matmul_precision='high', cudnn_allow_tf32=False)))
+    assert encoder is not None
+    with pytest.raises(Reached):
+        encoder.train()
+    assert received == [('high', False)]
 
 
 @pytest.mark.parametrize('changes, expected', [
