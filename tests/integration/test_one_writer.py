@@ -1,11 +1,11 @@
-"""Two trainings in one work dir, two predictions of one map: the second is told who the first is."""
+"""Two trainings in one work dir, two predictions of one map: the second names the first."""
 from __future__ import annotations
 
 import os
 import re
 import signal
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Tuple
 
 import pytest
 from color_model import paint, write_scene
@@ -33,8 +33,9 @@ def test_a_second_training_in_the_work_dir(ranks: int, tiny_config: Path, tmp_pa
     first.wait_for(tmp_path / 'work' / 'iter_5.pth')
     second = launch(tiny_config, '--work-dir', tmp_path / 'work', ranks=ranks)
     assert second.status != 0 and second.left_running == []
-    holder = re.search(r'work is in use: process (\d+) on \S+, since .*, writes the training\. Wait '
-                       r'for its end, stop it, or choose another --work-dir\.', second.final_error)
+    holder = re.search(r'work is in use: process (\d+) on \S+, since .*, writes the training\. '
+                       r'Wait for its end, stop it, or choose another --work-dir\.',
+                       second.final_error)
     assert holder is not None and int(holder.group(1)) in first.running(), second.output[-4000:]
     # the first goes on, and its claim stays
     assert first.process.poll() is None and claims(tmp_path / 'work') == 1
