@@ -158,8 +158,9 @@ class Launch:
             session's: where the processes themselves are what is tested.
     """
 
-    def __init__(self, *arguments: Any, ranks: Optional[int] = 2, environ: Optional[Dict[str, str]] = None,
-                 command: Optional[List[str]] = None, cold: bool = False) -> None:
+    def __init__(self, *arguments: Any, ranks: Optional[int] = 2,
+                 environ: Optional[Dict[str, str]] = None, command: Optional[List[str]] = None,
+                 cold: bool = False) -> None:
         self._mark = f'MAPSAGE_TEST_MARK={uuid.uuid4().hex}'
         name, value = self._mark.split('=')
         python = sys.executable if cold else warm_python()

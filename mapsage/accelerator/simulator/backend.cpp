@@ -582,6 +582,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
          torch::CppFunction::makeFromBoxedFunction<&run_convolution>());
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&run_convolution_backward>());
+  // Of these the CPU has a kernel of one piece, and PyTorch composes them of other operators where
+  // a device has none, with other last bits. A test finds those that are missing here.
+  for (const char* name : {"_stack", "addr", "all.dims", "any.dims", "linalg__powsum",
+                           "mish_backward", "native_channel_shuffle", "native_group_norm",
+                           "native_layer_norm", "silu_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+  }
 }
 
 // ---------------------------------------------------------------- autocast
