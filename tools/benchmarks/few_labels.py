@@ -94,7 +94,8 @@ def scheduled(cfg: Any, seed: int, steps: int, work_dir: Path, rate: float = RAT
         'default_hooks.checkpoint': dict(interval=steps, save_best=None, save_optimizer=False,
                                          save_param_scheduler=False),
         'default_hooks.logger.interval': 100,
-        'randomness.seed': seed, 'env_cfg.accelerator': 'cpu', 'log_level': 'WARNING'})
+        'randomness.seed': seed, 'env_cfg.accelerator': 'cpu', 'env_cfg.virtual_ranks': 1,
+        'log_level': 'WARNING'})
     cfg.val_evaluator = [dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU', 'mBoundaryIoU']),
                          dict(type='CalibrationError')]
     cfg.test_evaluator = cfg.val_evaluator
