@@ -114,7 +114,7 @@ def build_key(torch: Torch) -> str:
     """Return a hash of the sources, of this file and of PyTorch's version."""
     digest = hashlib.sha256(f'{torch.version} {torch.folder}'.encode())
     for path in source_files():
-        digest.update(path.name.encode() + path.read_bytes())
+        digest.update(str(path.relative_to(HERE)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -158,9 +158,13 @@ class Compilation:
 
     def __init__(self, torch: Torch, compiler: str, include: Path, folder: Path) -> None:
         self._torch, self._compiler, self._include, self._folder = torch, compiler, include, folder
-        lib = torch.folder / 'lib'
-        self._imported = read_symbols('--undefined-only',
-                                      [lib / f'lib{name}.so' for name in TORCH_LIBRARIES])
+        libraries = [torch.folder / 'lib' / f'lib{name}.so' for name in TORCH_LIBRARIES]
+        try:
+            self._imported = read_symbols('--undefined-only', libraries)
+        except subprocess.CalledProcessError as error:
+            raise BuildError(f'nm cannot read the libraries of torch {torch.version} in '
+                             f'{torch.folder / "lib"}: is this its CUDA build for Linux?',
+                             NOT_AVAILABLE) from error
 
     def run(self) -> List[Path]:
         """Compile and return the libraries.
