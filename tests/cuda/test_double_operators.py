@@ -228,8 +228,12 @@ def test_an_operator_without_a_cpu_kernel_fails_by_name() -> None:
         torch._cudnn_init_dropout_state(.5, True, 1, dtype=torch.uint8, device=CUDA)
 
 
-def test_a_kernel_that_no_operator_launches_fails_by_name(capfd: Any) -> None:
+def test_a_kernel_that_no_operator_launches_fails_by_name(
+        capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('CUDA_DOUBLE_BACKTRACE', '1')
     with pytest.raises(RuntimeError, match='operation not supported'):
         torch.cuda._sleep(10)
     message = 'cannot launch at::cuda::(anonymous namespace)::spin_kernel(long)'
-    assert message in capfd.readouterr().err
+    output = capfd.readouterr().err
+    assert message in output
+    assert 'libtorch_cuda.so' in output  # a frame of the caller

@@ -94,13 +94,15 @@ def sum_different_counts() -> Tuple[float, str]:
 
 
 def test_ranks_in_different_collectives_hang_and_are_named(tmp_path: Path) -> None:
-    results = run_ranks(sum_different_counts, 2, tmp_path, timeout=60, environ=BLOCKING)
+    results = run_ranks(sum_different_counts, 2, tmp_path, timeout=60,
+                        environ={**BLOCKING, 'CUDA_DOUBLE_NCCL_TRACE': '1'})
     for rank, (seconds, message) in enumerate(results):
         assert seconds >= TIMEOUT_SECONDS
         assert f'OpType=ALLREDUCE, NumelIn={4 + rank}' in message and 'timeout' in message
         log = (tmp_path / f'task{rank}.pkl.log').read_text()
         assert (f'rank {rank} of 2 is in AllReduce of {4 + rank} numbers of type 7 and rank '
                 f'{1 - rank} is not') in log
+        assert f'rank {rank}/2 AllReduce count {4 + rank} type 7 reduction 0' in log
 
 
 def meet_on_the_host() -> None:
