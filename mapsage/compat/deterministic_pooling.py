@@ -10,17 +10,25 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
+from torch._jit_internal import BroadcastingList2  # type: ignore[attr-defined]
 from torch.nn import functional
 
 _adaptive_avg_pool2d = functional.adaptive_avg_pool2d
 
 
-def _deterministic_pool(input: torch.Tensor, output_size: Any) -> torch.Tensor:
+def _deterministic_pool(input: torch.Tensor, output_size: BroadcastingList2[int]) -> torch.Tensor:
+    # TorchScript must not compile the rest, as in PyTorch's own interpolate().
+    if not torch.jit.is_scripting():
+        if (input.is_cuda and input.requires_grad
+                and torch.are_deterministic_algorithms_enabled()):
+            return _pool(input, output_size)
+    return _adaptive_avg_pool2d(input, output_size)
+
+
+def _pool(input: torch.Tensor, output_size: Any) -> torch.Tensor:
     sides = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
-    # To one pixel, PyTorch takes the mean, which is deterministic.
-    if (not input.is_cuda or not input.requires_grad or tuple(sides) == (1, 1)
-            or not torch.are_deterministic_algorithms_enabled()):
-        return _adaptive_avg_pool2d(input, output_size)
+    if tuple(sides) == (1, 1):
+        return _adaptive_avg_pool2d(input, output_size)  # a mean, which is deterministic
     # All windows in one row of the output have equal height, so means of means are their means.
     return _pool_side(_pool_side(input, -2, sides[0]), -1, sides[1])
 

@@ -89,6 +89,12 @@ def test_a_pool_gives_the_means_of_pytorchs_windows(shape: Tuple[int, ...], size
     assert torch.equal(found[2], found[4]) and torch.equal(found[3], found[5])
 
 
+def test_a_pool_can_still_be_scripted() -> None:
+    pool = torch.nn.AdaptiveAvgPool2d((2, 3))
+    images = torch.randn(1, 2, 7, 9)
+    assert torch.equal(torch.jit.script(pool)(images), pool(images))
+
+
 def losses(folder: Path) -> List[Optional[float]]:
     log = next(folder.glob('*/vis_data/scalars.json'))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
