@@ -127,7 +127,8 @@ resume() {
 
 benchmarks() {
     ACCELERATOR=${ACCELERATOR:-} "$python" tools/benchmarks/launch_time.py
-    if command -v nvidia-smi >/dev/null && [ "${ACCELERATOR:-cuda}" = cuda ]; then
+    if [ "${ACCELERATOR:-cuda}" = cuda ] &&
+            "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
         bash tools/benchmarks/on_gpu.sh
     fi
 }

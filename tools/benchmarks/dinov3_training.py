@@ -1,6 +1,7 @@
 """Training steps of DINOv3 + UPerNet in bfloat16: ours against transformers' backbone, one card.
 
     python tools/benchmarks/dinov3_training.py [--arch large] [--batch 8] [--steps 20]
+        [--modes eager compile]
 
 Frozen and full training, with and without torch.compile, each on random weights with the same head
 in the same plain loop. Prints images a second, the share of the card's matmul rate (measured here,
@@ -114,6 +115,8 @@ def main() -> None:
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--steps', type=int, default=20)
     parser.add_argument('--matrix', type=int, default=8192)
+    parser.add_argument('--modes', nargs='+', default=['eager', 'compile'],
+                        choices=['eager', 'compile'])
     parser.add_argument('--one', help='one row alone, in a process of its own: ours,frozen,eager')
     args = parser.parse_args()
     accelerator = resolve_accelerator('auto')
@@ -123,11 +126,12 @@ def main() -> None:
               '| backbone | training | mode | images/s | of the matmul rate | MiB at most |\n'
               '|---|---|---|---|---|---|', flush=True)
         rows = [(side, training, mode) for training in ('frozen', 'full')
-                for mode in ('eager', 'compile') for side in ('ours', 'transformers')]
+                for mode in args.modes for side in ('ours', 'transformers')]
         import subprocess
-        for row in rows:  # the memory of one must not count for the next
-            subprocess.run([sys.executable, *sys.argv, '--one', ','.join(row)], check=False)
-        return
+        # The memory of one must not count for the next.
+        failed = sum(subprocess.run([sys.executable, *sys.argv, '--one', ','.join(row)],
+                                    check=False).returncode != 0 for row in rows)
+        sys.exit(failed and f'{failed} row(s) failed')
     side, training, mode = args.one.split(',')
     torch.manual_seed(0)
     arch = ARCHS[args.arch]

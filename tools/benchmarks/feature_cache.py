@@ -1,8 +1,9 @@
 """Training on cached features against encoding each time, and the cache's rate of reading.
 
     OMP_NUM_THREADS=1 python tools/benchmarks/feature_cache.py [--arch small] [--tiles 32]
+        [--accelerator cpu]
 
-First an epoch of a linear head on a frozen DINOv3 with random weights, 224x224, CPU: locally, and
+First an epoch of a linear head on a frozen DINOv3 with random weights, 224x224: locally, and
 from the cache, from the second epoch on; both load the same images, and their losses are compared.
 Then all items of 256 MiB of features, shuffled, in batches of 8, against a sequential read of the
 same files, in turns; the files are in the page cache. The sequential read fills a new buffer of a
@@ -82,10 +83,11 @@ class Epochs(Hook):
         self.seconds.append(time.perf_counter() - self._begin)
 
 
-def train(path: Path, source: Dict[str, Any]) -> Tuple[List[float], List[float]]:
+def train(path: Path, source: Dict[str, Any],
+          accelerator: str) -> Tuple[List[float], List[float]]:
     """Return the seconds of each epoch and all losses."""
     cfg = Config.fromfile(str(path))
-    cfg.feature_source = source
+    cfg.feature_source, cfg.env_cfg.accelerator = source, accelerator
     cfg.experiment_name = source['type']
     cfg.work_dir = str(path.parent / source['type'])
     runner, epochs = MapSageRunner.from_cfg(cfg), Epochs()
@@ -95,7 +97,7 @@ def train(path: Path, source: Dict[str, Any]) -> Tuple[List[float], List[float]]
     return epochs.seconds, [json.loads(line)['loss'] for line in file.read_text().splitlines()]
 
 
-def compare_epochs(folder: Path, arch: str, tiles: int) -> None:
+def compare_epochs(folder: Path, arch: str, tiles: int, accelerator: str) -> None:
     """Print how long an epoch takes locally and from the cache."""
     path = folder / 'config.py'
     path.write_text(CONFIG.format(
@@ -103,12 +105,12 @@ def compare_epochs(folder: Path, arch: str, tiles: int) -> None:
         dims=ARCHS[arch].embed_dims, epochs=EPOCHS))
     start = time.perf_counter()
     cache_features.main([str(path), '--folder', str(folder / 'cache'), '--work-dir',
-                         str(folder / 'work')])
+                         str(folder / 'work'), '--accelerator', accelerator])
     made = time.perf_counter() - start
-    encoded, losses = train(path, dict(type='Local'))
-    cached, others = train(path, dict(type='Cached', folder=str(folder / 'cache')))
-    print(f'\n{describe_machine()}\n{arch}, {tiles} tiles of {SIDE}x{SIDE}, batches of {BATCH}; '
-          f'making the cache took {made:.1f} s')
+    encoded, losses = train(path, dict(type='Local'), accelerator)
+    cached, others = train(path, dict(type='Cached', folder=str(folder / 'cache')), accelerator)
+    print(f'\n{describe_machine()}\n{arch} on {accelerator}, {tiles} tiles of {SIDE}x{SIDE}, '
+          f'batches of {BATCH}; making the cache took {made:.1f} s')
     print('| epoch | local | cached | ratio |\n|---|---|---|---|')
     for number, (one, other) in enumerate(zip(encoded, cached), start=1):
         print(f'| {number} | {one:.2f} s | {other:.3f} s | {one / other:.1f} |')
@@ -174,9 +176,10 @@ def main() -> None:
     parser.add_argument('--arch', default='small', help='of DINOv3ViT (default: small)')
     parser.add_argument('--tiles', type=int, default=32, help='images an epoch (default: 32)')
     parser.add_argument('--rounds', type=int, default=9, help='of reading (default: 9)')
+    parser.add_argument('--accelerator', default='cpu', help='of the epochs (default: cpu)')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        compare_epochs(Path(folder), args.arch, args.tiles)
+        compare_epochs(Path(folder), args.arch, args.tiles, args.accelerator)
         shards = Path(folder, 'reading')
         shards.mkdir()
         compare_reading(shards, args.rounds)

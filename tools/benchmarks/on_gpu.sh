@@ -1,17 +1,44 @@
 #!/usr/bin/env bash
-# What is measured on a CUDA machine: the demo and nwpu configs on one card with AMP in bfloat16, the
-# overhead over MMEngine's Runner, the contract of accelerators, a model split over the card and the
-# CPU, training steps of DINOv3, PMT, EoMT and UPerNet, and a ViT-L encoder on the card for heads on
-# the CPU and on the card.
+# What is measured on a CUDA machine: the contract of accelerators, a model split over the card and
+# the CPU, the demo on all devices over NCCL, the demo and nwpu configs on one with AMP in bfloat16,
+# the overhead over MMEngine's Runner, training steps of DINOv3, PMT, EoMT and UPerNet, and a ViT-L
+# encoder on the card: for heads on the CPU and on cards, and for a cache.
 # Each stage runs to its end whatever the others do, and the exit status is 0 only if all passed.
 # Write what it prints into docs/benchmarks.md.
 #
-#   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh
+#   MAPSAGE_NWPU=<folder of the NWPU polygons> bash tools/benchmarks/on_gpu.sh [--toy]
+#
+#   --toy            a few steps of small models, not compiled: shows that each stage runs, before
+#                    hours are spent on it, and measures nothing
+#   MAPSAGE_NWPU     without it the nwpu config is left out
+#   MAPSAGE_PYTHON   Python to use instead
+#   WORK_DIR         folder of the trainings (default: work_dirs/on_gpu)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 python=$(bash scripts/setup_env.sh main --dev) || exit 1
-export NPROC_PER_NODE=1 ACCELERATOR=cuda
-amp=(--amp --cfg-options optim_wrapper.dtype=bfloat16)
+work=${WORK_DIR:-work_dirs/on_gpu}
+unset WORK_DIR NPROC_PER_NODE
+export ACCELERATOR=cuda MAPSAGE_PYTHON=$python
+
+settings=(log_level=INFO)
+overhead=(--steps 500)
+dinov3=(--arch large)
+segmentors=(--arch large)
+features=(--arch large)
+cache=(--arch large)
+case "${1:-}" in
+    '') ;;
+    --toy)
+        settings+=(train_cfg.max_iters=2 train_cfg.val_interval=2)
+        overhead=(--steps 24)
+        dinov3=(--arch small --side 64 --batch 2 --steps 1 --matrix 64 --modes eager)
+        segmentors=(--arch tiny --side 64 --batch 2 --steps 1 --matrix 64 --loops stock ours
+                    --models 'frozen PMT' EoMT)
+        features=(--arch small --tiles 8 --rounds 1)
+        cache=(--arch small --tiles 4 --rounds 1)
+        ;;
+    *) echo "error: unknown argument '$1': expected --toy or nothing" >&2; exit 2 ;;
+esac
 
 failed=()
 stage() {
@@ -21,23 +48,52 @@ stage() {
     echo "=== took $((SECONDS - start)) s"
 }
 
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+# Train. $1: folder of the run, $2: config, and settings. NPROC_PER_NODE: by default a rank a device.
+train() {
+    local name=$1 config=$2
+    shift 2
+    bash scripts/start_8card_training.sh "$config" --work-dir "$work/$name" \
+        --cfg-options "${settings[@]}" "$@"
+}
+train_on_one() {
+    NPROC_PER_NODE=1 train "$@" optim_wrapper.type=AmpOptimWrapper optim_wrapper.dtype=bfloat16
+}
+
+devices=$("$python" - <<'EOF'
+from mapsage.accelerator import resolve_accelerator
+
+cuda = resolve_accelerator('cuda')
+for index in range(cuda.device_count()):
+    print(f'cuda:{index} is {cuda.card_model(index)}')
+print(', '.join(f'{name} {version}' for name, version in cuda.software().items()))
+EOF
+) || exit 1
+echo "$devices"
+count=$(grep -c '^cuda:' <<<"$devices")
+
 # the contract first: what fails there explains the rest
 stage "$python" -m pytest -rs tests/contract -k cuda
 stage "$python" -m pytest -rs tests/unit/wrappers -k cuda
-# one card takes the demo's global batch of 16
-stage bash scripts/start_8card_training.sh "${amp[@]}" train_dataloader.batch_size=16
-stage bash scripts/start_8card_training.sh configs/nwpu/efficientnet_lite0_fpn_nwpu.py "${amp[@]}"
-stage "$python" tools/benchmarks/step_overhead.py --steps 500
-stage "$python" tools/benchmarks/dinov3_training.py
-stage "$python" tools/benchmarks/segmentors_gpu.py
-# heads on the CPU; and one head on the card beside the encoder, which is refused on a machine with one
-stage "$python" tools/benchmarks/feature_sources.py --arch large --encoder-accelerator cuda --encoders 1
-if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then
-    stage "$python" tools/benchmarks/feature_sources.py --arch large --accelerator cuda --heads 1 \
-        --encoders 1
+demo=configs/demo/efficientnet_lite0_fpn_demo.py
+stage train all_devices $demo
+# one device takes the demo's global batch of 16
+stage train_on_one one_device $demo env_cfg.virtual_ranks=None train_dataloader.batch_size=16
+if [ -n "${MAPSAGE_NWPU:-}" ]; then
+    stage train_on_one nwpu configs/nwpu/efficientnet_lite0_fpn_nwpu.py
+else
+    echo "=== left out: the nwpu config (MAPSAGE_NWPU is not set)"
 fi
-stage "$python" tools/benchmarks/feature_cache.py --arch large
+stage "$python" tools/benchmarks/step_overhead.py "${overhead[@]}"
+stage "$python" tools/benchmarks/dinov3_training.py "${dinov3[@]}"
+stage "$python" tools/benchmarks/segmentors_gpu.py "${segmentors[@]}"
+# heads on the CPU; and one head on a card of its own beside the encoder's
+stage "$python" tools/benchmarks/feature_sources.py "${features[@]}" --encoder-accelerator cuda \
+    --encoders 1
+if [ "$count" -gt 1 ]; then
+    stage "$python" tools/benchmarks/feature_sources.py "${features[@]}" --accelerator cuda \
+        --heads 1 --encoders 1
+fi
+stage "$python" tools/benchmarks/feature_cache.py "${cache[@]}" --accelerator cuda
 
 for name in ${failed[@]+"${failed[@]}"}; do echo "=== failed: $name" >&2; done
 [ ${#failed[@]} -eq 0 ]

@@ -39,6 +39,7 @@ from mapsage.wrappers.optim_wrapper import AmpOptimWrapper  # noqa: E402
 
 CLASSES = 7
 TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
+LOOPS = ('stock', 'ours', 'compiled')
 MODEL_KINDS = ('frozen PMT', 'frozen UPerNet', 'UPerNet', 'EoMT')
 
 
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=20)
     parser.add_argument('--matrix', type=int, default=8192)
     parser.add_argument('--models', nargs='+', default=list(MODEL_KINDS), choices=MODEL_KINDS)
+    parser.add_argument('--loops', nargs='+', default=list(LOOPS), choices=LOOPS)
     parser.add_argument('--accelerator', default='auto')
     parser.add_argument('--one', help='one row alone, in a process of its own: EoMT,compiled')
     args = parser.parse_args()
@@ -149,7 +151,9 @@ def main() -> None:
     failed = 0
     for kind in args.models:
         # The memory of one must not count for the next; MMEngine's AMP is for cards alone.
-        for loop in ('stock', 'ours', 'compiled')[accelerator.device_type == 'cpu':]:
+        for loop in args.loops:
+            if loop == 'stock' and accelerator.device_type == 'cpu':
+                continue
             failed += subprocess.run([sys.executable, *sys.argv, '--one', f'{kind},{loop}'],
                                      check=False).returncode != 0
     sys.exit(failed and f'{failed} row(s) failed')

@@ -31,7 +31,7 @@ class Baton(Hook):
     priority = 'LOWEST'
 
     def __init__(self) -> None:
-        self.mine = threading.Event()
+        self.mine, self.waits = threading.Event(), threading.Event()
         self.next: Baton = self
         self.seconds: list = []
         self._start = 0.0
@@ -46,6 +46,7 @@ class Baton(Hook):
             self._wait()
 
     def _wait(self) -> None:
+        self.waits.set()
         self.mine.wait()
         self.mine.clear()
         self._start = time.perf_counter()
@@ -65,7 +66,9 @@ def start(runner: Runner, baton: Baton) -> threading.Thread:
     runner.register_hook(baton)
     thread = threading.Thread(target=runner.train)
     thread.start()
-    time.sleep(5)
+    while not baton.waits.wait(0.1):
+        if not thread.is_alive():
+            sys.exit('a runner failed before its first step')
     return thread
 
 
