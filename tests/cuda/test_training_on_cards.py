@@ -67,7 +67,18 @@ WHOLE_BATCH = "train_dataloader['batch_size'] = 4\n"
 
 def trained(folder: Path, name: str, config_text: str, start: Path, data: Path,
             accelerator: str = 'cuda', cards: int = 2, backend: str = 'nccl') -> dict:
-    """Return the last checkpoint of a run from the weights in ``start``."""
+    """Return the last checkpoint of a run from the weights in ``start``.
+
+    Args:
+        folder: Folder of the config and, by its name, of the run.
+        name: Name of the run.
+        config_text: Lines that follow the tiny config.
+        start: Checkpoint with the weights at the start.
+        data: Data set.
+        accelerator: Accelerator of all ranks.
+        cards: Devices, and ranks.
+        backend: Backend of the devices' collectives.
+    """
     config = write_tiny_config(folder / f'{name}.py', data, config_text)
     finished = launch_on_cards(
         config, '--work-dir', folder / name, '--cfg-options', f'load_from={start}',
@@ -96,8 +107,8 @@ def in_order(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
         'overflow': (together + MIXED.format(dtype='float16', scale=dict(
             init_scale=2.**60)), 'cuda', 2)}
     checkpoints = {
-        name: trained(folder, name, text, start, tiny_data, *devices)
-        for name, (text, *devices) in runs.items()}
+        name: trained(folder, name, text, start, tiny_data, *arguments)
+        for name, (text, *arguments) in runs.items()}
     return {'start': load(start), **checkpoints}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 import pytest
 from cards import card_variables, launch_on_cards, logged, write_start
 from ranks import free_port
-from support import Launch, check_finished, write_tiny_config
+from support import Finished, Launch, check_finished, write_tiny_config
 
 SHORT = '''
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])
@@ -32,7 +32,7 @@ def devices(folder: Path, ranks: int) -> List[List[str]]:
     return [rank['devices'] for rank in placement]
 
 
-def train(config: Path, folder: Path, **options: Any) -> Any:
+def train(config: Path, folder: Path, **options: Any) -> Finished:
     environ: Dict[str, str] = options.pop('environ', {})
     return launch_on_cards(config, '--work-dir', folder / 'work', '--cfg-options',
                            f'load_from={write_start(config)}', **options,
