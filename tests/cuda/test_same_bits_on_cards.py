@@ -45,8 +45,10 @@ def test_a_killed_rank_is_named_and_its_run_resumes_to_the_same_bits(tiny_data: 
     whole, cut = (checkpoint_bits(tmp_path / name / 'iter_6.pth') for name in ('whole', 'cut'))
     assert whole == cut
     # The checkpoint is inside a cycle of accumulation, and the steps behind it were made again.
-    assert logged(tmp_path / 'cut') == [*logged(tmp_path / 'whole')[:5],
-                                        *logged(tmp_path / 'whole')[3:]]
+    losses, expected = logged(tmp_path / 'cut'), logged(tmp_path / 'whole')
+    first_start = losses[:-3]  # rank 0 may have been ended before it logged its last step
+    assert len(first_start) >= 3 and first_start == expected[:len(first_start)]
+    assert losses[-3:] == expected[3:]
 
 
 @pytest.fixture(scope='module')

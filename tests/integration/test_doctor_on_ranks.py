@@ -53,10 +53,12 @@ def test_one_process(tiny_config: Path) -> None:
     check_finished(finished)
     assert 'result: training would start' in finished.output
     assert '\nrun\n  ok       it can be built' in finished.output
-    finished = launch(tiny_config, '--cfg-options', 'optim_wrapper.type=NoSuchWrapper', command=[
-        sys.executable, 'tools/doctor.py'])
+    work_dir = tiny_config.with_name('work')
+    finished = launch(tiny_config, '--work-dir', work_dir, '--cfg-options',
+                      'optim_wrapper.type=NoSuchWrapper', command=[
+                          sys.executable, 'tools/doctor.py'])
     assert finished.status == 1 and 'the run cannot be built: ' in finished.output
-    assert not Path('work_dirs', tiny_config.stem).exists()
+    assert not work_dir.exists()
 
 
 def test_a_run_that_cannot_be_built(tiny_config: Path) -> None:
