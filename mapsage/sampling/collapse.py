@@ -89,8 +89,14 @@ class CollapseWatch:
         too_high = 0.0 if high is None else sum(score >= high for score in scores) / count
         worst = max(not_finite, too_low, too_high)
         if worst < 0.5:
-            return ('No bound of the mean score explains that: look at the reasons for dropping in '
-                    'the summaries, and lower eps if it is no_spread.')
+            advice = ('No bound of the mean score explains that: look at the reasons for dropping '
+                      'in the summaries')
+            if self._validity.eps:
+                return f'{advice}, and lower eps if it is no_spread.'
+            if self._validity.eps is None:
+                return f'{advice}.'
+            return (f'{advice}. With eps=0, no_spread means that all scores of a group are equal: '
+                    f'larger groups, or a score with finer steps, have some.')
         if worst == not_finite:
             return 'Most scores are NaN or infinite: look at the score.'
         median = scores[len(scores) // 2]

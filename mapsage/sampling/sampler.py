@@ -40,6 +40,9 @@ from .step import (
 from .validity import NOT_FINITE, Validity
 from .weights import exchange_weights, gather_rows
 
+# Steps whose every line is in the log; later ones have their summaries and warnings.
+_SHOWN_STEPS = 100
+
 
 class BlockSampler:
     """A :class:`DynamicSampler` of a process that carries out several virtual ranks.
@@ -352,6 +355,7 @@ class BlockSampler:
         stats, size, plan = step.stats, self.group_size, decision.plan
         fallen_back = decision.outcome == FALLBACK
         supplied: List[List[Any]] = []
+        repeats = invalid = 0
         groups: List[List[Group]] = []
         used: Set[int] = set()
         for own in step.findings:
@@ -363,6 +367,10 @@ class BlockSampler:
             # groups are left over only where none is replicated
             left = len(plan.leftover(own.rank)) // size
             used.update(id(group) for group in source[:len(source) - left])
+            repeats += len(supply) - len(set(supply))
+            invalid += sum(bool(group.reason) for group in source[:len(source) - left])
+        if stats.missing:
+            self._warn_of_shortfall(step, repeats, invalid)
         batches = exchange_blocks(supplied, plan, self._ranks, traffic=stats.traffic,
                                   **self._exchange)
         weights = self._weights(groups, decision)
@@ -374,6 +382,23 @@ class BlockSampler:
         self._leave(step, used)
         return batches, weights
 
+    def _warn_of_shortfall(self, step: StepInProgress, repeats: int, invalid: int) -> None:
+        """Say on the first rank what a short step trains on. Collective.
+
+        Args:
+            step: The step, whose outcome is decided.
+            repeats: Number of samples that this process supplies a second time.
+            invalid: Number of groups that are not valid and that this process supplies.
+        """
+        mine = torch.tensor([repeats, invalid])
+        counts = torch.stack(self._consensus.channel.gather(mine)).sum(0).tolist()
+        if not self._block.start:
+            self._logger.warning(
+                '[DynSample] Step %d fell short: %s valid samples after %d resample(s), '
+                'shortfall=%s. Of the samples it trains on %d repeat others, and %d group(s) are '
+                'not valid.', step.stats.step, self._of_goal(step), step.attempt,
+                step.stats.outcome, *counts)
+
     def _log_batch(self, step: StepInProgress, rank: int, count: int,
                    place: Optional[Tuple[int, int]]) -> None:
         name = self._names[rank]
@@ -383,9 +408,11 @@ class BlockSampler:
             return
         self._log(step, '[DynSample-FINAL] Rank %d: Slicing global pool [%d:%d], got %d samples',
                   name, *place, count, rank=rank)
-        self._log(step, '[DynSample] Rank %d: Using %d valid samples (%d groups) from global pool '
-                  'after %d resample(s)', name, count, count // self.group_size, step.attempt,
-                  rank=rank)
+        repeated = step.stats.outcome == 'pad'
+        self._log(step, '[DynSample] Rank %d: Using %d %ssamples (%d groups) from global pool%s '
+                  'after %d resample(s)', name, count, '' if repeated else 'valid ',
+                  count // self.group_size, ', in which valid ones repeat,' if repeated else '',
+                  step.attempt, rank=rank)
 
     def _weights(self, supplied: Sequence[Sequence[Group]],
                  decision: Decision) -> List[Tuple[float, ...]]:
@@ -428,7 +455,8 @@ class BlockSampler:
              rank: Optional[int] = None) -> None:
         work = step.attempt or step.stats.missing
         first = not (self._block.start if rank is None else rank)
-        self._logger.log(logging.INFO if work and first else logging.DEBUG, line, *values)
+        shown = work and first and self._step <= _SHOWN_STEPS
+        self._logger.log(logging.INFO if shown else logging.DEBUG, line, *values)
 
 
 class DynamicSampler(BlockSampler):
@@ -460,8 +488,9 @@ class DynamicSampler(BlockSampler):
             needs it.
         observe: Function called with the samples of each group and the reason why it is dropped,
             ``''`` if it is kept.
-        logger: Logger for INFO lines on the first rank about steps with missing samples, and for
-            DEBUG lines otherwise.
+        logger: Logger for a warning on the first rank about each step that falls short, for INFO
+            lines there about the first 100 steps with missing samples, and for DEBUG lines
+            otherwise.
 
     Attributes:
         totals: Sums over the steps since the caller last cleared them.

@@ -147,6 +147,16 @@ def test_resamples_that_fall_short_are_told_and_take_the_policy(
         f'[DynSample] Resample #{number}/3: global_collected={count}/64, need {64 - count} more'
         for number, count in enumerate(counts[:-1], 1)]
     assert f'[DynSample] Shortage: {64 - counts[-1]}/64 samples missing' in told
+    repeats = 64 - counts[-1] if policy == 'pad' else 0
+    # the initial batch has 48 valid samples, in groups of group_size
+    invalid = 16 // SHORT[scenario][1]['group_size'] if policy == 'fallback' else 0
+    warnings = [[line for level, line in each['lines'] if level == 'WARNING']
+                for each in answers.of(f'{scenario}, {policy}')]
+    expected = [] if policy == 'raise' else [
+        f'[DynSample] Step 1 fell short: {counts[-1]}/64 valid samples after {len(counts) - 1} '
+        f'resample(s), shortfall={policy}. Of the samples it trains on {repeats} repeat others, '
+        f'and {invalid} group(s) are not valid.']
+    assert warnings == [expected, [], [], []]
 
 
 def test_fallback_uses_every_ranks_original_batch(answers: Answers) -> None:

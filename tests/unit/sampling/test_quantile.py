@@ -92,7 +92,7 @@ def test_quantiles_that_cannot_be_meant_are_refused(criteria: dict, words: str) 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> List[str]:
     return [record.getMessage() for record in caplog.records
-            if record.levelno == logging.WARNING]
+            if record.levelno == logging.WARNING and 'fell short: ' not in record.getMessage()]
 
 
 def test_a_collapse_is_told_with_its_numbers_and_not_every_step(
@@ -130,9 +130,17 @@ def test_the_warning_names_the_criterion(validity: Validity, score: float, words
     assert words in warnings(caplog)[0]
 
 
-def test_the_warning_looks_at_the_spread_too(caplog: pytest.LogCaptureFixture) -> None:
-    sampler = DynamicSampler(lambda: [1.0] * 2, lambda scores: scores, Validity(eps=0.0), 2,
-                             group_size=2)
+@pytest.mark.parametrize('validity, words', [
+    (Validity(eps=0.1), 'in the summaries, and lower eps if it is no_spread. Next'),
+    (Validity(eps=0), 'in the summaries. With eps=0, no_spread means that all scores of a group '
+                      'are equal'),
+    (Validity(high=0.9, low=0.8), 'half of them pass with low=0.5')])
+def test_the_warning_looks_at_the_spread_too(validity: Validity, words: str,
+                                             caplog: pytest.LogCaptureFixture) -> None:
+    """There is no lower eps than 0."""
+    sampler = DynamicSampler(lambda: [.5] * 2, lambda scores: scores, validity, 2, group_size=2)
     for _ in range(20):
         sampler.sample()
-    assert 'lower eps if it is no_spread' in warnings(caplog)[0]
+    [warning] = warnings(caplog)
+    assert words in warning and ('lower eps' in warning) == bool(validity.eps)
+
