@@ -114,5 +114,8 @@ if [ ! -f "$env/.complete" ] || { [ -n "$dev" ] && [ ! -f "$dev_mark" ]; }; then
         touch "$dev_mark"
     fi
 fi
-if [ "$leg" = cuda ]; then "$env/bin/python" "$root/tests/doubles/cuda/build.py" >&2; fi
-echo "$env/bin/python"
+if [ "$leg" = cuda ]; then  # the double lies in an environment on top, named after its sources
+    "$env/bin/python" "$root/tests/doubles/cuda/build.py"
+else
+    echo "$env/bin/python"
+fi

@@ -1,4 +1,4 @@
-"""The double's part in Python, which the build installs as ``cuda_double.boot``.
+"""The double's part in Python, which the build copies to ``cuda_double.boot``.
 
 A .pth file imports it whenever a Python of the environment starts, and so before PyTorch. It loads
 the double's libraries: a library that is loaded satisfies what PyTorch's libraries ask for under

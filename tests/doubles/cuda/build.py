@@ -1,10 +1,12 @@
-"""Build the double of CUDA for the PyTorch of this Python's environment, and install it there.
+"""Build the double of CUDA over this Python's environment, and print the path of a Python with it.
 
     python tests/doubles/cuda/build.py
 
-Afterwards ``CUDA_DOUBLE_DEVICES=8 python ...`` sees 8 CUDA devices. Needs g++ or clang++, and once
-a machine the network, for two small wheels with NVIDIA's headers. A second call does nothing. Exit
-status 4: compiling failed; 5: PyTorch's CUDA build, a compiler or the headers cannot be had here.
+With the printed Python, ``CUDA_DOUBLE_DEVICES=8`` makes 8 CUDA devices. Its environment lies on top
+of this one, and is named after the sources of the double: checkouts that differ in them share the
+PyTorch below. Needs g++ or clang++, and once a machine the network, for two small wheels with
+NVIDIA's headers. A second call does nothing. Exit status 4: compiling failed; 5: PyTorch's CUDA
+build, a compiler or the headers cannot be had here.
 """
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
+import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import List, NamedTuple, Optional
@@ -25,8 +27,7 @@ from typing import List, NamedTuple, Optional
 from stand_ins import TORCH_LIBRARIES, VENDOR_LIBRARIES, missing_source, read_symbols, vendor_source
 
 HERE = Path(__file__).resolve().parent
-SITE = Path(sysconfig.get_path('purelib'))
-INSTALLED = SITE / 'cuda_double'
+ENVIRONMENTS = Path(sys.prefix) / 'doubles'
 
 COMPILE_FAILED, NOT_AVAILABLE = 4, 5
 _CUDA = '13.0'
@@ -116,12 +117,6 @@ def build_key(torch: Torch) -> str:
     for path in source_files():
         digest.update(str(path.relative_to(HERE)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def is_installed(key: str) -> bool:
-    """Return whether the environment has the double that this key names."""
-    path = INSTALLED / 'key'
-    return path.exists() and path.read_text() == key
 
 
 def fetch_headers() -> Path:
@@ -244,40 +239,36 @@ class Compilation:
             print(done.stdout, file=sys.stderr)
 
 
-def install(libraries: List[Path], key: str) -> None:
-    """Put the libraries and ``boot.py`` where PyTorch finds them.
+def make_environment(folder: Path, libraries: List[Path]) -> None:
+    """Make an environment with the double, on top of this one.
 
-    Each file is replaced as a whole, so that processes that run keep the one that they have mapped.
+    A .pth file names the folders in which its Python looks as well. Nothing else is installed
+    there, so that it has no pip.
     """
-    INSTALLED.mkdir(exist_ok=True)
-    _replace(INSTALLED / 'key', b'')
-    for library in libraries:
-        _replace(INSTALLED / library.name, library.read_bytes())
-    _replace(INSTALLED / 'boot.py', (HERE / 'boot.py').read_bytes())
-    _replace(SITE / 'cuda_double.pth', b'import cuda_double.boot\n')
-    info = SITE / 'cuda_double-1.dist-info'
-    info.mkdir(exist_ok=True)
-    _replace(info / 'METADATA', b'Metadata-Version: 2.1\nName: cuda_double\nVersion: 1\n')
-    _replace(info / 'entry_points.txt',
-             b'[torch.backends]\ncuda_double = cuda_double.boot:register_operators\n')
-    _replace(info / 'RECORD', b'')
-    _replace(INSTALLED / 'key', key.encode())
+    venv.create(folder)
+    version = f'python{sys.version_info.major}.{sys.version_info.minor}'
+    site = folder / 'lib' / version / 'site-packages'
+    below = [path for path in sys.path if Path(path).name == 'site-packages']
+    (site / 'below.pth').write_text(''.join(f'{path}\n' for path in below))
+    (site / 'cuda_double').mkdir()
+    for path in [*libraries, HERE / 'boot.py']:
+        shutil.copy(path, site / 'cuda_double')
+    (site / 'cuda_double.pth').write_text('import cuda_double.boot\n')
+    info = site / 'cuda_double-1.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text('Metadata-Version: 2.1\nName: cuda_double\nVersion: 1\n')
+    (info / 'entry_points.txt').write_text(
+        '[torch.backends]\ncuda_double = cuda_double.boot:register_operators\n')
 
 
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f'.{path.name}.partial')
-    partial.write_bytes(content)
-    os.replace(partial, path)
-
-
-def check_installation() -> None:
+def check_environment(folder: Path) -> None:
     """Compute a sum on the second of two devices, in a new process.
 
     Raises:
         BuildError: If the process fails.
     """
     program = 'import torch; assert float(torch.ones(3, device="cuda:1").sum()) == 3'
-    done = subprocess.run([sys.executable, '-c', program], stdout=subprocess.PIPE,
+    done = subprocess.run([str(folder / 'bin' / 'python'), '-c', program], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, universal_newlines=True,
                           env={**os.environ, 'CUDA_DOUBLE_DEVICES': '2'})
     if done.returncode != 0:
@@ -285,8 +276,8 @@ def check_installation() -> None:
                          COMPILE_FAILED)
 
 
-def build() -> None:
-    """Build and install the double, unless that is done.
+def build() -> Path:
+    """Return the Python of the environment with the double, which is built first if necessary.
 
     Of processes that do so at once only one compiles. The others wait for its file lock, which the
     system releases even if that process is killed.
@@ -295,28 +286,29 @@ def build() -> None:
         BuildError: If it cannot be built.
     """
     torch = find_torch()
-    key = build_key(torch)
-    if is_installed(key):
-        return
-    with open(SITE / '.cuda_double.lock', 'w') as lock:
+    environment = ENVIRONMENTS / build_key(torch)
+    python = environment / 'bin' / 'python'
+    if environment.exists():
+        return python
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    with open(ENVIRONMENTS / f'{environment.name}.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_installed(key):
-            return
+        if environment.exists():
+            return python
         compiler, include = find_compiler(), fetch_headers()
         print(f'[cuda double] compiling with {compiler} for torch {torch.version} (half a minute, '
-              f'once) into {INSTALLED}', file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=SITE) as folder:
-            install(Compilation(torch, compiler, include, Path(folder)).run(), key)
-        try:
-            check_installation()
-        except BuildError:
-            _replace(INSTALLED / 'key', b'')
-            raise
+              f'once) into {environment}', file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(dir=ENVIRONMENTS) as folder:
+            complete = Path(folder) / 'environment'
+            make_environment(complete, Compilation(torch, compiler, include, Path(folder)).run())
+            check_environment(complete)
+            os.rename(complete, environment)
+    return python
 
 
 if __name__ == '__main__':
     try:
-        build()
+        print(build())
     except BuildError as error:
         print(f'[cuda double] {error}', file=sys.stderr)
         sys.exit(error.status)
