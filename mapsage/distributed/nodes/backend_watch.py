@@ -58,7 +58,7 @@ class _Group(NamedTuple):
 def watch_backends(device_type: str) -> None:
     """Watch the groups of this process that carry tensors of a device, those made later included.
 
-    Nothing is watched where PyTorch cannot tell that a backend has failed (before torch 2.6).
+    Nothing is watched where the backend has no ``get_error``, as in old versions of PyTorch.
     Backends over gloo, such as the staged one, raise in the caller and always answer success here.
 
     Args:
