@@ -11,7 +11,7 @@ _base_ = [
 ]
 
 # Global batch 16: 2 on each of 8 ranks. Fewer processes carry out the 8 ranks between them, so the
-# score is the same on any number of cards up to 8. More processes train a larger batch.
+# score hardly depends on the number of cards up to 8. More processes train a larger batch.
 env_cfg = dict(virtual_ranks=8 if int('{{$WORLD_SIZE:8}}') <= 8 else None)
 max_iters = 200
 train_dataloader = dict(batch_size=2)
