@@ -30,12 +30,10 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, SerialChannel, open_channel
-from mapsage.distributed.ordered_sum import carries
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 
 # How far a count of the second pass may be from that of the first: the noise of kernels that add
@@ -161,8 +159,6 @@ class BatchCounts:
         """Return the sum over virtual ranks of what a loss has counted. Collective in a step."""
         if not self._training:
             return count.detach()
-        if self._ranks.one_each and self._stays_on_device(count.device):
-            return self._total_on_device(count.detach().double()).to(count.dtype)
         # It leaves its device first: not every device has float64.
         host = count.detach().cpu().double()
         if self._collected is not None:
@@ -171,20 +167,6 @@ class BatchCounts:
         total = self._total([host.reshape(-1)]).reshape(host.shape) if self._ranks.one_each \
             else self._next_total(place, host)
         return total.to(count.dtype).to(count.device)
-
-    def _stays_on_device(self, device: torch.device) -> bool:
-        """Return whether counts can be summed there, which spares the host a wait."""
-        return (dist.is_initialized() and carries(device, self._group)
-                and current_accelerator().supports.float64)
-
-    def _total_on_device(self, count: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks with the order and the bits of :meth:`_total`. Collective."""
-        counts = [torch.empty_like(count) for _ in range(self._ranks.processes)]
-        dist.all_gather(counts, count.contiguous(), group=self._group)
-        total = torch.zeros_like(count)
-        for row in counts:
-            total += row
-        return total
 
     def _next_total(self, place: int, host: torch.Tensor) -> torch.Tensor:
         calls, call = self._found[self._turn], self._call
