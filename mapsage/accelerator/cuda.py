@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import nn
@@ -47,6 +47,14 @@ def set_workspace() -> Optional[str]:
             f"{' or '.join(_DETERMINISTIC_WORKSPACES)} only. Unset it, or set "
             f'randomness.deterministic=False.')
     return None
+
+
+def _tf32_setting(backend: Any) -> str:
+    """Return whether a backend of PyTorch may round float32 to TF32."""
+    try:
+        return str(backend.allow_tf32)
+    except RuntimeError:  # torch 2.9 and newer, where the user has set the newer attribute
+        return str(backend.fp32_precision)
 
 
 class CudaAccelerator(Accelerator):
@@ -142,8 +150,8 @@ class CudaAccelerator(Accelerator):
         found = {'CUDA': str(torch.version.cuda or getattr(torch.version, 'hip', None)),
                  'cuDNN': str(torch.backends.cudnn.version()),
                  'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
-                 'cudnn_allow_tf32': str(torch.backends.cudnn.allow_tf32),
-                 'matmul_allow_tf32': str(torch.backends.cuda.matmul.allow_tf32)}
+                 'cudnn_allow_tf32': _tf32_setting(torch.backends.cudnn),
+                 'matmul_allow_tf32': _tf32_setting(torch.backends.cuda.matmul)}
         driver = Path('/proc/driver/nvidia/version')
         if driver.exists():
             match = re.search(r'\b\d+\.\d+(\.\d+)?\b', driver.read_text(errors='replace'))

@@ -90,11 +90,14 @@ class ClassMapWriter:
             blockxsize=_TILE, blockysize=_TILE, compress='deflate', zlevel=1, crs=info.crs,
             transform=info.transform, bigtiff='IF_SAFER')
         with disk_errors(self.path):
+            # rasterio 1.3 opens what is there, and fails at the cut file of a stopped run.
+            Path(self.path).unlink(missing_ok=True)
             self._classes = open_file(self.path, 'w', nodata=info.nodata, **profile)
             self._classes.write_colormap(1, _color_table(info))
             self._classes.update_tags(**{_TAG: _classes_as_json(info)})
             if confidence:
                 path = confidence_path(self.path)
+                Path(path).unlink(missing_ok=True)
                 self._confidence = open_file(path, 'w', nodata=CONFIDENCE_NODATA, **profile)
                 self._confidence.set_band_description(1, 'confidence in percent')
 

@@ -39,6 +39,7 @@ class ProbabilityWriter:
         self._path = str(path)
         self._written: List[Tuple[int, int, List[int]]] = []  # row, rows, checksum of each band
         with disk_errors(self._path):
+            Path(self._path).unlink(missing_ok=True)  # see cog.py
             # Black is zero, or three bands would be red, green and blue, and a fourth alpha.
             self._file = open_file(
                 self._path, 'w', driver='GTiff', width=width, height=height, count=len(names),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
+import torch
 from torch import nn
 
 # Beginning of the names of modules that only training uses.
@@ -94,11 +95,18 @@ def compare(model: nn.Module, weights: Mapping[str, Any], training: bool = False
     while isinstance(getattr(model, 'module', None), nn.Module):  # DDP, test-time augmentation
         model = model.module  # type: ignore[assignment]
     state = model.state_dict()
+    converted = _converted_names(model)
+
+    def counts(name: str) -> bool:
+        return _counts(name, training) and not name.startswith(converted)
+
     misshapen = tuple(f'{name} is {tuple(np.shape(weights[name]))}, expected {tuple(tensor.shape)}'
                       for name, tensor in state.items()
-                      if name in weights and np.shape(weights[name]) != tensor.shape)
-    missing = tuple(name for name in state if name not in weights and _counts(name, training))
-    unexpected = tuple(name for name in weights if name not in state and _counts(name, training))
+                      if name in weights and isinstance(tensor, torch.Tensor)
+                      and np.shape(weights[name]) != tensor.shape
+                      and not name.startswith(converted))
+    missing = tuple(name for name in state if name not in weights and counts(name))
+    unexpected = tuple(name for name in weights if name not in state and counts(name))
     fitting = sum(name in weights for name in state) - len(misshapen)
     return Fit(fitting, len(state), len(weights), missing, unexpected, misshapen,
                _find_prefix(list(state), list(unexpected), fitting))
@@ -141,6 +149,22 @@ def check_start(model: nn.Module, weights: Mapping[str, Any], path: str) -> Fit:
             f'with random weights. Weights of a backbone alone belong in '
             f"model.backbone.init_cfg=dict(type='Pretrained', checkpoint=...).")
     return fit
+
+
+def _converted_names(model: nn.Module) -> Tuple[str, ...]:
+    """Return the beginnings of names that modules change when they load.
+
+    Modules of other packages do so for checkpoints of their old versions (deformable convolutions
+    of mmcv, position embeddings of mmpretrain), and PyTorch's report is all that tells the result.
+    """
+    def is_foreign(function: Any) -> bool:
+        function = getattr(function, 'hook', function)  # torch 2 wraps hooks
+        module = getattr(getattr(function, 'func', function), '__module__', None) or ''
+        return not module.startswith(('torch.', 'mapsage.'))
+
+    return tuple(f'{name}.' if name else '' for name, module in model.named_modules()
+                 if is_foreign(type(module)._load_from_state_dict)
+                 or any(map(is_foreign, module._load_state_dict_pre_hooks.values())))
 
 
 def _counts(name: str, training: bool) -> bool:

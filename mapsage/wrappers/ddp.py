@@ -24,6 +24,7 @@ from mapsage.distributed import (
     resolve_reduction,
 )
 from mapsage.distributed.groups.process_group import uses_native_group
+from mapsage.distributed.ordered_sum import carries
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 
 from .batch_counts import BatchCounts
@@ -154,7 +155,8 @@ class MMDistributedDataParallel(_MMDistributedDataParallel):
     def _add_in_order(self) -> None:
         """Have gradients added along the tree over the ranks, whatever bucket they are in."""
         group, world = self.process_group, dist.get_world_size(self.process_group)
-        means = _BucketMeans(OrderedSum(VirtualRanks(world, world), dist.get_rank(group), group))
+        means = _BucketMeans(OrderedSum(VirtualRanks(world, world), dist.get_rank(group), group),
+                             group)
         # A lambda, because DDP refuses annotations that are text, as all of this file are.
         self.register_comm_hook(None, lambda _, bucket: means.begin(bucket))
 
@@ -166,10 +168,11 @@ class _BucketMeans:
 
     Args:
         ordered: Sum over the ranks.
+        group: Process group of the ranks; that of all ranks when None.
     """
 
-    def __init__(self, ordered: OrderedSum) -> None:
-        self._ordered = ordered
+    def __init__(self, ordered: OrderedSum, group: Any) -> None:
+        self._ordered, self._group = ordered, group
         self._under_way: List[Tuple[Any, Any]] = []  # (steps, future), in the order of the buckets
 
     def begin(self, bucket: Any) -> Any:
@@ -182,8 +185,9 @@ class _BucketMeans:
         if bucket.index() == 0:
             self._under_way = []  # of a backward pass that has failed
         # With its device, whoever waits for it on another stream waits for the work on this one.
-        on_cpu = buffer.device.type == 'cpu'
-        future: Any = torch.futures.Future(devices=None if on_cpu else [buffer.device])
+        # Through host memory the sum is complete when it is set, and XLA has no events to wait for.
+        on_device = carries(buffer.device, self._group)
+        future: Any = torch.futures.Future(devices=[buffer.device] if on_device else None)
         self._under_way.append((self._ordered.mean_in_steps([buffer], out=buffer), future))
         self._advance()
         while bucket.is_last() and self._under_way:

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parent
+# What these files import is not in the PyTorch of the t20 leg.
+collect_ignore_glob = ['test_*.py'] if torch.__version__.startswith('1.') else []
 
 
 def why_skipped() -> Optional[str]:

@@ -71,6 +71,24 @@ def test_one_copy_of_each_tensor(tmp_path: Path) -> None:
     assert equal and pinned
 
 
+def copy_from_two_cards() -> List[bool]:
+    set_current_accelerator(resolve_accelerator('cuda'))
+    copies, equal = HostCopies(), []
+    for _ in range(2):  # in buffers that hold the values of the save before
+        tensors = dict(first=torch.randn(300, 400), second=torch.randn(300, 400))
+        moved = dict(first=tensors['first'].to('cuda:0'), second=tensors['second'].to('cuda:1'))
+        copied = copies.copy(dict(state_dict=copies.to_host(moved)))['state_dict']
+        equal += [torch.equal(copied[name], tensor) for name, tensor in tensors.items()]
+        copies.release()
+    return equal
+
+
+def test_a_model_over_two_cards_is_copied_whole(tmp_path: Path) -> None:
+    [equal] = run_ranks(copy_from_two_cards, 1, tmp_path, environ={
+        'CUDA_DOUBLE_LATE_COPIES': '200', 'CUDA_DOUBLE_DEVICES': '2'})
+    assert equal == [True] * 4
+
+
 ADAM = {'env_cfg.accelerator': 'cuda', 'optim_wrapper.optimizer': dict(
     _delete_=True, type='Adam', lr=0.01)}
 

@@ -46,7 +46,7 @@ class SlowOnRank1(OrderedSum):
 def start(kind: Any = OrderedSum) -> _BucketMeans:
     init_process_group(set_current_accelerator(resolve_accelerator('cuda')), timeout=60)
     world = dist.get_world_size()
-    return _BucketMeans(kind(VirtualRanks(world, world), dist.get_rank()))
+    return _BucketMeans(kind(VirtualRanks(world, world), dist.get_rank()), None)
 
 
 def means_of_two_buckets() -> Dict[str, Any]:

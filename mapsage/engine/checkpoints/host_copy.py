@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 from mmengine.utils import apply_to
 
 from mapsage.accelerator import current_accelerator
+from mapsage.distributed import local_rank
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
@@ -18,7 +20,8 @@ class HostCopies:
     New memory costs several times what the copying does, since the kernel clears each page. So the
     buffers of a save are kept for the next one: as much host memory as the checkpoint has bytes.
     The copies of one save, such as the best checkpoint and the last one, share what is equal.
-    Tensors on CUDA are copied once, into pinned buffers, all of them before the host waits.
+    Tensors on the rank's CUDA device are copied once, into pinned buffers, all of them before the
+    host waits.
     """
 
     def __init__(self) -> None:
@@ -32,8 +35,10 @@ class HostCopies:
 
         :meth:`copy` takes the tensors that come from CUDA as they are.
         """
-        on_host = apply_to(data, lambda value: hasattr(value, 'cpu'), self._receive)
-        current_accelerator().synchronize()
+        accelerator = current_accelerator()
+        receive = partial(self._receive, device=accelerator.device(local_rank()))
+        on_host = apply_to(data, lambda value: hasattr(value, 'cpu'), receive)
+        accelerator.synchronize()
         return on_host
 
     def copy(self, checkpoint: Dict[str, Any]) -> Dict[str, Any]:
@@ -51,9 +56,8 @@ class HostCopies:
                 copied = self._copied[place] = (
                     tensor if tensor.data_ptr() in self._received else
                     self._copy_of(tensor, storages))
-            elif tensor.data_ptr() in self._received:
-                self._give_back(self._received.pop(tensor.data_ptr()))
             memo[id(tensor)] = copied
+        self._give_back_unused()
         # MMEngine has made these for this checkpoint, and they may hold a million numbers each.
         for buffer in checkpoint.get('message_hub', {}).get('log_scalars', {}).values():
             memo[id(buffer)] = buffer
@@ -71,10 +75,11 @@ class HostCopies:
         """Give the memory back."""
         self._free, self._used, self._copied, self._received = {}, [], {}, {}
 
-    def _receive(self, value: Any) -> Any:
-        """Return a value on the CPU; a copy from CUDA may not have arrived yet."""
-        if type(value) is not torch.Tensor or not value.is_cuda or value.requires_grad \
-                or not value.numel() or not _fills_its_memory(value):
+    def _receive(self, value: Any, device: torch.device) -> Any:
+        """Return a value on the CPU; a copy from ``device`` may not have arrived yet."""
+        # Only the rank's own device is waited for; a split model has tensors on others too.
+        if type(value) is not torch.Tensor or not value.is_cuda or value.device != device \
+                or value.requires_grad or not value.numel() or not _fills_its_memory(value):
             return value.cpu()
         buffer = self._buffer(value.dtype, value.numel(), pinned=True)
         self._received[buffer.data_ptr()] = buffer
@@ -94,10 +99,13 @@ class HostCopies:
         return torch.as_strided(storages[place], source.shape, source.stride(),
                                 source.storage_offset()).requires_grad_(tensor.requires_grad)
 
-    def _give_back(self, buffer: torch.Tensor) -> None:
-        """Let later copies of this save take a pinned buffer whose values are there already."""
-        self._used = [used for used in self._used if used is not buffer]
-        self._free.setdefault((buffer.dtype, buffer.numel(), True), []).append(buffer)
+    def _give_back_unused(self) -> None:
+        """Let later copies of this save take pinned buffers whose values are there already."""
+        in_use = {tensor.data_ptr() for tensor in self._copied.values()}
+        for address in set(self._received) - in_use:
+            buffer = self._received.pop(address)
+            self._used = [used for used in self._used if used is not buffer]
+            self._free.setdefault((buffer.dtype, buffer.numel(), True), []).append(buffer)
 
     def _buffer(self, dtype: torch.dtype, length: int, pinned: bool = False) -> torch.Tensor:
         free = self._free.get((dtype, length, pinned))

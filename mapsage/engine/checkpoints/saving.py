@@ -1,11 +1,13 @@
 """Checkpoints that lose nothing: the old file goes only once the new one is whole."""
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
@@ -46,6 +48,7 @@ class SavingRunner(Runner):
     neighbor_copies: Optional[NeighborCopies] = None  # where machines share no disk
     _saves_together = False
     _loading = ''  # path of the checkpoint that was last loaded
+    _renamed: Sequence[Tuple[str, str]] = ()  # patterns and names that its loading gives weights
     _loads_whole = False  # whether a checkpoint must fill the whole model
     _evaluates = False  # whether that is for a test or a validation, which use no auxiliary heads
     _later: Optional[Save] = None  # the save that is being collected, to be written later
@@ -90,6 +93,9 @@ class SavingRunner(Runner):
         """
         self.finish_saves()
         self._loading = str(filename)
+        given = inspect.signature(super().load_checkpoint).bind(filename, *args, **kwargs)
+        given.apply_defaults()
+        self._renamed = given.arguments['revise_keys']
         return super().load_checkpoint(filename, *args, **kwargs)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
@@ -122,6 +128,8 @@ class SavingRunner(Runner):
     def _check_fit(self, checkpoint: Any) -> None:
         """Check the weights that are about to be loaded; the model is still as it was."""
         weights = plain_weights(checkpoint, self._loading)
+        for pattern, name in self._renamed:  # MMEngine renames them after this call
+            weights = {re.sub(pattern, name, key): weight for key, weight in weights.items()}
         if self._loads_whole:
             check_whole(self.model, weights, self._loading, training=not self._evaluates)
             return

@@ -67,12 +67,19 @@ class RankCount:
         output = self._process.communicate()[0]
         if self._process.returncode != 0:
             raise RankCountError('the cards of this machine cannot be counted; the reason is above')
-        return json.loads(output.splitlines()[-1])
+        try:
+            return json.loads(output.splitlines()[-1])
+        except (ValueError, IndexError):
+            raise RankCountError(f'the cards of this machine cannot be counted: expected a line of '
+                                 f'JSON, got {output[-200:]!r}. Set NPROC_PER_NODE.') from None
 
 
 def _arguments_of_program(arguments: Sequence[str]) -> List[str]:
-    """Return what follows the program, the first argument that names a Python file."""
+    """Return what follows the program, the first argument that names a Python file.
+
+    A question for help is the program's to answer.
+    """
     for position, argument in enumerate(arguments):
         if argument.endswith('.py') and not argument.startswith('-'):
-            return list(arguments[position + 1:])
+            return [word for word in arguments[position + 1:] if word not in ('-h', '--help')]
     return []

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from concurrent.futures import Future
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
@@ -136,10 +137,12 @@ class OwnStep(NamedTuple):
         """Return what a batch stands for.
 
         The number of samples judged in the step depends on how many passed; only the initial batch
-        has a size that does not, so that its pass rate is right on average.
+        has a size that does not, so that its pass rate is right on average. Where no sample was
+        judged in it, there is no such rate, and the step counts as one that was not filtered.
         """
         statistics = batch.statistics
-        share = 1.0 if statistics.outcome == FALLBACK else statistics.first_pass_rate
+        filtered = statistics.outcome != FALLBACK and not math.isnan(statistics.first_pass_rate)
+        share = statistics.first_pass_rate if filtered else 1.0
         return cls(turn, share, batch.loss_weight)
 
 

@@ -131,3 +131,17 @@ def test_an_average_is_loaded_where_the_config_has_the_hook(tmp_path: Path) -> N
                                     **changes)
         runner.test()
         assert len(record.figures) == 1
+
+
+def test_weights_are_compared_by_the_names_that_loading_gives_them(trained: Path,
+                                                                   tmp_path: Path) -> None:
+    checkpoint = torch.load(str(trained), **LOAD)
+    checkpoint['state_dict'] = {f'student.{name}': weight
+                                for name, weight in checkpoint['state_dict'].items()}
+    torch.save(checkpoint, str(tmp_path / 'student.pth'))
+    runner, _ = toy_runner(tmp_path / 'run')
+    with pytest.raises(CheckpointFitError, match='student.'):
+        runner.load_checkpoint(str(tmp_path / 'student.pth'))
+    runner.load_checkpoint(str(tmp_path / 'student.pth'), revise_keys=[(r'^student\.', '')])
+    for name, weight in runner.model.state_dict().items():
+        assert torch.equal(weight, checkpoint['state_dict'][f'student.{name}'])

@@ -86,7 +86,8 @@ def test_figures_before_and_after_also_of_a_resumed_run(tmp_path: Path) -> None:
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_2.pth'))
     again, _ = run(tmp_path, 1.95, resume=True)
     assert json.loads((tmp_path / 'before_after.json').read_text()) == told
-    assert log_of(again).count('before this stage: ') == 0
+    # Runs of one second share a file.
+    assert 'before this stage: ' not in log_of(again).replace(log, '')
 
 
 def test_an_untrained_model_is_warned_of(tmp_path: Path) -> None:

@@ -122,3 +122,39 @@ def test_a_training_does_not_begin_with_what_has_nothing_in_common(strange: Any)
 def test_what_holds_no_weights_is_named(content: Any) -> None:
     with pytest.raises(CheckpointFitError, match='has no state_dict'):
         plain_weights(content, 'a.pth')
+
+
+class Counting(nn.Linear):
+    """A layer with a state that is no tensor."""
+
+    def get_extra_state(self) -> Dict[str, int]:
+        return dict(calls=3)
+
+    def set_extra_state(self, state: Dict[str, int]) -> None:
+        pass
+
+
+def test_a_state_that_is_no_tensor_has_no_shape() -> None:
+    model = build()
+    model.decode_head = Counting(4, 2)
+    check_whole(model, weights_of(model), 'a.pth', training=True)
+
+
+class Renaming(nn.Linear):
+    """A layer that takes the names of its old versions, as some of mmcv's do."""
+
+    def _load_from_state_dict(self, state: Dict[str, Any], prefix: str, *args: Any) -> None:
+        if f'{prefix}old' in state:
+            state[f'{prefix}weight'] = state.pop(f'{prefix}old')
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+def test_what_a_layer_of_another_package_converts_is_left_to_it() -> None:
+    model = build()
+    model.decode_head = Renaming(4, 2)
+    weights = weights_of(model)
+    weights['decode_head.old'] = weights.pop('decode_head.weight')
+    check_whole(model, weights, 'a.pth', training=True)
+    del weights['backbone.0.weight']
+    with pytest.raises(CheckpointFitError, match='1 missing: backbone.0.weight'):
+        check_whole(model, weights, 'a.pth', training=True)

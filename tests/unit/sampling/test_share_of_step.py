@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Sequence
 
 import pytest
@@ -81,3 +83,9 @@ def test_the_pass_rate_of_the_step_would_be_too_large() -> None:
     means = mean_weight(1, 8, shortfall='fallback')
     assert means['naive'] / RATE > 1.45
     assert means['total'] == pytest.approx(RATE, abs=1e-12)
+
+
+def test_a_step_whose_first_batch_is_empty_counts_as_one_that_was_not_filtered() -> None:
+    statistics = SimpleNamespace(outcome='full', first_pass_rate=math.nan)
+    batch: Any = SimpleNamespace(statistics=statistics, loss_weight=1.0)
+    assert OwnStep.of(batch, 0).share == 1.0

@@ -106,8 +106,8 @@ def run_model(name: str) -> Dict[Any, Any]:
     return found
 
 
-class Copies(torch.utils._python_dispatch.TorchDispatchMode if hasattr(
-        torch.utils, '_python_dispatch') else object):  # type: ignore[misc]
+class Copies(getattr(getattr(torch.utils, '_python_dispatch', None),  # not in torch 1.10
+                     'TorchDispatchMode', object)):  # type: ignore[misc]
     """Lists the shapes that are copied from one device to another."""
 
     def __init__(self) -> None:

@@ -47,7 +47,8 @@ def test_groups_that_are_made_later_are_found_and_their_collectives_counted(grou
     found = {found.name: found for found in _groups('cpu')}
     name = dist.distributed_c10d._pg_names[later]
     assert name in set(found) - before
-    lane = BackendLane('lane', [0], found[name].backend)
+    assert found[name].error == 'SUCCESS' and found[name].ranks == [0]
+    lane = BackendLane('lane', [0], name, 'cpu')
     assert (lane.entered, lane.inside) == (0, False)
     for count in (1, 2):
         dist.all_reduce(torch.ones(2), group=later)

@@ -66,6 +66,22 @@ def test_cards_that_cannot_be_counted_are_an_error(
     assert 'the driver is broken' in capfd.readouterr().err
 
 
+def test_an_answer_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    for text in ('', 'usage: ...', '{"cards"'):
+        talking = tmp_path / 'talking.py'
+        talking.write_text(f'print({text!r})\n')
+        with pytest.raises(rank_count.RankCountError, match='expected a line of JSON'):
+            counted(talking, LAUNCH, 'cuda')
+
+
+def test_a_question_for_help_is_left_to_the_program(program: Path, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('CARDS', '2')
+    monkeypatch.setenv('ARGUMENTS', str(tmp_path / 'arguments'))
+    assert counted(program, [*LAUNCH, '--help', '-h'], 'cuda')[0] == '2'
+    assert (tmp_path / 'arguments').read_text() == '["a.py", "--amp"]'
+
+
 def test_the_program_counts_what_a_run_would_use(tmp_path: Path) -> None:
     config = tmp_path / 'config.py'
     config.write_text("env_cfg = dict(accelerator='cpu')\n")
