@@ -25,7 +25,7 @@ _OTHERWISE_KNOWN = {MaskFlags.all_valid, MaskFlags.nodata, MaskFlags.alpha}
 
 
 @dataclass(frozen=True)
-class Validity:
+class PixelValidity:
     """What makes pixels of some bands of a file invalid.
 
     Attributes:
@@ -41,7 +41,7 @@ class Validity:
     may_be_nan: bool
 
     @classmethod
-    def of(cls, source: Any, bands: Sequence[int], dtype: np.dtype) -> Validity:
+    def of(cls, source: Any, bands: Sequence[int], dtype: np.dtype) -> PixelValidity:
         """Return the validity of the bands of an open file.
 
         An alpha band that is among ``bands`` is data.

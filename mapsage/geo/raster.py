@@ -16,7 +16,7 @@ from rasterio.session import DummySession
 from rasterio.windows import Window
 
 from . import gdal_names, vsi
-from .pixel_validity import Validity
+from .pixel_validity import PixelValidity
 
 # GDAL caches decoded blocks, by default in up to 5 % of the machine's memory in every process. On a
 # node with many ranks and workers that adds up to more memory than there is. The limit here is in
@@ -115,7 +115,7 @@ class Raster:
             self.nodata: Optional[float] = source.nodatavals[self.bands[0] - 1]
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
-            self.validity = Validity.of(source, self.bands, self.dtype)
+            self.validity = PixelValidity.of(source, self.bands, self.dtype)
         self.may_have_gaps = self.validity.may_hide
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
 
