@@ -21,6 +21,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence, Set
 
+from mapsage.errors import UserError
+
 _PREFIX = '.claim-'
 _PATIENCE = 5.0  # seconds in which a process that was killed a moment ago is gone
 _PAUSE = 0.1  # seconds on average: two processes that see each other try again at other times
@@ -30,7 +32,7 @@ NO_LOCKS = ('the file system of {folder} has no locks: nobody notices if a secon
             'there.')
 
 
-class FolderClaimedError(ValueError):
+class FolderClaimedError(UserError, ValueError):
     """Another process writes what this one was about to write."""
 
 

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import torch
 from torch import nn
 
+from mapsage.errors import UserError
 
-class AcceleratorError(ValueError):
+
+class AcceleratorError(UserError, ValueError):
     """The requested accelerator cannot be used, or its software is broken."""
 
 

@@ -20,11 +20,6 @@ from mmengine.runner import Runner
 from mapsage.accelerator import AcceleratorError
 from mapsage.console import accept_any_text, examples
 from mapsage.distributed import (
-    BackendError,
-    LauncherError,
-    RankError,
-    RankLostError,
-    StrategyError,
     die_with_launcher,
     error_text,
     lost_ranks_named,
@@ -33,51 +28,16 @@ from mapsage.distributed import (
 from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
-from mapsage.distributed.nodes.writer_lease import SupersededError
 from mapsage.distributed.stop_request import StoppedEarly
-from mapsage.distributed.virtual_ranks import VirtualRanksError
-from mapsage.engine.checkpoints.files import SaveError
-from mapsage.engine.checkpoints.resume import ResumeError
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.loading.data_checks import DataError, SampleError
-from mapsage.engine.nodes import NodesDifferError
 from mapsage.engine.ranks.fork_server import freeze_imports
 from mapsage.engine.ranks.leftover_encoders import note_finished
-from mapsage.export.errors import ExportError
-from mapsage.features import FeatureSourceError, RoleError, StreamingError
+from mapsage.errors import UserError
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
-from mapsage.folder_claims import FolderClaimedError
-from mapsage.geo import GeoError, RasterBlockError
-from mapsage.hooks import (
-    DeviceCheckError,
-    LoaderError,
-    NonFiniteLossError,
-)
-from mapsage.inference.errors import PredictError
-from mapsage.models import (
-    BackboneInputError,
-    CheckpointFitError,
-    FrozenWeightsError,
-    LoRAError,
-    WeightsError,
-)
-from mapsage.sampling import LockstepError, SampleMismatchError, ShortfallError
+from mapsage.hooks import DeviceCheckError
 from mapsage.shipped import ShippedError, find_config
-from mapsage.wrappers import CrossDeviceError, DeviceMapError
-
-from .replay import ReplayError
 
 _RESUME_MODES = ('auto', 'must')
-
-# Errors whose message is enough for the user; any other error is shown with its traceback.
-_USER_ERRORS = (AcceleratorError, BackboneInputError, BackendError, CheckpointFitError, ConfigError,
-                CrossDeviceError, DataError, DeviceCheckError, DeviceMapError, ExportError,
-                FeatureSourceError, FolderClaimedError, FrozenWeightsError, GeoError,
-                LauncherError, LoaderError, LoRAError, LockstepError, NodesDifferError,
-                NonFiniteLossError, PredictError, RankError, RankLostError, RasterBlockError,
-                ReplayError, ResumeError, RoleError, SampleError, SampleMismatchError, SaveError,
-                ShortfallError, StrategyError, StreamingError, SupersededError, VirtualRanksError,
-                WeightsError)
 
 
 def build_parser(description: str, needs_config: bool = True,
@@ -293,7 +253,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         rank = os.environ.get('RANK')
         where = '' if rank is None else f'[rank {rank}] '
         try:
-            if isinstance(error, _USER_ERRORS):
+            if isinstance(error, UserError):
                 print(f'{where}{text}', file=sys.stderr, flush=True)
             else:
                 traceback.print_exc()
@@ -312,8 +272,7 @@ def _kind(error: BaseException, environ: Mapping[str, str] = os.environ) -> str:
         nodes = {rank // int(environ.get('LOCAL_WORLD_SIZE', 1)) for rank in error.problems}
         if len(nodes) == 1:
             return BROKEN_FILE if nodes == {int(environ.get('GROUP_RANK', 0))} else ''
-    final = isinstance(error, _USER_ERRORS) and not isinstance(error, (RankError, RankLostError))
-    return FINAL_FILE if final else ''
+    return FINAL_FILE if isinstance(error, UserError) and error.final else ''
 
 
 def _leave(status: int) -> None:
@@ -338,10 +297,11 @@ def _leave(status: int) -> None:
 def _without_worker_traceback(error: Exception) -> Exception:
     """Return a user error as it was before a loader's worker wrapped it in its own traceback."""
     mark = f'{type(error).__name__}: '
-    if not isinstance(error, (ConfigError, DataError, SampleError)):
+    if not isinstance(error, UserError):
         return error
     try:
         text = str(error)
     except Exception:  # a faulty __str__; error_text copes with it
         return error
-    return type(error)(text.rsplit(mark, 1)[1].strip()) if mark in text else error
+    wrapped = text.startswith('Caught ') and mark in text
+    return type(error)(text.rsplit(mark, 1)[1].strip()) if wrapped else error

@@ -14,6 +14,7 @@ from mmengine.runner import CheckpointLoader
 
 from mapsage.engine.checkpoints.resume import candidates_in, folders_of
 from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
+from mapsage.errors import UserError
 from mapsage.hooks import PreviewHook, ReproducibilityHook
 from mapsage.hooks.gradients.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.hooks.reproducibility import META_KEY, differences
@@ -24,7 +25,7 @@ from .replay_files import StepFacts, write_step
 _LEFT_OUT = ('CheckpointHook', 'NonFiniteLossHook')
 
 
-class ReplayError(ValueError):
+class ReplayError(UserError, ValueError):
     """An iteration cannot be carried out again."""
 
 

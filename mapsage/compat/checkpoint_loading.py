@@ -25,6 +25,8 @@ from mmengine.runner import checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
+from mapsage.errors import UserError
+
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
 
@@ -35,7 +37,7 @@ _REFUSED = re.compile(r'Unsupported global|unrecognized function|[Uu]nsupported 
                       r'asks for attribute')
 
 
-class UnsafeCheckpointError(pickle.UnpicklingError):
+class UnsafeCheckpointError(UserError, pickle.UnpicklingError):
     """A checkpoint contains an object that is not on the allow-list."""
 
 

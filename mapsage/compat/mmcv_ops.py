@@ -13,10 +13,12 @@ import sys
 import types
 from typing import Any, Callable
 
+from mapsage.errors import UserError
+
 EXTENSION = 'mmcv._ext'
 
 
-class MissingOpError(RuntimeError):
+class MissingOpError(UserError, RuntimeError):
     """A compiled mmcv op was called, but the installed mmcv has none."""
 
 

@@ -7,13 +7,15 @@ import os
 import resource
 from pathlib import Path
 
+from mapsage.errors import UserError
+
 _OPEN = Path('/proc/self/fd')
 # For what a run opens later beside connections to ranks: shards, logs, pipes of loader workers.
 _SPARE = 64
 _PER_GROUP = 8  # of gloo, beside one connection to each rank
 
 
-class DescriptorLimitError(RuntimeError):
+class DescriptorLimitError(UserError, RuntimeError):
     """The limit of open files is too low for this number of ranks."""
 
 

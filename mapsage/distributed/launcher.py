@@ -13,12 +13,14 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional
 
+from mapsage.errors import UserError
+
 # Slurm jobs that share a node must not share a port, so the default is derived from the job id:
 # 20000 is above the well-known services and the range ends below Linux's ephemeral ports (32768).
 _SLURM_PORT_BASE, _SLURM_PORT_SPAN = 20000, 12000
 
 
-class LauncherError(ValueError):
+class LauncherError(UserError, ValueError):
     """The environment lacks the variables of the named launcher."""
 
 

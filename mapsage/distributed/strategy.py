@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
+from mapsage.errors import UserError
 from mapsage.shipped import script
 
 from .launcher import launcher_environment
@@ -22,7 +23,7 @@ LAUNCHER_VARIABLES = (
     'TORCHELASTIC_MAX_RESTARTS')
 
 
-class StrategyError(ValueError):
+class StrategyError(UserError, ValueError):
     """The requested strategy does not suit the launcher or the devices."""
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Tuple
 
+from mapsage.errors import UserError
 
-class VirtualRanksError(ValueError):
+
+class VirtualRanksError(UserError, ValueError):
     """The virtual ranks of a run do not suit its processes, its config or its checkpoint."""
 
 

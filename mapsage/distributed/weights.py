@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mapsage.errors import UserError
+
 from .channels.group_channel import open_channel
 from .ordered_sum import as_bytes, carries, to_host
 
@@ -21,8 +23,11 @@ _SAMPLED = 8  # elements of each tensor
 _MESSAGE_BYTES = 64 << 20  # as much memory is needed beside the tensors
 
 
-class WeightsDifferError(RuntimeError):
+class WeightsDifferError(UserError, RuntimeError):
     """Parameters or buffers that must be equal on all ranks are not."""
+
+    # a restart from the last checkpoint makes them equal again
+    final = False
 
 
 def check_equal_weights(module: nn.Module, when: str,

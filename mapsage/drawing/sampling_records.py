@@ -12,6 +12,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from mapsage.errors import UserError
+
 from . import tiles
 
 _SUMS = ('steps', 'attempts', 'judged', 'passed', 'moved_samples', 'sent_bytes', 'surplus',
@@ -23,7 +25,7 @@ COUNTS = dict(
 MAX_SIDE = 415  # longest side of a tile that fits the picture, in pixels
 
 
-class SamplingPlotError(ValueError):
+class SamplingPlotError(UserError, ValueError):
     """The files of dynamic sampling are missing or unreadable."""
 
 

@@ -15,6 +15,7 @@ from mmengine.model import is_model_wrapper
 from torch import nn
 
 from mapsage.accelerator import Accelerator
+from mapsage.errors import UserError
 
 _compile = getattr(torch, 'compile', None)  # since torch 2.0
 # Those of torch 2.0 are known as such where torch is older.
@@ -23,7 +24,7 @@ _OPTIONS = {'fullgraph', 'dynamic', 'backend', 'mode', 'options', 'disable'} | (
 _MARK = 'compiled_by_mapsage'
 
 
-class CompileError(ValueError):
+class CompileError(UserError, ValueError):
     """The config's ``compile`` cannot be carried out."""
 
 

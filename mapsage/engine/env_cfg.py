@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 from mapsage.distributed.nodes.heartbeat import DEFAULT_HEARTBEAT_SECONDS
+from mapsage.errors import UserError
 
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',  # MMEngine's
          'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',  # MapSage's
@@ -17,7 +18,7 @@ _REDUCTIONS = ('ordered', 'native')
 _PRECISIONS = ('highest', 'high', 'medium')  # those of torch.set_float32_matmul_precision
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A config asks for something that MapSage cannot do."""
 
 

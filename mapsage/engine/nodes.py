@@ -30,6 +30,7 @@ from mapsage.distributed.nodes.heartbeat import (
     start_heartbeat,
 )
 from mapsage.distributed.nodes.launcher_notes import note_met
+from mapsage.errors import UserError
 from mapsage.features.remote.roles import ENCODERS_VARIABLE
 from mapsage.version import __version__
 
@@ -43,7 +44,7 @@ _FOLDER_SECONDS = 5.0  # a shared disk may show a new file a little later elsewh
 _OWN_KEYS = ('work_dir', 'resume', 'load_from', 'launcher')
 
 
-class NodesDifferError(ValueError):
+class NodesDifferError(UserError, ValueError):
     """The nodes of a job do not run the same code or config, or see different data."""
 
 

@@ -6,10 +6,12 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import nn
 
+from mapsage.errors import UserError
+
 from .source import Features, StreamingError
 
 
-class FeatureSourceError(ValueError):
+class FeatureSourceError(UserError, ValueError):
     """``feature_source`` does not fit the config's model, loader or launcher."""
 
 

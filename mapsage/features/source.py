@@ -7,12 +7,14 @@ from typing import Callable, ClassVar, Dict, List, Tuple
 
 import torch
 
+from mapsage.errors import UserError
+
 # One tensor (n, channels, height, width) per level, in the encoder's order.
 Features = Tuple[torch.Tensor, ...]
 Encode = Callable[[torch.Tensor], Features]
 
 
-class StreamingError(RuntimeError):
+class StreamingError(UserError, RuntimeError):
     """Features did not arrive: which, why, and what to do."""
 
 

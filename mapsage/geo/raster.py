@@ -15,6 +15,8 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOEr
 from rasterio.session import DummySession
 from rasterio.windows import Window
 
+from mapsage.errors import UserError
+
 from . import gdal_names, vsi
 from .pixel_validity import PixelValidity
 
@@ -38,7 +40,7 @@ Box = Tuple[int, int, int, int]
 """A window in pixels: column, row, width, height."""
 
 
-class GeoError(ValueError):
+class GeoError(UserError, ValueError):
     """A scene, map or vector file cannot be used as requested; the message names the file."""
 
 
@@ -46,7 +48,7 @@ class RemoteReadError(GeoError):
     """A server did not deliver part of a scene; the message names both."""
 
 
-class RasterBlockError(RuntimeError):
+class RasterBlockError(UserError, RuntimeError):
     """A window of a scene cannot be decoded: the file is damaged there.
 
     Attributes:

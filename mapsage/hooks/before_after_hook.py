@@ -14,6 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
+from mapsage.errors import UserError
 from mapsage.evaluation import scores
 from mapsage.evaluation.confusion_matrix import mean_of_defined
 
@@ -23,7 +24,7 @@ _BASELINE = 'single_class_mIoU'
 _TRAINED = 0.1
 
 
-class NoValidationError(ValueError):
+class NoValidationError(UserError, ValueError):
     """A hook wants to score the model, and the config has nothing to score it with."""
 
 

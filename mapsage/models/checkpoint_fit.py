@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from mapsage.errors import UserError
+
 # Beginning of the names of modules that only training uses.
 _TRAINING_ONLY = 'auxiliary_head.'
 # A counter of batches, absent in checkpoints of old versions and of no use for predictions.
@@ -26,7 +28,7 @@ _WRAPPER = 'module.'
 _LEAST_SHARE = 0.1
 
 
-class CheckpointFitError(ValueError):
+class CheckpointFitError(UserError, ValueError):
     """The weights of a checkpoint are not those of the model."""
 
 

@@ -8,6 +8,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional
 import torch
 from torch import nn
 
+from mapsage.errors import UserError
+
 # Key in ``meta`` of a checkpoint: names, digest and source of the weights that it leaves out.
 LEFT_OUT = 'left_out_weights'
 _PREFIX = 'backbone.'
@@ -15,7 +17,7 @@ _PREFIX = 'backbone.'
 _STATISTICS = re.compile(r'(^|\.)(running_mean|running_var|num_batches_tracked)$')
 
 
-class FrozenWeightsError(ValueError):
+class FrozenWeightsError(UserError, ValueError):
     """A checkpoint holds trained weights alone, and the others are missing or not the same."""
 
 

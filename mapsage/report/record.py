@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from mapsage.atomic_write import atomic_write
+from mapsage.errors import UserError
 
 RECORD = 'run.json'
 
 
-class ReportError(ValueError):
+class ReportError(UserError, ValueError):
     """There is no run to report on."""
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from mapsage.distributed import Channel, open_channel, raise_together
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.errors import UserError
 
 from .candidate import Candidate
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
@@ -20,7 +21,7 @@ PURPOSE = 'sampling'  # of the channel, whose group is used for nothing else
 _FAILED = 1
 
 
-class SampleMismatchError(ValueError):
+class SampleMismatchError(UserError, ValueError):
     """Ranks that exchange samples hold samples with different keys."""
 
 

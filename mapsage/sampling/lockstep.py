@@ -6,6 +6,7 @@ from typing import List, Mapping, Optional, Sequence, Tuple
 
 from mapsage.distributed import Channel, Consensus, raise_together
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.errors import UserError
 
 # Status of a rank after a round: all went well, an exception was raised, its loader has ended.
 OK, FAILED, ENDED = 0, 1, 2
@@ -23,7 +24,7 @@ OK, FAILED, ENDED = 0, 1, 2
 COUNTS = ('valid', 'judged', 'passed', 'not_finite', 'original')
 
 
-class LockstepError(RuntimeError):
+class LockstepError(UserError, RuntimeError):
     """Ranks sample with different settings, or are in different steps."""
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Sequence, Tuple
 
+from mapsage.errors import UserError
+
 from .plan import ExchangePlan, plan_exchange
 
 FALLBACK = 'fallback'
 POLICIES = (FALLBACK, 'pad', 'shrink', 'raise')
 
 
-class ShortfallError(RuntimeError):
+class ShortfallError(UserError, RuntimeError):
     """There are too few valid samples, and the policy cannot or must not make up for them."""
 
 

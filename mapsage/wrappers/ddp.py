@@ -26,6 +26,7 @@ from mapsage.distributed import (
 from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.distributed.ordered_sum import carries
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.errors import UserError
 
 from .batch_counts import BatchCounts
 
@@ -36,7 +37,7 @@ _LAZY_BUCKET_MIB = 4096
 _HAS_FORWARD_SYNC = 'forward_sync_buffers' in inspect.signature(DistributedDataParallel).parameters
 
 
-class PlacementError(RuntimeError):
+class PlacementError(UserError, RuntimeError):
     """A parameter or buffer is not on the device of its rank."""
 
 

@@ -11,6 +11,8 @@ import torch
 from mmengine.model import BaseDataPreprocessor
 from torch import nn
 
+from mapsage.errors import UserError
+
 # Modules that pass a value from child to child although they are not containers; all others stay
 # whole.
 _CHAINS = ('SwinBlockSequence',)
@@ -19,7 +21,7 @@ _WHOLE_BACKBONES = ('CGNet', 'DDRNet', 'ICNet', 'PIDNet',
                     'STDCContextPathNet')
 
 
-class DeviceMapError(ValueError):
+class DeviceMapError(UserError, ValueError):
     """A ``device_map`` does not fit the model or the devices."""
 
 

@@ -18,6 +18,7 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
+from mapsage.errors import UserError
 
 from .ddp import PlacementError, _shared_parameters
 from .device_map import automatic_map, is_container, resolve_device_map, tensor_owners
@@ -26,7 +27,7 @@ from .device_transfer import bring_inputs, bring_outputs, bring_together
 _ENTRIES = ('forward', 'loss', 'predict')
 
 
-class CrossDeviceError(RuntimeError):
+class CrossDeviceError(UserError, RuntimeError):
     """A module that was cut combines results of its parts that are on different devices."""
 
 

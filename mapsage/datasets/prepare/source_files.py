@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Pattern, Sequence, Tuple
 
+from mapsage.errors import UserError
+
 _SHOWN = 5  # number of names that an error message lists
 
 
-class PrepareError(ValueError):
+class PrepareError(UserError, ValueError):
     """The delivery or the output folder is not as expected; the message says what is expected."""
 
 

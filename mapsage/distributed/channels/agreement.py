@@ -7,6 +7,8 @@ from typing import Callable, Dict, Iterator, NoReturn, Optional
 import torch
 import torch.distributed as dist
 
+from mapsage.errors import UserError
+
 from .channel import Channel, RankLostError, bounded, error_text
 from .group_channel import open_channel
 
@@ -15,13 +17,16 @@ from .group_channel import open_channel
 _PEER_SECONDS = 5.0
 
 
-class RankError(RuntimeError):
+class RankError(UserError, RuntimeError):
     """Another rank failed.
 
     Attributes:
         rank: Lowest global rank that failed, or the first one where peers were stuck.
         text: Type and message of its exception.
     """
+
+    # whether it is final, the rank that failed tells the launcher
+    final = False
 
     def __init__(self, rank: int, text: str, what: str) -> None:
         super().__init__(f'rank {rank} failed in {what}: {text}')

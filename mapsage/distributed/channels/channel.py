@@ -12,15 +12,19 @@ from typing import Dict, List, Optional, Sequence
 
 import torch
 
+from mapsage.errors import UserError
+
 _MAX_BYTES = 4000  # of an error's text, in UTF-8
 
 
-class RankLostError(RuntimeError):
+class RankLostError(UserError, RuntimeError):
     """Some ranks did not enter a collective before its deadline, or died.
 
     Attributes:
         ranks: Global ranks that were waited for; empty when they are not known.
     """
+
+    final = False
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)

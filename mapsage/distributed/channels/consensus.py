@@ -8,6 +8,8 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 import torch
 import torch.distributed as dist
 
+from mapsage.errors import UserError
+
 from .group_channel import open_channel
 
 _LIMIT = 2**63 - 1  # facts lie between its negative and itself
@@ -16,7 +18,7 @@ _NOTHING = -2**63  # stands for a fact that a rank left out
 _GATHER_BYTES = 4096
 
 
-class DisagreementError(RuntimeError):
+class DisagreementError(UserError, RuntimeError):
     """Ranks gave different values of a field that must agree.
 
     Attributes:

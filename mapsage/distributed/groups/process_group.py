@@ -17,6 +17,7 @@ from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.distributed.descriptors import check_descriptors
 from mapsage.distributed.launcher import local_rank
 from mapsage.distributed.stop_request import StoppedEarly
+from mapsage.errors import UserError
 
 from .simulated_eccl import register_simulated_backend
 from .staged import BACKEND as STAGED
@@ -28,7 +29,7 @@ DEFAULT_TIMEOUT_SECONDS = 1800
 _MAX_TIMEOUT_SECONDS = 10**8  # three years; datetime.timedelta and gloo take that
 
 
-class BackendError(ValueError):
+class BackendError(UserError, ValueError):
     """A backend or timeout that cannot be used."""
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from mapsage.accelerator import AcceleratorError, current_accelerator
 from mapsage.distributed.store import LockedStore, silent_ranks
+from mapsage.errors import UserError
 
 BACKEND = 'staged'
 
@@ -27,8 +28,10 @@ SUPPORTED = 'devices' in dist.Backend.register_backend.__code__.co_varnames
 _Base: Any = dist.ProcessGroup if SUPPORTED else object
 
 
-class CollectiveError(RuntimeError):
+class CollectiveError(UserError, RuntimeError):
     """A collective did not complete, since a rank did not come or has ended."""
+
+    final = False
 
 
 class StagedProcessGroup(_Base):

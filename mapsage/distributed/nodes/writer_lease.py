@@ -14,12 +14,13 @@ import socket
 from typing import Dict, Optional
 
 from mapsage.atomic_write import atomic_write
+from mapsage.errors import UserError
 
 _FILE = '.writer'
 _lease: Dict[str, str] = {}  # this process's: path of the file, and the word
 
 
-class SupersededError(RuntimeError):
+class SupersededError(UserError, RuntimeError):
     """Another start of this job writes into the work dir now."""
 
 

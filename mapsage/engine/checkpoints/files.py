@@ -14,13 +14,14 @@ from typing import Any, List, Set, Tuple
 import torch
 
 from mapsage.distributed.nodes.writer_lease import check_writer
+from mapsage.errors import UserError
 
 _PARTIAL = re.compile(r'\.[0-9a-f]{8}\.partial$')
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _being_written: Set[Any] = set()  # files of this process
 
 
-class SaveError(OSError):
+class SaveError(UserError, OSError):
     """A checkpoint could not be written; those before it are kept."""
 
 

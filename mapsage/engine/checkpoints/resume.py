@@ -12,13 +12,14 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 from mmengine.config import Config
 from mmengine.runner import CheckpointLoader, find_latest_checkpoint
 
+from mapsage.errors import UserError
 from mapsage.hooks.ranks.stop_hook import CHECKPOINT as STOPPED
 
 # What a training writes: files of CheckpointHook, and that of StopHook.
 _NAMES = re.compile(rf'^(?:(iter|epoch)_(\d+)\.pth|({re.escape(STOPPED)}))$')
 
 
-class ResumeError(ValueError):
+class ResumeError(UserError, ValueError):
     """There is nothing to resume from."""
 
 

@@ -15,6 +15,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import nn
 
 from mapsage.distributed import error_text
+from mapsage.errors import UserError
 
 from .dataset_parts import innermost, loads_images, loads_masks, parts, reads_remotely
 
@@ -28,11 +29,11 @@ _TRACEBACK = 2500
 _PACKAGE = f'{Path(__file__).resolve().parents[2]}{os.sep}'
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A dataset or one of its files is unusable; the message names it."""
 
 
-class SampleError(RuntimeError):
+class SampleError(UserError, RuntimeError):
     """A transform or a dataset failed on a sample; the message ends with its traceback."""
 
 

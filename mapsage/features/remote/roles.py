@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping
 import torch.distributed as dist
 
 from mapsage.distributed.nodes.elastic import ROUND_VARIABLE
+from mapsage.errors import UserError
 
 ENCODER, HEAD = 'encoder', 'head'
 # Environment variable with the number of encoders, set in every process of a job that was split.
@@ -18,7 +19,7 @@ ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
 _connections = itertools.count()
 
 
-class RoleError(ValueError):
+class RoleError(UserError, ValueError):
     """The ranks of a job cannot be split into encoders and heads as the config says."""
 
 

@@ -7,11 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mapsage.errors import UserError
+
 # The oldest torch whose distribute_tensor takes src_data_rank.
 TORCH = (2, 7)
 
 
-class TensorParallelError(ValueError):
+class TensorParallelError(UserError, ValueError):
     """A head cannot be split; the message says why and what to do."""
 
 

@@ -11,12 +11,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from mapsage.background_worker import BackgroundWorker
+from mapsage.errors import UserError
 from mapsage.sampling import BlockSampler, Candidate, SampledBatch
 from mapsage.sampling.shortfall import FALLBACK
 from mapsage.wrappers.rank_batches import batches_of, carry
 
 
-class LoaderError(ValueError):
+class LoaderError(UserError, ValueError):
     """The training loader does not suit dynamic sampling."""
 
 

@@ -16,6 +16,7 @@ from mmengine.runner import Runner
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, RankLostError, SerialChannel, open_channel
 from mapsage.distributed.device_checks import is_statistic, not_finite_tensors
+from mapsage.errors import UserError
 from mapsage.wrappers import VirtualDataParallel
 from mapsage.wrappers.rank_batches import batches_of
 
@@ -41,7 +42,7 @@ _REPLAY = (
     '--replay {iteration}')
 
 
-class NonFiniteLossError(RuntimeError):
+class NonFiniteLossError(UserError, RuntimeError):
     """A loss, a gradient or a weight of the training is NaN or infinite."""
 
 

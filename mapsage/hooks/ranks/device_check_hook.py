@@ -34,10 +34,11 @@ from mapsage.distributed.weights import (
     weight_digests,
     weight_samples,
 )
+from mapsage.errors import UserError
 from mapsage.wrappers import whole_model
 
 
-class DeviceCheckError(RuntimeError):
+class DeviceCheckError(UserError, RuntimeError):
     """The device check found problems on at least one rank.
 
     Attributes:

@@ -13,6 +13,7 @@ from mmengine.runner import EpochBasedTrainLoop
 from mmseg.models import BaseSegmentor
 
 from mapsage.distributed import broadcast_tensors, open_channel
+from mapsage.errors import UserError
 from mapsage.features.encoder_gate import FeatureSourceError, check_frozen
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from mapsage.hooks.gradients.accumulated_gradients_hook import inside_cycle
@@ -28,7 +29,7 @@ from .pseudo_label_report import PseudoLabelReport
 _KEY = 'semi_supervised'  # in a checkpoint: the student, and the number of steps
 
 
-class SemiSupervisedError(ValueError):
+class SemiSupervisedError(UserError, ValueError):
     """``FixMatchHook`` and the model, the loader or another hook do not go together."""
 
 

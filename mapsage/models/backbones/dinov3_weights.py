@@ -14,10 +14,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from mmengine.runner import CheckpointLoader
 
+from mapsage.errors import UserError
+
 State = Dict[str, torch.Tensor]
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError, ValueError):
     """A weight file is missing, damaged, or of another model."""
 
 

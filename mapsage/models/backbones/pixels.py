@@ -7,11 +7,13 @@ from typing import Set
 import torch
 from mmengine.logging import print_log
 
+from mapsage.errors import UserError
+
 # Images that are looked at. Reading their values waits for the device, so it is done for few.
 _LOOKS = 8
 
 
-class BackboneInputError(ValueError):
+class BackboneInputError(UserError, ValueError):
     """An image has a size or values that the backbone does not accept."""
 
 

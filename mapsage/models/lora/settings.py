@@ -5,8 +5,10 @@ import difflib
 from dataclasses import dataclass, fields
 from typing import Any, Mapping, Optional, Tuple
 
+from mapsage.errors import UserError
 
-class LoRAError(ValueError):
+
+class LoRAError(UserError, ValueError):
     """``lora`` of a config does not fit its backbone, or has a wrong value."""
 
 

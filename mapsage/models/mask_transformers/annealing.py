@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
+from mapsage.errors import UserError
 
-class AnnealingError(ValueError):
+
+class AnnealingError(UserError, ValueError):
     """A schedule of masks does not fit the model."""
 
 

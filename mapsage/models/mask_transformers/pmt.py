@@ -10,6 +10,7 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.errors import UserError
 from mapsage.models.backbones.dinov3_blocks import NORM_EPS, Block
 from mapsage.models.backbones.dinov3_weights import Arch, WeightsError, read_checkpoint
 from mapsage.models.backbones.rope import RotaryPositions
@@ -19,7 +20,7 @@ from .loss import QueryPrediction
 from .query_head import QueryHead, pretrained_of
 
 
-class TokensError(ValueError):
+class TokensError(UserError, ValueError):
     """The features are not those that a head on tokens wants."""
 
 

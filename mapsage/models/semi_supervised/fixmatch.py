@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from mapsage.datasets.semi_supervised.transforms import OUTSIDE, UNKNOWN
+from mapsage.errors import UserError
 
 from .channel_dropout import drop_channels
 from .cut_mix import draw_boxes, paste
@@ -17,7 +18,7 @@ from .unlabeled_loss import UnlabeledLoss, is_unlabeled, stacked_hidden
 VIEWS = ('images', 'features')
 
 
-class BatchError(ValueError):
+class BatchError(UserError, ValueError):
     """A batch does not hold labeled images first and unlabeled ones behind them."""
 
 

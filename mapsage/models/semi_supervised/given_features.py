@@ -7,10 +7,12 @@ from typing import Any, Iterator, Tuple
 import torch
 from torch import nn
 
+from mapsage.errors import UserError
+
 Levels = Tuple[torch.Tensor, ...]
 
 
-class FeatureLevelsError(ValueError):
+class FeatureLevelsError(UserError, ValueError):
     """A backbone does not return what channel dropout and mixing of features need."""
 
 

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any, Callable, Tuple
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import free_port
 from support import ROOT, UNDECODABLE
 
 from mapsage.commands import cli
+from mapsage.distributed import RankError, RankLostError, WeightsDifferError
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.geo import GeoError
+from mapsage.hooks import SemiSupervisedError
+from mapsage.models.mask_transformers.annealing import AnnealingError
 
 FILE = UNDECODABLE + '.tif'
 
@@ -76,6 +81,39 @@ def test_any_error_is_shown_and_noted(error: Exception, words: str, tmp_path: Pa
     assert r'scene \u5f71\u50cf \udcb5\udcd8.tif' in output
     note, = (tmp_path / 'notes').glob('*-*')
     assert note.read_text(encoding='utf-8').startswith(type(error).__name__)
+
+
+@pytest.mark.parametrize('error, final', [
+    (SemiSupervisedError('FixMatchHook: the cause'), True), (AnnealingError('the cause'), True),
+    (RankError(1, 'the cause', 'saving'), False), (RankLostError('rank 1 is lost', [1]), False),
+    (WeightsDifferError('the weights differ'), False)])
+def test_a_user_error_is_one_sentence_and_ends_an_elastic_job_if_it_is_final(
+        error: Exception, final: bool, tmp_path: Path) -> None:
+    def main(_: Any) -> None:
+        raise error
+
+    (tmp_path / 'notes').mkdir()
+    status, output = run_in_fork(main, tmp_path, MAPSAGE_ERROR_NOTES=str(tmp_path / 'notes'))
+    assert status == 1 and output.startswith(f'{type(error).__name__}: {error}\n')
+    assert 'Traceback' not in output
+    assert (tmp_path / 'notes' / 'final').exists() == final
+
+
+class FailingDataset(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> None:
+        raise GeoError('scene.tif has no bands. Expected three.')
+
+
+def test_an_error_of_a_loader_worker_is_shown_without_the_traceback_of_torch(
+        tmp_path: Path) -> None:
+    def main(_: Any) -> None:
+        next(iter(torch.utils.data.DataLoader(FailingDataset(), num_workers=1)))
+
+    assert run_in_fork(main, tmp_path) == (
+        1, 'GeoError: scene.tif has no bands. Expected three.\nthe interpreter ended by itself\n')
 
 
 def test_the_folder_of_notes_may_be_gone(tmp_path: Path) -> None:

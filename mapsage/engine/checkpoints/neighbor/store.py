@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 from mapsage.atomic_write import atomic_write
+from mapsage.errors import UserError
 
 FOLDER = '.neighbor_copy'  # in the work dir; a copy counts as long as it is there
 CHUNK_BYTES = 2**22
@@ -28,11 +29,11 @@ _COPY = re.compile(r'^(\d+)-([0-9a-f]{8})-(.+)$')
 _PARTIAL = '.partial'
 
 
-class NoRoomError(OSError):
+class NoRoomError(UserError, OSError):
     """A machine has room for a copy neither in its memory nor on its disk."""
 
 
-class DamagedCopyError(OSError):
+class DamagedCopyError(UserError, OSError):
     """What arrived is not what was sent."""
 
 

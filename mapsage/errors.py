@@ -1,0 +1,21 @@
+"""The base class of errors that a user can act upon.
+
+A command prints the message of a `UserError` as one sentence, and any other exception with its
+traceback (`mapsage/commands/cli.py`). Modules that the launcher loads by their path, such as
+`distributed/nodes/elastic.py`, cannot import this one; the launcher prints their errors itself.
+"""
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """A message that says the value, what was expected and the next step.
+
+    Derive an error class from it and from the built-in exception that callers expect, such as
+    ``class ConfigError(UserError, ValueError)``.
+
+    Attributes:
+        final: Whether the same run would fail again if its ranks were started anew. An elastic job
+            does not restart its ranks after a final error.
+    """
+
+    final = True
