@@ -14,8 +14,8 @@
 #
 # Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
 # arguments of pytest, tests/long, tests/cluster and tests/browser are left out, which .ci/run runs by
-# themselves, the main leg also runs ruff, mypy and import-linter, and the cuda leg runs the tests
-# that use a device.
+# themselves, the main leg also runs ruff, mypy, import-linter and check_wording.py, and the cuda leg
+# runs the tests that use a device.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -40,6 +40,7 @@ static_checks() {
     "$1/ruff" check . || status=1
     "$1/mypy" || status=1
     "$1/lint-imports" || status=1
+    "$1/python" scripts/check_wording.py || status=1
     return $status
 }
 
@@ -116,7 +117,7 @@ for leg in "${legs[@]}"; do
     fi
     run_pytest "$leg" "$python" || failed+=("$leg: pytest")
     if [ -n "$checks" ]; then
-        wait "$checks" || failed+=("$leg: ruff, mypy or import-linter")
+        wait "$checks" || failed+=("$leg: ruff, mypy, import-linter or the wording")
         cat "$report"
         rm "$report"
     fi
