@@ -24,7 +24,7 @@ def import_vendor(name: str) -> Optional[ModuleType]:
         return None
     try:
         return importlib.import_module(name)
-    except Exception as error:  # any error is possible here; it is raised again
+    except Exception as error:
         raise AcceleratorError(
             f'{name} is installed but its import fails: {type(error).__name__}: {error}. '
             f'Repair it (driver, library path, matching torch) or choose another accelerator '
@@ -35,11 +35,11 @@ def ask_vendor(name: str, question: Callable[[], T]) -> T:
     """Return ``question()``; an error is raised again as one that names the vendor.
 
     Raises:
-        AcceleratorError: If the call fails; the message includes that of the vendor.
+        AcceleratorError: If the call fails; the message quotes the vendor's.
     """
     try:
         return question()
-    except Exception as error:  # any error is possible here; it is raised again
+    except Exception as error:
         raise AcceleratorError(
             f'{name} is installed but cannot reach its devices: {type(error).__name__}: {error}. '
             f'Repair it (driver, permissions) or choose another accelerator by name, for example '

@@ -1,4 +1,9 @@
-"""The interface of a device stack. Each file has one subclass; no other code imports a vendor."""
+"""The interface of a device stack.
+
+Each file of this package has one subclass, and no other code imports a vendor's module. What a
+stack can do is asked here (`supports`, `lazy`, `native_group`), so that callers need no list of
+devices. `resolve.py` chooses the accelerator of a process.
+"""
 from __future__ import annotations
 
 import abc
@@ -72,8 +77,8 @@ class Accelerator(abc.ABC):
         """Return why the stack cannot be used here, or None if it can.
 
         Raises:
-            AcceleratorError: If the vendor's software is installed but broken; the message
-                includes that of the vendor.
+            AcceleratorError: If the vendor's software is installed but broken; the message quotes
+                the vendor's.
         """
 
     @abc.abstractmethod
@@ -136,10 +141,11 @@ class Accelerator(abc.ABC):
                 for PyTorch's default.
             tf32_convolutions: Whether convolutions may use TF32; None for PyTorch's default.
         """
-        given = dict(float32_matmul_precision=matmul, cudnn_allow_tf32=tf32_convolutions)
-        names = [f'env_cfg.{name}={value!r}' for name, value in given.items() if value is not None]
-        return (f"{' and '.join(names)}: no effect on {self.name}, since only cuda has these "
-                f'settings' if names else None)
+        settings = dict(float32_matmul_precision=matmul, cudnn_allow_tf32=tf32_convolutions)
+        requested = [f'env_cfg.{name}={value!r}' for name, value in settings.items()
+                     if value is not None]
+        return (f"{' and '.join(requested)}: no effect on {self.name}, since only cuda has these "
+                f'settings' if requested else None)
 
     def native_bfloat16(self) -> Optional[bool]:
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
@@ -164,10 +170,9 @@ class Accelerator(abc.ABC):
             timeout: Longest time to wait for the other ranks.
 
         Raises:
-            AcceleratorError: If the group cannot be started; the message includes that of the
-                vendor.
+            AcceleratorError: If the group cannot be started; the message quotes the vendor's.
         """
-        raise NotImplementedError(f'{self.name} has no process group of its own')
+        raise NotImplementedError(f'{self.name} has no native process group')
 
     def data_parallel(self, module: nn.Module, local_rank: int, **options: Any) -> nn.Module:
         """Wrap ``module`` in the vendor's DDP; only if :attr:`native_group` is set.
@@ -184,7 +189,7 @@ class Accelerator(abc.ABC):
         Raises:
             AcceleratorError: If the vendor's DDP lacks one of ``options``.
         """
-        raise NotImplementedError(f'{self.name} has no DDP of its own')
+        raise NotImplementedError(f'{self.name} has no native DDP')
 
     def autocast(self, dtype: Optional[torch.dtype] = None) -> AbstractContextManager:
         """Return a context in which eligible operations run in ``dtype``.
@@ -226,7 +231,7 @@ class Accelerator(abc.ABC):
     def card(self, local_rank: int = 0) -> Optional[str]:
         """Return the vendor's own name of the card of a local rank, whatever masks hide cards.
 
-        None where the stack has none.
+        None where the stack has no such name.
         """
         return None
 
@@ -235,9 +240,9 @@ class Accelerator(abc.ABC):
         return self.name
 
     def software(self) -> Dict[str, str]:
-        """Return what the rounding on the device depends on besides its model, by name.
+        """Return the versions and settings that affect rounding on the device, by name.
 
-        These are versions of the vendor's libraries and driver, and settings that choose kernels.
+        The versions are of the vendor's libraries and driver, and settings that choose kernels.
         """
         return {}
 
@@ -253,7 +258,7 @@ class Accelerator(abc.ABC):
         return f'{self.name} ({self.device_count()} {kind}, gradients {path})'
 
     def _index(self, local_rank: int) -> int:
-        """Return the index of a local rank's device; raise AcceleratorError if it has none."""
+        """Return the index of a local rank's device; raise AcceleratorError if there is none."""
         count = self.device_count()
         if os.environ.get('LOCAL_RANK') == str(local_rank) and self.one_card_a_rank():
             return 0

@@ -67,5 +67,7 @@ class CpuAccelerator(Accelerator):
 def cpu_capability() -> str:
     """Return the instruction set for which torch has chosen its CPU kernels, such as AVX2."""
     capability = getattr(getattr(torch.backends, 'cpu', None), 'get_cpu_capability', None)
-    found = re.search(r'CPU capability usage: (\S+)', torch.__config__.show())
-    return str(capability()) if capability else found.group(1) if found else 'unknown'
+    if capability:
+        return str(capability())
+    usage = re.search(r'CPU capability usage: (\S+)', torch.__config__.show())
+    return usage.group(1) if usage else 'unknown'

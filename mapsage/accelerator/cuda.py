@@ -37,13 +37,14 @@ def set_workspace() -> Optional[str]:
     Raises:
         AcceleratorError: If the user has set it to a value with which PyTorch refuses them.
     """
-    found = os.environ.get(WORKSPACE)
-    if found is None:
-        os.environ[WORKSPACE] = ':4096:8'  # 24 MiB; :16:8 takes less memory and is slower
+    workspace = os.environ.get(WORKSPACE)
+    if workspace is None:
+        # 24 MiB; :16:8 takes less memory and is slower
+        os.environ[WORKSPACE] = ':4096:8'
         return f'{WORKSPACE}=:4096:8 is set, which deterministic matrix products need'
-    if found not in _DETERMINISTIC_WORKSPACES:
+    if workspace not in _DETERMINISTIC_WORKSPACES:
         raise AcceleratorError(
-            f'{WORKSPACE}={found!r}: PyTorch multiplies matrices deterministically with '
+            f'{WORKSPACE}={workspace!r}: PyTorch multiplies matrices deterministically with '
             f"{' or '.join(_DETERMINISTIC_WORKSPACES)} only. Unset it, or set "
             f'randomness.deterministic=False.')
     return None
@@ -81,7 +82,7 @@ class CudaAccelerator(Accelerator):
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
             message = str(error)
-            if any(words in message for words in _ABSENT):
+            if any(text in message for text in _ABSENT):
                 return message.strip().splitlines()[0]
             raise AcceleratorError(
                 f'torch {torch.__version__} has CUDA support but cannot use it: {message}. '
@@ -147,16 +148,16 @@ class CudaAccelerator(Accelerator):
         return torch.cuda.get_device_name(self.device(local_rank))
 
     def software(self) -> Dict[str, str]:
-        found = {'CUDA': str(torch.version.cuda or getattr(torch.version, 'hip', None)),
-                 'cuDNN': str(torch.backends.cudnn.version()),
-                 'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
-                 'cudnn_allow_tf32': _tf32_setting(torch.backends.cudnn),
-                 'matmul_allow_tf32': _tf32_setting(torch.backends.cuda.matmul)}
+        versions = {'CUDA': str(torch.version.cuda or getattr(torch.version, 'hip', None)),
+                    'cuDNN': str(torch.backends.cudnn.version()),
+                    'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
+                    'cudnn_allow_tf32': _tf32_setting(torch.backends.cudnn),
+                    'matmul_allow_tf32': _tf32_setting(torch.backends.cuda.matmul)}
         driver = Path('/proc/driver/nvidia/version')
         if driver.exists():
             match = re.search(r'\b\d+\.\d+(\.\d+)?\b', driver.read_text(errors='replace'))
-            found['driver'] = match.group() if match else 'unknown'
-        return found
+            versions['driver'] = match.group() if match else 'unknown'
+        return versions
 
     def memory_allocated(self) -> Optional[int]:
         return torch.cuda.memory_allocated()

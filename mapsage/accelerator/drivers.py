@@ -1,6 +1,7 @@
 """Tell, without touching a driver, whether ranks may drive an accelerator.
 
-Needs the standard library alone: tools/launch.py loads this file by its path, before any import.
+This file imports only the standard library, because tools/launch.py loads it by its path before
+PyTorch.
 """
 from __future__ import annotations
 
@@ -17,14 +18,12 @@ _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg', '/dev/k
 
 
 def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
-    """Return what ranks may drive on this machine, None when all they can use is the CPU.
+    """Return what ranks may drive on this machine; None where they can use only the CPU.
 
-    A vendor's module counts when it is installed: PyTorch may load it whichever accelerator is
-    chosen.
+    An installed vendor module counts for every accelerator, because PyTorch may load it by itself.
 
     Args:
-        accelerator: The name on the command line. None: it is left to the config, which may name
-            any.
+        accelerator: Name on the command line; None if the config chooses, which may name any.
     """
     for name in VENDOR_MODULES:
         if importlib.util.find_spec(name) is not None:
@@ -36,9 +35,9 @@ def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
 
 
 def _torch_has_cuda() -> bool:
-    """Whether the installed PyTorch is built for CUDA or ROCm, told without importing it."""
-    found = importlib.util.find_spec('torch')
-    if found is None or found.origin is None:
+    """Return whether the installed PyTorch is built for CUDA or ROCm, without importing it."""
+    spec = importlib.util.find_spec('torch')
+    if spec is None or spec.origin is None:
         return False
-    version = runpy.run_path(os.path.join(os.path.dirname(found.origin), 'version.py'))
+    version = runpy.run_path(os.path.join(os.path.dirname(spec.origin), 'version.py'))
     return version.get('cuda') is not None or version.get('hip') is not None

@@ -30,7 +30,8 @@ class GcuAccelerator(Accelerator):
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
         vendor = import_vendor('torch_gcu')
-        if vendor is None:  # torch.gcu alone belongs to the simulator
+        # `torch.gcu` without the module belongs to the simulator.
+        if vendor is None:
             return 'torch_gcu is not installed'
         if not hasattr(torch, 'gcu'):
             return 'torch_gcu is the T20 line: use accelerator=gcu_t20'

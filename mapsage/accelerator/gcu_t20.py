@@ -77,26 +77,28 @@ class GcuT20Accelerator(Accelerator):
         try:
             import_vendor('torch_gcu.distributed').init_process_group(  # type: ignore[union-attr]
                 'eccl', init_method=init_method, timeout=timeout, world_size=world_size, rank=rank)
-        except Exception as error:  # any error is possible here; it is raised again
+        except Exception as error:
             raise AcceleratorError(
                 f'rank {rank} of {world_size} cannot start the eccl group at {init_method}: '
-                f'{type(error).__name__}: {error}. Every rank must reach that address, and see a '
-                f'card of its own (`efsmi`).') from error
+                f'{type(error).__name__}: {error}. Every rank must reach that address, and see '
+                f'another card (`efsmi`).') from error
         finally:
             if agent_store is not None:
                 os.environ[_AGENT_STORE] = agent_store
 
     def data_parallel(self, module: nn.Module, local_rank: int, **options: Any) -> nn.Module:
-        given = {name: value for name, value in options.items() if name in _DDP_OPTIONS or value}
-        unknown = sorted(set(given) - set(_DDP_OPTIONS))
+        # An option of torch's DDP that is off needs no support by the vendor's.
+        requested = {name: value for name, value in options.items()
+                     if name in _DDP_OPTIONS or value}
+        unknown = sorted(set(requested) - set(_DDP_OPTIONS))
         if unknown:
             raise AcceleratorError(
                 f"DDP on gcu_t20 has no {', '.join(unknown)}: expected only "
                 f"{', '.join(_DDP_OPTIONS)}. Remove the rest from model_wrapper_cfg.")
         parallel: Any = import_vendor('torch_gcu.nn.parallel')
-        # device_ids=None would use every visible card
+        # device_ids=None would use every visible card.
         return parallel.DistributedDataParallel(
-            module, device_ids=[self._index(local_rank)], **given)
+            module, device_ids=[self._index(local_rank)], **requested)
 
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)

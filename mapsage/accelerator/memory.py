@@ -1,8 +1,8 @@
-"""Errors that say that a device, or the host, has too little memory."""
+"""Recognize errors by which a device or the host reports too little memory."""
 from __future__ import annotations
 
-# torch's OutOfMemoryError (since 1.13) has the first text, whatever the device; older versions and
-# vendors raise a RuntimeError with it. The others are those of torch's allocator on a CPU, and of
+# torch's OutOfMemoryError (since 1.13) has the first text on every device; older versions and
+# vendors raise a RuntimeError with it. The next two come from torch's CPU allocator, the last from
 # PJRT.
 _TEXTS = ('out of memory', "can't allocate memory", 'not enough memory', 'RESOURCE_EXHAUSTED')
 

@@ -55,22 +55,22 @@ def why_not(kind: Type[Accelerator]) -> Optional[str]:
     return reason
 
 
-def explain(chosen: Accelerator, asked: str = 'auto') -> str:
-    """Return a line with the choice and, for ``auto``, why those before it were not chosen.
+def explain(chosen: Accelerator, requested: str = 'auto') -> str:
+    """Return a line with the choice and, for ``auto``, why each better accelerator was not chosen.
 
     Args:
         chosen: Result of :func:`resolve_accelerator`.
-        asked: Name it was called with. Unless that is ``auto``, no other vendor's software is
-            examined.
+        requested: Name that function was called with. Only ``auto`` examines the software of other
+            vendors.
     """
-    if asked != 'auto':
+    if requested != 'auto':
         return f'accelerator {chosen.describe()} [chosen by name]'
-    passed: List[str] = []
+    refusals: List[str] = []
     for kind in ACCELERATORS:
         if isinstance(chosen, kind):
             break
-        passed.append(f'{kind.name}: {why_not(kind)}')
-    return f'accelerator {chosen.describe()}' + (f" [{'; '.join(passed)}]" if passed else '')
+        refusals.append(f'{kind.name}: {why_not(kind)}')
+    return f'accelerator {chosen.describe()}' + (f" [{'; '.join(refusals)}]" if refusals else '')
 
 
 def set_current_accelerator(accelerator: Accelerator) -> Accelerator:

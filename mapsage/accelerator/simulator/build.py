@@ -35,8 +35,8 @@ def library_path() -> Path:
 
     The user's cache folder (``XDG_CACHE_HOME``) has one file for each source and installed torch.
     """
-    about = [torch.__version__, torch.__file__, *_FLAGS]
-    key = hashlib.sha256('\n'.join(about).encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    build = [torch.__version__, torch.__file__, *_FLAGS]
+    key = hashlib.sha256('\n'.join(build).encode() + SOURCE.read_bytes()).hexdigest()[:16]
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     return cache / 'mapsage' / 'simulator' / f'{key}.so'
 

@@ -74,7 +74,7 @@ def synchronize(device: DeviceLike = None) -> None:
 
 
 def empty_cache() -> None:
-    """Release cached memory. There is none."""
+    """Do nothing: the simulator caches no memory."""
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
@@ -103,7 +103,7 @@ def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    """Return the model of a card, which cannot be mistaken for that of a real one."""
+    """Return the model of a card, with a word that no real card has."""
     return f'Simulated {_settings.models[_index(device)]}'
 
 
@@ -124,7 +124,7 @@ def get_amp_supported_dtype() -> List[torch.dtype]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator of the current device; by default all share that of the CPU."""
+    """Seed the generator of the current device; by default all devices share the CPU's."""
     _library.mapsage_sim_seed(current_device(), ctypes.c_uint64(seed))
 
 

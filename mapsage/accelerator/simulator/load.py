@@ -31,7 +31,7 @@ def why_unavailable() -> Optional[str]:
     """Return why the simulator cannot be loaded here, or None. Nothing is compiled."""
     if _loaded is not None:
         return None
-    version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
+    version = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2]))
     if version < _MIN_TORCH:
         return f'the simulator needs torch>=2.13 (the main leg), this is {torch.__version__}'
     if importlib.util.find_spec('torch_gcu') is not None:

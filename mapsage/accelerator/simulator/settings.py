@@ -15,7 +15,7 @@ _S60_CHECKS = ('float64', 'int64', 'sync_bn')
 _CHECKS = (*_S60_CHECKS, 'cublas')
 _RANDOM_STREAMS = ('cpu', 'device')
 _MODEL = 'GCU'
-# Kernels that the S60 line lacks: those of SyncBN and of fused optimizers.
+# Operators without a kernel on the S60 line: SyncBN's, and fused optimizers.
 _SYNC_BN_OPS = ('aten::batch_norm_stats', 'aten::batch_norm_gather_stats_with_counts',
                 'aten::batch_norm_elemt', 'aten::batch_norm_backward_reduce',
                 'aten::batch_norm_backward_elemt')
@@ -82,7 +82,7 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
       fused optimizers), or a list of these three, of operator names (``aten::bernoulli_``) and
       ``cublas``, which refuses what CUDA does in deterministic mode.
     - ``MAPSAGE_SIM_RANDOM``: ``cpu`` for the random numbers of a CPU run, the default, or
-      ``device`` for a generator of its own for each device, as on real cards.
+      ``device`` for a separate generator on each device, as on real cards.
 
     Raises:
         SimulatorError: If a setting cannot be read.
@@ -91,11 +91,11 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     if not devices.isdigit() or not 1 <= int(devices) <= MAX_DEVICES:
         raise SimulatorError(f'MAPSAGE_SIM_DEVICES={devices!r}: expected a number from 1 to '
                              f'{MAX_DEVICES}.')
-    found: Dict[str, Set[int]] = {name: set() for name in _FAULTS}
+    faults: Dict[str, Set[int]] = {name: set() for name in _FAULTS}
     for fault in _split(environ.get('MAPSAGE_SIM_FAULTS')):
         name, number, rank = _fault(fault)
         if rank in (None, environ.get('RANK', '0')):
-            found[name].add(number)
+            faults[name].add(number)
     checks, ops = _strictness(environ.get('MAPSAGE_SIM_STRICT') or '')
     random_streams = environ.get('MAPSAGE_SIM_RANDOM') or 'cpu'
     if random_streams not in _RANDOM_STREAMS:
@@ -107,9 +107,9 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
         cards=cards,
         models=tuple(models[card] for card in cards),
         memory=_memory(environ.get('MAPSAGE_SIM_MEMORY')),
-        failing_allocation=min(found['allocation'], default=0),
-        absent=frozenset(i for i, card in enumerate(cards) if card in found['absent']),
-        stalled_collective=min(found['stall'], default=0),
+        failing_allocation=min(faults['allocation'], default=0),
+        absent=frozenset(i for i, card in enumerate(cards) if card in faults['absent']),
+        stalled_collective=min(faults['stall'], default=0),
         refuse_float64='float64' in checks,
         refuse_wide_int64='int64' in checks,
         needs_workspace_setting='cublas' in checks,
@@ -118,7 +118,7 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
 
 
 def _split(value: Optional[str]) -> Tuple[str, ...]:
-    return tuple(part.strip() for part in (value or '').split(',') if part.strip())
+    return tuple(item.strip() for item in (value or '').split(',') if item.strip())
 
 
 def _visible(mask: Optional[str], count: int) -> Tuple[int, ...]:
@@ -167,11 +167,11 @@ def _strictness(value: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
         return (), ()
     if value == '1':
         return _S60_CHECKS, _SYNC_BN_OPS + _STRICT_OPS
-    words = _split(value)
-    for word in words:
-        if word not in _CHECKS and not re.match(r'\w+::\w+$', word):
+    names = _split(value)
+    for name in names:
+        if name not in _CHECKS and not re.match(r'\w+::\w+$', name):
             raise SimulatorError(
-                f"MAPSAGE_SIM_STRICT holds {word!r}: expected 1, or a list of {', '.join(_CHECKS)} "
+                f"MAPSAGE_SIM_STRICT holds {name!r}: expected 1, or a list of {', '.join(_CHECKS)} "
                 f'and operator names such as aten::bernoulli_.')
-    ops = tuple(word for word in words if word not in _CHECKS)
-    return words, ops + (_SYNC_BN_OPS if 'sync_bn' in words else ())
+    ops = tuple(name for name in names if name not in _CHECKS)
+    return names, ops + (_SYNC_BN_OPS if 'sync_bn' in names else ())
