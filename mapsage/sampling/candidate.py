@@ -1,4 +1,4 @@
-"""A sample in dynamic sampling, before it is decided whether a step uses it."""
+"""A sample in dynamic sampling, before a step has decided whether to use it."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A warning, with the numbers, where nearly everything that is drawn is dropped."""
+"""Warn, with the numbers, when dynamic sampling drops nearly everything that it draws."""
 from __future__ import annotations
 
 import logging
@@ -13,16 +13,20 @@ from .quantile import ScoreWindow
 from .statistics import StepStatistics, Totals
 from .validity import Validity
 
-_STEPS = 20  # over which is judged whether the pass rate has collapsed
-_EXTRA_BATCHES = 4.0  # a step, on average: four fifths of what is loaded is for nothing
-_SIZE = 256  # scores that each rank contributes to the quantiles of a warning
+# Steps over which the pass rate is judged.
+_STEPS = 20
+# Average number of extra batches in a step that counts as a collapse: four fifths of the loading is
+# wasted.
+_EXTRA_BATCHES = 4.0
+# Scores that each rank contributes to the quantiles of a warning.
+_SIZE = 256
 
 
 class CollapseWatch:
-    """Warns where steps draw many extra batches or fall short, after 20, 40, 80, ... steps.
+    """Warns when steps draw many extra batches or fall short, after 20, 40, 80, ... steps.
 
-    When it warns follows from counts that are equal on all ranks, so all of them gather the scores
-    then, and the first one writes.
+    The decision to warn follows from counts that are equal on all ranks. So all ranks gather their
+    scores together, and the first rank writes the warning.
 
     Args:
         validity: Criteria that the groups have to meet.
@@ -37,11 +41,11 @@ class CollapseWatch:
         self._quiet, self._pause = _STEPS, _STEPS
 
     def add(self, scores: Sequence[float]) -> None:
-        """Add scores of groups that this rank has judged."""
+        """Add the scores of groups that this rank judged."""
         self._scores.add(scores)
 
     def step(self, stats: StepStatistics, channel: Channel) -> None:
-        """Add a step, and warn where the pass rate has collapsed. Collective then.
+        """Add a step, and warn if the pass rate has collapsed. Collective if it warns.
 
         Raises:
             RankLostError: Naming the ranks that did not come.
@@ -51,8 +55,8 @@ class CollapseWatch:
         if self._quiet > 0 or len(self._latest) < _STEPS:
             return
         sums = Totals()
-        for each in self._latest:
-            sums.add(each)
+        for latest_step in self._latest:
+            sums.add(latest_step)
         short = sum(sums.shortfalls.values())
         if sums.rounds < _EXTRA_BATCHES * _STEPS and 2 * short < _STEPS:
             return
@@ -64,23 +68,24 @@ class CollapseWatch:
 
     def _gather(self, channel: Channel) -> List[float]:
         """Return the latest scores of all ranks in ascending order."""
-        mine = torch.full((_SIZE,), float('nan'), dtype=torch.float64)
         latest = self._scores.latest()
-        mine[:len(latest)] = torch.tensor(latest, dtype=torch.float64)
-        every = torch.cat(channel.gather(mine))
-        return sorted(every[torch.isfinite(every)].tolist())
+        # Every rank sends the same number of scores; NaN fills the rest.
+        padded = torch.full((_SIZE,), float('nan'), dtype=torch.float64)
+        padded[:len(latest)] = torch.tensor(latest, dtype=torch.float64)
+        gathered = torch.cat(channel.gather(padded))
+        return sorted(gathered[torch.isfinite(gathered)].tolist())
 
     def _warning(self, sums: Totals, short: int, scores: Sequence[float]) -> str:
-        told = (f'[DynSample] The pass rate has collapsed: {sums.pass_rate:.1%} of {sums.judged} '
+        text = (f'[DynSample] The pass rate has collapsed: {sums.pass_rate:.1%} of {sums.judged} '
                 f'samples were valid in the last {_STEPS} steps ({self._validity.criteria()}). A '
                 f'step drew {sums.rounds / _STEPS:.1f} extra batches on each rank, and {short} of '
                 f'{_STEPS} steps fell short (shortfall={self._shortfall!r}). ')
         if scores:
-            told += 'Latest scores of the groups: ' + ', '.join(
+            text += 'Latest scores of the groups: ' + ', '.join(
                 f'{name} {scores[int(share * (len(scores) - 1))]:.4g}' for name, share in
                 (('lowest', 0), ('10 %', 0.1), ('median', 0.5), ('90 %', 0.9), ('highest', 1))
             ) + '. '
-        return told + self._advice(sums, scores) + f' Next look in {self._pause} steps.'
+        return text + self._advice(sums, scores) + f' Next look in {self._pause} steps.'
 
     def _advice(self, sums: Totals, scores: Sequence[float]) -> str:
         low, high = self._validity.low, self._validity.high

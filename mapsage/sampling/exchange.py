@@ -1,4 +1,7 @@
-"""Move samples between ranks as a plan says."""
+"""Carry out an exchange plan: send samples to other ranks, and put the arrivals into batches.
+
+Only samples that move are sent. `plan.py` decides which ones, `packing.py` turns them into bytes.
+"""
 from __future__ import annotations
 
 import copy
@@ -41,7 +44,7 @@ class Traffic:
 
 
 class _Letter(NamedTuple):
-    """Four numbers that are sent to each rank ahead of the samples, whatever follows."""
+    """Four numbers that each rank gets ahead of the samples, also where no sample follows."""
 
     status: int
     keys: int
@@ -55,13 +58,13 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
              traffic: Optional[Traffic] = None) -> List[Any]:
     """Return this rank's batch of a plan. Collective, unless nothing moves.
 
-    Only what moves is sent, over a channel: to each destination one byte buffer, in which
-    the bytes of all tensors follow a header with their dtypes and shapes, the samples' structure
-    and metadata.
+    Only samples that move are sent. Each destination gets one byte buffer: a header with the
+    structure and metadata of the samples and the dtypes and shapes of their tensors, then the bytes
+    of all tensors.
 
     Args:
-        samples: This rank's samples, ``plan.valid_counts[rank]`` of them. Mappings or objects of
-            any class that pickles; tensors in them of any device, dtype and shape.
+        samples: This rank's samples, ``plan.valid_counts[rank]`` of them: mappings or objects of
+            any class that pickles, with tensors of any device, dtype and shape.
         plan: Plan of the exchange, equal on every rank.
         group: Process group of the plan's ranks, in order; all ranks when None.
         place: Function that takes a sample that has arrived in host memory and returns it on the
@@ -70,12 +73,12 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         traffic: Counters to which this exchange adds its bytes.
 
     Returns:
-        ``plan.targets[rank]`` samples, no two of them the same object: a sample that the plan gives
-        to this rank twice is copied.
+        ``plan.targets[rank]`` samples, all different objects: a sample that the plan gives to this
+        rank twice is copied.
 
     Raises:
         SampleMismatchError: On every rank, if ranks hold samples with different keys.
-        RankError: If another rank failed; the one that failed raises its own exception.
+        RankError: If another rank failed; that rank raises its own exception.
         RankLostError: Naming the ranks that did not come.
     """
     world = len(plan.targets)
@@ -91,12 +94,12 @@ def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks:
     """Return the batches of this process's virtual ranks.
 
     Collective, unless no sample moves to another process. Samples that move between two virtual
-    ranks of one process are not sent. Other arguments and errors are those of :func:`exchange`.
+    ranks of one process are not sent. Other arguments and errors are as in :func:`exchange`.
 
     Args:
         samples: Samples of each virtual rank of this process, ``plan.valid_counts[rank]`` of each.
         plan: Plan of the exchange between virtual ranks, equal on every process.
-        ranks: Virtual ranks and the processes of the group that carry them out.
+        ranks: Virtual ranks, and the process of the group that runs each.
     """
     channel = open_channel(group, timeout, PURPOSE)
     routes = _Routes(plan, ranks, channel.ranks.index(channel.rank))
@@ -116,9 +119,10 @@ def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks:
     failure = None
     try:
         batches = _assemble(samples, routes, received, buffer, place)
-    except Exception as error:  # sent to all ranks and raised there
+    except Exception as error:
+        # All ranks learn of it and raise.
         failure = error
-    # Arrivals may not fit into this rank's device memory: then no rank goes on to the step.
+    # Arrivals may not fit into this rank's device memory. Then no rank may start the step.
     if any(_trade_flags(channel, failure is not None)):
         raise_together(channel, failure, 'placing samples')
     return batches
@@ -138,23 +142,23 @@ class _Routes:
         self.plan, self.block, self.processes = plan, ranks.block(process), ranks.processes
         process_of = [number for number, block in enumerate(ranks.blocks) for _ in block]
         self.crossed = False
-        self._own: List[Move] = []
+        self._local: List[Move] = []
         self._to: Dict[int, List[Move]] = {}
         self._from: Dict[int, List[Move]] = {}
         for move in plan.moves:
             source, destination = process_of[move.source_rank], process_of[move.destination_rank]
             self.crossed = self.crossed or source != destination
             if source == destination == process:
-                self._own.append(move)
+                self._local.append(move)
             elif source == process:
                 self._to.setdefault(destination, []).append(move)
             elif destination == process:
                 self._from.setdefault(source, []).append(move)
 
     @property
-    def own(self) -> List[Move]:
+    def local(self) -> List[Move]:
         """Moves between two virtual ranks of this process, in the order of the plan."""
-        return self._own
+        return self._local
 
     def sent_to(self, process: int) -> List[Move]:
         """Return the moves from this process to another one, in the order of the plan."""
@@ -164,17 +168,17 @@ class _Routes:
         """Return the moves from another process to this one, in the order of the plan."""
         return self._from.get(process, [])
 
-    def moved(self, samples: Sequence[Sequence[Any]], move: Move) -> Any:
-        """Return the sample of this process that a move is about."""
+    def source_of(self, samples: Sequence[Sequence[Any]], move: Move) -> Any:
+        """Return the sample of this process that a move sends."""
         return samples[move.source_rank - self.block.start][move.source_index]
 
     def check(self, samples: Sequence[Sequence[Any]]) -> None:
         """Raise ValueError unless each virtual rank has as many samples as the plan says."""
-        for rank, own in zip(self.block, samples):
-            if len(own) != self.plan.valid_counts[rank]:
+        for rank, rank_samples in zip(self.block, samples):
+            if len(rank_samples) != self.plan.valid_counts[rank]:
                 raise ValueError(
                     f'rank {rank} of the plan has {self.plan.valid_counts[rank]} samples, got '
-                    f'{len(own)}: plan and samples belong to different steps.')
+                    f'{len(rank_samples)}: plan and samples belong to different steps.')
 
 
 def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes) -> Any:
@@ -182,16 +186,17 @@ def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes) -> Any:
     world = routes.processes
     try:
         routes.check(samples)
-        outgoing = [[routes.moved(samples, move) for move in routes.sent_to(process)]
+        outgoing = [[routes.source_of(samples, move) for move in routes.sent_to(process)]
                     for process in range(world)]
-        parcels = [pack_samples(each) if each else Parcel(b'', []) for each in outgoing]
+        parcels = [pack_samples(sent) if sent else Parcel(b'', []) for sent in outgoing]
         kinds = _kinds(samples)
-        # a rank whose dataset mixes several kinds is not compared
+        # A rank whose dataset mixes several kinds is not compared.
         keys = zlib.crc32(kinds[0].encode()) if len(kinds) == 1 else 0
         letters = [_Letter(0, keys, len(parcel.header), parcel.payload_bytes)
                    for parcel in parcels]
         return parcels, letters, None
-    except Exception as error:  # sent to all ranks and raised there
+    except Exception as error:
+        # All ranks learn of it and raise.
         return [], [_Letter(_FAILED, 0, 0, 0)] * world, error
 
 
@@ -201,12 +206,12 @@ def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequen
     routes.check(samples)
     plan, first = routes.plan, routes.block.start
     batches = []
-    for rank, own in zip(routes.block, samples):
-        kept = plan.kept(rank)
-        batches.append(list(own[:kept]) + [None] * (plan.targets[rank] - kept))
-    for move in routes.own:
+    for rank, rank_samples in zip(routes.block, samples):
+        stays = plan.kept(rank)
+        batches.append(list(rank_samples[:stays]) + [None] * (plan.targets[rank] - stays))
+    for move in routes.local:
         batches[move.destination_rank - first][move.destination_index] = \
-            routes.moved(samples, move)
+            routes.source_of(samples, move)
     offset = 0
     for process, letter in enumerate(letters):
         moves = routes.got_from(process)
@@ -219,8 +224,8 @@ def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequen
     return batches
 
 
-def _trade_flags(channel: Channel, mine: bool) -> List[bool]:
-    return [bool(flag) for flag in channel.gather(torch.tensor(mine))]
+def _trade_flags(channel: Channel, local_flag: bool) -> List[bool]:
+    return [bool(flag) for flag in channel.gather(torch.tensor(local_flag))]
 
 
 def _trade_letters(channel: Channel, letters: Sequence[_Letter]) -> List[_Letter]:
@@ -229,7 +234,7 @@ def _trade_letters(channel: Channel, letters: Sequence[_Letter]) -> List[_Letter
 
 def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
                    letters: Sequence[_Letter]) -> torch.Tensor:
-    """Send each rank its parcel; return what they sent, one after the other."""
+    """Send each rank its parcel; return the parcels of all ranks in one buffer, in rank order."""
     sizes = [len(parcel.header) + parcel.payload_bytes for parcel in parcels]
     sent, offset = torch.empty(sum(sizes), dtype=torch.uint8), 0
     for parcel in parcels:
@@ -241,7 +246,7 @@ def _trade_parcels(channel: Channel, parcels: Sequence[Parcel],
 
 
 def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Sequence[Any]]) -> None:
-    if len({each for each in keys if each}) < 2:
+    if len(set(keys) - {0}) < 2:
         return
     texts = channel.gather_texts(' or '.join(_kinds(samples)) or 'none')
     raise SampleMismatchError(
@@ -251,14 +256,14 @@ def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Sequenc
 
 
 def _kinds(samples: Iterable[Iterable[Any]]) -> List[str]:
-    bare = (each.sample if isinstance(each, Candidate) else each for own in samples for each in own)
-    kinds = {f'({", ".join(sorted(map(str, each)))})' if isinstance(each, Mapping) else
-             type(each).__name__ for each in bare}
-    return sorted(kinds)
+    bare = (sample.sample if isinstance(sample, Candidate) else sample
+            for rank_samples in samples for sample in rank_samples)
+    return sorted({f'({", ".join(sorted(map(str, sample)))})' if isinstance(sample, Mapping) else
+                   type(sample).__name__ for sample in bare})
 
 
 def _make_distinct(batches: List[List[Any]]) -> None:
-    """Copy samples until no two are the same object: batching may change them in place."""
+    """Copy samples that occur twice, because batching may change a sample in place."""
     seen = set()
     for batch in batches:
         for index, sample in enumerate(batch):

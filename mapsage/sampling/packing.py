@@ -1,4 +1,7 @@
-"""Samples as bytes: tensors and arrays in one buffer, everything else in a header."""
+"""Turn samples into bytes: tensors and arrays into one buffer, everything else into a header.
+
+The header is pickle. It travels between ranks of one job only, and must never be read from a file.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -56,7 +59,7 @@ def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
     for array in parcel.arrays:
         size = _size(array)
         if size:
-            # torch 1.10 cannot view a tensor as bytes
+            # torch 1.10 cannot view a tensor as bytes.
             ctypes.memmove(buffer.data_ptr() + offset, _address(array), size)
         offset += size
     return offset
@@ -66,7 +69,7 @@ def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int) -> List
     """Return the samples that lie in a uint8 buffer from ``offset`` on.
 
     Their arrays are copied out of the buffer. The header is pickle and comes from a rank of the
-    same job; it must never be read from anywhere else.
+    same job; it must never be read from another source.
     """
     table, stream = pickle.loads(ctypes.string_at(buffer.data_ptr() + offset, header_bytes))
     offset += header_bytes
@@ -94,7 +97,7 @@ class _Pickler(pickle.Pickler):
                 type(obj) is np.ndarray and obj.dtype.kind in 'biufc'):
             return None
         if id(obj) not in self._known:
-            # the object is kept as well: while it lives no other one has its id
+            # Keep the object alive, so that no other object gets its id.
             self._known[id(obj)] = len(self.arrays), obj
             self.arrays.append(_to_host(obj))
         return self._known[id(obj)][0]
@@ -134,7 +137,7 @@ def _dispatch_of(kind: type) -> Any:
 
 def _to_host(array: Array) -> Array:
     if isinstance(array, np.ndarray):
-        # ascontiguousarray turns a 0-dimensional array into one of 1 dimension
+        # ascontiguousarray turns a 0-dimensional array into a 1-dimensional one.
         return np.ascontiguousarray(array).reshape(array.shape)
     if array.layout is not torch.strided or array.is_quantized:
         raise TypeError(f'a sample holds a {array.layout} tensor of dtype {array.dtype}: only '

@@ -1,4 +1,8 @@
-"""Which rank sends which samples to which, so that each has its share; equal on all ranks."""
+"""Plan which rank sends which samples to which rank, so that every batch is full.
+
+A plan follows from counts that are equal on all ranks, so every rank computes the same one.
+`exchange.py` carries it out.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -19,13 +23,13 @@ class ExchangePlan:
     """The samples that every rank keeps, gives and gets.
 
     The global pool of the log is the concatenation of the ranks' batches in rank order:
-    slice ``[16:32]`` is the batch of rank 1 when each has 16. A batch begins with the rank's own
-    samples in the order in which it found them; those that arrive follow, by source rank and index.
+    slice ``[16:32]`` is the batch of rank 1 when every batch has 16 samples. A batch begins with
+    the samples that the rank drew, in that order; arrivals follow, by source rank and index.
 
     Attributes:
         valid_counts: Number of samples each rank has.
         targets: Number of samples each rank will have.
-        given: Number of samples each rank gives: those from index ``targets[rank]`` on.
+        given: Number of samples each rank gives away, from index ``targets[rank]`` on.
         moves: Moves of all samples that change their rank, by destination rank and index.
     """
 
@@ -35,7 +39,7 @@ class ExchangePlan:
     moves: Tuple[Move, ...]
 
     def kept(self, rank: int) -> int:
-        """Return how many of its own samples a rank keeps: the first ones."""
+        """Return how many samples a rank keeps; it keeps the first ones."""
         return min(self.valid_counts[rank], self.targets[rank])
 
     def leftover(self, rank: int) -> range:
@@ -53,28 +57,29 @@ def plan_exchange(valid_counts: Sequence[int], target: Union[int, Sequence[int]]
     """Plan the smallest number of moves after which every rank has its target. Pure.
 
     A rank keeps its first samples, up to its target, in their order. Ranks with the largest surplus
-    give first, so that the remaining surplus is as even as possible: no rank sends for all others,
+    give first, so that the remaining surplus is as even as possible: no rank sends for everybody,
     and the next step begins with an even surplus. Whole groups move, in order.
 
     Args:
         valid_counts: Number of samples each rank has, in group order.
-        target: Number of samples each rank will have; one number for all, or one for each.
+        target: Number of samples each rank will have: one number for all ranks, or one per rank.
         group_size: Number of samples that stay together; divides every count and target.
 
     Raises:
-        ValueError: If counts or targets are negative or no whole groups, or there are fewer
-            samples than the targets add up to.
+        ValueError: If a count or target is negative or not a multiple of ``group_size``, or if
+            there are fewer samples than the targets add up to.
     """
     targets = [target] * len(valid_counts) if isinstance(target, int) else list(target)
     _check(valid_counts, targets, group_size)
     have = [count // group_size for count in valid_counts]
     want = [count // group_size for count in targets]
     lacking = sum(max(0, w - h) for h, w in zip(have, want))
-    given = _level([max(0, h - w) for h, w in zip(have, want)], lacking)
-    gifts = ((rank, want[rank] + k) for rank, count in enumerate(given) for k in range(count))
+    gift_counts = _level([max(0, h - w) for h, w in zip(have, want)], lacking)
+    gifts = ((rank, want[rank] + k) for rank, count in enumerate(gift_counts)
+             for k in range(count))
     slots = ((rank, k) for rank, (h, w) in enumerate(zip(have, want)) for k in range(h, w))
     return ExchangePlan(tuple(valid_counts), tuple(targets),
-                        tuple(count * group_size for count in given),
+                        tuple(count * group_size for count in gift_counts),
                         tuple(_moves(gifts, slots, group_size)))
 
 
@@ -86,34 +91,35 @@ def _moves(gifts: Iterator[Tuple[int, int]], slots: Iterator[Tuple[int, int]],
 
 
 def _level(surplus: Sequence[int], needed: int) -> List[int]:
-    """Return how much each gives, ``needed`` in all, so that the remaining surplus is even."""
-    low, high = 0, max(surplus, default=0)  # the surplus a rank may keep; it gives the rest
+    """Return how much each rank gives, ``needed`` in total, so that the rest is even."""
+    # Search the surplus that a rank may keep; it gives what is above.
+    low, high = 0, max(surplus, default=0)
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(max(0, each - middle) for each in surplus) >= needed:
+        if sum(max(0, count - middle) for count in surplus) >= needed:
             low = middle
         else:
             high = middle - 1
-    given = [max(0, each - low) for each in surplus]
-    too_many = sum(given) - needed
-    for rank in range(len(given) - 1, -1, -1):
-        if too_many and given[rank]:
-            given[rank] -= 1
+    gifts = [max(0, count - low) for count in surplus]
+    too_many = sum(gifts) - needed
+    for rank in range(len(gifts) - 1, -1, -1):
+        if too_many and gifts[rank]:
+            gifts[rank] -= 1
             too_many -= 1
-    return given
+    return gifts
 
 
 def _check(valid_counts: Sequence[int], targets: Sequence[int], group_size: int) -> None:
     if group_size < 1:
         raise ValueError(f'group_size={group_size}, expected 1 or more.')
     if len(targets) != len(valid_counts):
-        raise ValueError(f'{len(valid_counts)} counts and {len(targets)} targets, expected one of '
-                         f'each a rank.')
+        raise ValueError(f'{len(valid_counts)} counts and {len(targets)} targets, expected one '
+                         f'count and one target per rank.')
     for name, numbers in (('valid_counts', valid_counts), ('target', targets)):
         wrong = [number for number in numbers if number < 0 or number % group_size]
         if wrong:
             raise ValueError(f'{name} has {wrong[0]}, expected whole groups: a multiple of '
                              f'group_size={group_size} that is not negative.')
     if sum(valid_counts) < sum(targets):
-        raise ValueError(f'{sum(valid_counts)} valid samples for {sum(targets)} places: decide the '
-                         f'shortfall first, see mapsage.sampling.decide_shortfall.')
+        raise ValueError(f'{sum(valid_counts)} valid samples for targets of {sum(targets)}: decide '
+                         f'the shortfall first, see mapsage.sampling.decide_shortfall.')

@@ -1,4 +1,4 @@
-"""Valid groups that no step has used yet, kept for the next ones."""
+"""Valid groups that no step has used yet, stored for the next steps."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ class Group:
 
     Attributes:
         samples: List of ``group_size`` samples.
-        found_at: Number of the step in which they were judged.
-        reason: Reason why they are not valid; ``''`` if they are, or are kept at random.
+        found_at: Number of the step that judged them.
+        reason: Reason why they are not valid; ``''`` if they are valid or kept at random.
         at_random: Whether they are kept at random although they are not valid.
     """
 
@@ -26,7 +26,7 @@ class SurplusPool:
     """This rank's surplus, oldest first.
 
     Args:
-        max_age: Number of steps that groups may be used after the one they were found in.
+        max_age: Number of steps after the step that judged a group in which it may be used.
 
     Raises:
         ValueError: If ``max_age`` is negative.
@@ -34,7 +34,7 @@ class SurplusPool:
 
     def __init__(self, max_age: int) -> None:
         if max_age < 0:
-            raise ValueError(f'max_age={max_age}, expected a number of steps, 0 to keep nothing.')
+            raise ValueError(f'max_age={max_age}, expected a number of steps, 0 for no pool.')
         self.max_age = max_age
         self._groups: List[Group] = []
 
@@ -48,22 +48,22 @@ class SurplusPool:
         return young, [group for group in groups if step - group.found_at > self.max_age]
 
     def put(self, groups: Sequence[Group]) -> List[Group]:
-        """Keep groups for the next step; return those that cannot be kept: all if max_age is 0."""
+        """Store groups for the next step; return the refused ones, which is all if max_age is 0."""
         if not self.max_age:
             return list(groups)
         self.restore(groups)
         return []
 
     def restore(self, groups: Sequence[Group]) -> None:
-        """Keep groups of a step that did not come to its end, for when it is taken again."""
+        """Store the groups of a step that an error interrupted, for the next attempt."""
         self._groups += groups
 
     def state_dict(self) -> List[Dict[str, Any]]:
-        """Return the samples of the groups, the step they were found in, and why they are kept."""
+        """Return samples, step and reason of every group."""
         return [dict(samples=list(group.samples), found_at=group.found_at,
                      at_random=group.at_random) for group in self._groups]
 
     def load_state_dict(self, state: Sequence[Dict[str, Any]]) -> None:
-        """Replace the groups by those of :meth:`state_dict`."""
-        self._groups = [Group(list(each['samples']), each['found_at'],
-                              at_random=each.get('at_random', False)) for each in state]
+        """Replace the groups by the ones that :meth:`state_dict` returned."""
+        self._groups = [Group(list(group['samples']), group['found_at'],
+                              at_random=group.get('at_random', False)) for group in state]

@@ -1,20 +1,22 @@
 """The latest scores, and a threshold that follows them."""
 from __future__ import annotations
 
+import itertools
 import math
 from typing import List, Optional, Sequence
 
-_WINDOW = 64  # scores: enough for a share to within 6 % (sqrt(q (1 - q) / 64)), and soon renewed
+# Number of scores that estimate a share to within 6 %, sqrt(q (1 - q) / 64), and are soon renewed.
+_WINDOW = 64
 
 
 class ScoreWindow:
-    """The latest scores, whole rounds of them, and their quantiles.
+    """The latest scores and their quantiles.
 
-    Whole rounds, since the scores of a round come rank by rank: a part of them would be those of
-    the last ranks.
+    The window holds whole rounds. The scores of a round are in rank order, so a cut through a round
+    would favor the last ranks.
 
     Args:
-        size: Number of scores to keep at least, once there were so many.
+        size: Smallest number of scores in a full window.
     """
 
     def __init__(self, size: int = _WINDOW) -> None:
@@ -22,10 +24,10 @@ class ScoreWindow:
         self._rounds: List[List[float]] = []
 
     def __len__(self) -> int:
-        return sum(len(each) for each in self._rounds)
+        return sum(map(len, self._rounds))
 
     def add(self, scores: Sequence[float]) -> None:
-        """Add the scores of a round. Those that are not finite are left out."""
+        """Add the finite scores of a round."""
         finite = [score for score in scores if math.isfinite(score)]
         if finite:
             self._rounds.append(finite)
@@ -35,20 +37,20 @@ class ScoreWindow:
     def quantile(self, share: float) -> Optional[float]:
         """Return the largest score with at most this share of the scores below it.
 
-        None while there are no scores. One of the scores is returned, never a value between two:
-        it is the same number on every machine.
+        None while there are no scores. The result is one of the scores, never a value between two,
+        so that it is the same number on every machine.
         """
-        scores = sorted(score for each in self._rounds for score in each)
+        scores = sorted(itertools.chain(*self._rounds))
         return scores[min(len(scores) - 1, int(share * len(scores)))] if scores else None
 
     def latest(self) -> List[float]:
-        """Return the latest scores, the number of them that the window has for its size."""
-        return [score for each in self._rounds for score in each][-self._size:]
+        """Return the latest scores, ``size`` of them in a full window."""
+        return list(itertools.chain(*self._rounds))[-self._size:]
 
     def state_dict(self) -> List[List[float]]:
         """Return the scores by round."""
-        return [list(each) for each in self._rounds]
+        return [list(scores) for scores in self._rounds]
 
     def load_state_dict(self, state: Sequence[Sequence[float]]) -> None:
-        """Replace the scores by those of :meth:`state_dict`."""
-        self._rounds = [list(each) for each in state]
+        """Replace the scores by the ones that :meth:`state_dict` returned."""
+        self._rounds = [list(scores) for scores in state]

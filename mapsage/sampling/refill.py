@@ -1,26 +1,27 @@
-"""How much to fetch when valid samples are missing."""
+"""Estimate how many batches to fetch when valid samples are missing."""
 from __future__ import annotations
 
 import math
 from typing import Dict
 
-_MEMORY = 0.9  # weight of the counts of earlier steps, once for each step since
+# Factor by which the counts of earlier steps lose weight in every step.
+_MEMORY = 0.9
 
 
 class PassRate:
-    """The share of valid samples, in which recent ones weigh more; equal on all ranks."""
+    """The share of valid samples, weighted toward recent steps; equal on all ranks."""
 
     def __init__(self) -> None:
         self._judged = self._passed = self._not_finite = 0.0
 
     def age(self) -> None:
-        """Begin a step: the counts of earlier ones lose weight."""
+        """Begin a step: the counts of earlier steps lose weight."""
         self._judged *= _MEMORY
         self._passed *= _MEMORY
         self._not_finite *= _MEMORY
 
     def add(self, judged: int, passed: int, not_finite: int = 0) -> None:
-        """Add counts of all ranks: samples judged, and how many are valid and not finite."""
+        """Add counts of all ranks: samples that were judged, that passed, that were not finite."""
         self._judged += judged
         self._passed += passed
         self._not_finite += not_finite
@@ -55,12 +56,14 @@ def refill_rounds(deficit: int, pass_rate: float, in_a_round: int, limit: int) -
 
     Args:
         deficit: Number of samples missing on all ranks together.
-        pass_rate: Share of samples that are valid. At 0, where nothing suggests that more rounds
-            would help, the answer is 1.
+        pass_rate: Share of samples that are valid. At 0 the answer is 1, because nothing suggests
+            that more rounds would help.
         in_a_round: Number of samples that all ranks fetch together in one round.
         limit: Largest number to return.
     """
     if pass_rate <= 0:
         return 1
-    found = pass_rate * in_a_round
-    return limit if deficit >= limit * found else max(1, math.ceil(deficit / found))
+    valid_in_a_round = pass_rate * in_a_round
+    if deficit >= limit * valid_in_a_round:
+        return limit
+    return max(1, math.ceil(deficit / valid_in_a_round))

@@ -1,4 +1,4 @@
-"""Scores computed from other scores: weighted sums of rewards, and moving averages per tile."""
+"""Combine scores: weighted sums of reward functions, and moving averages per tile."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -10,15 +10,16 @@ from mapsage.distributed import Channel
 from .candidate import Candidate
 from .validity import to_float64
 
-Scorer = Callable[[Sequence[Any]], Any]  # samples -> one number for each, on any device
+# Takes samples and returns one number per sample, on any device.
+Scorer = Callable[[Sequence[Any]], Any]
 
 
 class WeightedRewards:
     """The weighted sum of reward functions: the raw reward, before any shaping.
 
-    Each function gets the samples of a batch, whole groups one after the other, and returns one
-    number for each sample, on any device. A reward that is NaN makes the sum NaN, so
-    that the group is dropped and counted.
+    Each function gets the samples of a batch, group after group, and returns one number per sample,
+    on any device. A reward that is NaN makes the sum NaN, so that the group is dropped and
+    counted.
 
     Args:
         functions: Reward functions.
@@ -48,16 +49,16 @@ class WeightedRewards:
             if len(rewards) != len(samples):
                 name = getattr(function, '__name__', type(function).__name__)
                 raise ValueError(f'{name} returned {len(rewards)} rewards for {len(samples)} '
-                                 f'samples, expected one a sample.')
+                                 f'samples, expected one per sample.')
             total += weight * rewards
         return total
 
 
 class TileHistory:
-    """Keeps a moving average of each tile's score, so that tiles seen lately need not be scored.
+    """Moving averages of the tiles' scores, so that recently scored tiles are not scored again.
 
-    Scores since the last :meth:`share` are known to one virtual rank alone; all earlier ones are
-    equal on all ranks. Tiles of unknown index are always scored.
+    Scores since the last :meth:`share` are known to a single virtual rank; earlier ones are equal
+    on all ranks. Tiles of unknown index are always scored.
 
     Args:
         scorer: Function that scores the tiles without a recent score.
@@ -77,26 +78,33 @@ class TileHistory:
             raise ValueError(f'recheck={recheck}, expected 1 call or more.')
         self._scorer, self._momentum, self._recheck = scorer, momentum, recheck
         self._shared: Dict[int, Tuple[float, int]] = {}  # index -> average, number of the call
-        # By virtual rank of this process: the same, since the last share.
-        self._mine: List[Dict[int, Tuple[float, int]]] = [{} for _ in range(turns)]
+        # The same since the last share, by virtual rank of this process.
+        self._unshared: List[Dict[int, Tuple[float, int]]] = [{} for _ in range(turns)]
         self._calls = [0] * turns
-        self.looks = 0  # samples given to the scorer
+        # Number of samples that the scorer got.
+        self.looks = 0
 
-    def __call__(self, candidates: Sequence[Candidate], turn: int = 0) -> List[float]:
-        """Return one score for each candidate of a virtual rank, by its place in the block."""
-        self._calls[turn] += 1
-        unknown = [place for place, each in enumerate(candidates)
-                   if not self._is_fresh(each.index, turn)]
+    def __call__(self, candidates: Sequence[Candidate], slot: int = 0) -> List[float]:
+        """Return one score per candidate.
+
+        Args:
+            candidates: Candidates of one virtual rank.
+            slot: Position of the virtual rank in the block of this process.
+        """
+        self._calls[slot] += 1
+        stale = [position for position, candidate in enumerate(candidates)
+                 if not self._is_fresh(candidate.index, slot)]
         fresh: Dict[int, float] = {}
-        if unknown:
-            self.looks += len(unknown)
-            seen = to_float64(self._scorer([candidates[place].sample for place in unknown]))
-            if len(seen) != len(unknown):
-                raise ValueError(f'{len(seen)} scores for {len(unknown)} samples, expected one a '
-                                 f'sample.')
-            fresh = dict(zip(unknown, seen.tolist()))
-        return [self._observe(each.index, fresh[place], turn) if place in fresh else
-                self._known(each.index, turn)[0] for place, each in enumerate(candidates)]
+        if stale:
+            self.looks += len(stale)
+            scores = to_float64(self._scorer([candidates[position].sample for position in stale]))
+            if len(scores) != len(stale):
+                raise ValueError(f'{len(scores)} scores for {len(stale)} samples, expected one '
+                                 f'per sample.')
+            fresh = dict(zip(stale, scores.tolist()))
+        return [self._observe(candidate.index, fresh[position], slot) if position in fresh else
+                self._known(candidate.index, slot)[0]
+                for position, candidate in enumerate(candidates)]
 
     def share(self, channel: Channel) -> None:
         """Make the scores of every rank known to all ranks. Collective.
@@ -107,10 +115,11 @@ class TileHistory:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        every = _gather_rows(channel, torch.cat([_as_rows(each) for each in self._mine]))
-        self._mine = [{} for _ in self._mine]
+        gathered = _gather_rows(channel, torch.cat([_as_rows(scores)
+                                                    for scores in self._unshared]))
+        self._unshared = [{} for _ in self._unshared]
         newest: Dict[int, Tuple[float, int]] = {}
-        for index, score, when in torch.cat(every).tolist():
+        for index, score, when in torch.cat(gathered).tolist():
             if int(index) not in newest or when > newest[int(index)][1]:
                 newest[int(index)] = score, int(when)
         self._shared.update(newest)
@@ -119,35 +128,36 @@ class TileHistory:
         """Return the part that is equal on all ranks: float64 rows of index, average, call."""
         return _as_rows(self._shared)
 
-    def rank_state(self, turn: int = 0) -> Dict[str, Any]:
+    def rank_state(self, slot: int = 0) -> Dict[str, Any]:
         """Return the part that only one virtual rank has, as plain numbers."""
-        return dict(calls=self._calls[turn], rows=_as_rows(self._mine[turn]).tolist())
+        return dict(calls=self._calls[slot], rows=_as_rows(self._unshared[slot]).tolist())
 
-    def load_state(self, shared: torch.Tensor, *mine: Dict[str, Any]) -> None:
+    def load_state(self, shared: torch.Tensor, *rank_states: Dict[str, Any]) -> None:
         """Continue from :meth:`shared_state` and the :meth:`rank_state` of each virtual rank."""
-        self._calls = [each['calls'] for each in mine]
+        self._calls = [state['calls'] for state in rank_states]
         self._shared = _from_rows(shared.tolist())
-        self._mine = [_from_rows(each['rows']) for each in mine]
+        self._unshared = [_from_rows(state['rows']) for state in rank_states]
 
-    def _known(self, index: int, turn: int) -> Tuple[float, int]:
-        known = self._mine[turn].get(index)
+    def _known(self, index: int, slot: int) -> Tuple[float, int]:
+        known = self._unshared[slot].get(index)
         return self._shared[index] if known is None else known
 
-    def _is_fresh(self, index: int, turn: int) -> bool:
-        if index not in self._mine[turn] and index not in self._shared:
+    def _is_fresh(self, index: int, slot: int) -> bool:
+        if index not in self._unshared[slot] and index not in self._shared:
             return False
-        return self._calls[turn] - self._known(index, turn)[1] < self._recheck
+        return self._calls[slot] - self._known(index, slot)[1] < self._recheck
 
-    def _observe(self, index: int, score: float, turn: int) -> float:
+    def _observe(self, index: int, score: float, slot: int) -> float:
         if index < 0:
             return score
-        known = self._mine[turn].get(index, self._shared.get(index))
+        known = self._unshared[slot].get(index, self._shared.get(index))
         average = self._mix(known, score)
-        self._mine[turn][index] = average, self._calls[turn]
+        self._unshared[slot][index] = average, self._calls[slot]
         return average
 
     def _mix(self, known: Optional[Tuple[float, int]], score: float) -> float:
-        if known is None or known[0] != known[0]:  # an average that is NaN would stay NaN
+        # An average that is NaN would stay NaN.
+        if known is None or known[0] != known[0]:
             return score
         return self._momentum * known[0] + (1 - self._momentum) * score
 
@@ -161,10 +171,10 @@ def _from_rows(rows: Sequence[Sequence[float]]) -> Dict[int, Tuple[float, int]]:
     return {int(index): (score, int(when)) for index, score, when in rows}
 
 
-def _gather_rows(channel: Channel, mine: torch.Tensor) -> List[torch.Tensor]:
-    """Return every rank's rows: one collective for the longest, one for all."""
-    count = torch.tensor([len(mine)])
+def _gather_rows(channel: Channel, local_rows: torch.Tensor) -> List[torch.Tensor]:
+    """Return every rank's rows, after one collective for the longest table."""
+    count = torch.tensor([len(local_rows)])
     channel.max(count)
     padded = torch.full((int(count), 3), -1.0, dtype=torch.float64)
-    padded[:len(mine)] = mine
+    padded[:len(local_rows)] = local_rows
     return [rows[rows[:, 0] >= 0] for rows in channel.gather(padded)]

@@ -1,4 +1,4 @@
-"""Decide what happens when valid samples are missing after the last attempt. Pure."""
+"""Decide what a step trains on when valid samples are missing after the last attempt. Pure."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Decision:
             ``'fallback'``, and otherwise of the valid ones.
         supplies: Indices of the samples that each rank supplies, repeated where they are
             replicated.
-        loss_weights: Factor by which each rank multiplies its mean loss, so that the gradients
-            averaged over the ranks are those of the mean over all samples.
+        loss_weights: Factor by which each rank multiplies its mean loss, so that the average of
+            the ranks' gradients is the gradient of the mean loss over all samples.
     """
 
     outcome: str
@@ -44,17 +44,17 @@ def check_policy(policy: str) -> None:
 
 def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: Sequence[int],
                      target: int, group_size: int = 1) -> Decision:
-    """Decide how the ranks' batches are made from the valid samples there are. Pure.
+    """Decide how the ranks' batches are made from the valid samples. Pure.
 
     With enough valid samples the policy does not matter. With none, every policy but ``raise``
     falls back.
 
     Args:
         policy: Name of the policy. With ``'fallback'``, every rank takes the first samples it drew
-            in the step, as many as its target; a rank that drew fewer gets surplus of others, and
-            if all together drew too few, groups are replicated as with ``'pad'``. With ``'pad'``,
-            valid groups are replicated, whose numbers of copies differ by at most one. With
-            ``'shrink'``, ranks have numbers of groups that differ by at most one, and weights that
+            in the step, as many as its target; a rank that drew fewer gets surplus of other ranks,
+            and if all ranks together drew too few, groups are replicated as with ``'pad'``. With
+            ``'pad'``, valid groups are replicated, and their numbers of copies differ by at most
+            one. With ``'shrink'``, the ranks' numbers of groups differ by at most one, and weights
             compensate for it; with fewer groups than ranks the remaining ranks compute on a copy of
             weight 0, so that no rank is missing from a collective. ``'raise'`` is an error.
         valid_counts: Number of valid samples each rank has.
@@ -103,20 +103,22 @@ def _fall_back(original_counts: Sequence[int], valid: int, target: int,
 
 def _replicate(outcome: str, groups: Sequence[int], target: int, group_size: int) -> Decision:
     copies = _pad(groups, target // group_size)
-    plan = plan_exchange([len(each) * group_size for each in copies], target, group_size)
+    plan = plan_exchange([len(groups_of_rank) * group_size for groups_of_rank in copies], target,
+                         group_size)
     return Decision(outcome, plan, _samples(copies, group_size), (1.0,) * len(groups))
 
 
 def _shrink(groups: List[int], group_size: int) -> Decision:
     world, total = len(groups), sum(groups)
     if total < world:
-        copies = _pad(groups, 1)  # one group for each rank; copies get weight 0
+        # One group per rank; copies get weight 0.
+        copies = _pad(groups, 1)
     else:
         copies = [list(range(count)) for count in groups]
-    each, more = divmod(max(total, world), world)
-    # the larger share goes to the ranks that have most: they need no moves
-    larger = set(sorted(range(world), key=lambda rank: (-len(copies[rank]), rank))[:more])
-    targets = [(each + (rank in larger)) * group_size for rank in range(world)]
+    share, remainder = divmod(max(total, world), world)
+    # The larger shares go to the ranks with most groups, which need no moves for it.
+    larger = set(sorted(range(world), key=lambda rank: (-len(copies[rank]), rank))[:remainder])
+    targets = [(share + (rank in larger)) * group_size for rank in range(world)]
     plan = plan_exchange([len(c) * group_size for c in copies], targets, group_size)
     weights = [count * world / (total * group_size) for count in targets]
     for rank in range(world) if total < world else ():
@@ -134,7 +136,8 @@ def _pad(groups: Sequence[int], target: int) -> List[List[int]]:
     total, world = sum(groups), len(groups)
     times, more = divmod(world * target, total)
     extra = [0] * world
-    for rank, count in enumerate(groups):  # ranks that can use the copies themselves come first
+    # Ranks that can use the copies themselves come first.
+    for rank, count in enumerate(groups):
         extra[rank] = min(more, count, max(0, target - count * times))
         more -= extra[rank]
     for rank, count in enumerate(groups):
@@ -153,5 +156,5 @@ def _first_source(plan: ExchangePlan, rank: int) -> Tuple[int, int]:
 
 
 def _samples(copies: Sequence[Sequence[int]], group_size: int) -> Tuple[Tuple[int, ...], ...]:
-    return tuple(tuple(group * group_size + k for group in each for k in range(group_size))
-                 for each in copies)
+    return tuple(tuple(group * group_size + k for group in groups for k in range(group_size))
+                 for groups in copies)

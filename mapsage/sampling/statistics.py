@@ -12,8 +12,8 @@ from mapsage.distributed import Channel
 from .exchange import Traffic
 from .validity import NO_SPREAD, NOT_FINITE, TOO_HIGH, TOO_LOW
 
-# Reasons besides those of the validity: FAILED is a sample that an error overtook before it was
-# judged, NOT_RESTORED one of a pool that a resumed run could not load.
+# More reasons than the validity has: FAILED is a sample that an error interrupted before it was
+# judged, NOT_RESTORED a sample of a pool that a resumed run could not load.
 EXPIRED, SURPLUS, FAILED, NOT_RESTORED = 'expired', 'surplus', 'failed', 'not_restored'
 REASONS = (NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH, EXPIRED, SURPLUS, FAILED, NOT_RESTORED)
 
@@ -89,8 +89,8 @@ class StepStatistics:
     def first_pass_rate(self) -> float:
         """Valid share of the initial batch; NaN when it is empty.
 
-        Its expectation is the share of valid samples. That of :attr:`pass_rate` is larger, since a
-        step ends as soon as enough samples have passed.
+        Its expectation is the share of valid samples. The expectation of :attr:`pass_rate` is
+        larger, because a step ends as soon as enough samples have passed.
         """
         return self.first_passed / self.first_judged if self.first_judged else math.nan
 
@@ -104,8 +104,8 @@ class StepStatistics:
 class Totals:
     """Sums over steps since :meth:`clear`, as in :class:`StepStatistics`.
 
-    They are an account of the samples, over all ranks together: what was carried in and what was
-    drawn is trained on, dropped for a reason, or in the pool.
+    Over all ranks together they account for every sample: what the pool held and what was drawn was
+    trained on, dropped for a reason, or is in the pool.
 
     Attributes:
         steps: Number of steps.
@@ -147,7 +147,7 @@ class Totals:
         self.add_unfinished(step)
 
     def add_unfinished(self, step: StepStatistics) -> None:
-        """Add what a step drew and dropped that an error ended."""
+        """Add what a step drew and dropped before an error ended it."""
         if self.carried is None:
             self.carried = step.carried
         self.fetched += step.fetched
@@ -168,10 +168,10 @@ class Totals:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        mine = torch.tensor([self.seconds] + [getattr(self, name) or 0 for name in _LOCAL]
-                            + [self.dropped.get(reason, 0) for reason in REASONS],
-                            dtype=torch.float64)
-        rows = torch.stack(channel.gather(mine))
+        local = torch.tensor([self.seconds] + [getattr(self, name) or 0 for name in _LOCAL]
+                             + [self.dropped.get(reason, 0) for reason in REASONS],
+                             dtype=torch.float64)
+        rows = torch.stack(channel.gather(local))
         sums = [int(value) for value in rows[:, 1:].sum(0).tolist()]
         values: Dict[str, Any] = dict(zip(_LOCAL, sums), seconds=float(rows[:, 0].max()))
         together = replace(self, **values)
@@ -187,7 +187,7 @@ class Totals:
 
     @property
     def lost(self) -> int:
-        """Number of samples without a record, 0 always: of the sums over all ranks."""
+        """Number of samples without a record. In the sums over all ranks it is always 0."""
         return ((self.carried or 0) + self.fetched - (self.used - self.replicated)
                 - sum(self.dropped.values()) - self.surplus)
 

@@ -1,4 +1,4 @@
-"""A step in progress, and the batch that comes of it."""
+"""The state of a sampling step in progress, and the batch that results."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -32,11 +32,11 @@ class SampledBatch:
 
 @dataclass
 class Findings:
-    """What one virtual rank has found in a step in progress.
+    """What one virtual rank has drawn and judged in the current step.
 
     Attributes:
         rank: Number of the virtual rank.
-        held: Groups that it may train on: valid, or kept at random.
+        usable: Groups that it may train on: valid, or kept at random.
         original: The first groups drawn in the step, as many as the target needs, whether valid or
             not; all groups of the batch that the step began with.
         ended: Whether its loader has no more batches.
@@ -47,7 +47,7 @@ class Findings:
     """
 
     rank: int
-    held: List[Group]
+    usable: List[Group]
     original: List[Group] = field(default_factory=list)
     ended: bool = False
     judged: int = 0
@@ -67,10 +67,10 @@ class StepInProgress:
 
     Attributes:
         stats: Statistics of the step so far.
-        findings: Those of each virtual rank of this process.
-        initial: Number of samples in the batch that all ranks together began with.
+        findings: Findings of every virtual rank of this process, in order.
+        initial: Number of samples that all ranks together began with.
         attempt: Number of the resample, 0 for the initial batch.
-        unjudged: Number of samples drawn and not yet in ``held``, ``original`` or a count.
+        unjudged: Number of samples drawn and not yet in ``usable``, ``original`` or a count.
     """
 
     stats: StepStatistics
@@ -99,7 +99,7 @@ def check_settings(local_target: int, group_size: int, max_resample_times: int,
                          'weighed up. Set keep_fraction, for example 0.3.')
 
 
-def describe_keeping(keep_fraction: float, unbiased: bool) -> str:
+def describe_random_keep(keep_fraction: float, unbiased: bool) -> str:
     """Return a line for the log: how groups that are kept at random weigh."""
     if unbiased:
         return (f'[DynSample] keep_fraction={keep_fraction:g}, unbiased=True: a group that is not '

@@ -1,4 +1,4 @@
-"""Decide by their scores which groups of samples are valid. Pure."""
+"""Decide from scores which groups of samples are valid. Pure."""
 from __future__ import annotations
 
 import math
@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         valid: Tensor of bool and shape ``(groups,)``.
-        reasons: One word for each group: why it is dropped, or ``''`` where it is valid.
+        reasons: Why each group is dropped, one of the constants above; ``''`` for a valid group.
         means: Tensor of float64 and shape ``(groups,)``: the mean score of each group, NaN where
             one of its scores is not finite.
     """
@@ -27,12 +27,12 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Validity:
-    """The criteria of valid groups: a group must meet all that are given, with finite scores.
+    """The criteria of valid groups: finite scores, and all criteria that are not None.
 
     Attributes:
         eps: Smallest spread: ``max - min > eps`` over the scores of the group. The range is used
-            and not the standard deviation, which float32 rounding makes positive for 187 of 505
-            constant groups tried. None for no such criterion.
+            and not the standard deviation, which float32 rounding made positive for 187 of 505
+            constant groups. None for no such criterion.
         low: Lower bound of the group's mean score, excluded; None for no bound.
         high: Upper bound of the group's mean score, excluded; None for no bound.
         quantile: Share of the groups, those with the lowest mean scores, that is not valid. The
@@ -51,7 +51,7 @@ class Validity:
     quantile: Optional[float] = None
 
     def __post_init__(self) -> None:
-        if all(each is None for each in (self.eps, self.low, self.high, self.quantile)):
+        if self.eps is self.low is self.high is self.quantile is None:
             raise ValueError('Validity() has no criterion: give eps (spread over a group), low or '
                              'high (band of its mean score), or quantile (share of the lowest). '
                              'Validity(eps=1e-6) is a common one.')
@@ -75,9 +75,10 @@ class Validity:
                              f'samples, or group_size >= 2.')
 
     def criteria(self) -> str:
-        """Return the criteria that are given, as in a config: ``'low=0.2, high=3'``."""
-        given = ((name, getattr(self, name)) for name in ('eps', 'low', 'high', 'quantile'))
-        return ', '.join(f'{name}={value:g}' for name, value in given if value is not None)
+        """Return the criteria as in a config, for example ``'low=0.2, high=3'``."""
+        criteria = dict(eps=self.eps, low=self.low, high=self.high, quantile=self.quantile)
+        return ', '.join(f'{name}={value:g}' for name, value in criteria.items()
+                         if value is not None)
 
     def judge(self, scores: Any, group_size: int, threshold: Optional[float] = None) -> Verdict:
         """Decide about every group. Pure.
@@ -86,8 +87,8 @@ class Validity:
             scores: One number for each sample, the groups one after the other: a tensor of any
                 device, dtype and shape, or a sequence of numbers.
             group_size: Number of scores in a group.
-            threshold: Quantile of the latest scores, for the criterion ``quantile``; with None,
-                when there are none yet, every finite mean meets it.
+            threshold: Quantile of the latest scores, for the criterion ``quantile``. None while
+                there are no scores: then every finite mean meets the criterion.
 
         Raises:
             ValueError: If the scores do not fill whole groups.
@@ -117,10 +118,8 @@ class Validity:
 
 
 def to_float64(scores: Any) -> torch.Tensor:
-    """Return scores as a flat float64 CPU tensor.
-
-    They leave their device first: not every device has float64.
-    """
+    """Return scores as a flat float64 CPU tensor."""
     if isinstance(scores, torch.Tensor):
+        # Move to the CPU first, because not every device has float64.
         return scores.detach().cpu().to(torch.float64).reshape(-1)
     return torch.tensor([float(score) for score in scores], dtype=torch.float64)

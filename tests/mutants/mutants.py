@@ -160,7 +160,7 @@ MUTANTS = (
            ('tests/unit/sampling/test_shortfall.py',)),
     Mutant('step_lost', 'mapsage/sampling/sampler.py',
            'what a failed step found is forgotten',
-           'pool.restore([*old, *found.held])', 'pool.restore(old)',
+           'pool.restore([*old, *findings.usable])', 'pool.restore(old)',
            ('tests/unit/sampling/test_account.py',)),
     Mutant('quantile_edge', 'mapsage/sampling/validity.py',
            'where all scores are equal, none reaches their quantile',

@@ -97,7 +97,7 @@ def test_moves_are_the_tuples_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (([3, 3], 4), '6 valid samples for 8 places'),
+    (([3, 3], 4), '6 valid samples for targets of 8'),
     (([4, -4], 0), 'valid_counts has -4'),
     (([4, 6], 4, 4), 'valid_counts has 6'),
     (([8, 8], 6, 4), 'target has 6'),
