@@ -1,4 +1,4 @@
-"""Builds the source that ``feature_source`` of a config names."""
+"""Build the source that ``feature_source`` of a config names."""
 from __future__ import annotations
 
 import difflib
@@ -86,15 +86,15 @@ def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> Featu
         raise FeatureSourceError(f"feature_source.type={name!r}, expected one of "
                                  f"{', '.join(_BUILDERS)}.{_near(str(name), _BUILDERS)}")
     build = _BUILDERS[name]
-    known = {key: each for key, each in inspect.signature(build).parameters.items()
-             if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    known = {key: parameter for key, parameter in inspect.signature(build).parameters.items()
+             if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
     for key in settings:
         if key not in known:
             raise FeatureSourceError(
                 f'feature_source of type {name!r} has no setting {key!r}: expected '
                 f"{', '.join(known) or 'none'}.{_near(key, known)}")
-    missing = [key for key, each in known.items()
-               if each.default is inspect.Parameter.empty and key not in settings]
+    missing = [key for key, parameter in known.items()
+               if parameter.default is inspect.Parameter.empty and key not in settings]
     if missing:
         raise FeatureSourceError(f"feature_source of type {name!r} needs {', '.join(missing)}.")
     try:
@@ -118,23 +118,23 @@ def view_seeds(config: Mapping[str, Any], dataset: Any) -> Optional[ViewSeeds]:
     """
     if config.get('type') != 'Cached' or 'folder' not in config:
         return None
-    channel, mine = open_channel(), ''
+    channel, view_plan = open_channel(), ''
     is_first = channel.rank == channel.ranks[0]
     with all_ranks_or_none('looking up the cached samples'):
         listed = hash_of(sample_hashes(dataset, sizes=False)) if len(channel.ranks) > 1 else ''
         try:
-            found = read_index(Path(config['folder'])) if is_first else None
+            index = read_index(Path(config['folder'])) if is_first else None
         except CacheError:
-            found = None
-        if found is not None:
-            slots = found.slots(sample_hashes(dataset))
-            mine = json.dumps(dict(seed=found.seed, views=found.views, slots=_runs(slots)))
-    texts = channel.gather_texts(json.dumps([listed, mine]))
+            index = None
+        if index is not None:
+            slots = index.slots(sample_hashes(dataset))
+            view_plan = json.dumps(dict(seed=index.seed, views=index.views, slots=_runs(slots)))
+    texts = channel.gather_texts(json.dumps([listed, view_plan]))
     lists = [json.loads(text)[0] for text in texts]
-    others = [rank for rank, each in zip(channel.ranks, lists) if each != lists[0]]
-    if others:
-        raise ValueError(f'the training dataset of rank(s) {others} lists other samples than that '
-                         f'of rank {channel.ranks[0]}: all ranks must read the same data.')
+    differing = [rank for rank, samples in zip(channel.ranks, lists) if samples != lists[0]]
+    if differing:
+        raise ValueError(f'the training dataset of rank(s) {differing} lists other samples than '
+                         f'that of rank {channel.ranks[0]}: all ranks must read the same data.')
     text = json.loads(texts[0])[1]
     if not text:
         return None
@@ -246,6 +246,6 @@ _BUILDERS: Dict[str, Callable[..., FeatureSource]] = dict(
     Local=_local, Prefetched=_prefetched, Cached=_cached, Streamed=_streamed)
 
 
-def _near(given: str, known: Any) -> str:
-    near = difflib.get_close_matches(given, list(known), 1)
-    return f' Did you mean {near[0]!r}?' if near else ''
+def _near(name: str, known: Any) -> str:
+    matches = difflib.get_close_matches(name, list(known), 1)
+    return f' Did you mean {matches[0]!r}?' if matches else ''

@@ -1,4 +1,4 @@
-"""Makes a model's frozen encoder return features that a feature source provides."""
+"""Make a model's frozen encoder return features that a feature source provides."""
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Tuple
@@ -34,7 +34,8 @@ class EncoderGate:
         self._fetch: Optional[Callable[[], Features]] = None
         self._features: Optional[Features] = None
         self._shape: Optional[torch.Size] = None
-        self._images: Optional[torch.Tensor] = None  # those of the step's first call
+        # Images of the step's first call.
+        self._images: Optional[torch.Tensor] = None
         encoder.forward = self._answer  # type: ignore[method-assign]
         encoder.train = lambda mode=True: encoder  # type: ignore[method-assign]
 
@@ -100,7 +101,7 @@ def as_levels(features: Any, encoder: nn.Module) -> Features:
 
 def check_frozen(encoder: nn.Module) -> None:
     """Raise FeatureSourceError if an encoder has trained parameters, or layers in training mode."""
-    trained = [name for name, each in encoder.named_parameters() if each.requires_grad]
+    trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     if any('.lora_A.' in name for name in trained):
         raise FeatureSourceError(
             f'feature_source needs a frozen encoder, and model.backbone ({type(encoder).__name__}) '
@@ -113,9 +114,9 @@ def check_frozen(encoder: nn.Module) -> None:
             f'backbone.frozen=True (DINOv3ViT; other backbones: frozen_stages), or take '
             f'feature_source out of the config.')
     encoder.train()
-    training = [f'{name or "itself"} ({type(each).__name__})'
-                for name, each in encoder.named_modules()
-                if each.training and _differs_in_training(each)]
+    training = [f'{name or "itself"} ({type(module).__name__})'
+                for name, module in encoder.named_modules()
+                if module.training and _differs_in_training(module)]
     if training:
         raise FeatureSourceError(
             f'feature_source needs an encoder that computes the same in every step, and '

@@ -16,9 +16,9 @@ from .source import Encode, Features, FeatureSource, Item, StreamingError
 class Prefetched(FeatureSource):
     """Encodes a limited number of items while the head trains.
 
-    On an eager device a thread encodes, and its kernels share the device with those of the head. A
-    lazy device queues work by itself: there an item is encoded and flushed when it is requested, so
-    that the device computes it while the head's step is recorded.
+    On an eager device a thread encodes, and its kernels share the device with the head's. A lazy
+    device queues work by itself: there an item is encoded and flushed at its request, so that the
+    device computes it while the head's step is recorded.
 
     Args:
         encode: Frozen encoder, without autograd.
@@ -76,7 +76,7 @@ class Prefetched(FeatureSource):
         return dict(waited=waited)
 
     def close(self) -> None:
-        """End the thread; what was requested and not fetched is dropped."""
+        """End the thread, and drop items that were requested and not fetched."""
         self._worker.close(self._timeout)
         self._encoded.clear()
 

@@ -1,4 +1,7 @@
-"""The interface of all feature sources, and the source that encodes locally."""
+"""The interface of all feature sources, and the source that encodes locally.
+
+Shapes: n samples of a head replica in one step, H and W of the images.
+"""
 from __future__ import annotations
 
 import abc
@@ -15,12 +18,12 @@ Encode = Callable[[torch.Tensor], Features]
 
 
 class StreamingError(UserError, RuntimeError):
-    """Features did not arrive: which, why, and what to do."""
+    """Features did not arrive; the message says which, why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """The samples that are encoded together: those of one head replica in one step.
+    """The samples that are encoded together: the batch of one head replica in one step.
 
     Attributes:
         number: 0, 1, 2, ... over the run, in the order in which the head needs the items.
@@ -45,7 +48,7 @@ class FeatureSource(abc.ABC):
     Attributes:
         ahead: Number of items to request before the first of them is needed.
         needs_images: Whether the source reads :attr:`Item.images`.
-        may_wait: Whether :attr:`ahead` may be set to 0 where items are known in their step only.
+        may_wait: Whether :attr:`ahead` may be set to 0 if items are known only in their step.
     """
 
     ahead: int = 0
@@ -61,7 +64,7 @@ class FeatureSource(abc.ABC):
         """Return the features of a requested item, on the head's device, detached.
 
         Raises:
-            StreamingError: If there are none; on every rank of the head replica.
+            StreamingError: If they do not arrive; on every rank of the head replica.
         """
 
     def report(self) -> Dict[str, float]:
@@ -69,14 +72,14 @@ class FeatureSource(abc.ABC):
         return {}
 
     def close(self) -> None:
-        """Free what the source holds. May be called twice."""
+        """Free memory, files and threads. May be called twice."""
         return
 
 
 class Local(FeatureSource):
     """Encodes an item when its features are fetched, as the model would.
 
-    The features of every other source are compared with those of this one.
+    Tests compare every other source with this one.
 
     Args:
         encode: Frozen encoder.

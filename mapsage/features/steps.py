@@ -8,14 +8,14 @@ from .source import FeatureSource, Item
 
 
 class FeatureSteps:
-    """The batches of a loop, whose items are requested from the feature source ahead of time.
+    """Batches of a loop that requests their items from the feature source ahead of time.
 
     Args:
         batches: Batches of the training loader.
         make_items: Function that makes the items of a batch: one for each virtual rank of this
             process, in order.
-        source: Source from which each item is requested. All items of a step are requested before
-            it begins, and those of further whole steps until ``source.ahead`` of them are.
+        source: Source of the features. All items of a step are requested before it begins, and then
+            the items of further whole steps, up to ``source.ahead``.
         taken: Function that is called with the items of each batch before the loop gets the batch.
         still_wanted: Function that returns how many batches the loop will take after the next one.
     """
@@ -56,7 +56,7 @@ class FeatureSteps:
     def _enough(self) -> bool:
         """Return whether as many items behind the next batch's are requested as the source wants.
         """
-        items = sum(len(each) for _, each in self._queue)
+        items = sum(len(step_items) for _, step_items in self._queue)
         return bool(self._queue) and items - len(self._queue[0][1]) >= self._source.ahead
 
     def __getattr__(self, name: str) -> Any:

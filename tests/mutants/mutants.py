@@ -212,7 +212,7 @@ MUTANTS = (
             '::test_the_settings_that_decide_features_decide_the_key',)),
     Mutant('shard_offset', 'mapsage/features/cache/shards.py',
            'all samples of a batch get the features of its first',
-           'start = places[row][at][1]', 'start = places[0][at][1]',
+           'start = positions[row][at][1]', 'start = positions[0][at][1]',
            ('tests/unit/features/cache/test_cached.py'
             '::test_features_come_back_bit_equal_from_any_shard',)),
     Mutant('leaked_block', 'mapsage/features/remote/item.py',

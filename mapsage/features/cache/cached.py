@@ -19,7 +19,7 @@ from .shards import CacheError, DamagedShardError, Shard, ShardEntry, read_items
 class Cached(FeatureSource):
     """Reads the features that ``tools/cache_features.py`` computed.
 
-    A thread reads those of the next items while the head trains, if they are requested ahead.
+    If items are requested ahead, a thread reads them while the head trains.
 
     The loader must load every sample as one of the cache's views: set ``KeyedDataset.reseed`` to
     :attr:`seed_of`. The checksum of each item is verified when the item is first read.
@@ -49,21 +49,21 @@ class Cached(FeatureSource):
                  slots: Optional[Sequence[int]] = None, check_files: bool = True) -> None:
         check_views(views, 'feature_source.views')
         self._folder, self._device = Path(folder), device
-        found = read_index(self._folder)
-        if found is None:
+        index = read_index(self._folder)
+        if index is None:
             raise CacheError(
                 f'{self._folder} holds no cache of features ({INDEX} is missing). Make it: python '
                 f'tools/cache_features.py CONFIG --views {views} --folder {self._folder}')
-        found.check(self._folder, keys, views)
-        self._entries = found.shards
+        index.check(self._folder, keys, views)
+        self._entries = index.shards
         self._shard_of = {item: number for number, entry in enumerate(self._entries)
                           for item in entry.items}
         self._views = views
-        self.seed_of = ViewSeeds(found.seed, views, tuple(
-            found.slots(keys.samples) if slots is None else slots))
-        self._check_complete(found, check_files)
+        self.seed_of = ViewSeeds(index.seed, views, tuple(
+            index.slots(keys.samples) if slots is None else slots))
+        self._check_complete(index, check_files)
         self._shards: Dict[int, Shard] = {}
-        self._checked = bytearray(found.items)
+        self._checked = bytearray(index.items)
         self._report = dict(waited=0.0, bytes=0.0)
         self._worker = BackgroundWorker('feature-cache')
         self._reading: Dict[int, Future] = {}
@@ -131,8 +131,8 @@ class Cached(FeatureSource):
         return shard
 
     def _check_complete(self, index: CacheIndex, check_files: bool) -> None:
-        again = ('Run tools/cache_features.py with the same arguments as before: it goes on where '
-                 'it stopped.')
+        again = ('Run tools/cache_features.py with the same arguments as before: it continues '
+                 'where it stopped.')
         for entry in self._entries if check_files else []:
             path = self._folder / entry.file
             size = path.stat().st_size if path.exists() else None
@@ -147,8 +147,7 @@ class Cached(FeatureSource):
                                       for view in views)]
         if missing:
             # An index is completed at the end of a run; a run that was killed left only shards.
-            found = find_shards(self._folder, index)[0]
-            done = set(found.finished())
+            done = set(find_shards(self._folder, index)[0].finished())
             slots = self.seed_of.slots or ()
             lacking = [(at, view) for at in missing for view in views
                        if slots[at] < 0 or slots[at] * index.views + view not in done]

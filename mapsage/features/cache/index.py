@@ -1,4 +1,7 @@
-"""The index of a cache: the shards that it holds, and the settings that it was made with."""
+"""The index of a cache: its shards, and the settings that it was made with.
+
+The shards name their samples too, so that a lost index can be rebuilt from them.
+"""
 from __future__ import annotations
 
 import json
@@ -25,8 +28,8 @@ INDEX = 'index.json'
 class CacheIndex:
     """The content of a cache. Items are numbered ``slot * views + view``.
 
-    A sample has the same slot for good. New samples get the next slots, and those of samples that
-    a dataset no longer lists stay unused.
+    A sample never changes its slot. New samples get the next slots, and the slots of samples that a
+    dataset no longer lists stay unused.
 
     Attributes:
         keys: Everything that the features depend on.
@@ -44,7 +47,7 @@ class CacheIndex:
 
     @property
     def items(self) -> int:
-        """Number of items of the complete cache, with those that are no longer used."""
+        """Number of items of the complete cache, including items that are no longer used."""
         return len(self.keys.samples) * self.views
 
     @property
@@ -81,7 +84,7 @@ class CacheIndex:
 
 
 def read_index(folder: Path) -> Optional[CacheIndex]:
-    """Return the index of the cache in a folder, or None if there is none.
+    """Return the index of the cache in a folder; None if the file is missing.
 
     Raises:
         CacheError: If the index cannot be read or has another version.

@@ -157,7 +157,7 @@ class Shard:
         memory: Content of the file, uint8 (bytes,); do not write to it.
 
     Raises:
-        DamagedShardError: If the size or the header is not that of a complete shard.
+        DamagedShardError: If the shard is incomplete or its header cannot be read.
         CacheError: If the file is missing or may not be read.
     """
 
@@ -176,27 +176,27 @@ class Shard:
             self._parse(header, 8 + length, size)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedShardError(f'{path} is damaged: {error!r}. Delete it. {_AGAIN}') from error
-        self.entry = ShardEntry(path.name, size, zlib.crc32(header), sorted(self._places))
+        self.entry = ShardEntry(path.name, size, zlib.crc32(header), sorted(self._positions))
         # torch's mapping leaves no file descriptor open; a private one cannot change the file.
         self.memory = torch.from_file(str(path), shared=False, size=size,
                                       dtype=torch.uint8).numpy()
 
     def places(self, item: int) -> List[Tuple[Form, int]]:
         """Return the form of each level of an item, and its position in the file in bytes."""
-        return self._places[item]
+        return self._positions[item]
 
     def check(self, item: int) -> None:
-        """Compare the checksum of an item's bytes with that of the bytes that were written.
+        """Compare the checksum of an item's bytes with the one that was written.
 
         Raises:
             DamagedShardError: If the checksums differ.
         """
-        found = 0
-        for form, start in self._places[item]:
-            found = zlib.crc32(self.memory[start:start + form.bytes].data, found)
-        if found != self._checksums[item]:
+        checksum = 0
+        for form, start in self._positions[item]:
+            checksum = zlib.crc32(self.memory[start:start + form.bytes].data, checksum)
+        if checksum != self._checksums[item]:
             raise DamagedShardError(
-                f'{self._path} is damaged: item {item} has the checksum {found:08x}, '
+                f'{self._path} is damaged: item {item} has the checksum {checksum:08x}, '
                 f'{self._checksums[item]:08x} was written. Delete it. {_AGAIN}')
 
     def _parse(self, header: bytes, begin: int, size: int) -> None:
@@ -208,19 +208,20 @@ class Shard:
                            for item, value in json.loads(metadata['checksums']).items()}
         self.samples = {int(item): str(sample)
                         for item, sample in json.loads(metadata['samples']).items()}
-        self._places: Dict[int, List[Tuple[Form, int]]] = {}
-        forms: Dict[Form, Form] = {}  # so that equal forms of many items are one object
+        self._positions: Dict[int, List[Tuple[Form, int]]] = {}
+        # Equal forms of many items are one object, to save memory.
+        forms: Dict[Form, Form] = {}
         end = begin
         for name in sorted(known):
             item, level, layout = name.split('.')
             form = Form(layout, _DTYPES[known[name]['dtype']], tuple(known[name]['shape']))
             start, stop = (begin + offset for offset in known[name]['data_offsets'])
-            levels = self._places.setdefault(int(item), [])
+            levels = self._positions.setdefault(int(item), [])
             if int(level) != len(levels) or stop - start != form.bytes:
                 raise ValueError(f'{name} does not fit its place')
             levels.append((forms.setdefault(form, form), start))
             end = max(end, stop)
-        if not set(self._checksums) == set(self._places) == set(self.samples):
+        if not set(self._checksums) == set(self._positions) == set(self.samples):
             raise ValueError('its checksums are of other items')
         if end != size:
             raise ValueError(f'{size:,} bytes, expected {end:,}')
@@ -241,17 +242,18 @@ def read_items(rows: Sequence[Tuple[Shard, int]]) -> Tuple[torch.Tensor, ...]:
     Raises:
         ValueError: If the items have different shapes, with all of these shapes.
     """
-    places = [shard.places(item) for shard, item in rows]
-    forms = {tuple(form for form, _ in levels) for levels in places}
+    positions = [shard.places(item) for shard, item in rows]
+    forms = {tuple(form for form, _ in levels) for levels in positions}
     if len(forms) != 1:
-        raise ValueError(str(sorted([form.level_shape for form in each] for each in forms)))
+        raise ValueError(str(sorted([form.level_shape for form in item] for item in forms)))
     levels = []
     for at, form in enumerate(forms.pop()):
-        # NumPy copies, since its calls cost a tenth of torch's. As integers: it has no bfloat16.
+        # NumPy copies, because its calls cost a tenth of torch's. It has no bfloat16, so it copies
+        # integers.
         batch = torch.empty((len(rows), *form.shape), dtype=_INTEGERS[form.item_bytes])
         bytes_of, size = batch.numpy().reshape(len(rows), -1).view('uint8'), form.bytes
         for row, (shard, _) in enumerate(rows):
-            start = places[row][at][1]
+            start = positions[row][at][1]
             bytes_of[row] = shard.memory[start:start + size]
         level = batch.view(form.dtype)
         levels.append(level.permute(0, 3, 1, 2) if form.layout == _CHANNELS_LAST else level)

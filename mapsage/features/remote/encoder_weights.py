@@ -17,18 +17,18 @@ from mapsage.distributed.weights import total_digest, weight_digests
 def share_encoder(encoder: nn.Module, store: Any, rank: int, size: int, timeout: float) -> str:
     """Give every rank the parameters and buffers of rank 0. Collective over ``size`` ranks.
 
-    However the weights got into the model (files, a checkpoint, random numbers), those that encode
-    are those of the run, and no encoder needs the files.
+    So all encoders use the run's weights, whether these came from files, a checkpoint or random
+    numbers, and no encoder needs the files.
 
     Args:
-        encoder: The encoder, on any device. Rank 0's is read, the others' are overwritten.
-        store: The rendezvous store, used by this thread alone.
-        rank: 0 for the head's first rank, 1 and up for encoders.
-        size: How many ranks take part.
-        timeout: Seconds to wait for the others.
+        encoder: Encoder on any device. It is read on rank 0 and overwritten on the other ranks.
+        store: Rendezvous store; no other thread may use it meanwhile.
+        rank: Number 0 for the head's first rank, 1 and up for encoders.
+        size: Number of ranks that take part.
+        timeout: Seconds to wait for the other ranks.
 
     Returns:
-        A digest of the weights, equal on all ranks.
+        Digest of the weights, equal on all ranks.
 
     Raises:
         WeightsDifferError: On every rank, if an encoder has other names, shapes or dtypes.
@@ -38,10 +38,12 @@ def share_encoder(encoder: nn.Module, store: Any, rank: int, size: int, timeout:
                                        timedelta(seconds=timeout))
     state = {name: tensor for name, tensor in encoder.state_dict().items()
              if isinstance(tensor, torch.Tensor)}
-    layout = repr([(name, tuple(each.shape), str(each.dtype)) for name, each in state.items()])
-    every = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    group.allgather([every], [torch.tensor([zlib.crc32(layout.encode())])]).wait()
-    odd = [number - 1 for number, each in enumerate(every) if not torch.equal(each, every[0])]
+    layout = repr([(name, tuple(tensor.shape), str(tensor.dtype))
+                   for name, tensor in state.items()])
+    checksums = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    group.allgather([checksums], [torch.tensor([zlib.crc32(layout.encode())])]).wait()
+    odd = [rank - 1 for rank, checksum in enumerate(checksums)
+           if not torch.equal(checksum, checksums[0])]
     if odd:
         raise WeightsDifferError(
             f'encoder(s) {odd} built another model.backbone than the head: names, shapes or dtypes '
@@ -50,7 +52,8 @@ def share_encoder(encoder: nn.Module, store: Any, rank: int, size: int, timeout:
         for tensor in state.values():
             host = tensor.detach().to('cpu', copy=True).contiguous()
             flat = host.reshape(-1)
-            # as bytes, since not every gloo knows bool and bfloat16, nor numpy the latter
+            # Send bytes, because some versions of gloo lack bool and bfloat16, and NumPy lacks
+            # bfloat16.
             flat = flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat
             if flat.numel():
                 options = dist.BroadcastOptions()

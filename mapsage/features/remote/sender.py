@@ -55,7 +55,7 @@ class _Head:
         if not self.requests:
             return None
         key = min(self.requests)
-        return key if sum(each < key for each in self.waiting) < _WAITING else None
+        return key if sum(waiting < key for waiting in self.waiting) < _WAITING else None
 
 
 def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: int = 0,
@@ -96,9 +96,9 @@ class _Encoder(Receiver):
                  log: Log) -> None:
         self._encode, self._device, self._digest = encode, device, digest
         self._log = log
-        self._told: Set[str] = set()
+        self._logged: Set[str] = set()
         self._heads: Mapping[Link, _Head] = {link: _Head() for link in links}
-        self._turns: Deque[Link] = deque(links)
+        self._queue: Deque[Link] = deque(links)
         self._changed = threading.Condition()
         self._counts = dict(items=0., failed=0., bytes=0., encode_seconds=0.)
 
@@ -169,12 +169,12 @@ class _Encoder(Receiver):
 
     def _choose(self) -> Optional[Tuple[Link, _Key, _Request]]:
         """Return the next request to encode; the heads take turns."""
-        for link in list(self._turns):
+        for link in list(self._queue):
             head = self._heads[link]
             key = head.next_request()
             if key is not None:
-                self._turns.remove(link)
-                self._turns.append(link)
+                self._queue.remove(link)
+                self._queue.append(link)
                 return link, key, head.requests[key]
         return None
 
@@ -182,8 +182,9 @@ class _Encoder(Receiver):
         start = time.monotonic()
         try:
             layout, data = self._encoded(request)
-        except Exception as error:  # sent to the head, which may ask another encoder
-            self._tell_once(error)
+        except Exception as error:
+            # The head gets the error, and may ask another encoder.
+            self._log_once(error)
             with self._changed:
                 self._refuse(link, key, f'encoding raised {error_text(error)}')
             self._counts['failed'] += 1
@@ -194,17 +195,18 @@ class _Encoder(Receiver):
         with self._changed:
             head = self._heads[link]
             if head.requests.pop(key, None) is None:
-                return  # the head canceled it meanwhile, which is answered
+                # The head canceled it meanwhile; _answer_canceled answers.
+                return
             if len(data):
                 head.waiting[key] = data
             link.send(Header(Kind.OFFER, key[0], key[1], total=len(data), layout=layout,
                              digest=self._digest))
 
-    def _tell_once(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         """Log an exception of the encoder with its traceback, once for each cause."""
         cause = cause_of(error_text(error))
-        if cause not in self._told:
-            self._told.add(cause)
+        if cause not in self._logged:
+            self._logged.add(cause)
             trace = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
             self._log(logging.WARNING, f'encoding an item raised an exception, which is logged '
                                        f'once and sent to the head each time:\n{trace}')
@@ -220,7 +222,8 @@ class _Encoder(Receiver):
         key = credit.item, credit.attempt
         data = self._heads[link].waiting.get(key)
         if data is None:
-            return  # the head canceled the item while this credit was on its way
+            # The head canceled the item while this credit was on its way.
+            return
         blocks = np.frombuffer(payload.numpy(), np.int64).reshape(-1, 2).tolist()
         stop = credit.offset + credit.span
         if stop > len(data) or len(blocks) * credit.block_bytes < credit.span:
@@ -235,10 +238,10 @@ class _Encoder(Receiver):
         if stop == len(data):
             del self._heads[link].waiting[key]
 
-    def _refuse(self, link: Link, key: _Key, why: str) -> None:
+    def _refuse(self, link: Link, key: _Key, reason: str) -> None:
         head = self._heads[link]
         head.requests.pop(key, None)
         head.waiting.pop(key, None)
-        text = torch.tensor(list(why.encode('utf-8', 'backslashreplace')[:_MAX_TEXT]),
+        text = torch.tensor(list(reason.encode('utf-8', 'backslashreplace')[:_MAX_TEXT]),
                             dtype=torch.uint8)
         link.send(Header(Kind.FAILED, *key), text)

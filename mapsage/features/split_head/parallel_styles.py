@@ -1,8 +1,7 @@
-"""How single modules of a head are split over the ranks of a replica. Needs torch >= 2.7.
+"""Split single modules of a head over the ranks of a replica. Needs torch >= 2.7.
 
-Between modules every rank holds the whole activations, and they are equal on all ranks. Whatever is
-not split (norms, resizing, the loss) therefore needs no change. Only between the layers of an MLP
-are the activations split.
+Between modules every rank holds the whole activations, equal on all ranks. So norms, resizing and
+the loss need no change. Only between the layers of an MLP are the activations split.
 """
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from torch.distributed.tensor.parallel import ParallelStyle
 def split_parameter(module: nn.Module, name: str, mesh: DeviceMesh) -> None:
     """Replace a parameter by this rank's rows of it. Collective.
 
-    The values are those of group rank 0.
+    Group rank 0 provides the values.
 
     Args:
         module: Module that has the parameter.
-        name: Name of the parameter. A parameter that is None stays None.
+        name: Name of the parameter, which may be None.
         mesh: One-dimensional mesh of the ranks of the replica.
     """
     parameter = getattr(module, name)
@@ -39,12 +38,12 @@ def show_plain(module: nn.Module, child: str, plain: Callable[[Any], torch.Tenso
 
     Args:
         module: Module that is about to run.
-        child: Name of the child whose parameters are split; empty for those of ``module`` itself.
+        child: Name of the child whose parameters are split; empty for ``module`` itself.
         plain: Function that makes a plain tensor of a split parameter.
     """
     owner = getattr(module, child) if child else module
     split = list(owner.named_parameters(recurse=False))
-    # Kept on the module and not in a hook, since a copy of a module shares the hooks of the
+    # Stored on the module and not in a hook, because a copy of a module shares the hooks of the
     # original.
     module.__dict__['_split_parameters'] = (owner, split)
     for name, parameter in split:
@@ -96,7 +95,7 @@ class SplitConv2d(ParallelStyle):
 
         def leave(module: nn.Module, args: Tuple[Any, ...], output: Any) -> Any:
             hide_plain(module)
-            # The output is None if the forward code raised an error.
+            # After an error in the forward code there is no output.
             return None if output is None else gather_channels(output, channels, device_mesh)
 
         module.register_forward_pre_hook(enter)

@@ -1,4 +1,4 @@
-"""What the ranks of a head replica exchange about an item in one tick, as pure functions."""
+"""The facts about an item that the ranks of a head replica exchange in one tick. Pure functions."""
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Protocol
@@ -144,12 +144,12 @@ def read_agreed(facts: Facts) -> Agreed:
                   facts.max('arrived') or 0, layout, facts.agree('owner') is False)
 
 
-def fault_of(agreed: Agreed, before: Agreed) -> Optional[str]:
-    """Return why the agreed facts contradict each other, or None. Pure: all ranks find the same.
+def fault_of(agreed: Agreed, last: Agreed) -> Optional[str]:
+    """Return why the agreed facts contradict each other, or None; equal on all ranks. Pure.
 
     Args:
         agreed: Agreement of this tick.
-        before: Agreement of the tick before, about the same item. In the first tick of an item it
+        last: Agreement of the previous tick about the same item. In the first tick of an item it
             has no owner.
     """
     if agreed.owner is None:
@@ -161,10 +161,10 @@ def fault_of(agreed: Agreed, before: Agreed) -> Optional[str]:
         return f'{agreed.arrived} bytes arrived of {agreed.total}'
     if agreed.ready and agreed.arrived < agreed.total:
         return f'it is {agreed.state.name} and {agreed.arrived} bytes of {agreed.total} arrived'
-    if before.owner is not None and before.attempt >= agreed.attempt and (
-            (before.attempt, before.arrived) > (agreed.attempt, agreed.arrived)
-            or before.total not in (None, agreed.total)):
-        return (f'attempt {before.attempt} had {before.arrived} bytes of {before.total}, and then '
+    if last.owner is not None and last.attempt >= agreed.attempt and (
+            (last.attempt, last.arrived) > (agreed.attempt, agreed.arrived)
+            or last.total not in (None, agreed.total)):
+        return (f'attempt {last.attempt} had {last.arrived} bytes of {last.total}, and then '
                 f'attempt {agreed.attempt} had {agreed.arrived} of {agreed.total}')
     if agreed.layout is None or agreed.layout.nbytes != agreed.total:
         return f'it has {agreed.total} bytes, and they are {agreed.layout}'

@@ -2,7 +2,7 @@
 
 A head replica is the group of ranks that train one copy of the head together. One of them talks to
 the encoders. The others receive no data from encoders and still take part in every step: in each
-tick all ranks send the facts that they know and read the same numbers, and these numbers alone
+tick all ranks send the facts that they know and read the same numbers, and only these numbers
 decide which collective comes next.
 """
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BROKEN = -1  # no checksum is negative
 class ReplicaFeatures:
     """Delivers items to all ranks of a head replica. Making one is collective over its ranks.
 
-    While an item arrives, each rank receives it piece by piece into blocks of its own pool. If the
+    While an item arrives, each rank receives it piece by piece into the blocks of its pool. If the
     pool has fewer blocks than the item needs, the rank empties the blocks and continues from the
     byte that it has reached.
 
@@ -95,8 +95,8 @@ class ReplicaFeatures:
             else:
                 self._check_announced(agreed, arriving)
             agreed = self._bring_all(parts, agreed, arriving)
-            mine = _BROKEN if self._error else checksum(parts.finish())
-            announced = self._compare(mine, agreed, arriving, following)
+            local_checksum = _BROKEN if self._error else checksum(parts.finish())
+            announced = self._compare(local_checksum, agreed, arriving, following)
         finally:
             parts.release()
         self._announced = announced if announced.owner is not None else None
@@ -139,18 +139,19 @@ class ReplicaFeatures:
         return read_agreed(self._ask(arriving, self._error is not None))
 
     def _ask(self, arriving: Optional[ArrivingItem], failed: bool,
-             mine: Optional[int] = None) -> Facts:
+             local_checksum: Optional[int] = None) -> Facts:
         facts: Dict[str, int] = {}
         if arriving is not None:
             facts = dict(owner=self._me)
             try:
                 facts = facts_of(arriving, self._me)
-            except Exception:  # _reason repeats it, and then every rank raises it
+            except Exception:
+                # _reason gets the error again, and then every rank raises it.
                 failed = True
         if failed:
             facts['state'] = int(State.FAILED)
-        if mine is not None:
-            facts['checksum'] = mine
+        if local_checksum is not None:
+            facts['checksum'] = local_checksum
         start = time.perf_counter()
         self._facts = self._consensus.tick(**facts)
         self._count(ticks=1, tick_seconds=time.perf_counter() - start)
@@ -158,15 +159,15 @@ class ReplicaFeatures:
 
     def _check_announced(self, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
         """Remember an error if the item delivered is not the one that was announced."""
-        mine = agreed.owner == self._me
-        if mine != (arriving is not None) or (
+        is_owner = agreed.owner == self._me
+        if is_owner != (arriving is not None) or (
                 arriving is not None and arriving.number != agreed.item):
             brought = 'none' if arriving is None else f'item {arriving.number}'
             self._error = StreamingError(
                 f'rank {self._ranks[agreed.owner or 0]} announced item {agreed.item} as following, '
                 f'and this rank brings {brought}. Deliver items in the order announced.')
 
-    def _raise_if_failed(self, agreed: Agreed, before: Agreed,
+    def _raise_if_failed(self, agreed: Agreed, last: Agreed,
                          arriving: Optional[ArrivingItem]) -> None:
         """Raise the same error on all ranks if any of them failed. Collective in that case only."""
         if agreed.has_many_owners:
@@ -176,11 +177,11 @@ class ReplicaFeatures:
                                  f'one rank: the others bring None.')
         if agreed.state == State.FAILED:
             self._fail_together(agreed, self._reason(arriving))
-        fault = fault_of(agreed, before)
+        fault = fault_of(agreed, last)
         if fault is not None:
-            who = '' if agreed.owner is None else f' of rank {self._ranks[agreed.owner]}'
-            raise StreamingError(f'item {agreed.item}{who} cannot be delivered: {fault}. This is a '
-                                 f'fault of what brings it.')
+            source = '' if agreed.owner is None else f' of rank {self._ranks[agreed.owner]}'
+            raise StreamingError(f'item {agreed.item}{source} cannot be delivered: {fault}. This '
+                                 f'is a fault of what brings it.')
 
     def _reason(self, arriving: Optional[ArrivingItem]) -> str:
         """Return why this rank failed; empty if it did not."""
@@ -192,28 +193,29 @@ class ReplicaFeatures:
             return arriving.error or 'no reason was given'
         try:
             facts_of(arriving, self._me)
-        except Exception as error:  # raised on all ranks, with this text
+        except Exception as error:
+            # All ranks raise it with this text.
             return _text(error)
         return ''
 
-    def _fail_together(self, agreed: Agreed, mine: str) -> NoReturn:
+    def _fail_together(self, agreed: Agreed, reason: str) -> NoReturn:
         """Raise the reasons of all ranks on all ranks. Collective."""
-        what = f'item {agreed.item}'
+        item = f'item {agreed.item}'
         raise_together(
-            self._channel, self._error, what, text=mine,
-            everywhere=lambda texts: StreamingError(f'{what} failed on ' + '; '.join(
+            self._channel, self._error, item, text=reason,
+            everywhere=lambda texts: StreamingError(f'{item} failed on ' + '; '.join(
                 f'rank {rank}: {text}' for rank, text in texts.items())))
 
     def _receive(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
         """Give all ranks the bytes that the owner has reported. Collective, in agreed pieces."""
         start = time.perf_counter()
-        self._count(bytes=agreed.arrived - parts.held)
+        self._count(bytes=agreed.arrived - parts.count)
         size = self._pool.block_bytes
-        for begin in range(parts.held, agreed.arrived, size):
+        for begin in range(parts.count, agreed.arrived, size):
             stop = min(begin + size, agreed.arrived)
             piece = self._piece(parts, agreed, arriving, begin, stop)
             self._channel.broadcast(piece, self._ranks[agreed.owner or 0])
-        parts.held = agreed.arrived
+        parts.count = agreed.arrived
         self._count(broadcast_seconds=time.perf_counter() - start)
 
     def _piece(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem], begin: int,
@@ -232,8 +234,9 @@ class ReplicaFeatures:
                     raise ValueError(f'read({begin}, {stop}) gave {tuple(data.shape)} {data.dtype}')
                 parts.host[begin:stop] = data
                 return parts.host[begin:stop]
-        except Exception as error:  # raised on all ranks in the next tick
-            # If another attempt has begun since the tick, this is no error: all ranks begin again.
+        except Exception as error:
+            # All ranks raise it in the next tick. If another attempt has begun since the last tick,
+            # this is no error: all ranks begin again.
             if arriving is None or arriving.attempt == agreed.attempt:
                 self._error = error
         # The other ranks have entered a collective of this size.
@@ -258,7 +261,8 @@ class ReplicaFeatures:
                 break
             try:
                 arriving.wait(end - now)
-            except Exception as error:  # raised on all ranks in the next tick
+            except Exception as error:
+                # All ranks raise it in the next tick.
                 self._error = error
         self._count(wait_seconds=time.monotonic() - start)
 
@@ -268,10 +272,10 @@ class ReplicaFeatures:
             return True
         return arriving.arrived - reported.arrived >= self._pool.block_bytes
 
-    def _compare(self, mine: int, agreed: Agreed, arriving: Optional[ArrivingItem],
+    def _compare(self, local_checksum: int, agreed: Agreed, arriving: Optional[ArrivingItem],
                  following: Optional[ArrivingItem]) -> Agreed:
         """Check that all ranks hold the same bytes; return the agreement about the next item."""
-        facts = self._ask(following, False, mine)
+        facts = self._ask(following, False, local_checksum)
         if facts.min('checksum') == _BROKEN:
             self._fail_together(agreed, self._reason(arriving))
         if not facts.agree('checksum'):
@@ -300,14 +304,14 @@ class _Parts:
         self._full: List[Tuple[int, int, int]] = []  # block, first byte, byte behind the last
         self.last = Agreed(None)
         self.host = torch.empty(0, dtype=torch.uint8)
-        self.held = 0
+        self.count = 0
 
     def begin(self, agreed: Agreed) -> bool:
         """Prepare for the bytes of this tick; return whether anything has changed."""
         last, self.last = self.last, agreed
         if agreed.attempt != last.attempt:  # the bytes of the attempt before are void
             self.release()
-            self.held = 0
+            self.count = 0
         if agreed.total is not None and len(self.host) != agreed.total:
             self.host = host_bytes(agreed.total)
         self._owner = (agreed.item, agreed.attempt)

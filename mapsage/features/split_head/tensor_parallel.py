@@ -56,7 +56,7 @@ class SplitHead:
             state: State dict of the whole head, equal on every rank.
 
         Raises:
-            TensorParallelError: If names or shapes are not those of the head. Nothing is changed.
+            TensorParallelError: If names or shapes differ from the head's. Nothing is changed.
         """
         wrong = [f'{name}: {tuple(state[name].shape)}, expected {tuple(shape)}'
                  for name, shape in self._shapes.items()
@@ -184,7 +184,7 @@ def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> S
 
 def check_torch() -> None:
     """Raise ``RuntimeError`` unless this torch can split a head."""
-    version = tuple(int(part) for part in torch.__version__.split('+')[0].split('.')[:2])
+    version = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2]))
     if version < TORCH:
         raise RuntimeError(
             f'a head replica of several ranks needs torch.distributed.tensor.parallel of torch >= '
@@ -241,7 +241,7 @@ def _mlp_layers(module: nn.Module) -> List[str]:
     """Return the names of an MLP's layers in order; empty unless all of them are linear layers."""
     names = [name for name, _ in module.named_children()]
     return names if names in (['fc1', 'fc2'], ['w1', 'w2', 'w3']) and all(
-        type(each) is nn.Linear for each in module.children()) else []
+        type(layer) is nn.Linear for layer in module.children()) else []
 
 
 def _device_type(head: nn.Module) -> str:
@@ -254,7 +254,7 @@ def _device_type(head: nn.Module) -> str:
 
 def is_share(value: Any) -> bool:
     """Return whether a parameter or gradient is split, so that each rank holds a part of it."""
-    return _is_split(value) and any(each.is_shard() for each in value.placements)
+    return _is_split(value) and any(placement.is_shard() for placement in value.placements)
 
 
 def _is_split(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A split head in training: what the optimizer updates, and what a checkpoint holds.
+"""A split head in training: the parameters of the optimizer, and the content of a checkpoint.
 
 The optimizer gets this rank's shares as plain tensors, which use the same memory as the split
 parameters. An optimizer that works element by element then computes the same as on the whole head,
@@ -32,7 +32,7 @@ class TrainedShares:
         optimizer: Optimizer that updates the parameters of the head, among others.
 
     Attributes:
-        head: Head as it is trained: the module that was given, with split parameters.
+        head: The same module, with split parameters.
 
     Raises:
         RuntimeError: If this torch has no tensor parallelism.
@@ -48,30 +48,31 @@ class TrainedShares:
                 f'the optimizer is {kind.__name__}, expected one that updates each element by '
                 f"itself: {', '.join(_ELEMENTWISE)} of torch.optim. Each rank of a head replica "
                 f'updates a part of each weight. Use one of these, or ranks_per_head=1.')
-        before = dict(head.named_parameters())
+        whole = dict(head.named_parameters())
         self._assembled = copy.deepcopy(head).cpu()
         self.head = head
         self._split = parallelize_head(head, group)
         self._group = group
-        self._shares: List[Tuple[Any, nn.Parameter]] = []  # (split parameter, its local part)
-        taken: Dict[nn.Parameter, nn.Parameter] = {}
+        # (split parameter, its local part)
+        self._shares: List[Tuple[Any, nn.Parameter]] = []
+        share_of: Dict[nn.Parameter, nn.Parameter] = {}
         with torch.no_grad():
             for name, parameter in head.named_parameters():
-                if parameter is not before[name]:
+                if parameter is not whole[name]:
                     local: Any = parameter.to_local()  # type: ignore[attr-defined]
                     share = nn.Parameter(local.detach(), parameter.requires_grad)
                     self._shares.append((parameter, share))
-                    taken[before[name]] = share
-            self._hand_over(optimizer, taken)
+                    share_of[whole[name]] = share
+            self._hand_over(optimizer, share_of)
 
     def parameters_of(self, optimizer: torch.optim.Optimizer
                       ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
         """Return what ``optimizer`` trains: this rank's shares, and the whole parameters."""
         split = {id(share) for parameter, share in self._shares if is_share(parameter)}
-        trained = [each for group in optimizer.param_groups for each in group['params']
-                   if each.requires_grad]
-        return ([each for each in trained if id(each) in split],
-                [each for each in trained if id(each) not in split])
+        trained = [parameter for group in optimizer.param_groups
+                   for parameter in group['params'] if parameter.requires_grad]
+        return ([parameter for parameter in trained if id(parameter) in split],
+                [parameter for parameter in trained if id(parameter) not in split])
 
     def take_gradients(self) -> None:
         """Move the gradients of the last backward passes to where the optimizer looks for them."""
@@ -103,9 +104,10 @@ class TrainedShares:
                 f'optim_wrapper.clip_grad.norm_type={norm_type!r}, expected 2: the gradients of a '
                 f'head replica are clipped by their L2 norm. Use 2, or ranks_per_head=1.')
         split = {id(share) for parameter, share in self._shares if is_share(parameter)}
+        with_grad = [parameter for parameter in parameters if parameter.grad is not None]
         return scale_to_norm(
-            [each.grad for each in parameters if id(each) in split and each.grad is not None],
-            [each.grad for each in parameters if id(each) not in split and each.grad is not None],
+            [parameter.grad for parameter in with_grad if id(parameter) in split],
+            [parameter.grad for parameter in with_grad if id(parameter) not in split],
             self._group, max_norm)
 
     def assemble(self) -> nn.Module:
@@ -131,8 +133,8 @@ class TrainedShares:
         """
         from torch.distributed.tensor import DTensor
         whole: Dict[int, Dict[str, torch.Tensor]] = {}
-        numbers = {id(each): number for number, each in enumerate(
-            each for group in optimizer.param_groups for each in group['params'])}
+        numbers = {id(parameter): number for number, parameter in enumerate(
+            parameter for group in optimizer.param_groups for parameter in group['params'])}
         for parameter, share in self._shares:
             for name, value in optimizer.state.get(share, {}).items():
                 if not _is_like(value, share):
@@ -144,13 +146,13 @@ class TrainedShares:
         return whole
 
     def _hand_over(self, optimizer: torch.optim.Optimizer,
-                   taken: Dict[nn.Parameter, nn.Parameter]) -> None:
+                   share_of: Dict[nn.Parameter, nn.Parameter]) -> None:
         """Let the optimizer update the shares instead of the whole parameters."""
         from torch.distributed.tensor import distribute_tensor
         split_of = {id(share): parameter for parameter, share in self._shares}
         for group in optimizer.param_groups:
-            group['params'] = [taken.get(each, each) for each in group['params']]
-        for old, share in taken.items():
+            group['params'] = [share_of.get(parameter, parameter) for parameter in group['params']]
+        for old, share in share_of.items():
             parameter = split_of[id(share)]
             state = optimizer.state.pop(old, {})
             for name, value in state.items():

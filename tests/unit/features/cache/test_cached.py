@@ -97,7 +97,7 @@ def test_no_cache_says_how_to_make_it(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_left_a_cache_that_is_not_complete(folder: Path) -> None:
     write_index(folder, INDEX)  # as a run begins
     shard_with(folder, 6).unlink()
-    with pytest.raises(CacheError, match='2 of 10 items are missing, from sample 3 on.*goes on'):
+    with pytest.raises(CacheError, match='2 of 10 items are missing, from sample 3 on.*continues'):
         source(folder)
 
 
@@ -194,7 +194,7 @@ def test_samples_keep_their_features_when_others_come_and_go(folder: Path) -> No
             assert torch.equal(found[0][0], levels_of(slot * VIEWS + view)[0])
     cached.close()
     more = replace(KEYS, samples=('new', *KEYS.samples))
-    with pytest.raises(CacheError, match='2 of 12 items are missing, from sample 0 on.*goes on'):
+    with pytest.raises(CacheError, match='2 of 12 items are missing, from sample 0 on.*continues'):
         Cached(str(folder), VIEWS, CPU, more)
     index = find_shards(folder, INDEX)[0].extended(more.samples)
     assert index.slots(more.samples) == [5, 0, 1, 2, 3, 4] and index.cache == INDEX.cache
