@@ -104,11 +104,11 @@ class TrainedShares:
                 f'optim_wrapper.clip_grad.norm_type={norm_type!r}, expected 2: the gradients of a '
                 f'head replica are clipped by their L2 norm. Use 2, or ranks_per_head=1.')
         split = {id(share) for parameter, share in self._shares if is_share(parameter)}
-        with_grad = [parameter for parameter in parameters if parameter.grad is not None]
-        return scale_to_norm(
-            [parameter.grad for parameter in with_grad if id(parameter) in split],
-            [parameter.grad for parameter in with_grad if id(parameter) not in split],
-            self._group, max_norm)
+        grads = [(parameter.grad, id(parameter) in split) for parameter in parameters
+                 if parameter.grad is not None]
+        return scale_to_norm([grad for grad, is_split in grads if is_split],
+                             [grad for grad, is_split in grads if not is_split],
+                             self._group, max_norm)
 
     def assemble(self) -> nn.Module:
         """Return a copy of the head in one piece, on the head's device. Collective.
