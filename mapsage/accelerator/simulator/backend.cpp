@@ -21,7 +21,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -141,6 +143,45 @@ struct DeviceAllocator final : c10::Allocator {
 DeviceAllocator allocator;
 REGISTER_ALLOCATOR(kDevice, &allocator);
 
+// Pinned host memory, by address: the end of each block.
+std::mutex pinned_mutex;
+std::map<uintptr_t, uintptr_t> pinned_blocks;
+
+void unpin(void* context) {
+  auto* host = static_cast<c10::DataPtr*>(context);
+  {
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    pinned_blocks.erase(reinterpret_cast<uintptr_t>(host->get()));
+  }
+  delete host;
+}
+
+bool is_pinned(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  std::lock_guard<std::mutex> lock(pinned_mutex);
+  auto after = pinned_blocks.upper_bound(address);
+  return after != pinned_blocks.begin() && address < std::prev(after)->second;
+}
+
+// Nothing is locked into memory. PyTorch asserts that what it pinned is pinned, so it is recorded.
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* host = new c10::DataPtr(c10::GetCPUAllocator()->allocate(bytes));
+    void* data = host->get();
+    if (bytes > 0) {
+      const auto address = reinterpret_cast<uintptr_t>(data);
+      std::lock_guard<std::mutex> lock(pinned_mutex);
+      pinned_blocks[address] = address + bytes;
+    }
+    return {data, host, &unpin, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+PinnedAllocator pinned_allocator;
+
 // ---------------------------------------------------------------- devices and streams
 
 // There is one stream a device and everything on it is done when it is queued.
@@ -209,7 +250,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return at::detail::createCPUGenerator();
   }
   at::Device getDeviceFromPtr(void*) const override { return device_at(current_device); }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto host = c10::GetCPUAllocator()->allocate(bytes);
     if (bytes && storage.nbytes()) {

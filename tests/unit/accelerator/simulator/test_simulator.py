@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import os
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from support import ROOT
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator, simulator
@@ -97,6 +99,29 @@ def test_outputs_are_resized_and_storages_exchanged() -> None:
     parameter = nn.Parameter(torch.zeros(2, device='gcu:1'))
     parameter.data = torch.ones(3, device='gcu:1')
     assert parameter.sum().item() == 3
+
+
+@pytest.mark.parametrize('pin', [
+    lambda: torch.ones(3).pin_memory(),
+    lambda: torch.empty(3, pin_memory=True),
+    lambda: torch.empty(0, 3).pin_memory(),
+    lambda: next(iter(DataLoader([torch.ones(3)] * 2, batch_size=2, pin_memory=True))),
+], ids=['copied', 'allocated', 'empty', 'loaded'])
+def test_pinned_memory_is_known_as_such(pin: Callable[[], torch.Tensor]) -> None:
+    pinned = pin()
+    assert pinned.device.type == 'cpu'
+    assert pinned.is_pinned() == (pinned.numel() > 0)
+    assert pinned[1:].is_pinned() == (pinned[1:].numel() > 0)
+    assert torch.equal(pinned.gcu(2).cpu(), pinned)
+    assert not pinned.clone().is_pinned() and not torch.ones(3).is_pinned()
+
+
+def test_freed_memory_is_no_longer_pinned() -> None:
+    pinned = torch.ones(1000).pin_memory()
+    address = pinned.data_ptr()
+    del pinned
+    buffer = (ctypes.c_float * 1).from_address(address)
+    assert not torch.frombuffer(buffer, dtype=torch.float32).is_pinned()
 
 
 def test_memory_is_accounted_by_device() -> None:
