@@ -2,21 +2,30 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
+import re
 from typing import Any, Dict, Mapping, Optional
 
+import torch
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mapsage.accelerator import Accelerator
-from mapsage.distributed import resolve_reduction
+from mapsage.distributed import local_rank, resolve_reduction
 from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
+from mapsage.wrappers.ddp import place_module
 
 from .compiled_parts import CompileError, check_parts
+from .env_cfg import ConfigError
 from .virtual_settings import short_name
+
+_DDP_OPTIONS = list(inspect.signature(DistributedDataParallel).parameters)[1:]
 
 
 def wrap_for_ranks(model: nn.Module, wrapper_cfg: Optional[Mapping[str, Any]],
@@ -32,6 +41,9 @@ def wrap_for_ranks(model: nn.Module, wrapper_cfg: Optional[Mapping[str, Any]],
         ranks: Virtual ranks of the run and their processes.
         distributed: Whether there is more than one process.
         asked: ``env_cfg.reduction``.
+
+    Raises:
+        ConfigError: If the wrapper does not exist, has no such option, or cannot work here.
     """
     wrapper: Dict[str, Any] = copy.deepcopy(dict(wrapper_cfg)) if wrapper_cfg else dict(
         broadcast_buffers=False, find_unused_parameters=find_unused_parameters)
@@ -47,7 +59,46 @@ def wrap_for_ranks(model: nn.Module, wrapper_cfg: Optional[Mapping[str, Any]],
             defaults.update(virtual_ranks=ranks, reduction=reduction)
         elif not native:
             defaults.update(reduction=reduction)
-    return MODEL_WRAPPERS.build(wrapper, default_args=defaults)
+    else:
+        _check_type(wrapper['type'], accelerator)
+        # As under MMEngine: a wrapper finds the model on the device of its rank.
+        defaults.update(module=place_module(model, accelerator, local_rank()))
+    try:
+        return MODEL_WRAPPERS.build(wrapper, default_args=defaults)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in wrapper:
+            raise
+        near = difflib.get_close_matches(unknown[1], _DDP_OPTIONS, 1)
+        raise ConfigError(
+            f"model_wrapper_cfg.{unknown[1]}={wrapper[unknown[1]]!r}: "
+            f"{short_name(wrapper['type'])} of torch {torch.__version__} has no such option. "
+            + (f'Did you mean {near[0]!r}?' if near else 'Remove it.')) from error
+
+
+def _check_type(kind: Any, accelerator: Accelerator) -> None:
+    """Raise ConfigError if a run on an accelerator cannot use a class of wrappers."""
+    wrapper_class = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    name = short_name(kind)
+    if name == 'MMFullyShardedDataParallel' or isinstance(wrapper_class, type) and any(
+            base.__name__ == 'FullyShardedDataParallel' for base in wrapper_class.__mro__):
+        raise ConfigError(
+            f'model_wrapper_cfg.type={name!r} leaves each rank a part of every weight, and '
+            f'checkpoints, resuming and the checks between ranks need whole weights on each. '
+            f'Remove it, or set env_cfg.use_model_parallel=True in one process for a model that '
+            f'does not fit a device.')
+    if wrapper_class is None:
+        near = difflib.get_close_matches(name, MODEL_WRAPPERS.module_dict, 1)
+        raise ConfigError(
+            f'model_wrapper_cfg.type={name!r} is not registered in MODEL_WRAPPERS. '
+            + (f'Did you mean {near[0]!r}?' if near else
+               'Name the module that registers it in custom_imports, or remove model_wrapper_cfg.'))
+    if isinstance(wrapper_class, type) and uses_native_group(accelerator) and issubclass(
+            wrapper_class, DistributedDataParallel):
+        raise ConfigError(
+            f'model_wrapper_cfg.type={name!r} adds gradients up over torch.distributed, which '
+            f'does not reach the devices of {accelerator.name}. Remove it: '
+            f"MMDistributedDataParallel takes the vendor's DDP there.")
 
 
 def _reduction(asked: Optional[str], accelerator: Accelerator, ranks: VirtualRanks,
