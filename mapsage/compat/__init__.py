@@ -10,6 +10,7 @@ from . import (  # noqa: E402
     cuda_in_use,
     deterministic_iou,
     deterministic_pooling,
+    fork_configs,
     git_hash,
     log_device,
     loop_resume,
@@ -26,6 +27,7 @@ config_text.apply()
 cuda_in_use.apply()
 deterministic_iou.apply()
 deterministic_pooling.apply()
+fork_configs.apply()
 git_hash.apply()
 log_device.apply()
 loop_resume.apply()
