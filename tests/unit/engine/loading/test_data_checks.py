@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 
 import cv2
 import pytest
@@ -12,7 +12,9 @@ import torch
 from mmengine.dataset import BaseDataset, ClassBalancedDataset
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.registry import DATASETS, init_default_scope
+from mmseg.models.decode_heads import FCNHead, STDCHead
 from support import write_tiny_data
+from torch import nn
 from torch.utils.data import IterableDataset
 
 from mapsage.datasets import LabelScore
@@ -23,6 +25,7 @@ from mapsage.engine.loading.data_checks import (
     build_checked,
     check_labels,
     explain_error,
+    head_differences,
 )
 from mapsage.engine.loading.dataset_parts import innermost, parts, reads_remotely
 from mapsage.engine.loading.keyed_loader import KeyedDataset
@@ -384,3 +387,20 @@ def test_scenes_in_the_order_of_the_file_and_a_model_that_turns_them_round() -> 
     assert 'set bands=[3, 2, 1]' in note([1, 2, 3], True)
     assert note([3, 2, 1], True) is None and note(None, False) is None
     assert note(None, True, 'LoadImageFromFile') is None and band_order_note({}) is None
+
+
+class UsersBoundaryHead(STDCHead):
+    """A user's head for boundaries."""
+
+
+@pytest.mark.parametrize('kind, texts', [
+    (STDCHead, []), (UsersBoundaryHead, []),
+    (FCNHead, ['model.auxiliary_head.0 (FCNHead) has num_classes=2'])])
+def test_a_head_for_boundaries_has_two_classes(kind: Any, texts: List[str], root: Path) -> None:
+    init_default_scope('mmseg')
+    heads = [kind(in_channels=2, channels=2, num_convs=1, num_classes=2, concat_input=False)]
+    model = nn.Module()
+    model.auxiliary_head = nn.ModuleList(heads)
+    differences = list(head_differences(model, build(config(root))))
+    assert [text.split(',')[0] for fails, text in differences if fails] == texts
+    assert len(differences) == len(texts)
