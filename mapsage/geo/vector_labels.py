@@ -2,20 +2,17 @@
 from __future__ import annotations
 
 import math
-import warnings
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
-import pyogrio.raw
 import pyproj
 import rasterio
 import rasterio.features
 import shapely
-from pyogrio.errors import DataLayerError, DataSourceError
 from rasterio.windows import Window
 
 from .raster import Box, GeoError, Raster, short_crs, to_map
+from .vector_file import read_labeled_polygons
 
 
 class PlacedPolygons(NamedTuple):
@@ -88,6 +85,11 @@ class VectorLabels:
         classes: Class names, in the order of their indices.
         extra: Additional index that may occur, such as that of ignored pixels.
         layer: Name of the layer; None for the only one that has the field.
+        default_class: Class, as a name or as an index, of features whose field is empty, and of all
+            features where the file has no such field. None: both are errors.
+
+    Attributes:
+        defaults: Number of features that have the default class.
 
     Raises:
         GeoError: If the file, the layer, the field or a value is not as expected, or if several
@@ -95,12 +97,13 @@ class VectorLabels:
     """
 
     def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255,
-                 layer: Optional[str] = None) -> None:
+                 layer: Optional[str] = None,
+                 default_class: Union[None, int, str] = None) -> None:
         self.path, self.field, self.layer = str(path), field, layer
-        self._crs, polygons, values, features = _read_vector(self.path, field, layer)
-        indices = _class_indices(values, features, list(classes), extra,
-                                 f'{self.path}: field {field!r}')
-        self._polygons, self._indices = _large_first(polygons, indices, self.path)
+        self.default_class = default_class
+        file = read_labeled_polygons(self.path, field, list(classes), extra, layer, default_class)
+        self._crs, self.defaults = file.crs, file.defaults
+        self._polygons, self._indices = _large_first(file.polygons, file.indices, self.path)
         self._in_crs: Dict[str, PlacedPolygons] = {}
         self._met = False
         self._missed: Optional[Raster] = None
@@ -171,8 +174,11 @@ class BurntLabels:
         self.path = source.path
         self._source, self._crs, self._transform = source, crs, transform
         self._outside = outside
-        self.settings = dict(field=source.field, outside=outside,
-                             **({} if source.layer is None else dict(layer=source.layer)))
+        self.settings = dict(field=source.field, outside=outside)
+        # Settings that are not in use stay out, so that older caches of features stay valid.
+        self.settings.update({name: value for name, value in (
+            ('layer', source.layer), ('default_class', source.default_class))
+            if value is not None})
 
     def __deepcopy__(self, memo: Any) -> BurntLabels:
         return self
@@ -238,91 +244,6 @@ def shown(bounds: Sequence[float]) -> str:
 
 def _move(polygons: np.ndarray, shift: float) -> np.ndarray:
     return shapely.transform(polygons, lambda points: points + (shift, 0.0))
-
-
-def _read_vector(path: str, field: str, name: Optional[str]
-                 ) -> Tuple[pyproj.CRS, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the CRS, the valid shapely polygons, their values of ``field``, their numbers."""
-    try:
-        layer = _choose_layer(path, field, name)
-        meta, _, geometry, fields = pyogrio.raw.read(path, columns=[field], layer=layer)
-    except (DataSourceError, DataLayerError) as error:
-        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
-        raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
-                       'or GeoJSON. Check the path, or copy the file again.') from error
-    if not meta['crs']:
-        raise GeoError(f'{path} says no CRS, so its polygons have no place in a scene; set it, '
-                       'for example with ogr2ogr -a_srs.')
-    polygons = shapely.from_wkb(geometry)
-    kinds = shapely.get_type_id(polygons)
-    other = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
-    other &= ~shapely.is_missing(polygons)
-    if other.any():
-        number = int(np.flatnonzero(other)[0])
-        raise GeoError(f'{path}: feature {number} of the layer is a {polygons[number].geom_type}, '
-                       f'expected polygons ({int(other.sum())} others); buffer or remove them.')
-    features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
-    valid = shapely.make_valid(polygons[features])
-    has_area = shapely.area(valid) > 0
-    if not has_area.all():
-        warnings.warn(f'{path}: {int((~has_area).sum())} feature(s) without area are left out, '
-                      f'the first is feature {features[~has_area][0]} of the layer.', stacklevel=4)
-    features = features[has_area]
-    return (pyproj.CRS.from_user_input(meta['crs']), valid[has_area], fields[0][features],
-            features)
-
-
-def _choose_layer(path: str, field: str, name: Optional[str]) -> str:
-    """Return the layer of a file that has the field of classes; ``name``, if that is not None.
-
-    Tables without shapes, such as ``layer_styles`` of QGIS, are no layers. Layers of points or
-    lines count only where no other layer has the field.
-    """
-    kinds = {str(layer): str(kind) for layer, kind in pyogrio.list_layers(path) if kind is not None}
-    if name is not None and name not in kinds:
-        raise GeoError(f'{path} has no layer {name!r}; it has {list(kinds)}. Set layer to the one '
-                       f'with the labels.')
-    fields = {layer: list(pyogrio.read_info(path, layer=layer)['fields'])
-              for layer in (kinds if name is None else [name])}
-    labeled = [layer for layer, names in fields.items() if field in names]
-    labeled = [layer for layer in labeled if not _is_linear(kinds[layer])] or labeled
-    if not labeled:
-        described = '; '.join(f'layer {layer!r} has {names}' for layer, names in fields.items())
-        raise GeoError(f'{path} has no field {field!r}: {described or "it has no layer"}. Set '
-                       f'class_field to the one with the class.')
-    if len(labeled) > 1:
-        raise GeoError(f'{path} has {len(labeled)} layers with the field {field!r}: {labeled}. Set '
-                       f'layer to the one with the labels.')
-    return labeled[0]
-
-
-def _is_linear(kind: str) -> bool:
-    return kind.replace('Multi', '').startswith(('Point', 'LineString'))
-
-
-def _class_indices(values: np.ndarray, features: np.ndarray, classes: List[str], extra: int,
-                   where: str) -> np.ndarray:
-    """Return class indices, int32 (N,), for names or indices of numbered features."""
-    index = {name: number for number, name in enumerate(classes)}
-    known = {value: _class_index(value, index, len(classes), extra)
-             for value in set(values.tolist())}
-    unknown = sorted(str(value) for value, number in known.items() if number is None)
-    if unknown:
-        first = next(number for number, value in zip(features, values.tolist())
-                     if str(value) == unknown[0])
-        raise GeoError(f'{where} holds {", ".join(unknown[:5])}; expected a class of {classes} or '
-                       f'its index 0 to {len(classes) - 1}, or {extra} for ignored pixels. '
-                       f'Feature {first} of the layer holds {unknown[0]}. Correct the file or '
-                       'metainfo.')
-    return np.array([known[value] for value in values.tolist()], np.int32)
-
-
-def _class_index(value: Any, index: Dict[str, int], count: int, extra: int) -> Optional[int]:
-    if isinstance(value, str):
-        return index.get(value)
-    if not isinstance(value, (int, float)) or not float(value).is_integer():
-        return None  # NaN, infinity or a date, for example
-    return int(value) if 0 <= value < count or value == extra else None
 
 
 def _large_first(polygons: np.ndarray, indices: np.ndarray, path: str

@@ -66,6 +66,8 @@ class GeoTiffDataset(BaseSegDataset):
         stride: Distance between windows in pixels; default: ``window``.
         bands: Band numbers, counted from 1; default: all but an alpha band.
         class_field: Name of the attribute of vector labels that holds the class.
+        default_class: Class, as a name or an index, of all polygons of a file without
+            ``class_field``, and of those whose ``class_field`` is empty. None: both are errors.
         layer: Name of the layer of vector labels; default: the only one that has ``class_field``.
         outside: Class index of pixels that no polygon covers; 255 to ignore them.
         label_nodata: Value of label rasters that means "no label"; None for no such value;
@@ -110,6 +112,7 @@ class GeoTiffDataset(BaseSegDataset):
                  windows: Optional[Dict[str, Any]] = None,
                  aoi: Optional[str] = None,
                  layer: Optional[str] = None,
+                 default_class: Union[None, int, str] = None,
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = _integers('window and stride', (
@@ -122,6 +125,7 @@ class GeoTiffDataset(BaseSegDataset):
         self.windows = windows
         self.bands = None if bands is None else _integers('bands', bands)
         self.class_field, self.layer, self.outside = class_field, layer, outside
+        self.default_class = default_class
         if not (label_nodata in (None, 'file') or isinstance(label_nodata, int)):
             raise GeoError(f"label_nodata={label_nodata!r}, expected 'file', None or an integer.")
         self.label_nodata = label_nodata
@@ -266,7 +270,8 @@ class GeoTiffDataset(BaseSegDataset):
 
         files = sorted({scene['labels'].path for scene in self._scenes if scene['labels']})
         about = [self._random.cell, self.ignore_index, self._file_classes(), self.class_field,
-                 self.layer, self.outside, self.label_nodata, self.reduce_zero_label,
+                 self.layer, self.default_class, self.outside, self.label_nodata,
+                 self.reduce_zero_label,
                  repr(self.label_map),
                  [repr((scene['part'], scene['area'])) for scene in self._scenes]]
         stamps = _stamps(files)
@@ -302,16 +307,18 @@ class GeoTiffDataset(BaseSegDataset):
                            f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
         path = find_labels(locate(self.data_root, self.labels), scene.path)
         if suffix_of(path) not in VECTOR_SUFFIXES:
-            if self.layer is not None:
-                raise GeoError(f'layer={self.layer!r}, but the labels {path} are a raster, which '
-                               f'has no layers: leave it out.')
+            for name, value, what in (('layer', self.layer, 'layers'),
+                                      ('default_class', self.default_class, 'polygons')):
+                if value is not None:
+                    raise GeoError(f'{name}={value!r}, but the labels {path} are a raster, which '
+                                   f'has no {what}: leave it out.')
             return RasterLabels(path, scene, self.label_nodata)
         if self.reduce_zero_label:
             raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
                            'polygons name their class, leave it out.')
         if path not in self._vectors:
             self._vectors[path] = VectorLabels(path, self.class_field, classes, self.ignore_index,
-                                               self.layer)
+                                               self.layer, self.default_class)
         return self._vectors[path].for_scene(scene, self.outside)
 
     def _warn_of_hidden_classes(self) -> None:

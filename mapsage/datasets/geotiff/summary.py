@@ -91,6 +91,14 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
     yield logging.INFO, (
         f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({each}); shares '
         f'by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
+    defaults = sum(vector.defaults for vector in dataset._vectors.values())
+    if defaults:
+        default = dataset.default_class
+        name = default if isinstance(default, str) else dict(
+            enumerate(dataset._file_classes())).get(default, 'ignored')
+        yield logging.INFO, (
+            f'{_called(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
+            f'(default_class): their file has no field {dataset.class_field!r}, or it is empty')
     bare = [path for path, count in counts.items() if not count]
     if bare:
         classes = dataset._file_classes()

@@ -16,8 +16,8 @@ from mapsage.geo import VECTOR_SUFFIXES, Raster
 # Settings that say where a dataset is. Its content is hashed by sample_hashes instead.
 _PLACES = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
 # Settings of GeoTiffDataset that say which windows there are, and what their labels are.
-_OF_WINDOWS = ('scenes', 'stride', 'split', 'windows', 'aoi', 'labels', 'class_field', 'layer',
-               'outside', 'label_nodata')
+_OF_WINDOWS = ('scenes', 'stride', 'split', 'windows', 'aoi', 'labels', 'class_field',
+               'default_class', 'layer', 'outside', 'label_nodata')
 # Packages whose transforms do not look at labels, but for those with cat_max_ratio.
 _KNOWN = ('mmcv', 'mmengine', 'mmseg', 'mapsage')
 # A change that leaves the size of a raster as it is, is looked for in so many pieces of so many

@@ -17,10 +17,12 @@ from geo_scenes import (
     draw_classes,
     paint,
     rectangle,
+    write_areas,
     write_raster,
 )
 from geotiff_data import build_dataset, load_window, write_scene, write_vector
 
+from mapsage.datasets.geotiff.summary import summarize
 from mapsage.geo import GeoError, write_polygons
 
 
@@ -145,9 +147,9 @@ def write_layer(path: Path, layer: str, box: tuple, field: str = 'class_name', k
                       append=path.exists())
 
 
-def houses(root: Path, **arguments: str) -> int:
+def houses(root: Path, labels: str = 'a.gpkg', **arguments: str) -> int:
     """Return how many pixels of the first window are houses."""
-    dataset = build_dataset(root, labels='a.gpkg', **arguments)
+    dataset = build_dataset(root, labels=labels, **arguments)
     return int((load_window(dataset, 0)[1] == 1).sum())
 
 
@@ -184,3 +186,57 @@ def test_a_layer_of_label_rasters_is_refused(tmp_path: Path) -> None:
     write_scene(tmp_path)
     with pytest.raises(GeoError, match=r"layer='a', but the labels .*a\.tif are a raster"):
         build_dataset(tmp_path, layer='a')
+
+
+@pytest.mark.parametrize('suffix', ['.gpkg', '.geojson', '.shp'])
+def test_polygons_without_a_class_have_the_default_class(tmp_path: Path, suffix: str) -> None:
+    """A file of buildings, which has no attribute or others than the class."""
+    write_scene(tmp_path)
+    path = tmp_path / f'a{suffix}'
+    write_vector(path, [rectangle(UTM, 0, 0, 10, 10)], ['school'], 'EPSG:32650', 'purpose')
+    if suffix == '.gpkg':
+        path.unlink()
+        write_areas(path, [rectangle(UTM, 0, 0, 10, 10)], kind='Polygon')
+    with pytest.raises(GeoError, match=r"no field 'class_name': .*default_class='house'"):
+        build_dataset(tmp_path, labels=path.name)
+    for default in ('house', 1):
+        dataset = build_dataset(tmp_path, labels=path.name, default_class=default)
+        assert (load_window(dataset, 0)[1] == 1).sum() == 100
+        assert any("1 feature(s) without a class are 'house'" in text
+                   for _, text in summarize(dataset))
+    assert houses(tmp_path, labels=path.name, default_class='water') == 0
+
+
+def test_features_whose_class_is_empty_have_the_default_class(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    boxes = [rectangle(UTM, 0, 0, 10, 10), rectangle(UTM, 20, 0, 30, 20)]
+    write_vector(tmp_path / 'a.gpkg', boxes, ['water', None], 'EPSG:32650')
+    with pytest.raises(GeoError, match="field 'class_name' holds no value; .*Feature 1 of the "
+                                       'layer holds no value.*default_class'):
+        build_dataset(tmp_path, labels='a.gpkg')
+    dataset = build_dataset(tmp_path, labels='a.gpkg', default_class='house')
+    mask = load_window(dataset, 0)[1]
+    assert (mask == 2).sum() == 100 and (mask == 1).sum() == 200
+    # a number that is missing is NaN
+    pyogrio.raw.write(str(tmp_path / 'n.gpkg'), shapely.to_wkb(np.array(boxes)),
+                      [np.array([2, np.nan])], ['class_name'], geometry_type='Polygon',
+                      crs='EPSG:32650', driver='GPKG')
+    assert houses(tmp_path, labels='n.gpkg', default_class='house') == 200
+
+
+def test_a_default_class_that_does_not_fit(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    write_areas(tmp_path / 'a.gpkg', [rectangle(UTM, 0, 0, 10, 10)], kind='Polygon')
+    for wrong in ('Haus', 3, 1.5):
+        with pytest.raises(GeoError, match=f'default_class={wrong!r}, expected a class of'):
+            build_dataset(tmp_path, labels='a.gpkg', default_class=wrong)
+    with pytest.raises(GeoError, match=r"default_class='house', but the labels .*a\.tif are a "
+                                       'raster'):
+        build_dataset(tmp_path, default_class='house')
+    write_areas(tmp_path / 'a.gpkg', [rectangle(UTM, 0, 0, 20, 20)], layer='2024', kind='Polygon')
+    with pytest.raises(GeoError, match=r"2 layers with polygons: \['areas', '2024'\]\. Set layer"):
+        build_dataset(tmp_path, labels='a.gpkg', default_class='house')
+    assert houses(tmp_path, layer='2024', default_class='house') == 400
+    # a layer with the field goes before those without
+    write_layer(tmp_path / 'a.gpkg', 'labels', (0, 0, 30, 30))
+    assert houses(tmp_path, default_class='water') == 900

@@ -278,7 +278,7 @@ def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
         values = paint(draw_classes(), 4, 'uint16')
         write_raster(tmp_path / f'data/city/{name}.tif', values, photometric='minisblack')
         write_raster(tmp_path / 'map.tif', draw_classes())
-    write_polygons(tmp_path / 'map.tif', tmp_path / 'data/city/buildings.gpkg', CLASSES,
+    write_polygons(tmp_path / 'map.tif', tmp_path / 'data/city/landcover.gpkg', CLASSES,
                    background=0)
     example = re.sub(r'\b(512|256)\b', '64', _documented_example())
     assert example.count('64') == 4 and "'data/city'" in example

@@ -126,7 +126,7 @@ def test_the_settings_that_decide_features_decide_the_key() -> None:
     windows = dict(scenes='a', window=8)
     of_windows = key(config(dataset=windows))
     for name, value in dict(scenes=['b'], labels='c', stride=4, outside=255, class_field='d',
-                            label_nodata=None).items():
+                            label_nodata=None, default_class='e').items():
         assert key(config(dataset=dict(windows, **{name: value}))) == of_windows != known
     assert key(config(dataset=dict(windows, bands=[1]))) != of_windows
     assert key(config(dataset=dict(windows, window=9))) != of_windows

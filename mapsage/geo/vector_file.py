@@ -1,0 +1,162 @@
+"""Polygons and their classes from a vector file: which layer, which field, which class index.
+
+Where the file has no field of classes, or a feature no value in it, the class is the default class.
+The polygons are burned into scenes by ``vector_labels.py``.
+"""
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+import pyogrio.raw
+import pyproj
+import shapely
+from pyogrio.errors import DataLayerError, DataSourceError
+
+from .raster import GeoError
+
+DefaultClass = Union[None, int, str]
+"""Name or index of a class, or None if every feature must name its own."""
+
+
+class LabeledPolygons(NamedTuple):
+    """Valid polygons and multi-polygons of one layer.
+
+    Attributes:
+        crs: CRS of the layer.
+        polygons: shapely geometries, object (N,).
+        indices: Class index of each, int32 (N,).
+        defaults: Number of features that have the default class, as they have no value.
+    """
+
+    crs: pyproj.CRS
+    polygons: np.ndarray
+    indices: np.ndarray
+    defaults: int
+
+
+def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
+                          layer: Optional[str] = None, default_class: DefaultClass = None
+                          ) -> LabeledPolygons:
+    """Read the polygons of a file with their class indices.
+
+    Args:
+        path: Path of a file that GDAL reads.
+        field: Name of the attribute that holds the class, as a name or as an index.
+        classes: Class names, in the order of their indices.
+        extra: Additional index that may occur, such as that of ignored pixels.
+        layer: Name of the layer; None for the only one that has the field.
+        default_class: Class of features without a value, and of all where no layer has the field.
+
+    Raises:
+        GeoError: If the file, the layer, the field or a value is not as expected.
+    """
+    names = {name: number for number, name in enumerate(classes)}
+    default = None
+    if default_class is not None:
+        default = _class_index(default_class, names, extra)
+        if default is None:
+            raise GeoError(f'default_class={default_class!r}, expected a class of {classes} or '
+                           f'its index 0 to {len(classes) - 1}, or {extra} to ignore the pixels.')
+    crs, polygons, values, features = _read_layer(path, field, layer, classes, default is not None)
+    known = {value: default if value is None else _class_index(value, names, extra)
+             for value in set(values)}
+    unknown = sorted(_shown(value) for value, index in known.items() if index is None)
+    if unknown:
+        first = next(number for number, value in zip(features, values)
+                     if _shown(value) == unknown[0])
+        raise GeoError(
+            f'{path}: field {field!r} holds {", ".join(unknown[:5])}; expected a class of '
+            f'{classes} or its index 0 to {len(classes) - 1}, or {extra} for ignored pixels. '
+            f'Feature {first} of the layer holds {unknown[0]}. Correct the file or metainfo'
+            + (f', or set default_class={classes[:2][-1]!r} for features without a value.'
+               if None in known else '.'))
+    return LabeledPolygons(crs, polygons, np.array([known[value] for value in values], np.int32),
+                           values.count(None) if default is not None else 0)
+
+
+def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool
+                ) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
+    """Return the CRS, the valid polygons, their values of ``field`` or None, their numbers."""
+    try:
+        layer, has_field = _choose_layer(path, field, name, classes, may_lack)
+        meta, _, geometry, fields = pyogrio.raw.read(
+            path, columns=[field] if has_field else [], layer=layer)
+    except (DataSourceError, DataLayerError) as error:
+        state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
+        raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
+                       'or GeoJSON. Check the path, or copy the file again.') from error
+    if not meta['crs']:
+        raise GeoError(f'{path} says no CRS, so its polygons have no place in a scene; set it, '
+                       'for example with ogr2ogr -a_srs.')
+    polygons = shapely.from_wkb(geometry)
+    kinds = shapely.get_type_id(polygons)
+    other = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
+    other &= ~shapely.is_missing(polygons)
+    if other.any():
+        number = int(np.flatnonzero(other)[0])
+        raise GeoError(f'{path}: feature {number} of the layer is a {polygons[number].geom_type}, '
+                       f'expected polygons ({int(other.sum())} others); buffer or remove them.')
+    features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
+    valid = shapely.make_valid(polygons[features])
+    has_area = shapely.area(valid) > 0
+    if not has_area.all():
+        warnings.warn(f'{path}: {int((~has_area).sum())} feature(s) without area are left out, '
+                      f'the first is feature {features[~has_area][0]} of the layer.', stacklevel=5)
+    features = features[has_area]
+    values = fields[0][features].tolist() if has_field else [None] * len(features)
+    # A column of numbers has NaN where a value is missing.
+    values = [None if value != value else value for value in values]
+    return pyproj.CRS.from_user_input(meta['crs']), valid[has_area], values, features
+
+
+def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool
+                  ) -> Tuple[str, bool]:
+    """Return the layer of a file to read, ``name`` if that is not None, and if it has the field.
+
+    Tables without shapes, such as ``layer_styles`` of QGIS, are no layers. Layers of points or
+    lines count only where no other layer does. With ``may_lack``, a layer without the field counts
+    where no layer has it.
+    """
+    kinds = {str(layer): str(kind) for layer, kind in pyogrio.list_layers(path) if kind is not None}
+    if name is not None and name not in kinds:
+        raise GeoError(f'{path} has no layer {name!r}; it has {list(kinds)}. Set layer to the one '
+                       f'with the labels.')
+    fields = {layer: list(pyogrio.read_info(path, layer=layer)['fields'])
+              for layer in (kinds if name is None else [name])}
+    labeled = _flat_first([layer for layer, names in fields.items() if field in names], kinds)
+    has_field = bool(labeled)
+    if not labeled and may_lack:
+        labeled = _flat_first(list(fields), kinds)
+    if not labeled:
+        described = '; '.join(f'layer {layer!r} has {names}' for layer, names in fields.items())
+        raise GeoError(
+            f'{path} has no field {field!r}: {described or "it has no layer"}. Set class_field to '
+            f'the one with the class, or default_class={classes[:2][-1]!r} if all polygons are of '
+            f'one class.')
+    if len(labeled) > 1:
+        what = f'the field {field!r}' if has_field else 'polygons'
+        raise GeoError(f'{path} has {len(labeled)} layers with {what}: {labeled}. Set layer to the '
+                       f'one with the labels.')
+    return labeled[0], has_field
+
+
+def _flat_first(layers: List[str], kinds: Dict[str, str]) -> List[str]:
+    """Return the layers that may hold polygons; all, if each holds points or lines."""
+    flat = [layer for layer in layers
+            if not kinds[layer].replace('Multi', '').startswith(('Point', 'LineString'))]
+    return flat or layers
+
+
+def _class_index(value: Any, names: Dict[str, int], extra: int) -> Optional[int]:
+    if isinstance(value, str):
+        return names.get(value)
+    if not isinstance(value, (int, float)) or not float(value).is_integer():
+        return None  # infinity or a date, for example
+    return int(value) if 0 <= value < len(names) or value == extra else None
+
+
+def _shown(value: Any) -> str:
+    return 'no value' if value is None else str(value)
