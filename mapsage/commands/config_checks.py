@@ -15,7 +15,7 @@ from torch import nn
 from mapsage.distributed import error_text
 from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.loading.band_checks import watch_bands
+from mapsage.engine.loading.input_checks import watch_inputs
 
 from . import cli
 from .environment_checks import Finding
@@ -52,7 +52,7 @@ def build_model(cfg: Config) -> nn.Module:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')), \
                 warnings.catch_warnings():
             warnings.simplefilter('ignore')  # the run shows them
-            return watch_bands(MODELS.build(config))
+            return watch_inputs(MODELS.build(config))
     except Exception as error:
         raise ConfigError(f"the config's model cannot be built: {error_text(error)}") from error
 

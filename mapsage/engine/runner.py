@@ -55,10 +55,10 @@ from .config_report import config_report
 from .encoder_rates import encoder_rate_warning
 from .env_cfg import names_model_parallel, parse_env_cfg
 from .loading import data_checks
-from .loading.band_checks import watch_bands
 from .loading.block_loader import build_block_loader
 from .loading.build import build_keyed_loader, checked_dataset, set_test_mode
 from .loading.ground_checks import ground_note
+from .loading.input_checks import watch_inputs
 from .nodes import compare_data, meet_nodes
 from .ranks import startup
 from .ranks.encoder_rank import take_role
@@ -162,7 +162,7 @@ class MapSageRunner(SavingRunner):
     def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
                    model: nn.Module) -> nn.Module:
         """Decide the strategy, now that the model's size is known, and place the model by it."""
-        watch_bands(model)
+        watch_inputs(model)
         if self._env.channels_last:
             put_channels_last(model)
         wrapper = self._wrap(model_wrapper_cfg, model)

@@ -1,10 +1,11 @@
 """Find mistakes in a user's dataset, and name the file."""
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -13,6 +14,7 @@ import torch
 from mmengine.logging import print_log
 from mmseg.models.decode_heads import STDCHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.registry import DATASETS
 from torch import nn
 
 from mapsage.distributed import error_text
@@ -67,12 +69,28 @@ def build_checked(build: Any, config: Dict[str, Any]) -> Any:
     if not hasattr(dataset, '__len__'):
         return dataset  # a stream has no length
     if len(dataset) == 0:
-        raise DataError(
-            f'{_name(kind)} found no samples under data_root={place!r}, data_prefix='
-            f"{config.get('data_prefix')}: the folder is empty, or its files do not end in the "
-            f'img_suffix of the dataset (LoveDA: .png).')
+        raise DataError(f'{_name(kind)} found no samples under data_root={place!r}, data_prefix='
+                        f"{config.get('data_prefix')}: {_why_no_samples(config)}")
     check_files_exist(dataset)
     return dataset
+
+
+def _why_no_samples(config: Mapping[str, Any]) -> str:
+    kind = config.get('type')
+    if isinstance(kind, str):
+        kind = DATASETS.get(kind)
+    default = inspect.signature(kind).parameters.get('img_suffix') if callable(kind) else None
+    wanted = config.get('img_suffix', getattr(default, 'default', None))
+    folder = os.path.join(str(config.get('data_root') or ''),
+                          str(_part(config, 'data_prefix').get('img_path') or ''))
+    files = Counter(os.path.splitext(path)[1] for path in os.listdir(folder)) \
+        if isinstance(wanted, str) and os.path.isdir(folder) else Counter()
+    suffix, count = next((pair for pair in files.most_common() if pair[0]), ('', 0))
+    if not suffix or suffix == wanted:
+        return ('the folder is empty, or its files do not end in the img_suffix of the dataset '
+                '(LoveDA: .png).')
+    return (f'no file ends in img_suffix={wanted!r}. {folder} holds {count} file(s) that end in '
+            f'{suffix}: set img_suffix={suffix!r} in the dataset.')
 
 
 def band_order_note(cfg: Mapping[str, Any]) -> Optional[str]:
@@ -154,7 +172,7 @@ def check_labels(dataset: Any, index: int, sample: Any) -> None:
     """Check that the mask of a packed sample has only class indices and the ignore index.
 
     Raises:
-        DataError: If it has another value. The message names the mask file and the value.
+        DataError: If it has another value, or several channels. The message names the mask file.
     """
     labels = getattr(getattr(_data_sample(sample), 'gt_sem_seg', None), 'data', None)
     outer, (dataset, index) = dataset, innermost(dataset, index)
@@ -162,6 +180,11 @@ def check_labels(dataset: Any, index: int, sample: Any) -> None:
     classes = _classes(outer) or _classes(dataset)
     if not isinstance(labels, torch.Tensor) or not classes:
         return
+    if labels.ndim == 3 and labels.shape[0] > 1 and labels.shape[-1] in (2, 3, 4):
+        raise DataError(
+            f"mask {_info(dataset, index).get('seg_map_path', f'of sample {index}')} has "
+            f'{labels.shape[-1]} channels, expected one, whose values are class indices. Save it '
+            f'with one channel, or with a palette (docs/datasets.md).')
     ignore = getattr(outer, 'ignore_index', getattr(dataset, 'ignore_index', IGNORE_INDEX))
     # Comparisons are used instead of a sort, since this runs on every sample.
     bad = (labels != ignore) & ((labels >= len(classes)) | (labels < 0))

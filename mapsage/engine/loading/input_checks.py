@@ -1,10 +1,11 @@
-"""Images with another number of channels than the data preprocessor has means for."""
+"""Images that do not fit the data preprocessor: other channels than its mean, no size to pad to."""
 from __future__ import annotations
 
 from typing import Any, Mapping, Tuple
 
 import torch
 from mmengine.model import BaseDataPreprocessor
+from mmseg.models import SegDataPreProcessor
 from torch import nn
 
 from mapsage.shipped import program
@@ -12,10 +13,11 @@ from mapsage.shipped import program
 from .data_checks import DataError
 
 
-def watch_bands(model: nn.Module) -> nn.Module:
-    """Have the data preprocessors of a model look at the channels of their images; return it.
+def watch_inputs(model: nn.Module) -> nn.Module:
+    """Have the data preprocessors of a model look at their images before they work; return it.
 
-    Where their mean does not fit, a :class:`DataError` says so, and not a subtraction.
+    Where the mean or the size does not fit, a :class:`DataError` says so, and not a subtraction or
+    an assertion.
     """
     for module in model.modules():
         if isinstance(module, BaseDataPreprocessor) and _check not in \
@@ -25,10 +27,18 @@ def watch_bands(model: nn.Module) -> nn.Module:
 
 
 def _check(module: Any, arguments: Tuple[Any, ...]) -> None:
-    mean = getattr(module, 'mean', None)
     data = arguments[0] if arguments else None
     images = data.get('inputs') if isinstance(data, Mapping) else None
-    if not isinstance(mean, torch.Tensor) or not isinstance(images, (list, tuple, torch.Tensor)):
+    if not isinstance(images, (list, tuple, torch.Tensor)) or not len(images):
+        return
+    _check_mean(module, images)
+    if isinstance(module, SegDataPreProcessor):
+        _check_size(module, images, any(arguments[1:2]))
+
+
+def _check_mean(module: Any, images: Any) -> None:
+    mean = getattr(module, 'mean', None)
+    if not isinstance(mean, torch.Tensor):
         return
     for image in images:
         channels = image.shape[0] if getattr(image, 'ndim', 0) == 3 else 1
@@ -39,3 +49,22 @@ def _check(module: Any, arguments: Tuple[Any, ...]) -> None:
                 f'{mean.numel()} channels, and got an image of {channels} (C, H, W = '
                 f'{tuple(image.shape)}). Give mean and std of each channel to '
                 f'BandDataPreProcessor; `{program("geotiff_statistics")}` prints those of scenes.')
+
+
+def _check_size(module: Any, images: Any, training: bool) -> None:
+    """Check that images are padded to one size; MMSegmentation asserts it without a word more."""
+    if not training and not module.test_cfg:
+        return
+    place = 'model.data_preprocessor' + '.test_cfg' * (not training)
+    size, divisor = (module.size, module.size_divisor) if training else (
+        module.test_cfg.get('size'), module.test_cfg.get('size_divisor'))
+    if (size is None) != (divisor is None):
+        return
+    wrong = 'neither size nor size_divisor' if size is None else \
+        f'size={size} and size_divisor={divisor}, of which one is enough'
+    height, width = images[0].shape[-2:]
+    raise DataError(
+        f'{place} ({type(module).__name__}) has {wrong}: images of a batch are padded to one size. '
+        + (f'Set size=({height}, {width}) there, the height and width of the crops that the '
+           f'pipeline makes (of this image, if all are alike).' if training else
+           'Set size_divisor=32 there, or leave test_cfg out.'))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import cv2
+import numpy as np
 import pytest
 import torch
 from mmengine.dataset import BaseDataset, ClassBalancedDataset
@@ -69,6 +70,18 @@ def test_empty_folder(root: Path) -> None:
         build_checked(build, config(root))
 
 
+@pytest.mark.parametrize('suffix, words', [
+    (None, r"img_suffix='\.jpg'.* img_dir/train holds 3 file\(s\) that end in \.png: "
+           r"set img_suffix='\.png'"),
+    ('.jpg', r"img_suffix='\.jpg'.*holds 3 file\(s\) that end in \.png")])
+def test_images_with_another_suffix(root: Path, suffix: Any, words: str) -> None:
+    """MMSegmentation's own default is .jpg."""
+    cfg = dict(config(root), type='BaseSegDataset', metainfo=dict(classes=('a', 'b')))
+    cfg.update({} if suffix is None else dict(img_suffix=suffix))
+    with pytest.raises(DataError, match=words.replace('img_dir', '.*img_dir')):
+        build_checked(build, cfg)
+
+
 def test_missing_masks_are_counted(root: Path) -> None:
     for name in ('0.png', '2.png'):
         (root / 'ann_dir' / 'train' / name).unlink()
@@ -87,6 +100,16 @@ def test_label_outside_the_classes(root: Path, value: int, reported: int) -> Non
         check_labels(dataset, 1, dataset[1])  # 255 means ignored, before the shift as after it
         return
     with pytest.raises(DataError, match=rf'1.png holds the value {reported} \(6 pixel'):
+        check_labels(dataset, 1, dataset[1])
+
+
+@pytest.mark.parametrize('channels', [3, 4])
+def test_a_mask_in_colors(root: Path, channels: int) -> None:
+    """Saved as RGB or RGBA, with values that are class indices in each channel."""
+    path = root / 'ann_dir' / 'train' / '1.png'
+    cv2.imwrite(str(path), np.ones((16, 16, channels), np.uint8))
+    dataset = build(config(root))
+    with pytest.raises(DataError, match=rf'1\.png has {channels} channels, expected one'):
         check_labels(dataset, 1, dataset[1])
 
 
