@@ -1,9 +1,11 @@
 """Maps for the tests of the viewer, as tools/predict.py writes them, with scene and labels."""
 from __future__ import annotations
 
+import http.client
 import json
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Tuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import rasterio
@@ -112,3 +114,15 @@ def values_of(path: Path) -> np.ndarray:
     """Return all bands of a raster, (bands, H, W)."""
     with rasterio.open(path) as source:
         return source.read()
+
+
+def open_link(link: str) -> str:
+    """Open the link of a viewer as a browser does; return the value of the ``Cookie`` header."""
+    url = urlsplit(link)
+    assert url.port is not None
+    connection = http.client.HTTPConnection('127.0.0.1', url.port)
+    connection.request('GET', f'{url.path}?{url.query}')
+    answer = connection.getresponse()
+    assert answer.status == 303, answer.read()
+    connection.close()
+    return answer.headers['Set-Cookie'].partition(';')[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Union
 
 import cv2
 import numpy as np
@@ -16,19 +16,21 @@ PATIENCE = 120000  # milliseconds
 
 
 @contextmanager
-def serving(server: Any) -> Iterator[str]:
+def serving(server: Any) -> Iterator[Any]:
+    """Run a server; provide it, or its address if it is none of the viewer."""
     with server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f'http://127.0.0.1:{server.server_port}/'
+        yield (server if isinstance(server, ViewServer)
+               else f'http://127.0.0.1:{server.server_port}/')
         server.shutdown()
 
 
 @contextmanager
-def viewing(where: Folders) -> Iterator[str]:
+def viewing(where: Folders) -> Iterator[ViewServer]:
     session = ViewSession(find_maps([where.maps], where.scenes, where.truth))
     session.prepare()
-    with serving(ViewServer(session)) as url:
-        yield url
+    with serving(ViewServer(session)) as viewer:
+        yield viewer
 
 
 class Page:
@@ -36,17 +38,19 @@ class Page:
 
     Args:
         browser: Browser of playwright.
-        url: Address of the page.
+        address: The viewer, whose link is opened, or the address of the page.
         name: Map whose picture must be there; None where nothing can be drawn.
     """
 
-    def __init__(self, browser: Any, url: str, name: Any = 'a') -> None:
+    def __init__(self, browser: Any, address: Union[str, ViewServer], name: Any = 'a') -> None:
+        url = address.url if isinstance(address, ViewServer) else address
+        root = url.partition('?')[0]
         self.page = browser.new_page(viewport=dict(width=1000, height=600))
         self.page.set_default_timeout(PATIENCE)
         self.requests: List[str] = []
         self.foreign: List[str] = []
         self.complaints: List[str] = []
-        self.page.on('request', lambda request: self._note(request.url, url))
+        self.page.on('request', lambda request: self._note(request.url, root))
         self.page.on('console', lambda message: self.complaints.append(message.text)
                      if message.type == 'error' else None)
         self.page.on('pageerror', lambda error: self.complaints.append(str(error)))

@@ -25,8 +25,9 @@ def view(args: argparse.Namespace) -> None:
             'GitHub Pages.')
         return
     review = Review(session, args.review, say)
-    with ViewServer(session, args.port, review) as server:
+    with ViewServer(session, args.port, review, say) as server:
         say(f'{len(entries)} map(s): open {server.url} in a browser; Ctrl+C ends it.')
+        say('The link works once: the next one is printed when it is used, for another browser.')
         say(f'From another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} '
             f'{getpass.getuser()}@{socket.gethostname()}')
         threading.Thread(target=_prepare, args=(session, review), daemon=True).start()

@@ -2,16 +2,19 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socketserver
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, Callable, Dict, Optional
+from urllib.parse import parse_qs
 
 from pyogrio.errors import DataLayerError, DataSourceError
 
+from .admission import Admission
+from .byte_ranges import as_bytes, requested_part
+from .connections import BoundedHandler, BoundedServer
 from .errors import ViewError
 from .polygons import polygons_in
 from .review import DECISIONS, Review
@@ -27,28 +30,34 @@ _TYPES = {'.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=
           '.tif': 'image/tiff'}
 _CHUNK = 1 << 20  # bytes that are sent at a time
 _LONGEST = 4096  # bytes of what a page may send
+_ELSEWHERE = 'This server answers on this machine only.'
+_NOT_ADMITTED = (
+    'This viewer answers to a browser that has opened its link. Open the last link that it printed '
+    'in the terminal where it runs, http://127.0.0.1:PORT/?token=...; every link works once, and '
+    'the next one is printed when it is used.\n')
 
 
-class ViewServer(ThreadingHTTPServer):
+class ViewServer(BoundedServer):
     """Server on 127.0.0.1 that answers for the files of a :class:`ViewSession` and no others.
 
-    A request whose ``Host`` is not this machine is refused: a page elsewhere could otherwise read
-    the files through a name that it lets point here (DNS rebinding).
+    It answers to browsers that have opened one of its links (:class:`Admission`). A request whose
+    ``Host`` is not this machine is refused: a page elsewhere could otherwise read the files through
+    a name that it lets point here (DNS rebinding).
 
     Args:
         session: Maps to show.
         port: Port to listen at; 0 takes a free one.
         review: Decisions that may be made of the maps, or None for none.
+        say: Function that is told when a link was used, with the next one: a sentence.
 
     Raises:
         ViewError: If the port is taken.
     """
 
-    daemon_threads = True
-
-    def __init__(self, session: ViewSession, port: int = 0, review: Optional[Review] = None
-                 ) -> None:
-        self.session, self.review = session, review
+    def __init__(self, session: ViewSession, port: int = 0, review: Optional[Review] = None,
+                 say: Callable[[str], None] = lambda text: None) -> None:
+        self.session, self.review, self.say = session, review, say
+        self.admission = Admission()
         try:
             super().__init__(('127.0.0.1', port), _Handler)
         except (OSError, OverflowError) as error:
@@ -62,25 +71,31 @@ class ViewServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Address of the page."""
-        return f'http://127.0.0.1:{self.server_port}/'
+        """Link to the page, which works once; from then on it is another one."""
+        return f'http://127.0.0.1:{self.server_port}/?token={self.admission.token}'
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a browser that has hung up; it does so at every zoom."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = 'HTTP/1.1'
+class _Handler(BoundedHandler):
     server: ViewServer
 
     def do_GET(self) -> None:  # noqa: N802  (name of the base class)
-        if not self._is_local():
-            self._refuse(HTTPStatus.FORBIDDEN, 'This server answers on this machine only.')
+        port = self._port()
+        place, _, query = self.path.partition('?')
+        if port is None:
+            self._refuse(HTTPStatus.FORBIDDEN, _ELSEWHERE)
             return
-        url = urlsplit(self.path)
-        path = url.path.lstrip('/')
-        found = re.fullmatch(r'maps/(\d{1,6})/(\w+)(?:/([\w-]+)\.tif)?', path)
-        if path in PAGE:
+        if not self.server.admission.admits(self.headers.get_all('Cookie', []), port):
+            self._admit_by_link(place, query, port)
+            return
+        self.server.note_admission(self.connection, True)
+        path = place.lstrip('/')
+        found = re.fullmatch(r'maps/([0-9]{1,6})/(\w+)(?:/([\w-]+)\.tif)?', path)
+        if path == '' and query.startswith('token='):  # a link, in a browser that was admitted
+            self._start(HTTPStatus.SEE_OTHER, _TYPES['.txt'], 0, Location='/')
+        elif path in PAGE:
             self._send_file(WEB / PAGE[path])
         elif path == 'catalog.json':
             self._send_json(dict(self.server.session.as_json(self._place),
@@ -88,38 +103,64 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == 'review.json' and self.server.review is not None:
             self._send_review(self.server.review)
         elif found and found.group(2) == 'polygons':
-            self._send_polygons(int(found.group(1)), parse_qs(url.query))
+            self._send_polygons(int(found.group(1)), parse_qs(query))
         elif found and found.group(3):
             self._send_raster(int(found.group(1)), found.group(2), found.group(3))
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, f'There is no {url.path} here.')
+            self._refuse(HTTPStatus.NOT_FOUND, f'There is no {place[:200]} here.')
 
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:  # noqa: N802
         """Take a decision of a review; no other page may make one in the user's name."""
         review, length = self.server.review, self.headers.get('Content-Length', '')
-        if not self._is_local() or self.headers.get('Origin') != (
-                f'http://{self.headers.get("Host")}'):
+        port = self._port()
+        if port is None:
+            self._refuse(HTTPStatus.FORBIDDEN, _ELSEWHERE)
+        elif not self.server.admission.admits(self.headers.get_all('Cookie', []), port):
+            self._refuse(HTTPStatus.FORBIDDEN, _NOT_ADMITTED)
+        elif self.headers.get('Origin') != f'http://{self.headers.get("Host")}':
             self._refuse(HTTPStatus.FORBIDDEN, 'Only the page of this server decides here.')
         elif self.path != '/review' or review is None:
-            self._refuse(HTTPStatus.NOT_FOUND, f'Nothing can be sent to {self.path}.')
+            self._refuse(HTTPStatus.NOT_FOUND, f'Nothing can be sent to {self.path[:200]}.')
         elif self.headers.get('Content-Type', '').partition(';')[0].strip() != 'application/json':
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, 'Expected application/json.')
-        elif not re.fullmatch(r'\d{1,9}', length):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, f'Content-Length {length!r}: expected bytes.')
-        elif int(length) > _LONGEST:
+        elif not re.fullmatch('[0-9]+', length):
+            self._refuse(HTTPStatus.LENGTH_REQUIRED,
+                         f'Content-Length {length[:20]!r}: expected bytes.')
+        elif as_bytes(length) > _LONGEST:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                         f'{length} bytes; expected at most {_LONGEST}.')
+                         f'Content-Length {length[:20]}: expected at most {_LONGEST} bytes.')
         else:
-            self._decide(review, self.rfile.read(int(length)))
+            self._decide(review, self.rfile.read(as_bytes(length)))
 
     def log_message(self, *arguments: Any) -> None:
         """Print nothing for each of the many requests of a map."""
 
-    def _is_local(self) -> bool:
-        name = self.headers.get('Host', '').rsplit(':', 1)[0]
-        return name in ('127.0.0.1', 'localhost')  # at any port: that of `ssh -L` may be another
+    def _port(self) -> Optional[str]:
+        """Return the port by which the browser knows this machine; None if it names another one.
+
+        It may be any: that of ``ssh -L`` is another than the server's.
+        """
+        found = re.fullmatch(r'(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?',
+                             self.headers.get('Host', ''))
+        return found and (found.group(1) or '80')
+
+    def _admit_by_link(self, place: str, query: str, port: str) -> None:
+        """Admit a browser that opens a link that works; refuse everybody else."""
+        token = parse_qs(query).get('token', [''])[0]
+        if (self.command, place) != ('GET', '/') or not self.server.admission.redeem(token):
+            self.close_connection = True
+            self._refuse(HTTPStatus.FORBIDDEN, _NOT_ADMITTED)
+            return
+        headers = dict(Set_Cookie=self.server.admission.cookie(port), Referrer_Policy='no-referrer')
+        # A browser that comes from a link on another site, such as a terminal on a page, would
+        # follow a redirect without the cookie (SameSite=Strict); a page of ours it leaves with it.
+        if self.headers.get('Sec-Fetch-Site') == 'cross-site':
+            self._start(HTTPStatus.OK, _TYPES['.html'], 0, Refresh='0;url=/', **headers)
+        else:
+            self._start(HTTPStatus.SEE_OTHER, _TYPES['.txt'], 0, Location='/', **headers)
+        self.server.say(f'A browser has opened the link. The next one: {self.server.url}')
 
     def _place(self, number: int, kind: str) -> str:
         if kind == 'polygons':
@@ -148,10 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
         path = entries[number].polygons if number < len(entries) else None
         try:
             box = [float(value) for value in query['box'][0].split(',')]
-            if len(box) != 4:
+            if len(box) != 4 or not all(map(math.isfinite, box)):
                 raise ValueError(f'{len(box)} numbers')
         except (KeyError, ValueError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, f'box={query.get("box")} ({error}); expected left,'
+            given = str(query.get('box'))[:100]
+            self._refuse(HTTPStatus.BAD_REQUEST, f'box={given} ({str(error)[:100]}); expected left,'
                          'bottom,right,top.')
             return
         if path is None or not path.exists():
@@ -183,7 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header('Content-Length', str(length))
         self.send_header('Cache-Control', 'no-cache')
         self.send_header('X-Content-Type-Options', 'nosniff')
-        if self.command == 'POST':  # what is left of a refused body would be the next request
+        # What is left of a refused body would be the next request.
+        if self.command == 'POST' or self.close_connection:
             self.send_header('Connection', 'close')
         for name, value in headers.items():
             self.send_header(name.replace('_', '-'), value)
@@ -248,21 +291,3 @@ class _Handler(BaseHTTPRequestHandler):
                          'are being ranked again: reload it.')
         except ViewError as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-
-
-def requested_part(header: Optional[str], size: int) -> Optional[Tuple[int, int]]:
-    """Return the first and the last byte + 1 that a ``Range`` header asks for.
-
-    None stands for the whole file: without the header, and for what a server may ignore (several
-    parts, other units, a malformed header), as RFC 9110, section 14.2, has it. A part that the file
-    does not have is empty.
-    """
-    found = re.fullmatch(r'bytes=(\d*)-(\d*)', header or '')
-    if found is None or found.group(0) == 'bytes=-':
-        return None
-    first, last = found.groups()
-    if not first:  # the last bytes
-        return (max(0, size - int(last)), size) if int(last) else (size, size)
-    if last and int(last) < int(first):
-        return None
-    return int(first), min(size, int(last) + 1 if last else size)

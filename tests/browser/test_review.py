@@ -30,13 +30,13 @@ def add_reviewed(where: Folders, name: str, **options: Any) -> Any:
 
 
 @contextmanager
-def reviewing(where: Folders) -> Iterator[str]:
+def reviewing(where: Folders) -> Iterator[ViewServer]:
     session = ViewSession(find_maps([where.maps], where.scenes, where.truth))
     session.prepare()
     review = Review(session)
     review.rank()
-    with serving(ViewServer(session, review=review)) as url:
-        yield url
+    with serving(ViewServer(session, review=review)) as viewer:
+        yield viewer
 
 
 class ReviewPage(Page):
@@ -86,8 +86,8 @@ def decisions(where: Folders) -> List[Tuple[str, int, int]]:
 
 def test_keys_decide_and_the_file_has_it_at_once(browser: Any, where: Any) -> None:
     folder, labels = where
-    with reviewing(folder) as url:
-        page = ReviewPage(browser, url)
+    with reviewing(folder) as viewer:
+        page = ReviewPage(browser, viewer)
         assert 'worst first' in page.page.inner_text('#review')
         assert page.do('q') == ('Tile 1 of 18, a: error 12.5 %', 'not decided')
         assert page.class_in_tile() == labels[80, 280]  # the tile from column 200 on
@@ -115,12 +115,12 @@ def test_keys_decide_and_the_file_has_it_at_once(browser: Any, where: Any) -> No
 def test_the_next_viewer_goes_on_and_other_maps_have_their_tiles(browser: Any, where: Any) -> None:
     folder, labels = where
     (folder.maps / 'review.gpkg').unlink(missing_ok=True)
-    with reviewing(folder) as url:
-        page = ReviewPage(browser, url)
+    with reviewing(folder) as viewer:
+        page = ReviewPage(browser, viewer)
         page.do('qwr')
         page.close()
-    with reviewing(folder) as url:
-        page = ReviewPage(browser, url)
+    with reviewing(folder) as viewer:
+        page = ReviewPage(browser, viewer)
         assert page.do('q') == ('Tile 3 of 18, a: error 0.0 %', 'not decided')
         page.page.keyboard.press('n')
         page.wait_for('b 影像')  # another map is looked at: a key returns, and decides nothing
@@ -140,8 +140,8 @@ def test_the_next_viewer_goes_on_and_other_maps_have_their_tiles(browser: Any, w
 def test_two_pages_and_a_server_that_does_not_answer(browser: Any, tmp_path: Path) -> None:
     folder = folders(tmp_path)
     add_reviewed(folder, 'a')
-    with reviewing(folder) as url:
-        one, other = ReviewPage(browser, url), ReviewPage(browser, url)
+    with reviewing(folder) as viewer:
+        one, other = ReviewPage(browser, viewer), ReviewPage(browser, viewer)
         other.do('q')
         one.do('qw')
         assert other.do('r')[1] == 'wrong map'
@@ -162,8 +162,8 @@ def test_without_decisions_on_the_server_no_review_is_offered(browser: Any, tmp_
     add_reviewed(folder, 'a')
     session = ViewSession(find_maps([folder.maps]))
     session.prepare()
-    with serving(ViewServer(session)) as url:
-        page = ReviewPage(browser, url)
+    with serving(ViewServer(session)) as viewer:
+        page = ReviewPage(browser, viewer)
         page.page.keyboard.press('q')
         assert page.page.locator('#review').count() == 0
         page.close()

@@ -16,8 +16,8 @@ def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     labels = add_map(where, 'a')
     add_map(where, 'b 影像', classes=150, confidence=False, polygons=False, **NOWHERE)
     add_map(where, 'c', **TURNED)
-    with viewing(where) as url:
-        page = Page(browser, url)
+    with viewing(where) as viewer:
+        page = Page(browser, viewer)
         yield page, labels
         page.close()
 

@@ -41,8 +41,8 @@ def two(tmp_path: Path) -> Folders:
 
 def test_the_last_of_quick_keys_counts(browser: Any, two: Folders) -> None:
     labels = add_map(two, 'c', classes=4, polygons=False)
-    with viewing(two) as url:
-        page = Page(browser, url)
+    with viewing(two) as viewer:
+        page = Page(browser, viewer)
         for key in 'nNnNN':  # to the second and back, twice, and round to the third
             page.page.keyboard.press(key)
         page.wait_for('c')
@@ -56,8 +56,8 @@ def test_the_last_of_quick_keys_counts(browser: Any, two: Folders) -> None:
 
 
 def test_a_map_that_goes_while_it_is_shown_is_said(browser: Any, two: Folders) -> None:
-    with viewing(two) as url:
-        page = Page(browser, url)
+    with viewing(two) as viewer:
+        page = Page(browser, viewer)
         (two.maps / 'b.tif').unlink()
         page.page.keyboard.press('n')
         page.sentence('b.tif was removed')
@@ -75,9 +75,9 @@ def test_a_map_that_goes_while_it_is_shown_is_said(browser: Any, two: Folders) -
 
 
 def test_the_first_map_is_gone_and_the_second_is_shown(browser: Any, two: Folders) -> None:
-    with viewing(two) as url:
+    with viewing(two) as viewer:
         (two.maps / 'a.tif').unlink()
-        page = Page(browser, url, name=None)
+        page = Page(browser, viewer, name=None)
         page.sentence('a.tif was removed')
         assert '600 × 400 pixels' in page.panel()
         page.page.keyboard.press('f')
@@ -103,8 +103,8 @@ def test_labels_on_another_grid(browser: Any, tmp_path: Path, crs: str, step: An
               dst_transform=place, dst_crs=crs, dst_nodata=255, resampling=Resampling.nearest)
     (where.truth / 'a.tif').unlink()
     write_raster(where.truth / 'a.tif', moved[None], crs, place)
-    with viewing(where) as url:
-        page = Page(browser, url)
+    with viewing(where) as viewer:
+        page = Page(browser, viewer)
         right_share = float(re.search(r'([\d.]+) % of [\d,]+ labeled pixels are right',
                                       page.panel()).group(1))
         assert 94 < right_share <= 98.5  # 97.9 on the map's own grid; borders move by a pixel
@@ -120,8 +120,8 @@ def test_labels_and_scenes_that_nothing_places(browser: Any, tmp_path: Path) -> 
     labels = add_map(where, 'a', **NOWHERE)
     for folder in (where.truth, where.scenes):
         write_raster(folder / 'a.tif', np.zeros((3, 30, 50), np.uint8), None, None)
-    with viewing(where) as url:
-        page = Page(browser, url)
+    with viewing(where) as viewer:
+        page = Page(browser, viewer)
         for kind in ('truth', 'scene'):
             assert f'The {kind} is not shown' in page.panel()
         assert '50 x 30' in page.panel() and '600 x 400' in page.panel()
@@ -136,8 +136,8 @@ def test_the_last_of_150_classes_is_switched(browser: Any, tmp_path: Path) -> No
     labels = add_map(where, 'a', size=(1600, 1600), classes=150, confidence=False, polygons=False)
     place = 825 / 1600, 975 / 1600
     assert labels[975, 825] == 149
-    with viewing(where) as url:
-        page = Page(browser, url)
+    with viewing(where) as viewer:
+        page = Page(browser, viewer)
         page.press('ss')
         assert page.color(*place) == class_color(149)
         assert 'class 149' in page.click(*place)
@@ -211,8 +211,8 @@ def test_a_folder_that_is_opened_as_a_file(browser: Any, site: Path) -> None:
 
 
 def test_without_webgl(chromium: Any, two: Folders) -> None:
-    with viewing(two) as url:
-        page = Page(chromium('--disable-gpu', '--disable-3d-apis'), url, name=None)
+    with viewing(two) as viewer:
+        page = Page(chromium('--disable-gpu', '--disable-3d-apis'), viewer, name=None)
         page.sentence('no WebGL')
         page.close()
 
@@ -220,8 +220,8 @@ def test_without_webgl(chromium: Any, two: Folders) -> None:
 def test_a_large_map_takes_few_requests(browser: Any, tmp_path: Path) -> None:
     where = folders(tmp_path)
     labels = add_large_map(where, 'a', 20000)
-    with viewing(where._replace(truth=None)) as url:
-        page = Page(browser, url)
+    with viewing(where._replace(truth=None)) as viewer:
+        page = Page(browser, viewer)
         assert len(page.requests) <= 12, page.requests
         page.page.evaluate('''() => { const view = viewer.map().getView();
             view.setCenter([300000 + 7475 / 2, 3400000 - 12225 / 2]); view.setResolution(0.5); }''')
@@ -249,3 +249,25 @@ def test_the_command_shows_maps_until_it_is_ended(browser: Any, two: Folders) ->
         page.close(complaints=True)
     finally:
         command.kill()
+
+
+def test_a_link_is_opened_reloaded_and_followed_from_another_site(browser: Any, two: Folders
+                                                                  ) -> None:
+    with viewing(two) as viewer:
+        link = viewer.url
+        page = Page(browser, viewer)
+        assert page.page.url == link.partition('?')[0]
+        page.page.reload()
+        page.wait_for('a')
+        stranger = browser.new_page()  # with no cookie of the other page
+        for address in (link, page.page.url):
+            answer = stranger.goto(address)
+            assert answer.status == 403
+            assert 'Open the last link that it printed' in stranger.inner_text('body')
+        stranger.goto(f'data:text/html,<a href="{viewer.url}">a terminal on a page</a>')
+        stranger.click('a')
+        stranger.wait_for_function('document.body.dataset.ready === "a"')
+        stranger.close()
+        page.page.goto(link)  # a bookmark, or the history
+        page.wait_for('a')
+        page.close()

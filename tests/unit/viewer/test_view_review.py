@@ -12,11 +12,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+from urllib.parse import urlsplit
 
 import pytest
 from support import ROOT
-from view_maps import NOWHERE, UTM, Folders, add_map, folders, name_scene
+from view_maps import NOWHERE, UTM, Folders, add_map, folders, name_scene, open_link
 
 from mapsage.viewer import Review, ViewServer, ViewSession, find_maps, write_static
 from mapsage.viewer.decisions import read_windows
@@ -43,12 +44,26 @@ def served(review: Review) -> Iterator[ViewServer]:
         thread.join()
 
 
-def ask(port: int, content: Any = None, path: str = '/review', **headers: Optional[str]
+class Opened(NamedTuple):
+    """A viewer whose link a browser has opened: its port, and the cookie of the browser."""
+
+    port: int
+    cookie: str
+
+
+def opened(server: ViewServer) -> Opened:
+    port = server.server_port
+    return Opened(port, server.admission.cookie(str(port)).partition(';')[0])
+
+
+def ask(viewer: Opened, content: Any = None, path: str = '/review', **headers: Optional[str]
         ) -> Tuple[int, Any]:
-    """Send content to a server, or read without any; return the status and what it answers."""
+    """Send content to a viewer, or read without any; return the status and what it answers."""
+    port = viewer.port
     connection = http.client.HTTPConnection('127.0.0.1', port)
     body = json.dumps(content).encode() if isinstance(content, dict) else content
-    sent = dict(Origin=f'http://127.0.0.1:{port}', **{'Content-Type': 'application/json'})
+    sent = dict(Origin=f'http://127.0.0.1:{port}', Cookie=viewer.cookie,
+                **{'Content-Type': 'application/json'})
     sent.update({name.replace('_', '-'): value for name, value in headers.items() if value})
     for name in [name for name, value in headers.items() if value is None]:
         sent.pop(name.replace('_', '-'))
@@ -78,9 +93,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuple[ViewServer
 
 def test_tiles_come_worst_first_and_decisions_come_back(three: Any) -> None:
     server, where = three
-    port = server.server_port
-    assert ask(port, path='/catalog.json')[1]['review'] is True
-    status, answer = ask(port, path='/review.json')
+    viewer = opened(server)
+    assert ask(viewer, path='/catalog.json')[1]['review'] is True
+    status, answer = ask(viewer, path='/review.json')
     assert status == 200 and answer['doing'] is None and answer['file'] == 'review.gpkg'
     first = answer['tiles'][0]
     kinds = [(each['map'], each['measure']) for each in answer['tiles']]
@@ -91,31 +106,34 @@ def test_tiles_come_worst_first_and_decisions_come_back(three: Any) -> None:
     in_pixels = answer['tiles'][2]
     assert in_pixels['corners'] == [[0, 400], [512, 400], [512, 0], [0, 0]]
     assert not (where.maps / 'review.gpkg').exists()  # looking alone writes nothing
-    status, answer = ask(port, decision(first))
+    status, answer = ask(viewer, decision(first))
     tile = answer['tile']
     assert (status, tile['decision']) == (200, 'wrong map')
-    assert ask(port, decision(in_pixels, 'unsure'))[0] == 200
-    again = ask(port, path='/review.json')[1]['tiles']
+    assert ask(viewer, decision(in_pixels, 'unsure'))[0] == 200
+    again = ask(viewer, path='/review.json')[1]['tiles']
     assert again[0] == tile and again[2]['decision'] == 'unsure' and again[1]['decision'] is None
-    status, answer = ask(port, decision(first, 'right'))  # from a page that has not seen it
+    status, answer = ask(viewer, decision(first, 'right'))  # from a page that has not seen it
     assert status == 409 and answer['tile'] == tile and 'decided: wrong map' in answer['sentence']
-    assert ask(port, decision(tile, None))[1]['tile']['decision'] is None
+    assert ask(viewer, decision(tile, None))[1]['tile']['decision'] is None
     assert [(each.path, each.has_place) for each in read_windows(where.maps / 'review.gpkg')] == [
         (os.path.realpath(where.scenes / 'b.tif'), False)]
 
 
 @pytest.mark.parametrize('headers, status', [
     (dict(Origin='http://evil.example'), 403), (dict(Origin=None), 403),
-    (dict(Origin='null'), 403), (dict(Origin='https://127.0.0.1:{port}'), 403),
+    (dict(Origin='null'), 403), (dict(Cookie=None), 403),
+    (dict(Cookie='mapsage_view_{port}=guessed'), 403),
+    (dict(Origin='https://127.0.0.1:{port}'), 403),
     (dict(Origin='http://localhost:{port}'), 403),  # its Host says 127.0.0.1
     (dict(Host='evil.example:{port}', Origin='http://evil.example:{port}'), 403),
     (dict(Content_Type='text/plain'), 415), (dict(Content_Type=None), 415),
     (dict(Content_Length='-1'), 411), (dict(Content_Length='5000'), 413),
+    (dict(Content_Length='9' * 5000), 413), (dict(Content_Length='0' * 5000), 400),
     (dict(Host='localhost:{port}', Origin='http://localhost:{port}'), 400)])
 def test_no_other_page_decides(headers: Dict[str, Optional[str]], status: int, three: Any) -> None:
-    port = three[0].server_port
-    filled = {name: value and value.format(port=port) for name, value in headers.items()}
-    assert ask(port, {}, **filled)[0] == status
+    viewer = opened(three[0])
+    filled = {name: value and value.format(port=viewer.port) for name, value in headers.items()}
+    assert ask(viewer, {}, **filled)[0] == status
 
 
 @pytest.mark.parametrize('content, status', [
@@ -125,17 +143,17 @@ def test_no_other_page_decides(headers: Dict[str, Optional[str]], status: int, t
     (dict(tile='x', decision=['right'], before=''), 400), (dict(tile='x', decision='right'), 400),
     (dict(tile='x', decision='right', before=''), 410)])
 def test_what_is_no_decision_is_refused(content: Any, status: int, three: Any) -> None:
-    assert ask(three[0].server_port, content)[0] == status
+    assert ask(opened(three[0]), content)[0] == status
 
 
 def test_other_places_take_nothing(three: Any) -> None:
-    port = three[0].server_port
-    assert ask(port, {}, path='/catalog.json')[0] == 404
+    viewer = opened(three[0])
+    assert ask(viewer, {}, path='/catalog.json')[0] == 404
     with ViewServer(three[0].session) as bare:  # a viewer without a review
         Thread(target=bare.serve_forever, args=(0.01,), daemon=True).start()
-        assert ask(bare.server_port, {})[0] == 404
-        assert ask(bare.server_port, path='/review.json')[0] == 404
-        assert ask(bare.server_port, path='/catalog.json')[1]['review'] is False
+        assert ask(opened(bare), {})[0] == 404
+        assert ask(opened(bare), path='/review.json')[0] == 404
+        assert ask(opened(bare), path='/catalog.json')[1]['review'] is False
         bare.shutdown()
 
 
@@ -188,14 +206,14 @@ def test_a_damaged_map_and_a_file_of_somebody_else_are_said(tmp_path: Path) -> N
     (where.maps / 'b.tif').unlink()
     review.rank()
     with served(review) as server:
-        status, answer = ask(server.server_port, path='/review.json')
+        status, answer = ask(opened(server), path='/review.json')
         assert status == 500 and 'is no review' in answer and '--review' in answer
         os.unlink(str(review.path))
-        answer = ask(server.server_port, path='/review.json')[1]
+        answer = ask(opened(server), path='/review.json')[1]
         assert {each['map'] for each in answer['tiles']} == {0}
         assert 'b is not reviewed' in answer['notes'][0]
         (where.maps / 'a.tif').unlink()  # while it is shown: its place is known
-        assert ask(server.server_port, decision(answer['tiles'][0]))[0] == 200
+        assert ask(opened(server), decision(answer['tiles'][0]))[0] == 200
 
 
 @pytest.mark.parametrize('options, words', [
@@ -207,32 +225,33 @@ def test_options_that_do_not_fit(options: Any, words: str, capsys: pytest.Captur
     assert words in capsys.readouterr().err
 
 
-def start_viewer(where: Folders, *arguments: Any) -> Tuple[Any, int]:
-    """Start the command; return its process and port, once the tiles are ranked."""
+def start_viewer(where: Folders, *arguments: Any) -> Tuple[Any, Opened]:
+    """Start the command and open its link; return both, once the tiles are ranked."""
     process = subprocess.Popen(
         [sys.executable, str(ROOT / 'tools/view.py'), str(where.maps), *map(str, arguments)],
         stdout=subprocess.PIPE, universal_newlines=True)
     assert process.stdout is not None
-    port = int(re.findall(r'http://127.0.0.1:(\d+)/', process.stdout.readline())[0])
-    while ask(port, path='/review.json')[1]['doing']:
+    link, = re.findall(r'http://127.0.0.1:\d+/\S+', process.stdout.readline())
+    viewer = Opened(urlsplit(link).port or 0, open_link(link))
+    while ask(viewer, path='/review.json')[1]['doing']:
         time.sleep(0.05)
-    return process, port
+    return process, viewer
 
 
 def test_a_killed_viewer_and_two_at_once(tmp_path: Path) -> None:
     where = folders(tmp_path)
     add_map(where, 'a', polygons=False, **UTM)
-    first, port = start_viewer(where)
+    first, viewer = start_viewer(where)
     try:
-        tile, other = ask(port, path='/review.json')[1]['tiles'][:2]
-        assert ask(port, decision(tile, 'wrong label'))[0] == 200
+        tile, other = ask(viewer, path='/review.json')[1]['tiles'][:2]
+        assert ask(viewer, decision(tile, 'wrong label'))[0] == 200
         first.send_signal(signal.SIGKILL)
         first.communicate()
-        first, port = start_viewer(where)
-        assert ask(port, path='/review.json')[1]['tiles'][0]['decision'] == 'wrong label'
+        first, viewer = start_viewer(where)
+        assert ask(viewer, path='/review.json')[1]['tiles'][0]['decision'] == 'wrong label'
         with served(make_review(where)) as second:  # in this process, on the same file
-            assert ask(port, decision(other, 'right'))[0] == 200
-            status, answer = ask(second.server_port, decision(other, 'unsure'))
+            assert ask(viewer, decision(other, 'right'))[0] == 200
+            status, answer = ask(opened(second), decision(other, 'unsure'))
             assert (status, answer['tile']['decision']) == (409, 'right')
     finally:
         first.kill()
