@@ -1,4 +1,8 @@
-"""Which windows may be suggested: not those that are labeled, excluded, or without labels."""
+"""Filter for the windows that may be suggested: no labeled ground, no excluded ground.
+
+"Half covered" counts as covered everywhere in this module. Ground comes in two forms: polygons in a
+CRS (`AreaOfInterest`) and, for images without coordinates, windows in pixels of a file (`Place`).
+"""
 from __future__ import annotations
 
 import os
@@ -12,12 +16,14 @@ from .suggestions import read_table
 from .window_facts import Place
 from .window_source import WindowCandidate, WindowSource
 
-_DONE = 0.5  # share of a window from which on, if labeled or excluded, it is not suggested
-_LABELS = 0.01  # share of a window that must have a label for the label to be checked
+# A window counts as covered, or as labeled, from this share of its pixels on.
+_COVERED_SHARE = 0.5
+# A window counts as having labels to check from this share of its pixels on.
+_LABELED_SHARE = 0.01
 
 
 class Ground(NamedTuple):
-    """Windows with a place on the ground, and those with one in the pixels of a file only."""
+    """Ground as polygons in a CRS, and as windows in the pixels of files without coordinates."""
 
     areas: List[AreaOfInterest]
     places: List[Place]
@@ -27,18 +33,19 @@ _NOWHERE = Ground([], [])
 
 
 class Exclusions:
-    """Sorts out windows that are not to be chosen.
+    """Removes the windows that must not be chosen.
 
     Args:
-        known: Labels that are there already.
-        files: Paths of polygons, in any CRS, and of tables of earlier suggestions (``.csv``):
-            windows of which they cover half are left out.
-        with_labels: Whether windows with labels are wanted, in place of those without.
-        decided: Ground of further windows that are left out.
-        first: Ground of those that are to be chosen before all others.
+        known: Index of the existing labels.
+        files: Paths of polygons, in any CRS, and of tables of earlier suggestions (``.csv``).
+            Windows that they cover by half are left out.
+        with_labels: Whether to return windows that have labels, to check these, instead of
+            windows without labels.
+        decided: Further ground that is left out.
+        first: Ground whose windows are chosen before all others.
 
     Attributes:
-        leading: The windows among the candidates that are half covered by ``first``.
+        leading: Windows among the candidates that are half covered by ``first``.
 
     Raises:
         GeoError: If a file cannot be read.
@@ -48,7 +55,7 @@ class Exclusions:
                  decided: Ground = _NOWHERE, first: Ground = _NOWHERE) -> None:
         self._known, self._with_labels = known, with_labels
         self._decided, self._first = decided, first
-        self._tables = [place for path in files if _is_table(path) for place in read_table(path)]
+        self._tables = [box for path in files if _is_table(path) for box in read_table(path)]
         self._areas = [AreaOfInterest(path) for path in files if not _is_table(path)]
         self.leading: Set[Place] = set()
 
@@ -60,27 +67,30 @@ class Exclusions:
             first, decided = ([area.of_scene(raster) for area in ground.areas]
                               if raster.is_georeferenced else []
                               for ground in (self._first, self._decided))
-            places = [*self._tables, *self._decided.places]
-            found = [window for window in source.grid(scene)
-                     if not _is_covered(window.place, [*areas, *decided], places)
-                     and self._fits(window.place)]
-        self.leading.update(window.place for window in found
+            excluded_boxes = [*self._tables, *self._decided.places]
+            candidates = [window for window in source.grid(scene)
+                          if not _is_covered(window.place, [*areas, *decided], excluded_boxes)
+                          and self._has_expected_labels(window.place)]
+        self.leading.update(window.place for window in candidates
                             if _is_covered(window.place, first, self._first.places))
-        return found
+        return candidates
 
-    def _fits(self, place: Place) -> bool:
-        """Return whether a window has labels, or has none, as it is wanted."""
+    def _has_expected_labels(self, box: Place) -> bool:
+        """Return whether a window has labels (``with_labels``) or is mostly without."""
         share = 0.0
-        if place.path in self._known:
-            share = labeled_share(self._known.read(*place))
-        return share >= _LABELS if self._with_labels else share < _DONE
+        if box.path in self._known:
+            share = labeled_share(self._known.read(*box))
+        return share >= _LABELED_SHARE if self._with_labels else share < _COVERED_SHARE
 
 
-def _is_covered(place: Place, areas: Sequence[SceneArea], places: Sequence[Place]) -> bool:
-    """Return whether half of a window lies in one of the areas, or in a window of its file."""
-    here, box = place._replace(path=os.path.realpath(place.path)), place[1:]
-    return (any(each.path == here.path and overlap(here, each) >= _DONE for each in places)
-            or any(area.meets(*box) and area.mask(*box).mean() >= _DONE for area in areas))
+def _is_covered(box: Place, areas: Sequence[SceneArea], excluded_boxes: Sequence[Place]) -> bool:
+    """Return whether half of a window lies in one area, or in one window of the same file."""
+    box = box._replace(path=os.path.realpath(box.path))
+    pixels = box[1:]
+    return (any(excluded.path == box.path and overlap(box, excluded) >= _COVERED_SHARE
+                for excluded in excluded_boxes)
+            or any(area.meets(*pixels) and area.mask(*pixels).mean() >= _COVERED_SHARE
+                   for area in areas))
 
 
 def _is_table(path: str) -> bool:

@@ -1,10 +1,15 @@
-"""The config of a training on labels and pseudo-labels together."""
+"""Config of a training on labels and pseudo-labels.
+
+`join` copies the config of the model that predicted the masks and adds datasets of the masks to its
+innermost labeled dataset, so that every wrapper around it (repeats, FixMatch) applies to both.
+The command that calls it is `commands/pseudo_labels.py`; the masks come from `pseudo_masks.py`.
+"""
 from __future__ import annotations
 
 import copy
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
 
 from mmengine.config import Config
 
@@ -14,57 +19,55 @@ from mapsage.inference.model import Bands
 
 from .pseudo_masks import MapPair
 
-# Keys of the metainfo of a dataset that say how its files are read, not what its classes are.
-_IGNORED = ('label_map', 'reduce_zero_label')
+# These keys of a dataset's metainfo say how its label files are read, not what its classes are.
+# They differ between the joined datasets, and ConcatDataset must not compare them.
+_READING_KEYS = ('label_map', 'reduce_zero_label')
 
 
 def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str, Any],
          window: int, bands: Bands, times: Callable[[List[Any], List[Any]], int],
          work_dir: str) -> Config:
-    """Return a config whose training data is that of ``cfg`` and the images with their masks.
+    """Return ``cfg`` with the images and their masks added to its training data.
 
-    The new datasets stand beside the innermost labeled one, inside of all that wraps it but a
-    choice of samples (``NamedSamples``). What the
-    config says of the run (``work_dir``, ``resume``) is set for a new one.
+    The new datasets are concatenated with the innermost labeled dataset, inside all wrappers
+    except ``NamedSamples``, which selects samples by name. ``work_dir`` and ``resume`` are set for
+    a new run.
 
     Args:
-        cfg: Config of the training that the masks come from.
+        cfg: Config of the training that produced the model of the masks.
         pairs: Images with masks.
-        folder: Absolute path of the folder that holds ``masks``; lists of files are written there.
+        folder: Absolute path of the folder that contains ``masks``; lists of files are written
+            there.
         metainfo: ``metainfo`` of the labeled dataset.
-        window: Side in pixels of windows of scenes, where ``cfg`` does not say it.
+        window: Side in pixels of the windows of scenes, if ``cfg`` does not give one.
         bands: Bands that the model takes.
-        times: Function of the labeled and the new datasets that stand beside each other that
-            returns how often the labeled ones are repeated.
-        work_dir: Where the training writes.
+        times: Function that takes the labeled and the new datasets and returns how often the
+            labeled ones are repeated.
+        work_dir: Work dir of the new training.
 
     Raises:
-        PredictError: If the config has no training dataset of this form.
+        PredictError: If the config has no training dataset that datasets can be joined with.
     """
     joined = copy.deepcopy(cfg)
-    holder, key = _find(joined)
+    holder, key = _find_labeled(joined)
     labeled = holder[key]
-    first = labeled
-    while isinstance(first, (list, tuple)) or 'pipeline' not in first:
-        inner = first[0] if isinstance(first, (list, tuple)) else first.get(
-            'dataset', first.get('datasets'))
-        if not inner or not isinstance(inner, (dict, list, tuple)):
-            break
-        first = inner
-    added = _pictures([pair for pair in pairs if pair.is_picture], folder, first, metainfo)
+    template = _first_with_pipeline(labeled)
+    added = _picture_datasets(
+        [pair for pair in pairs if pair.is_picture], folder, template, metainfo)
     scenes = [pair for pair in pairs if not pair.is_picture]
     if scenes:
-        added.append(_scenes(scenes, folder, first, metainfo, window, bands))
-    before = list(labeled) if isinstance(labeled, (list, tuple)) else [labeled]
-    again = times(before, added)
-    if again > 1:
-        before = [dict(type='RepeatDataset', times=again, dataset=each) for each in before]
+        added.append(_scene_dataset(scenes, folder, template, metainfo, window, bands))
+    labeled_datasets = list(labeled) if isinstance(labeled, (list, tuple)) else [labeled]
+    repeats = times(labeled_datasets, added)
+    if repeats > 1:
+        labeled_datasets = [dict(type='RepeatDataset', times=repeats, dataset=dataset)
+                            for dataset in labeled_datasets]
     if isinstance(labeled, (list, tuple)):
-        holder[key] = [*before, *added]
-        holder['ignore_keys'] = _ignored(holder.get('ignore_keys'), metainfo)
+        holder[key] = [*labeled_datasets, *added]
+        holder['ignore_keys'] = _ignore_keys(holder.get('ignore_keys'), metainfo)
     else:
-        holder[key] = dict(type='ConcatDataset', datasets=[*before, *added],
-                           ignore_keys=_ignored(None, metainfo))
+        holder[key] = dict(type='ConcatDataset', datasets=[*labeled_datasets, *added],
+                           ignore_keys=_ignore_keys(None, metainfo))
     joined.work_dir = work_dir
     if joined.get('resume'):
         joined.load_from = None
@@ -74,40 +77,40 @@ def join(cfg: Config, pairs: Sequence[MapPair], folder: Path, metainfo: Dict[str
 
 
 def write_config(cfg: Config, path: Path, head: str) -> None:
-    """Write a config with a text on top that says what it is for."""
+    """Write a config with ``head`` as its docstring."""
     atomic_write(path, f'"""{head}"""\n{cfg.pretty_text}'.encode())
 
 
-def labeled_dataset(cfg: Config) -> Any:
-    """Return the config of the innermost labeled dataset of the training, or the list of them.
+def labeled_dataset(cfg: Config) -> Union[Dict[str, Any], List[Any]]:
+    """Return the config of the innermost labeled training dataset, or the list of such configs.
 
     Raises:
-        PredictError: If there is none.
+        PredictError: If the config has no training dataset.
     """
-    holder, key = _find(cfg)
+    holder, key = _find_labeled(cfg)
     return holder[key]
 
 
 def without_unlabeled(cfg: Config) -> Config:
-    """Return the config of a training on the labeled data alone of one by FixMatch.
+    """Return a FixMatch config without its unlabeled data and its hook.
 
-    Any other config is returned as it is.
+    Any other config is returned unchanged.
     """
     dataset = (cfg.get('train_dataloader') or {}).get('dataset')
-    if not isinstance(dataset, dict) or _kind(dataset) != 'SemiSupervisedDataset':
+    if not isinstance(dataset, dict) or _type_name(dataset) != 'SemiSupervisedDataset':
         return cfg
     plain = copy.deepcopy(cfg)
     loader = plain.train_dataloader
     loader.dataset = loader.dataset['labeled']
     endless = (loader.get('sampler') or {}).get('infinite', True)
     loader.sampler = dict(type='InfiniteSampler' if endless else 'DefaultSampler', shuffle=True)
-    plain.custom_hooks = [each for each in plain.get('custom_hooks') or []
-                          if _kind(each) != 'FixMatchHook']
+    plain.custom_hooks = [hook for hook in plain.get('custom_hooks') or []
+                          if _type_name(hook) != 'FixMatchHook']
     return plain
 
 
-def _find(cfg: Config) -> Tuple[Any, str]:
-    """Return what holds the labeled dataset or a list of them, and its key there."""
+def _find_labeled(cfg: Config) -> Tuple[Dict[str, Any], str]:
+    """Return the dict that contains the innermost labeled dataset or datasets, and the key."""
     holder: Any = cfg.get('train_dataloader') or {}
     key = 'dataset'
     if not isinstance(holder, dict) or not isinstance(holder.get(key), dict):
@@ -117,73 +120,92 @@ def _find(cfg: Config) -> Tuple[Any, str]:
         inner = holder[key]
         if isinstance(inner.get('datasets'), (list, tuple)) and inner['datasets']:
             return inner, 'datasets'
-        if not isinstance(inner.get('dataset'), dict) or _kind(inner) == 'NamedSamples':
+        if not isinstance(inner.get('dataset'), dict) or _type_name(inner) == 'NamedSamples':
             return holder, key
         holder = inner
 
 
-def _pictures(pairs: Sequence[MapPair], folder: Path, labeled: Dict[str, Any],
-              metainfo: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Return a dataset for each folder and suffix of images."""
+def _first_with_pipeline(labeled: Any) -> Dict[str, Any]:
+    """Return the first dataset config with a pipeline; the new datasets are built like it."""
+    template = labeled
+    while isinstance(template, (list, tuple)) or 'pipeline' not in template:
+        inner = template[0] if isinstance(template, (list, tuple)) else template.get(
+            'dataset', template.get('datasets'))
+        if not inner or not isinstance(inner, (dict, list, tuple)):
+            break
+        template = inner
+    return template
+
+
+def _picture_datasets(pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any],
+                      metainfo: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return one dataset config per folder and suffix of images."""
     groups: Dict[Tuple[str, str], List[str]] = {}
     for pair in pairs:
-        place, file = os.path.split(os.path.abspath(pair.path))
+        image_folder, file = os.path.split(os.path.abspath(pair.path))
         stem, suffix = os.path.splitext(file)
-        groups.setdefault((place, suffix), []).append(stem)
-    found = []
-    for number, ((place, suffix), names) in enumerate(sorted(groups.items())):
+        groups.setdefault((image_folder, suffix), []).append(stem)
+    datasets = []
+    for number, ((image_folder, suffix), names) in enumerate(sorted(groups.items())):
         list_file = folder / f'images_{number}.txt'
         atomic_write(list_file, ('\n'.join(names) + '\n').encode())
-        found.append(dict(
+        datasets.append(dict(
             type='BaseSegDataset', ann_file=str(list_file),
-            data_prefix=dict(img_path=place, seg_map_path=str(folder / 'masks')),
+            data_prefix=dict(img_path=image_folder, seg_map_path=str(folder / 'masks')),
             img_suffix=suffix, seg_map_suffix='.png', metainfo=_classes(metainfo),
-            pipeline=_pipeline(labeled, ['LoadImageFromFile', 'LoadAnnotations'])))
-    return found
+            pipeline=_pipeline(template, ['LoadImageFromFile', 'LoadAnnotations'])))
+    return datasets
 
 
-def _scenes(pairs: Sequence[MapPair], folder: Path, labeled: Dict[str, Any],
-            metainfo: Dict[str, Any], window: int, bands: Bands) -> Dict[str, Any]:
-    """Return a dataset of scenes, which are cut and split as the labeled ones are."""
+def _scene_dataset(pairs: Sequence[MapPair], folder: Path, template: Dict[str, Any],
+                   metainfo: Dict[str, Any], window: int, bands: Bands) -> Dict[str, Any]:
+    """Return a dataset config of scenes, cut into windows and split like the labeled scenes."""
     order = list(bands.chosen or range(1, bands.count + 1))
-    kept: Dict[str, Any] = dict(
+    settings: Dict[str, Any] = dict(
         window=window, bands=order[::-1] if bands.like_opencv else order)
-    if 'scenes' in labeled:  # GeoTiffDataset, or a subclass of it
-        kept.update({key: copy.deepcopy(labeled[key]) for key in (
-            'window', 'stride', 'bands', 'split', 'windows') if labeled.get(key) is not None})
-        if isinstance(kept.get('windows'), dict):
-            # How many windows an epoch has follows from the area; shares of named classes would
-            # be an error where a class has no mask.
-            kept['windows'] = {name: value for name, value in dict(kept['windows']).items()
-                               if name != 'per_epoch'
-                               and not (name == 'balance' and isinstance(value, dict))}
+    # Only GeoTiffDataset and its subclasses have `scenes`.
+    if 'scenes' in template:
+        settings.update({key: copy.deepcopy(template[key]) for key in (
+            'window', 'stride', 'bands', 'split', 'windows') if template.get(key) is not None})
+        if isinstance(settings.get('windows'), dict):
+            # Without per_epoch, the area gives the number of windows in an epoch. Shares by class
+            # go too: they are an error if a class has no mask.
+            settings['windows'] = {name: value for name, value in dict(settings['windows']).items()
+                                   if name != 'per_epoch'
+                                   and not (name == 'balance' and isinstance(value, dict))}
     return dict(
         type='GeoTiffDataset', scenes=[os.path.abspath(pair.path) if os.path.exists(pair.path)
                                        else pair.path for pair in pairs],
-        labels=str(folder / 'masks'), **kept, metainfo=_classes(metainfo),
-        pipeline=_pipeline(labeled, ['LoadGeoTiffWindow', 'LoadGeoTiffLabels']))
+        labels=str(folder / 'masks'), **settings, metainfo=_classes(metainfo),
+        pipeline=_pipeline(template, ['LoadGeoTiffWindow', 'LoadGeoTiffLabels']))
 
 
-def _pipeline(labeled: Dict[str, Any], loaders: Sequence[str]) -> List[Dict[str, Any]]:
-    """Return the labeled dataset's steps; its loaders of another kind of file are replaced."""
-    steps = [copy.deepcopy(step) for step in labeled.get('pipeline') or []]
-    loading = [step for step in steps if _kind(step).startswith('Load')]
-    others = [step for step in steps if not _kind(step).startswith('Load')]
-    own = {_kind(step): step for step in loading}
-    made = [own.get(name, dict(type=name)) for name in loaders]
-    made[1].pop('reduce_zero_label', None)
-    return [*made, *others]
+def _pipeline(template: Dict[str, Any], loaders: Sequence[str]) -> List[Dict[str, Any]]:
+    """Return the template's pipeline with ``loaders`` as its loading transforms.
+
+    A loader that the template has too keeps its arguments.
+    """
+    steps = [copy.deepcopy(step) for step in template.get('pipeline') or []]
+    template_loaders = {_type_name(step): step for step in steps
+                        if _type_name(step).startswith('Load')}
+    loading = [template_loaders.get(name, dict(type=name)) for name in loaders]
+    # The masks hold class indices: their zero is a class.
+    loading[1].pop('reduce_zero_label', None)
+    return [*loading, *(step for step in steps if not _type_name(step).startswith('Load'))]
 
 
 def _classes(metainfo: Dict[str, Any]) -> Dict[str, Any]:
     return {key: copy.deepcopy(metainfo[key]) for key in ('classes', 'palette') if key in metainfo}
 
 
-def _ignored(given: Any, metainfo: Dict[str, Any]) -> List[str]:
-    before = [given] if isinstance(given, str) else list(given or [])
-    return list(dict.fromkeys([*before, *_IGNORED, *(
+def _ignore_keys(configured: Union[None, str, Sequence[str]],
+                 metainfo: Dict[str, Any]) -> List[str]:
+    """Return the ``ignore_keys`` of the ConcatDataset, without duplicates."""
+    keys = [configured] if isinstance(configured, str) else list(configured or [])
+    return list(dict.fromkeys([*keys, *_READING_KEYS, *(
         key for key in metainfo if key not in ('classes', 'palette'))]))
 
 
-def _kind(config: Any) -> str:
+def _type_name(config: Dict[str, Any]) -> str:
+    """Return the class name in ``type``, which may be a name, a dotted path or a class."""
     return str(config.get('type')).rsplit('.', 1)[-1].strip("'>")

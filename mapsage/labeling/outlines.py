@@ -1,4 +1,8 @@
-"""Where windows of scenes lie on the ground, and how far they are from each other."""
+"""Positions of windows: outlines on the ground, centers, and overlaps.
+
+Centers are in units of a window's side, so that `choice.choose` can apply one minimum distance to
+georeferenced scenes and to plain images.
+"""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
@@ -12,56 +16,65 @@ from mapsage.geo import Raster, reprojected, window_outline
 from .window_facts import Place
 from .window_source import WindowSource
 
-_FAR = 1e6  # between windows of different files without coordinates, in sides of a window
+# Images without coordinates have no distance between them. This one, in sides of a window, exceeds
+# any minimum distance.
+_FAR = 1e6
 
 
-def outlines(source: WindowSource, places: Sequence[Place], crs: str) -> List[Any]:
-    """Return the outlines of windows of georeferenced scenes as polygons in a CRS, given as WKT."""
-    found = []
+def outlines(source: WindowSource, boxes: Sequence[Place], crs: str) -> List[Any]:
+    """Return the outlines of windows of georeferenced scenes, as shapely polygons.
+
+    Args:
+        source: Source of the windows' scenes.
+        boxes: The windows.
+        crs: CRS of the polygons as WKT.
+    """
+    polygons = []
     rasters: Dict[str, Tuple[Raster, str]] = {}
-    for place in places:
-        if place.path not in rasters:
-            with source.scene(place.path).raster as raster:
-                assert raster.crs is not None  # it is georeferenced
-                rasters[place.path] = raster, raster.crs.to_wkt()
-        raster, own = rasters[place.path]
-        found.append(reprojected(window_outline(raster, *place[1:]), own, crs))
-    return found
+    for box in boxes:
+        if box.path not in rasters:
+            with source.scene(box.path).raster as raster:
+                # The caller has refused inputs without a CRS.
+                assert raster.crs is not None
+                rasters[box.path] = raster, raster.crs.to_wkt()
+        raster, raster_crs = rasters[box.path]
+        polygons.append(reprojected(window_outline(raster, *box[1:]), raster_crs, crs))
+    return polygons
 
 
-def overlap(one: Place, other: Place) -> float:
-    """Return which share of a window of a file lies in another of the same file."""
+def overlap(box: Place, second: Place) -> float:
+    """Return the share of ``box`` that lies in ``second``, a window of the same file."""
     def shared(first: int, side: int, start: int, length: int) -> int:
         return max(0, min(first + side, start + length) - max(first, start))
 
-    return (shared(one.column, one.width, other.column, other.width)
-            * shared(one.row, one.height, other.row, other.height) / (one.width * one.height))
+    return (shared(box.column, box.width, second.column, second.width)
+            * shared(box.row, box.height, second.row, second.height) / (box.width * box.height))
 
 
 def middles_on_ground(polygons: Sequence[Any], crs: str) -> np.ndarray:
-    """Return the middles of windows, ``(windows, 2)``, in units of the median window's side.
+    """Return the centers of windows, ``(windows, 2)``, in units of the median window's side.
 
-    In a geographic CRS degrees of longitude are shortened by the cosine of the latitude.
+    In a geographic CRS, degrees of longitude are shortened by the cosine of the latitude.
 
     Args:
         polygons: Outlines of the windows.
-        crs: Their CRS as WKT.
+        crs: CRS of the outlines as WKT.
     """
-    middles = shapely.get_coordinates(shapely.centroid(np.array(polygons, object)))
+    centers = shapely.get_coordinates(shapely.centroid(np.array(polygons, object)))
     scale = np.ones(2)
     if pyproj.CRS.from_wkt(crs).is_geographic:
-        scale[0] = np.cos(np.radians(np.clip(middles[:, 1].mean(), -89, 89)))
+        scale[0] = np.cos(np.radians(np.clip(centers[:, 1].mean(), -89, 89)))
     side = np.sqrt(np.median(shapely.area(np.array(polygons, object))) * scale.prod())
-    return middles * scale / side
+    return centers * scale / side
 
 
-def middles_in_files(places: Sequence[Place]) -> np.ndarray:
-    """Return the middles of windows, ``(windows, 2)``, in sides of a window; files are far apart.
+def middles_in_files(boxes: Sequence[Place]) -> np.ndarray:
+    """Return the centers of windows, ``(windows, 2)``, in units of a window's side.
 
-    For images without coordinates.
+    For images without coordinates: windows of two files are never close to each other.
     """
-    numbers: Dict[str, int] = {}
+    file_numbers: Dict[str, int] = {}
     return np.array([(
-        numbers.setdefault(each.path, len(numbers)) * _FAR
-        + (each.column + each.width / 2) / each.width,
-        (each.row + each.height / 2) / each.height) for each in places])
+        file_numbers.setdefault(box.path, len(file_numbers)) * _FAR
+        + (box.column + box.width / 2) / box.width,
+        (box.row + box.height / 2) / box.height) for box in boxes])

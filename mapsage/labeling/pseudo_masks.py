@@ -1,9 +1,14 @@
-"""Masks of what a model is sure of, made from its finished maps and their confidence."""
+"""Pseudo-label masks: the confident pixels of finished class maps.
+
+A mask contains a class index where the model is confident enough (`thresholds.py`) and 255
+elsewhere, also where a label exists already. Maps are processed in strips of rows, so a scene of
+any size fits in memory.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
@@ -18,18 +23,18 @@ from mapsage.geo.raster import open_file
 from .known_labels import UNKNOWN, KnownLabels
 from .thresholds import PERCENT, class_thresholds
 
-_ROWS = 512  # rows of a map that are in memory at a time
+_STRIP_ROWS = 512
 
 
 class MapPair(NamedTuple):
-    """A finished map, and what it is of.
+    """A finished class map with its confidence, and the image it was predicted from.
 
     Attributes:
-        name: Name of its mask, without suffix.
-        path: The image or scene.
-        map: Class map of the image's size, 255 where there is no data.
-        confidence: Confidence of each of its pixels in per cent.
-        is_picture: Whether the mask is a PNG, else a GeoTIFF on the grid of the map.
+        name: File name of the mask, without suffix.
+        path: Path of the image or scene.
+        map: Class map of the image's size, uint8; 255 without data.
+        confidence: Confidence of the map's pixels in per cent, uint8.
+        is_picture: Whether the mask is a PNG; if False, a GeoTIFF on the grid of the map.
     """
 
     name: str
@@ -39,20 +44,20 @@ class MapPair(NamedTuple):
     is_picture: bool
 
     def mask(self, folder: Path) -> Path:
-        """Return the path of its mask."""
+        """Return the path of the mask in ``folder``."""
         return folder / (self.name + ('.png' if self.is_picture else '.tif'))
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What was kept as labels.
+    """Statistics of the pixels that were kept as pseudo-labels.
 
     Attributes:
-        thresholds: Least confidence of each class, per cent, ``(classes,)`` int64.
-        predicted: Pixels that the model gives each class, ``(classes,)`` int64.
-        kept: Those among them that are labels now, ``(classes,)`` int64.
-        pairs: The maps whose masks hold a label.
-        empty: The maps whose masks hold none.
+        thresholds: Minimum confidence by class, per cent, ``(classes,)`` int64.
+        predicted: Pixels by predicted class, ``(classes,)`` int64.
+        kept: Pixels by class that are pseudo-labels now, ``(classes,)`` int64.
+        pairs: Maps with at least one pseudo-label in their masks.
+        empty: Maps without any.
     """
 
     thresholds: np.ndarray
@@ -62,41 +67,42 @@ class Kept:
     empty: List[MapPair]
 
     def lost(self, names: Sequence[str]) -> List[str]:
-        """Return a line for each reason why classes have no label, which names these classes."""
-        nowhere = [name for name, count in zip(names, self.predicted) if not count]
-        unsure = [f'{name} ({threshold / 100:g})' for name, count, kept, threshold in zip(
-            names, self.predicted, self.kept, self.thresholds) if count and not kept]
-        return [f'no pseudo-label teaches {", ".join(some)}: {why}' for some, why in (
-            (nowhere, 'the model predicts it nowhere that is not labeled already. Label some of '
-                      'it.'),
+        """Return one message per reason for which classes have no pseudo-label."""
+        absent = [name for name, count in zip(names, self.predicted) if not count]
+        unsure = [f'{name} ({threshold / 100:g})' for name, count, label_count, threshold in zip(
+            names, self.predicted, self.kept, self.thresholds) if count and not label_count]
+        return [f'no pseudo-label teaches {", ".join(classes)}: {reason}' for classes, reason in (
+            (absent, 'the model predicts it nowhere except where it is labeled already. Label '
+                     'some of it.'),
             (unsure, 'no pixel of it has this confidence. Lower --min-confidence, or raise '
                      '--min-share, which keeps the most confident pixels of each class.'))
-            if some]
+            if classes]
 
     def as_json(self, names: Sequence[str]) -> Dict[str, Any]:
-        """Return pixels, share and threshold of each class by its name."""
-        return {name: dict(predicted=int(predicted), kept=int(kept),
-                           share_kept=round(int(kept) / max(1, int(predicted)), 4),
+        """Return pixels, share and threshold by class name."""
+        return {name: dict(predicted=int(predicted), kept=int(label_count),
+                           share_kept=round(int(label_count) / max(1, int(predicted)), 4),
                            threshold=int(threshold) / 100)
-                for name, predicted, kept, threshold in zip(
+                for name, predicted, label_count, threshold in zip(
                     names, self.predicted, self.kept, self.thresholds)}
 
 
-def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str], palette: Any,
-                least: float, share: float, known: KnownLabels) -> Kept:
-    """Write a mask for each map: class indices, 255 where the model is unsure.
+def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str],
+                palette: Union[np.ndarray, Sequence[Sequence[int]]], least: float, share: float,
+                known: KnownLabels) -> Kept:
+    """Write a mask for every map: class indices, 255 where the model is unsure.
 
-    The maps are read twice, the first time to count; a few hundred rows are in memory at a time.
-    Pixels that have a label already are 255: the label teaches them.
+    The maps are read twice: first to compute the thresholds from the confidences of all maps, then
+    to write the masks. Pixels with an existing label are 255, because that label teaches them.
 
     Args:
         pairs: The maps.
         folder: Existing folder of the masks.
         names: Names of the classes.
-        palette: Red, green and blue of each, ``(classes, 3)``.
-        least: Confidence from which on every pixel is kept, 0 to 1.
-        share: Share of each class that is kept at least; see ``class_thresholds``.
-        known: Labels that are there already.
+        palette: RGB colors of the classes, ``(classes, 3)``.
+        least: Confidence from which every pixel is kept, 0 to 1.
+        share: Minimum share of each class that is kept; see ``class_thresholds``.
+        known: Index of the existing labels.
 
     Raises:
         GeoError: If a map cannot be read, or a mask cannot be written.
@@ -105,29 +111,35 @@ def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str], pa
     counts = np.zeros((len(names), PERCENT), np.int64)
     for pair in pairs:
         for _, classes, confidence in _strips(pair, known):
-            known_class = classes < len(names)
-            places = classes[known_class].astype(np.int64) * PERCENT
-            places += np.minimum(confidence[known_class], PERCENT - 1)
-            counts += np.bincount(places, minlength=counts.size).reshape(counts.shape)
+            is_class = classes < len(names)
+            # One bincount over the flat index of (class, confidence).
+            flat = classes[is_class].astype(np.int64) * PERCENT
+            flat += np.minimum(confidence[is_class], PERCENT - 1)
+            counts += np.bincount(flat, minlength=counts.size).reshape(counts.shape)
     thresholds = class_thresholds(counts, least, share)
-    wanted = np.full(256, 256, np.int16)  # more than any confidence: no data is no label
-    wanted[:len(names)] = thresholds
-    kept = np.zeros(len(names), np.int64)
-    full: List[MapPair] = []
+    # Values that are no class (no data) get a threshold above any confidence.
+    value_thresholds = np.full(256, 256, np.int16)
+    value_thresholds[:len(names)] = thresholds
+    label_counts = np.zeros(len(names), np.int64)
+    with_labels: List[MapPair] = []
     empty: List[MapPair] = []
     for pair in pairs:
-        found = _write_mask(pair, pair.mask(folder), wanted, names, palette, known)
-        kept += found[:len(names)]
-        (full if found[:len(names)].any() else empty).append(pair)
-    return Kept(thresholds, counts.sum(1), kept, full, empty)
+        mask_counts = _write_mask(pair, pair.mask(folder), value_thresholds, names, palette,
+                                  known)[:len(names)]
+        label_counts += mask_counts
+        (with_labels if mask_counts.any() else empty).append(pair)
+    return Kept(thresholds, counts.sum(1), label_counts, with_labels, empty)
 
 
 def _strips(pair: MapPair,
             known: KnownLabels) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
-    """Yield first row, classes and confidence of rows of a map; 255 where a label is known."""
+    """Yield the first row, the classes and the confidence of each strip of a map.
+
+    Classes are 255 where a label exists already.
+    """
     with open_file(pair.map) as map_file, open_file(pair.confidence) as confidence_file:
-        for row in range(0, map_file.height, _ROWS):
-            window = Window(0, row, map_file.width, min(_ROWS, map_file.height - row))
+        for row in range(0, map_file.height, _STRIP_ROWS):
+            window = Window(0, row, map_file.width, min(_STRIP_ROWS, map_file.height - row))
             classes = map_file.read(1, window=window)
             if pair.path in known:
                 labels = known.read(pair.path, 0, row, window.width, window.height)
@@ -135,14 +147,22 @@ def _strips(pair: MapPair,
             yield row, classes, confidence_file.read(1, window=window)
 
 
-def _write_mask(pair: MapPair, path: Path, wanted: np.ndarray, names: Sequence[str], palette: Any,
+def _write_mask(pair: MapPair, path: Path, thresholds: np.ndarray, names: Sequence[str],
+                palette: Union[np.ndarray, Sequence[Sequence[int]]],
                 known: KnownLabels) -> np.ndarray:
-    """Write the mask of a map and return its number of pixels by value, ``(256,)``."""
+    """Write the mask of a map and return its pixels by value, ``(256,)``.
+
+    Args:
+        pair: The map.
+        path: Path of the mask.
+        thresholds: Minimum confidence by value of the map, per cent, ``(256,)``.
+        names, palette, known: As in :func:`write_masks`.
+    """
     counts = np.zeros(256, np.int64)
 
     def masks() -> Iterator[Tuple[int, np.ndarray]]:
         for row, classes, confidence in _strips(pair, known):
-            classes[confidence < wanted[classes]] = UNKNOWN
+            classes[confidence < thresholds[classes]] = UNKNOWN
             counts[:] += np.bincount(classes.ravel(), minlength=256)
             yield row, classes
 
@@ -152,9 +172,9 @@ def _write_mask(pair: MapPair, path: Path, wanted: np.ndarray, names: Sequence[s
         return counts
     with open_file(pair.map) as source:
         height, width = source.shape
-        placed = source.crs is not None or not source.transform.is_identity
+        is_georeferenced = source.crs is not None or not source.transform.is_identity
         info = MapInfo(class_names=names, palette=np.asarray(palette).tolist(), crs=source.crs,
-                       transform=source.transform if placed else None)
+                       transform=source.transform if is_georeferenced else None)
     with temporary_beside(path) as folder:
         working = folder / 'mask.tif'
         with ClassMapWriter(working, width, height, info) as writer:
@@ -167,18 +187,18 @@ def _write_mask(pair: MapPair, path: Path, wanted: np.ndarray, names: Sequence[s
     return counts
 
 
-def table(kept: Kept, names: Sequence[str]) -> List[str]:
-    """Return the lines of a table of what was kept of each class."""
+def table(result: Kept, names: Sequence[str]) -> List[str]:
+    """Return the lines of a table with threshold, predicted and kept pixels by class."""
     width = max([5, *map(len, names)])
     lines = [f'{"class":{width}}  {"threshold":>9}  {"predicted":>12}  {"kept":>12}  {"share":>7}']
     lines += [f'{name:{width}}  {threshold / 100:9.2f}  {predicted:12,}  {count:12,}  '
               f'{_percent(count, predicted):>7}'
               for name, threshold, predicted, count in zip(
-                  names, kept.thresholds, kept.predicted, kept.kept)]
-    total, predicted = int(kept.kept.sum()), int(kept.predicted.sum())
+                  names, result.thresholds, result.predicted, result.kept)]
+    total, predicted = int(result.kept.sum()), int(result.predicted.sum())
     return lines + [f'{"all":{width}}  {"":9}  {predicted:12,}  {total:12,}  '
                     f'{_percent(total, predicted):>7}']
 
 
-def _percent(count: int, of: int) -> str:
-    return f'{100 * count / of:.1f} %' if of else '-'
+def _percent(count: int, total: int) -> str:
+    return f'{100 * count / total:.1f} %' if total else '-'

@@ -1,87 +1,96 @@
-"""From what a model thinks of windows to those that are suggested, each with its reason."""
+"""Ranking of measured windows: which ones are suggested, in which order, and for what reason.
+
+`most_uncertain` ranks windows to label, `most_suspicious` windows with labels that may be wrong.
+The selection by score and diversity itself is in `choice.py`.
+"""
 from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Sequence
 
 import numpy as np
+import shapely
 
 from . import choice
 from .suggestions import Suggestion
 from .window_facts import Place, WindowFacts
 
-_DOUBT = 0.005  # score below which a model is sure of a window
+# The model is sure of a window with a score below this one, and the window is not suggested.
+_MIN_SCORE = 0.005
 
 
 def most_uncertain(facts: Sequence[WindowFacts], polygons: Sequence[Any], positions: np.ndarray,
                    names: Sequence[str], count: int, apart: float, tta: bool,
                    leading: Optional[Mapping[Place, str]] = None) -> List[Suggestion]:
-    """Return the windows to label next, the first one first; see ``choice.choose``.
+    """Return the windows to label next, the most useful one first; see ``choice.choose``.
 
     Args:
-        facts: What the model thinks of each window.
-        polygons: Outlines of the windows, or Nones.
-        positions: Their middles in sides of a window, ``(windows, 2)``.
+        facts: Measurements of the windows.
+        polygons: Outlines of the windows; None for windows without coordinates.
+        positions: Centers in units of a window's side, ``(windows, 2)``.
         names: Names of the classes.
         count: Largest number of windows.
-        apart: Least distance of two middles in sides of a window.
-        tta: Whether mirror images were looked at.
-        leading: Windows that come before all others, and why.
+        apart: Minimum distance between two centers, in units of a window's side.
+        tta: Whether mirror images were predicted too.
+        leading: Windows that come before all others -> the reason.
     """
     leading = leading or {}
-    pixels = np.sum([each.pixels for each in facts], 0)
+    pixels = np.sum([window.pixels for window in facts], 0)
     weights, share = choice.class_weights(pixels), pixels / max(1, pixels.sum())
-    scores = np.array([float(each.doubt @ weights) for each in facts])
-    scores[scores < _DOUBT] = 0
+    scores = np.array([float(window.doubt @ weights) for window in facts])
+    scores[scores < _MIN_SCORE] = 0
+    # Rounded scores, so that the last bits of a sum do not decide between equal windows.
     order = choice.choose(np.round(scores, 6), positions, count, apart,
-                          np.stack([each.feature for each in facts]),
-                          [n for n in np.argsort(-scores, kind='stable')
-                           if facts[n].place in leading])
-    found = []
-    for number in order:
-        each = facts[number]
-        main = int((each.doubt * weights).argmax())
-        one, other = each.rivals
-        reason = f'{names[one]} or {names[other]}'
+                          np.stack([window.feature for window in facts]),
+                          [index for index in np.argsort(-scores, kind='stable')
+                           if facts[index].place in leading])
+    suggestions = []
+    for index in order:
+        window = facts[index]
+        main = int((window.doubt * weights).argmax())
+        first, second = window.rivals
+        reason = f'{names[first]} or {names[second]}'
         if share[main] < 1 / len(names) / 2:
             reason += f', rare {names[main]} ({100 * share[main]:.1f} %)'
         if tta:
-            reason += f', mirror images disagree on {100 * each.disagreement:.0f} %'
-        if each.place in leading:
-            reason = f'{leading[each.place]}; {reason}'
-        found.append(_suggestion(each, polygons[number], scores[number], names[main], reason, tta))
-    return found
+            reason += f', mirror images disagree on {100 * window.disagreement:.0f} %'
+        if window.place in leading:
+            reason = f'{leading[window.place]}; {reason}'
+        suggestions.append(_build_suggestion(
+            window, polygons[index], scores[index], names[main], reason, tta))
+    return suggestions
 
 
 def most_suspicious(facts: Sequence[WindowFacts], polygons: Sequence[Any], names: Sequence[str],
                     count: int, tta: bool,
                     leading: Optional[Mapping[Place, str]] = None) -> List[Suggestion]:
-    """Return the windows whose labels a sure model contradicts, those with most such pixels first.
+    """Return the windows with labels that a confident model contradicts, most such pixels first.
 
     Args:
-        facts: What the model thinks of each window and its labels.
+        facts: Measurements of the windows, with their labels.
         polygons, names, count, tta, leading: As in :func:`most_uncertain`.
     """
     leading = leading or {}
-    scores = np.array([each.contradicted / each.size for each in facts])
-    found = []
+    scores = np.array([window.contradicted / window.size for window in facts])
+    suggestions = []
     order = sorted(np.argsort(-scores, kind='stable'),
-                   key=lambda number: facts[number].place not in leading)
-    for number in order[:count]:
-        each = facts[number]
-        if not each.contradicted and each.place not in leading:
+                   key=lambda index: facts[index].place not in leading)
+    for index in order[:count]:
+        window = facts[index]
+        if not window.contradicted and window.place not in leading:
             break
-        label, says = (names[index] for index in each.mistaken)
-        part = 100 * each.contradicted / max(1, each.labeled)
-        reason = f'labeled {label}, the model is sure of {says}: {part:.0f} % of labels'
-        if not each.contradicted:
-            label, reason = names[each.rivals[0]], 'the model contradicts no label'
-        if each.place in leading:
-            reason = f'{leading[each.place]}; {reason}'
-        found.append(_suggestion(each, polygons[number], scores[number], label, reason, tta))
-    return found
+        label, prediction = (names[number] for number in window.mistaken)
+        percent = 100 * window.contradicted / max(1, window.labeled)
+        reason = f'labeled {label}, the model is sure of {prediction}: {percent:.0f} % of labels'
+        if not window.contradicted:
+            label, reason = names[window.rivals[0]], 'the model contradicts no label'
+        if window.place in leading:
+            reason = f'{leading[window.place]}; {reason}'
+        suggestions.append(_build_suggestion(
+            window, polygons[index], scores[index], label, reason, tta))
+    return suggestions
 
 
-def _suggestion(facts: WindowFacts, polygon: Any, score: float, main: str, reason: str,
-                tta: bool) -> Suggestion:
-    return Suggestion(facts.place, polygon, float(score), main, reason, facts.margin,
-                      facts.disagreement if tta else None)
+def _build_suggestion(window: WindowFacts, polygon: Optional[shapely.Polygon], score: float,
+                      doubtful_class: str, reason: str, tta: bool) -> Suggestion:
+    return Suggestion(window.place, polygon, float(score), doubtful_class, reason, window.margin,
+                      window.disagreement if tta else None)

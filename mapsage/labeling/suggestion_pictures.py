@@ -1,4 +1,7 @@
-"""Pictures of suggested windows, each beside its labels or what the model makes of it."""
+"""Contact sheets of suggested windows: image on the left, labels or prediction on the right.
+
+One sheet shows up to 24 windows. The sheets are PNG files next to the file of the suggestions.
+"""
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,53 +15,56 @@ from mapsage.drawing.canvas import save_png
 from .suggestions import Suggestion
 from .window_source import WindowSource
 
-_ON_A_SHEET = 24  # windows; a further sheet is begun then
+_WINDOWS_PER_SHEET = 24
 
 
 def sheets(path: Path, count: int) -> List[Path]:
-    """Return the paths of the pictures that stand beside the file of ``count`` suggestions."""
-    pages = range(-(-count // _ON_A_SHEET))
+    """Return the paths of the contact sheets for a file of ``count`` suggestions."""
+    pages = range(-(-count // _WINDOWS_PER_SHEET))
     return [path.with_name(f'{path.stem}{f"_{page + 1}" if page else ""}.png') for page in pages]
 
 
-def draw_suggestions(path: Path, found: Sequence[Suggestion], source: WindowSource,
+def draw_suggestions(path: Path, suggestions: Sequence[Suggestion], source: WindowSource,
                      labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray],
                      names: Sequence[str], palette: Sequence[Sequence[int]], title: str,
-                     beside: str) -> List[Path]:
-    """Write the pictures of suggestions beside their file, and return the paths.
+                     caption: str) -> List[Path]:
+    """Write the contact sheets of suggestions and return their paths.
 
     Args:
         path: File of the suggestions.
-        found: The suggestions, the first one first.
-        source: Where their windows are read.
-        labels: Function of a suggestion, its values ``(bands, height, width)`` and where they hold
-            data ``(h, w)`` that returns the classes to show, uint8 ``(h, w)``.
+        suggestions: The suggestions in order.
+        source: Source of their windows.
+        labels: Function that takes a suggestion, its values ``(bands, height, width)`` and its
+            valid pixels ``(h, w)``, and returns the classes to draw, uint8 ``(h, w)``.
         names: Names of the classes.
-        palette: Red, green and blue of each.
-        title: Title of the pictures.
-        beside: Words on what stands beside each window.
+        palette: RGB colors of the classes.
+        title: Title of the sheets.
+        caption: Text that says what the right half of each pair shows.
 
     Raises:
-        OSError: If a picture cannot be written.
+        OSError: If a sheet cannot be written.
     """
-    pictures = sheets(path, len(found))
-    for page, picture in enumerate(pictures):
-        start = page * _ON_A_SHEET
-        some = [_picture(number, each, source, labels) for number, each in enumerate(
-            found[start:start + _ON_A_SHEET], start + 1)]
-        save_png(str(picture), render_contact_sheet(some, names, palette, title, beside))
-    return pictures
+    paths = sheets(path, len(suggestions))
+    for page, sheet_path in enumerate(paths):
+        start = page * _WINDOWS_PER_SHEET
+        images = [_read_image(number, suggestion, source, labels)
+                  for number, suggestion in enumerate(
+                      suggestions[start:start + _WINDOWS_PER_SHEET], start + 1)]
+        save_png(str(sheet_path), render_contact_sheet(images, names, palette, title, caption))
+    return paths
 
 
-def _picture(number: int, found: Suggestion, source: WindowSource,
-             labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray]) -> LabeledImage:
-    place, scene = found.place, source.scene(found.place.path)
+def _read_image(number: int, suggestion: Suggestion, source: WindowSource,
+                labels: Callable[[Suggestion, np.ndarray, np.ndarray], np.ndarray]
+                ) -> LabeledImage:
+    box, scene = suggestion.place, source.scene(suggestion.place.path)
     with scene.raster as raster:
-        column = round(place.column * scene.size[1] / raster.width)
-        row = round(place.row * scene.size[0] / raster.height)
+        # From pixels of the file to pixels in the size that the model sees.
+        column = round(box.column * scene.size[1] / raster.width)
+        row = round(box.row * scene.size[0] / raster.height)
         values, valid, _ = scene.read(column, row, source.window)
     image = values[:, :valid.shape[0], :valid.shape[1]].transpose(1, 2, 0)
     if source.bands.like_opencv:
         image = image[..., ::-1]
-    return LabeledImage(image, labels(found, values, valid),
-                        f'{number}  {found.title}  {found.reason}')
+    return LabeledImage(image, labels(suggestion, values, valid),
+                        f'{number}  {suggestion.title}  {suggestion.reason}')

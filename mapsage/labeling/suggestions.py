@@ -1,4 +1,8 @@
-"""The windows to label next as a file: a GeoPackage for a GIS, or a table."""
+"""Files of suggested windows: a GeoPackage for a GIS, or a CSV table.
+
+Both have the same fields, in the order of suggestion. A table of an earlier run can be read back,
+to exclude its windows from the next one.
+"""
 from __future__ import annotations
 
 import csv
@@ -30,16 +34,18 @@ class Suggestion:
 
     Attributes:
         place: The window in pixels of its file.
-        polygon: Its outline in the CRS of the file, or None where the file has none.
-        score: What it was chosen by; larger is more.
-        doubtful_class: Name of the class that its score is mostly from.
-        reason: Why it was chosen, in words.
-        margin: Mean of 1 less the margin between the two most likely classes.
-        disagreement: Mean share of mirror images of another class, or None without them.
+        polygon: Outline in the CRS of the GeoPackage; None in a table.
+        score: Score that the window was chosen by; higher is more useful to label.
+        doubtful_class: Name of the class with the largest share in the score.
+        reason: Text that tells the user why the window was chosen.
+        margin: Mean over the pixels of ``1 - (p1 - p2)``, with the probabilities ``p1`` and ``p2``
+            of the two most likely classes.
+        disagreement: Mean share of mirror images with another predicted class; None without
+            mirror images.
     """
 
     place: Place
-    polygon: Optional[Any]
+    polygon: Optional[shapely.Polygon]
     score: float
     doubtful_class: str
     reason: str
@@ -48,29 +54,29 @@ class Suggestion:
 
     @property
     def title(self) -> str:
-        """Name of its file, and its first pixel there."""
-        place = self.place
-        return f'{os.path.basename(place.path)} ({place.column}, {place.row})'
+        """File name, column and row of the window."""
+        box = self.place
+        return f'{os.path.basename(box.path)} ({box.column}, {box.row})'
 
 
-def write_suggestions(path: Path, found: Sequence[Suggestion], crs: Optional[str],
+def write_suggestions(path: Path, suggestions: Sequence[Suggestion], crs: Optional[str],
                       class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> None:
-    """Write suggestions, the first one first, as a GeoPackage (``.gpkg``) or a table (``.csv``).
+    """Write suggestions in their order as a GeoPackage (``.gpkg``) or a table (``.csv``).
 
-    The GeoPackage has one layer, ``tiles``, in which QGIS shows a broad outline in the color of the
-    class. The fields are the same in both.
+    The GeoPackage has one layer, ``tiles``. QGIS draws each window as a broad outline in the color
+    of its doubtful class.
 
     Args:
-        path: File that is replaced once the new one is complete.
-        found: The suggestions; for a GeoPackage with polygons in ``crs``.
+        path: File to write. It is replaced only when the new file is complete.
+        suggestions: The suggestions; a GeoPackage needs their polygons in ``crs``.
         crs: CRS of the polygons as WKT; None for a table.
         class_names: Names of all classes.
-        palette: Red, green and blue of each.
+        palette: RGB colors of the classes.
 
     Raises:
         GeoError: If the file cannot be written.
     """
-    fields = _fields(found)
+    fields = _fields(suggestions)
     try:
         if path.suffix.lower() == '.csv':
             text = io.StringIO()
@@ -80,48 +86,53 @@ def write_suggestions(path: Path, found: Sequence[Suggestion], crs: Optional[str
             atomic_write(path, text.getvalue().encode())
             return
         with temporary_beside(path) as folder:
-            made = folder / path.name
+            temporary = folder / path.name
             columns = [np.array(values, object if isinstance(values[0], str) else None)
                        for values in fields.values()]
+            polygons = np.array([suggestion.polygon for suggestion in suggestions], object)
             pyogrio.raw.write(
-                str(made), shapely.to_wkb(np.array([each.polygon for each in found], object)),
-                columns, list(fields), geometry_type='Polygon', crs=crs, driver='GPKG',
-                layer=LAYER)
+                str(temporary), shapely.to_wkb(polygons), columns, list(fields),
+                geometry_type='Polygon', crs=crs, driver='GPKG', layer=LAYER)
             shown = [number for number, name in enumerate(class_names)
                      if name in fields[CLASS_FIELD]]
-            add_polygon_style(made, LAYER, CLASS_FIELD, [class_names[n] for n in shown],
+            add_polygon_style(temporary, LAYER, CLASS_FIELD, [class_names[n] for n in shown],
                               [palette[n] for n in shown], hollow=True)
-            os.replace(made, path)
+            os.replace(temporary, path)
     except (OSError, DataSourceError, DataLayerError) as error:
         raise GeoError(disk_message(path, error)) from error
 
 
 def read_table(path: str) -> List[Place]:
-    """Return the windows of a table that was written before.
+    """Return the windows of a table that :func:`write_suggestions` wrote.
 
     Raises:
-        GeoError: If it cannot be read, or is another table.
+        GeoError: If the file cannot be read, or has other columns.
     """
     try:
         with open(path, encoding='utf-8', newline='') as file:
             return [Place(os.path.realpath(line['path']), *(int(line[key]) for key in (
                 'column', 'row', 'width', 'height'))) for line in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise GeoError(f'{path} cannot be read as a table of windows ({error!r}): expected one '
+        raise GeoError(f'{path} cannot be read as a table of windows ({error!r}): expected a table '
                        f'that this command wrote, with the columns path, column, row, width and '
                        f'height.') from error
 
 
-def _fields(found: Sequence[Suggestion]) -> Dict[str, List[Any]]:
-    places = [each.place for each in found]
+def _fields(suggestions: Sequence[Suggestion]) -> Dict[str, List[Any]]:
+    """Return the columns of the file: field -> its values, in the order of the suggestions."""
     fields: Dict[str, List[Any]] = dict(
-        rank=list(range(1, len(found) + 1)), score=[round(each.score, 4) for each in found],
-        reason=[each.reason for each in found])
-    fields[CLASS_FIELD] = [each.doubtful_class for each in found]
-    fields['margin'] = [round(each.margin, 4) for each in found]
-    if any(each.disagreement is not None for each in found):
-        fields['disagreement'] = [round(each.disagreement or 0, 4) for each in found]
-    fields['path'] = [place.path for place in places]
-    for key in ('column', 'row', 'width', 'height'):
-        fields[key] = [getattr(place, key) for place in places]
+        rank=list(range(1, len(suggestions) + 1)),
+        score=[round(suggestion.score, 4) for suggestion in suggestions],
+        reason=[suggestion.reason for suggestion in suggestions])
+    fields[CLASS_FIELD] = [suggestion.doubtful_class for suggestion in suggestions]
+    fields['margin'] = [round(suggestion.margin, 4) for suggestion in suggestions]
+    if any(suggestion.disagreement is not None for suggestion in suggestions):
+        fields['disagreement'] = [round(suggestion.disagreement or 0, 4)
+                                  for suggestion in suggestions]
+    boxes = [suggestion.place for suggestion in suggestions]
+    fields['path'] = [box.path for box in boxes]
+    fields['column'] = [box.column for box in boxes]
+    fields['row'] = [box.row for box in boxes]
+    fields['width'] = [box.width for box in boxes]
+    fields['height'] = [box.height for box in boxes]
     return fields

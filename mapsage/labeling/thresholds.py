@@ -1,4 +1,12 @@
-"""From which confidence on a pixel's predicted class becomes its label. Pure."""
+"""Confidence thresholds of pseudo-labels, by class.
+
+Pure functions on counts of pixels. `pseudo_masks.py` counts them over all maps and applies the
+thresholds.
+
+Shapes:
+    counts      (classes, PERCENT)  pixels by predicted class and confidence in per cent
+    thresholds  (classes,)          minimum confidence of a label, per cent
+"""
 from __future__ import annotations
 
 import math
@@ -10,27 +18,31 @@ PERCENT = 101
 
 
 def class_thresholds(counts: np.ndarray, least: float, share: float) -> np.ndarray:
-    """Return the least confidence of a label, for each class.
+    """Return the minimum confidence of a pseudo-label for each class.
 
-    It is ``least``, and lower for a class of which less than ``share`` would be kept then: as high
-    as keeps this share of it, its most confident pixels. A rare class, of which a model is seldom
-    sure, so has labels, too; a single threshold for all teaches the frequent ones alone, and each
-    round anew. The quantile by class is that of class-balanced self-training (Zou, Yu, Kumar and
-    Wang, ECCV 2018), where the share grows from round to round; there it is the threshold
-    of every class, here only where it is below ``least``.
+    The threshold is ``least``. A class that would keep less than ``share`` of its pixels gets a
+    lower one: the highest threshold that keeps this share. So a rare class, of which a model is
+    seldom sure, gets labels too; one threshold for all classes would only teach the frequent
+    classes, more so in every round of self-training.
+
+    The quantile by class comes from class-balanced self-training (Zou, Yu, Kumar and Wang, ECCV
+    2018). There it is the threshold of every class, with a share that grows from round to round;
+    here it applies only where it is below ``least``.
 
     Args:
         counts: Pixels by predicted class and confidence in per cent, integers
             ``(classes, PERCENT)``.
-        least: Confidence from which on pixels of any class are kept, 0 to 1. Fractions of a per
-            cent are rounded up.
-        share: Share of each class that is kept at least, 0 to 1; 0 for ``least`` alone.
+        least: Confidence from which pixels of any class are kept, 0 to 1. Fractions of a per cent
+            are rounded up.
+        share: Minimum share of each class that is kept, 0 to 1; with 0, ``least`` is the threshold
+            of all classes.
 
     Returns:
-        ``(classes,)`` int64, per cent; that of ``least`` for a class without pixels.
+        ``(classes,)`` int64, per cent. A class without pixels has ``least``.
     """
     limit = math.ceil(round(100 * least, 6))
-    above = counts[:, ::-1].cumsum(1)[:, ::-1]  # pixels of at least this confidence
+    # Pixels with at least this confidence.
+    above = counts[:, ::-1].cumsum(1)[:, ::-1]
     total = above[:, :1]
     enough = above >= np.ceil(share * total)
     quantile = np.where(enough, np.arange(PERCENT), 0).max(1)

@@ -1,11 +1,21 @@
-"""What a model thinks of the windows of scenes: where it doubts, and what kind each is."""
+"""Measurements of windows with a model: doubt, disagreement of mirror images, contradicted labels.
+
+The results (`WindowFacts`) are small; the full probabilities of a batch are dropped after it.
+`ranking.py` compares the windows by them.
+
+Shapes:
+    windows        (batch, bands, height, width)  as the model gets them
+    probabilities  (batch, classes, height, width)
+    valid, labels  (h, w)  the extent of a window inside its scene: h <= height, w <= width
+"""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from mapsage.inference.predictor import WindowPredictor
 
@@ -22,24 +32,26 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowFacts:
-    """What a model thinks of a window.
+    """Measurements of a window.
 
-    Doubt of a pixel is 1 less the margin between the probabilities of the two most likely classes;
-    with mirror images, the mean of that and of the share of images that are of another class.
+    The doubt of a pixel is ``1 - (p1 - p2)``, with the probabilities ``p1`` and ``p2`` of the two
+    most likely classes. With mirror images it is the mean of this number and the share of mirror
+    images with another predicted class.
 
     Attributes:
         place: The window.
-        doubt: Doubt by predicted class, as a part of the whole window, ``(classes,)`` float64.
+        doubt: Sum of the pixels' doubt by predicted class, divided by ``size``, ``(classes,)``
+            float64.
         pixels: Pixels by predicted class, ``(classes,)`` int64.
-        margin: Mean of 1 less the margin over pixels with data.
-        disagreement: Mean share of mirror images of another class; 0 without them.
-        rivals: The two classes between which most of the doubt is.
+        margin: Mean of ``1 - (p1 - p2)`` over the pixels with data.
+        disagreement: Mean share of mirror images with another predicted class; 0 without mirror
+            images.
+        rivals: Pair of classes with the largest sum of doubt between them.
         feature: Mean of the backbone's last feature map, ``(channels,)`` float32.
-        size: Number of pixels of the window in the size that the model sees it in, also of those
-            without data.
-        labeled: Number of pixels with a label.
-        contradicted: Those among them where the model is sure of another class.
-        mistaken: Label and prediction that most of them have.
+        size: Pixels of the window in the size that the model sees, including pixels without data.
+        labeled: Pixels with a label.
+        contradicted: Labeled pixels where the model is sure of another class.
+        mistaken: Most frequent pair of label and prediction among the contradicted pixels.
     """
 
     place: Place
@@ -59,102 +71,114 @@ class WindowJudge:
     """Measures windows with a model.
 
     Args:
-        model: The segmentor that the predictor has.
-        predictor: It, for windows of one size.
+        model: The predictor's segmentor.
+        predictor: Predictor for windows of one size.
         classes: Number of classes.
-        sure: Probability from which on the model is sure of a class that a label contradicts.
+        sure: Probability from which the model counts as sure, so that it contradicts a label.
     """
 
-    def __init__(self, model: Any, predictor: WindowPredictor, classes: int,
+    def __init__(self, model: nn.Module, predictor: WindowPredictor, classes: int,
                  sure: float = 0.9) -> None:
         self._predictor, self._classes, self._sure = predictor, classes, np.float32(sure)
-        self._seen: Optional[torch.Tensor] = None
+        self._pooled_features: Optional[torch.Tensor] = None
         backbone = getattr(model, 'backbone', None)
         if backbone is not None:
-            backbone.register_forward_hook(self._keep)
+            backbone.register_forward_hook(self._pool_features)
 
-    def measure(self, windows: np.ndarray, valid: List[np.ndarray], places: List[Place],
+    def measure(self, windows: np.ndarray, valid: List[np.ndarray], boxes: List[Place],
                 labels: Optional[List[np.ndarray]] = None) -> List[WindowFacts]:
-        """Return the facts of a batch of windows.
+        """Return the measurements of a batch of windows.
 
         Args:
             windows: ``(batch, bands, height, width)`` as the model gets them.
-            valid: Pixels of each that hold data, bool ``(h, w)``, not larger than a window.
-            places: The windows in pixels of their files.
-            labels: Labels of each, uint8 ``(h, w)``, ``UNKNOWN`` where there is none.
+            valid: Pixels with data of each window, bool ``(h, w)``, not larger than a window.
+            boxes: The windows in pixels of their files.
+            labels: Labels of each window, uint8 ``(h, w)``; ``UNKNOWN`` without a label.
         """
-        mean, others, features = self._look(windows)
-        found = []
-        for number, (here, place) in enumerate(zip(valid, places)):
-            height, width = here.shape
-            found.append(self._facts(
-                place, mean[number, :, :height, :width], others[number, :height, :width], here,
+        probabilities, disagreement, features = self._predict_views(windows)
+        facts = []
+        for number, (valid_pixels, box) in enumerate(zip(valid, boxes)):
+            height, width = valid_pixels.shape
+            facts.append(self._measure_window(
+                box, probabilities[number, :, :height, :width],
+                disagreement[number, :height, :width], valid_pixels,
                 features[number] if features is not None else None,
                 None if labels is None else labels[number]))
-        return found
+        return facts
 
     def predict(self, window: np.ndarray) -> np.ndarray:
         """Return the classes of a window ``(bands, height, width)``, uint8 ``(height, width)``."""
-        return self._look(np.ascontiguousarray(window)[None])[0][0].argmax(0).astype(np.uint8)
+        probabilities, _, _ = self._predict_views(np.ascontiguousarray(window)[None])
+        return probabilities[0].argmax(0).astype(np.uint8)
 
-    def _look(self, windows: np.ndarray
-              ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
-        """Return mean probabilities, share of views of another class, and features."""
-        views: List[np.ndarray] = []
+    def _predict_views(self, windows: np.ndarray
+                       ) -> Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
+        """Return the mean over the mirror images of the probabilities, and two more arrays.
+
+        Returns:
+            Probabilities ``(batch, classes, height, width)``; the share of mirror images with
+            another predicted class ``(batch, height, width)``; and the features of the image that
+            is not mirrored ``(batch, channels)``, None if the backbone returned no feature map.
+        """
+        view_classes: List[np.ndarray] = []
         total: Optional[np.ndarray] = None
         features: Optional[np.ndarray] = None
         for scores in self._predictor.views(torch.from_numpy(windows)):
-            if total is None and self._seen is not None:
-                features = self._seen.float().cpu().numpy()
-            shares = _probabilities(scores, self._predictor.threshold)
-            views.append(shares.argmax(1).astype(np.uint8))
-            total = shares if total is None else total + shares
-        assert total is not None  # there is a view at least
-        total /= len(views)
+            if total is None and self._pooled_features is not None:
+                features = self._pooled_features.float().cpu().numpy()
+            probabilities = _probabilities(scores, self._predictor.threshold)
+            view_classes.append(probabilities.argmax(1).astype(np.uint8))
+            total = probabilities if total is None else total + probabilities
+        # The predictor yields at least the image itself.
+        assert total is not None
+        total /= len(view_classes)
         winner = total.argmax(1).astype(np.uint8)
-        others = np.stack([view != winner for view in views]).mean(0, dtype=np.float32)
-        return total, np.asarray(others), features
+        disagreement = np.stack([classes != winner for classes in view_classes]).mean(
+            0, dtype=np.float32)
+        return total, np.asarray(disagreement), features
 
-    def _facts(self, place: Place, shares: np.ndarray, others: np.ndarray, valid: np.ndarray,
-               feature: Optional[np.ndarray], labels: Optional[np.ndarray]) -> WindowFacts:
-        winner = shares.argmax(0)
-        best = np.take_along_axis(shares, winner[None], 0)[0]
-        rest = shares.copy()
-        np.put_along_axis(rest, winner[None], -1, 0)
-        second = rest.argmax(0)
-        margin = np.where(valid, 1 - (best - rest.max(0)), 0)
-        doubt = (margin + others * valid) / 2 if self._predictor.has_views else margin
-        count, side = self._classes, valid.size
+    def _measure_window(self, box: Place, probabilities: np.ndarray, disagreement: np.ndarray,
+                        valid: np.ndarray, feature: Optional[np.ndarray],
+                        labels: Optional[np.ndarray]) -> WindowFacts:
+        winner = probabilities.argmax(0)
+        best = np.take_along_axis(probabilities, winner[None], 0)[0]
+        without_winner = probabilities.copy()
+        np.put_along_axis(without_winner, winner[None], -1, 0)
+        second = without_winner.argmax(0)
+        margin = np.where(valid, 1 - (best - without_winner.max(0)), 0)
+        doubt = (margin + disagreement * valid) / 2 if self._predictor.has_views else margin
+        count, size = self._classes, valid.size
+        # Doubt by (predicted class, second class), as a flat array.
         by_pair = np.bincount((winner * count + second)[valid], doubt[valid], count * count)
         pixels = np.bincount(winner[valid], minlength=count)
         if feature is None:
             feature = (pixels / max(1, pixels.sum())).astype(np.float32)
         facts = WindowFacts(
-            place, by_pair.reshape(count, count).sum(1) / side, pixels,
+            box, by_pair.reshape(count, count).sum(1) / size, pixels,
             float(margin.sum() / max(1, valid.sum())),
-            float((others * valid).sum() / max(1, valid.sum())),
-            _pair(int(by_pair.argmax()), count), feature, side)
+            float((disagreement * valid).sum() / max(1, valid.sum())),
+            divmod(int(by_pair.argmax()), count), feature, size)
         if labels is None:
             return facts
-        known = (labels < count) & valid
-        wrong = known & (labels != winner) & (best >= self._sure)
-        mistakes = np.bincount((labels.astype(np.int64) * count + winner)[wrong],
+        labeled = (labels < count) & valid
+        contradicted = labeled & (labels != winner) & (best >= self._sure)
+        mistakes = np.bincount((labels.astype(np.int64) * count + winner)[contradicted],
                                minlength=count * count)
-        return WindowFacts(**{**facts.__dict__, **dict(
-            labeled=int(known.sum()), contradicted=int(wrong.sum()),
-            mistaken=_pair(int(mistakes.argmax()), count))})
+        return replace(facts, labeled=int(labeled.sum()), contradicted=int(contradicted.sum()),
+                       mistaken=divmod(int(mistakes.argmax()), count))
 
-    def _keep(self, module: Any, inputs: Any, output: Any) -> None:
-        """Keep the mean of the deepest feature map, ``(batch, channels)``."""
-        maps = [each for each in _tensors(output) if each.dim() == 4]
-        self._seen = maps[-1].detach().mean((2, 3)) if maps else None
+    def _pool_features(self, module: nn.Module, inputs: Tuple[Any, ...], output: object) -> None:
+        """Forward hook: store the mean of the deepest feature map, ``(batch, channels)``."""
+        maps = [tensor for tensor in _tensors(output) if tensor.dim() == 4]
+        self._pooled_features = maps[-1].detach().mean((2, 3)) if maps else None
 
 
 def _probabilities(scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Return probabilities of all classes, which sum to 1.
+    """Return the probabilities of all classes, which sum to 1 per pixel.
 
-    The single score of a binary model is bent so that its threshold is at 0.5, where its class
-    changes; scores of mask queries are divided by their sum.
+    A binary model has a single score. It is mapped piecewise linearly, so that the model's
+    threshold becomes 0.5 and the argmax changes where the model's class changes. Scores of mask
+    queries are divided by their sum.
     """
     if scores.shape[1] == 1:
         second = np.interp(scores[:, 0], (0, threshold, 1), (0, 0.5, 1)).astype(np.float32)
@@ -162,14 +186,12 @@ def _probabilities(scores: np.ndarray, threshold: float) -> np.ndarray:
     return scores / np.maximum(scores.sum(1, keepdims=True), 1e-12)
 
 
-def _tensors(value: Any) -> List[torch.Tensor]:
+def _tensors(value: object) -> List[torch.Tensor]:
+    """Return the tensors in nested dicts, lists and tuples, in their order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [each for part in value for each in _tensors(part)] if isinstance(
-        value, (list, tuple)) else []
-
-
-def _pair(number: int, count: int) -> Tuple[int, int]:
-    return number // count, number % count
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in value for tensor in _tensors(item)]

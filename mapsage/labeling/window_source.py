@@ -1,4 +1,8 @@
-"""The windows of images and scenes that a model looks at to say what to label."""
+"""Windows of images and scenes that a model measures to decide what to label.
+
+Two pixel grids meet here: pixels of the file (`Place`) and pixels in the size that the model sees
+(`WindowCandidate.column` and `.row`), which differ if a scene is resized.
+"""
 from __future__ import annotations
 
 import itertools
@@ -20,7 +24,7 @@ class WindowCandidate:
 
     Attributes:
         place: The window in pixels of its file.
-        column, row: Its first pixel in the size that the model sees the file in.
+        column, row: Upper left pixel in the size that the model sees.
     """
 
     place: Place
@@ -29,13 +33,13 @@ class WindowCandidate:
 
 
 class WindowSource:
-    """Windows of images and scenes, in the size that the model sees them in.
+    """Windows of images and scenes, in the size that the model sees.
 
     Args:
-        bands: Bands that are read, and how the model sees them.
+        bands: Bands to read, and how the model expects them.
         window: Height and width of a window in pixels that the model sees.
-        scale: Size that the model sees a scene in, as a multiple of its own; see ``choose_size``.
-        gsd: Side in meters of the pixels that the model was trained on, in place of ``scale``.
+        scale: Factor by which scenes are resized for the model; see ``choose_size``.
+        gsd: Ground sampling distance of the training data in meters, instead of ``scale``.
     """
 
     def __init__(self, bands: Bands, window: Tuple[int, int], scale: Optional[float] = None,
@@ -44,43 +48,44 @@ class WindowSource:
         self._scale, self._gsd = scale, gsd
 
     def scene(self, path: str) -> Scene:
-        """Return an image or scene.
+        """Return an image or scene in the size that the model sees.
 
         Raises:
-            PredictError: If it cannot be read as the model needs it.
+            PredictError: If the file cannot be read with the bands and size that the model needs.
         """
         scene = Scene(path, self.bands)
         size, _ = choose_size(scene, self.bands.resize, self._scale, self._gsd)
         return scene if size == scene.size else Scene(path, self.bands, size)
 
     def grid(self, scene: Scene) -> List[WindowCandidate]:
-        """Return the windows of an opened scene, as few as cover it."""
+        """Return the smallest set of windows that covers an opened scene."""
         height, width = scene.size
         raster = scene.raster
         down, across = raster.height / height, raster.width / width
-        found = []
+        candidates = []
         for row in window_starts(height, self.window[0], 0):
             for column in window_starts(width, self.window[1], 0):
                 left, top = round(column * across), round(row * down)
                 right = min(raster.width, round((column + self.window[1]) * across))
                 bottom = min(raster.height, round((row + self.window[0]) * down))
-                found.append(WindowCandidate(Place(scene.path, left, top, max(1, right - left),
-                                             max(1, bottom - top)), column, row))
-        return found
+                box = Place(scene.path, left, top, max(1, right - left), max(1, bottom - top))
+                candidates.append(WindowCandidate(box, column, row))
+        return candidates
 
     def read(self, windows: Sequence[WindowCandidate]
              ) -> Iterator[Tuple[WindowCandidate, np.ndarray, np.ndarray]]:
-        """Yield windows, in their order, with their values and which pixels hold data.
+        """Yield windows in their order, with their values and valid pixels.
 
-        Files are opened one by one.
+        Only one file is open at a time, so the windows of a file should be consecutive.
 
         Yields:
-            The window, ``(bands, height, width)`` as the model gets them, and bool ``(h, w)``: the
-            part in the scene, True where there is data.
+            The window; its values ``(bands, height, width)`` as the model gets them; and bool
+            ``(h, w)``, the extent of the window inside the scene, True where there is data.
         """
-        for path, some in itertools.groupby(windows, key=lambda each: each.place.path):
+        for path, windows_of_file in itertools.groupby(
+                windows, key=lambda window: window.place.path):
             scene = self.scene(path)
             with scene.raster:
-                for each in some:
-                    values, valid, _ = scene.read(each.column, each.row, self.window)
-                    yield each, values, valid
+                for window in windows_of_file:
+                    values, valid, _ = scene.read(window.column, window.row, self.window)
+                    yield window, values, valid

@@ -46,7 +46,8 @@ def test_named_windows_lead_whatever_their_scores_and_others_keep_away() -> None
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_each_is_the_best_of_those_left(windows: int, count: int, random: object) -> None:
+def test_every_choice_is_the_best_of_the_available_windows(windows: int, count: int,
+                                                           random: object) -> None:
     state = np.random.RandomState(random.randrange(2**31))  # type: ignore[attr-defined]
     scores = state.rand(windows).round(2)
     positions, features = state.rand(windows, 2) * 4, state.rand(windows, 3)
@@ -54,14 +55,16 @@ def test_each_is_the_best_of_those_left(windows: int, count: int, random: object
     spread = features.std(0)
     scaled = ((features - features.mean(0)) / np.where(spread > 0, spread, 1)).round(3)
     for number, index in enumerate(chosen):
-        before = chosen[:number]
-        left = [each for each in range(windows) if each not in before and scores[each] > 0 and all(
-            np.hypot(*(positions[each] - positions[other])) >= 1 for other in before)]
-        values = {each: scores[each] * min(
-            [np.sqrt(((scaled[each] - scaled[other])**2).sum()) for other in before] or [1])
-            for each in left}
-        assert values[index] >= max(values.values()) - 1e-9
+        earlier = chosen[:number]
+        available = [window for window in range(windows)
+                     if window not in earlier and scores[window] > 0 and all(
+                         np.hypot(*(positions[window] - positions[neighbor])) >= 1
+                         for neighbor in earlier)]
+        gains = {window: scores[window] * min(
+            [np.sqrt(((scaled[window] - scaled[neighbor])**2).sum()) for neighbor in earlier]
+            or [1]) for window in available}
+        assert gains[index] >= max(gains.values()) - 1e-9
     if len(chosen) < count:
-        assert all(scores[each] == 0 or each in chosen or any(
-            np.hypot(*(positions[each] - positions[other])) < 1 for other in chosen)
-            for each in range(windows))
+        assert all(scores[window] == 0 or window in chosen or any(
+            np.hypot(*(positions[window] - positions[neighbor])) < 1 for neighbor in chosen)
+            for window in range(windows))

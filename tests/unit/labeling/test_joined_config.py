@@ -1,4 +1,4 @@
-"""Which datasets stand in the config of a training on labels and pseudo-labels."""
+"""Datasets in the config of a training on labels and pseudo-labels."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,19 +26,19 @@ CLASSES = dict(classes=('house', 'rest'), palette=[[1, 2, 3], [4, 5, 6]], label_
 
 
 def joined(dataset: Dict[str, Any], folder: Path, path: str, is_picture: bool = False,
-           like_opencv: bool = True, **others: Any) -> Config:
-    cfg = Config(dict(train_dataloader=dict(dataset=dataset), **others))
+           like_opencv: bool = True, **settings: Any) -> Config:
+    cfg = Config(dict(train_dataloader=dict(dataset=dataset), **settings))
     pair = MapPair('a', path, Path('a.tif'), Path('a_confidence.tif'), is_picture)
     return join(cfg, [pair], folder, CLASSES, 64, Bands(3, like_opencv, None, (), None, 'color',
                                                         None), lambda labeled, added: 1, 'there')
 
 
 def test_scenes_are_cut_and_split_as_the_labeled_ones(tmp_path: Path) -> None:
-    made = joined(SCENES, tmp_path, '/x/a.tif').train_dataloader.dataset
-    labeled, added = made.datasets
-    assert labeled == SCENES and made.ignore_keys == ['label_map', 'reduce_zero_label']
+    dataset = joined(SCENES, tmp_path, '/x/a.tif').train_dataloader.dataset
+    labeled, added = dataset.datasets
+    assert labeled == SCENES and dataset.ignore_keys == ['label_map', 'reduce_zero_label']
     assert (added.window, added.stride, added.split) == (96, 48, SPLIT)
-    # As many windows as the area asks for; a share of a class would need a mask of it.
+    # The area gives the number of windows. A share by class would be an error without its mask.
     assert added.windows == dict(type='random', seed=5)
     assert added.pipeline == SCENES['pipeline'] and added.labels == str(tmp_path / 'masks')
     assert added.metainfo == dict(classes=('house', 'rest'), palette=[[1, 2, 3], [4, 5, 6]])
@@ -74,11 +74,12 @@ def test_a_config_without_training_data_is_refused(tmp_path: Path) -> None:
                                                                  None), lambda *_: 1, 'there')
 
 
-def test_the_sampler_ends_an_epoch_where_that_of_fixmatch_did() -> None:
+def test_the_sampler_is_finite_if_the_sampler_of_fixmatch_was() -> None:
     dataset = dict(type='SemiSupervisedDataset', labeled=TILES, unlabeled={})
-    for sampler, wanted in ((dict(infinite=False), 'DefaultSampler'), (dict(), 'InfiniteSampler')):
+    for sampler, expected in ((dict(infinite=False), 'DefaultSampler'),
+                              (dict(), 'InfiniteSampler')):
         cfg = Config(dict(train_dataloader=dict(dataset=dataset, sampler=sampler)))
         loader = without_unlabeled(cfg).train_dataloader
-        assert (loader.sampler.type, loader.dataset) == (wanted, TILES)
+        assert (loader.sampler.type, loader.dataset) == (expected, TILES)
     plain = Config(dict(train_dataloader=dict(dataset=TILES)))
     assert without_unlabeled(plain) is plain

@@ -1,4 +1,4 @@
-"""What a model thinks of windows, against the same computed pixel by pixel."""
+"""Measurements of windows, compared with a direct computation on the whole image."""
 from __future__ import annotations
 
 import numpy as np
@@ -12,11 +12,11 @@ from mapsage.labeling.known_labels import UNKNOWN
 from mapsage.labeling.window_facts import Place, WindowJudge
 
 SIDE = 16
-PLACES = [Place('a.tif', 0, 0, SIDE, SIDE), Place('a.tif', SIDE, 0, SIDE, SIDE)]
+BOXES = [Place('a.tif', 0, 0, SIDE, SIDE), Place('a.tif', SIDE, 0, SIDE, SIDE)]
 
 
 class WithBackbone(PixelModel):
-    """Looks at its neighbors, so that mirror images differ, and has a map of features."""
+    """A model with a receptive field, so that mirror images differ, and with a feature map."""
 
     def __init__(self, classes: int = 4, gives_scores: bool = False) -> None:
         torch.manual_seed(3)
@@ -31,8 +31,8 @@ class WithBackbone(PixelModel):
 
     def encode_decode(self, inputs: torch.Tensor, metas: list) -> torch.Tensor:
         self.backbone(inputs)
-        found = self.convolution(inputs)
-        return found.abs() if self.decode_head.gives_scores else found
+        scores = self.convolution(inputs)
+        return scores.abs() if self.decode_head.gives_scores else scores
 
 
 def predictor(model: nn.Module, tta: bool) -> WindowPredictor:
@@ -44,7 +44,7 @@ def windows() -> np.ndarray:
 
 
 def shares(model: WithBackbone, images: np.ndarray) -> np.ndarray:
-    """Return probabilities, which change class where the model does."""
+    """Return probabilities with the argmax that equals the model's class."""
     with torch.no_grad():
         logits = model.encode_decode(torch.from_numpy(images).float(), [])
     if model.out_channels == 1:
@@ -68,37 +68,39 @@ def test_doubt_and_disagreement(classes: int, gives: bool, tta: bool) -> None:
     top = np.sort(mean, 1)
     margin = 1 - (top[:, -1] - top[:, -2])
     winner, second = mean.argmax(1), np.argsort(mean, 1)[:, -2]
-    others = np.mean([view.argmax(1) != winner for view in views], 0)
+    disagreement = np.mean([view.argmax(1) != winner for view in views], 0)
     valid = np.ones((SIDE, SIDE), bool)
     valid[:5] = False
     judge = WindowJudge(model, predictor(model, tta), count)
-    for number, facts in enumerate(judge.measure(images, [valid, valid], PLACES)):
-        here = np.s_[number, 5:]
-        doubt = (margin + others) / 2 if tta else margin
-        expected = [doubt[here][winner[here] == each].sum() / SIDE**2 for each in range(count)]
+    doubt = (margin + disagreement) / 2 if tta else margin
+    for number, facts in enumerate(judge.measure(images, [valid, valid], BOXES)):
+        rows = np.s_[number, 5:]
+        expected = [doubt[rows][winner[rows] == label].sum() / SIDE**2 for label in range(count)]
         assert np.allclose(facts.doubt, expected, atol=1e-5)
-        assert facts.pixels.tolist() == np.bincount(winner[here].ravel(),
+        assert facts.pixels.tolist() == np.bincount(winner[rows].ravel(),
                                                     minlength=count).tolist()
-        assert np.isclose(facts.margin, margin[here].mean(), atol=1e-5)
-        assert np.isclose(facts.disagreement, others[here].mean(), atol=1e-6)
+        assert np.isclose(facts.margin, margin[rows].mean(), atol=1e-5)
+        assert np.isclose(facts.disagreement, disagreement[rows].mean(), atol=1e-6)
         assert (facts.disagreement > 0.01) == tta
-        pairs = {(a, b): doubt[here][(winner[here] == a) & (second[here] == b)].sum()
+        pairs = {(a, b): doubt[rows][(winner[rows] == a) & (second[rows] == b)].sum()
                  for a in range(count) for b in range(count)}
         assert facts.rivals == max(pairs, key=pairs.__getitem__)
         assert np.allclose(facts.feature, images[number].mean((1, 2)), atol=1e-3)
-        assert facts.place is PLACES[number]
+        assert facts.place is BOXES[number]
 
 
-def test_contradicted_labels_are_those_that_a_sure_model_denies() -> None:
-    model = PixelModel()  # its class is the brightest band, or the fourth where all are dark
+def test_only_a_confident_model_contradicts_a_label() -> None:
+    # PixelModel's class is the brightest band, or the fourth class where all bands are dark: here
+    # it is sure of class 0 on the left, and unsure between 0 and 1 on the right.
+    model = PixelModel()
     colors = np.zeros((1, 3, SIDE, SIDE), np.uint8)
-    colors[0, 0] = 255          # sure of class 0
-    colors[0, 0, :, 8:] = 130   # unsure between 0 and 1
+    colors[0, 0] = 255
+    colors[0, 0, :, 8:] = 130
     colors[0, 1, :, 8:] = 128
     labels = np.full((SIDE, SIDE), UNKNOWN, np.uint8)
     labels[:4], labels[4:6] = 1, 0
     valid = np.ones((SIDE, SIDE), bool)
     valid[0] = False
     facts, = WindowJudge(model, predictor(model, False), 4, 0.9).measure(
-        colors, [valid], PLACES[:1], [labels])
+        colors, [valid], BOXES[:1], [labels])
     assert (facts.labeled, facts.contradicted, facts.mistaken) == (5 * 16, 3 * 8, (1, 0))

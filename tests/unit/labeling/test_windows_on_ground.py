@@ -1,4 +1,4 @@
-"""Where windows lie on the ground."""
+"""Outlines, centers and overlaps of windows."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -30,8 +30,8 @@ def test_a_step_to_the_east_is_as_long_as_one_to_the_north() -> None:
 def test_the_sides_of_a_window_are_right_in_another_crs(tmp_path: Path) -> None:
     """A parallel is an arc in UTM: the middle of a side of 4 degrees is kilometers off a chord."""
     import rasterio
-    place = dict(crs='EPSG:4326', transform=rasterio.Affine(0.04, 0, 10, 0, -0.04, 62))
-    path = write_raster(tmp_path / 'a.tif', np.ones((1, 100, 200), np.uint8), place)
+    grid = dict(crs='EPSG:4326', transform=rasterio.Affine(0.04, 0, 10, 0, -0.04, 62))
+    path = write_raster(tmp_path / 'a.tif', np.ones((1, 100, 200), np.uint8), grid)
     with Raster(str(path)) as raster:
         polygon = window_outline(raster, 50, 0, 100, 100)
     assert shapely.equals(shapely.normalize(polygon), shapely.normalize(
@@ -46,8 +46,8 @@ def test_the_sides_of_a_window_are_right_in_another_crs(tmp_path: Path) -> None:
 
 
 def test_shares_and_middles_in_pixels() -> None:
-    places = [Place('a', 0, 0, 64, 64), Place('a', 32, 16, 64, 64), Place('b', 0, 0, 64, 64)]
-    assert overlap(places[0], places[1]) == 0.375 and overlap(places[0], places[0]) == 1
+    boxes = [Place('a', 0, 0, 64, 64), Place('a', 32, 16, 64, 64), Place('b', 0, 0, 64, 64)]
+    assert overlap(boxes[0], boxes[1]) == 0.375 and overlap(boxes[0], boxes[0]) == 1
     assert overlap(Place('a', 0, 0, 32, 32), Place('a', 0, 0, 64, 64)) == 1
-    first, second, other = middles_in_files(places)
-    assert np.allclose(second - first, [0.5, 0.25]) and other[0] - first[0] > 1000
+    first, second, second_file = middles_in_files(boxes)
+    assert np.allclose(second - first, [0.5, 0.25]) and second_file[0] - first[0] > 1000
