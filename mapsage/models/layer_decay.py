@@ -1,4 +1,9 @@
-"""Learning rates that shrink from the head of a segmentor down to DINOv3's first block."""
+"""Layer-wise learning-rate decay for segmentors with a DINOv3 backbone.
+
+The rate shrinks from the head down to the backbone's first block, which keeps the features of the
+early blocks close to their pretrained values. EoMT has another schedule
+(mask_transformers/two_stages.py).
+"""
 from __future__ import annotations
 
 import re
@@ -16,14 +21,14 @@ from .backbones.dinov3 import DINOv3ViT
 class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
     """Layer-wise learning-rate decay for models with a :class:`DINOv3ViT`.
 
-    A layer's learning rate is ``lr * decay_rate**k``, where k counts down from the head (0) over
-    the backbone's final norm (0) and last block (1) to its first block (number of blocks) and its
-    embedding (one more). The blocks are those of the model itself, so no number has to be
-    configured and none can be wrong. Biases, norms, LayerScale and tokens get no weight decay;
-    frozen parameters are left out.
+    A layer's learning rate is ``lr * decay_rate**k``. The depth k is 0 for the head and the
+    backbone's final norm, 1 for its last block, n for the first of n blocks, and n + 1 for the
+    embedding. The constructor counts the blocks of the model, so the config names no number that
+    could be wrong. Biases, norms, LayerScale and tokens get no weight decay; frozen parameters are
+    skipped.
 
-    MMSeg's ``LearningRateDecayOptimizerConstructor`` cannot be used: it recognizes its backbones by
-    class name and ``layers.N`` only, and gives any other parameter the highest rate.
+    MMSeg's ``LearningRateDecayOptimizerConstructor`` does not fit: it recognizes its backbones by
+    class name and the parameter names ``layers.N``, and gives every other parameter the full rate.
 
     Args:
         optim_wrapper_cfg: Config of the optimizer wrapper, as in MMEngine; the optimizer needs
@@ -31,7 +36,7 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: Decay rate, as ``dict(decay_rate=...)``, greater than 0 and at most 1.
 
     Raises:
-        ValueError: If ``paramwise_cfg`` is anything else, the optimizer has no ``lr``, or the model
+        ValueError: If ``paramwise_cfg`` has another form, the optimizer has no ``lr``, or the model
             has no DINOv3ViT.
     """
 
@@ -39,23 +44,23 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         super()._validate_cfg()
         rate = self.paramwise_cfg.get('decay_rate')
         if set(self.paramwise_cfg) != {'decay_rate'} or not 0 < rate <= 1:
-            raise ValueError(f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=...), in '
-                             '0 .. 1, 0 excluded')
+            raise ValueError(f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=...), '
+                             'above 0 and at most 1')
         if self.base_lr is None:
             raise ValueError(f'optimizer={self.optimizer_cfg} has no lr to scale; set it')
 
     def add_params(self, params: List[Dict[str, Any]], module: nn.Module, prefix: str = '',
                    is_dcn_module: Any = None) -> None:
-        """Append one group for each depth and kind of weight decay, deepest first.
+        """Append one parameter group per depth, with and without weight decay, deepest first.
 
         Args:
-            params: List that is extended in place by groups with ``lr`` and ``group_name``.
+            params: List to which groups with ``lr`` and ``group_name`` are appended.
             module: Model whose parameters are grouped.
             prefix: Unused argument of the base class.
             is_dcn_module: Unused argument of the base class.
         """
-        backbones = {name: part for name, part in module.named_modules()
-                     if isinstance(part, DINOv3ViT)}
+        backbones = {name: submodule for name, submodule in module.named_modules()
+                     if isinstance(submodule, DINOv3ViT)}
         if not backbones:
             raise ValueError(f'{type(module).__name__} has no DINOv3ViT; use MMEngine\'s '
                              'DefaultOptimWrapperConstructor')
@@ -63,13 +68,13 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue
-            depth = _depth_of(name, backbones)
-            flat = parameter.ndim == 1 or name.endswith(('cls_token', 'register_tokens'))
+            depth = _layer_depth(name, backbones)
+            no_decay = parameter.ndim == 1 or name.endswith(('cls_token', 'register_tokens'))
             scale = self.paramwise_cfg['decay_rate']**depth
-            group = groups.setdefault((-depth, flat), dict(
+            group = groups.setdefault((-depth, no_decay), dict(
                 params=[], lr=self.base_lr * scale,
-                group_name=f'depth_{depth}_{"no_decay" if flat else "decay"}'))
-            if flat:
+                group_name=f'depth_{depth}_{"no_decay" if no_decay else "decay"}'))
+            if no_decay:
                 group['weight_decay'] = 0.
             group['params'].append(parameter)
         ordered = [groups[key] for key in sorted(groups)]
@@ -79,15 +84,15 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         params.extend(ordered)
 
 
-def _depth_of(name: str, backbones: Dict[str, DINOv3ViT]) -> int:
-    """Return the number of layers between a parameter and the head, 0 outside the backbone."""
+def _layer_depth(name: str, backbones: Dict[str, DINOv3ViT]) -> int:
+    """Return the number of layers between a parameter and the head; 0 outside the backbones."""
     for prefix, backbone in backbones.items():
         if prefix and not name.startswith(f'{prefix}.'):
             continue
-        inner = name[len(prefix) + 1:] if prefix else name  # name within the backbone
-        block = re.match(r'blocks\.(\d+)\.', inner)
+        name_in_backbone = name[len(prefix) + 1:] if prefix else name
+        block = re.match(r'blocks\.(\d+)\.', name_in_backbone)
         if block:
             return len(backbone.blocks) - int(block.group(1))
-        if inner.startswith(('patch_embed.', 'cls_token', 'register_tokens')):
+        if name_in_backbone.startswith(('patch_embed.', 'cls_token', 'register_tokens')):
             return len(backbone.blocks) + 1
     return 0

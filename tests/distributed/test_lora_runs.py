@@ -118,8 +118,8 @@ def test_a_test_restores_the_frozen_weights(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('seed, message', [
-    (None, 'come from .*weights.pth, and these cannot be loaded: .*none.pth do not exist'),
-    (1, r'come from .*weights.pth \(hash \w+\).*are others \(hash \w+\).*Point ')])
+    (None, 'come from .*weights.pth, but these cannot be loaded: .*none.pth do not exist'),
+    (1, r'come from .*weights.pth \(hash \w+\).*are different \(hash \w+\).*Point ')])
 def test_without_the_right_weights(run: Any, tmp_path: Path, seed: Any, message: str) -> None:
     folder, config, _, _ = run
     path = tmp_path / 'none.pth' if seed is None else pretrained(tmp_path / 'other.pth', seed)
@@ -132,7 +132,7 @@ def test_without_the_right_weights(run: Any, tmp_path: Path, seed: Any, message:
 @pytest.mark.parametrize('extra, message', [
     ("model['backbone'].pop('init_cfg'); model['backbone']['normalization'] = 'web'",
      'names no pretrained weights to restore them from'),
-    ("model['backbone'].pop('lora')", 'none of model.backbone (DINOv3ViT) is frozen'),
+    ("model['backbone'].pop('lora')", 'nothing in model.backbone (DINOv3ViT) is frozen'),
     ('load_from = {other!r}', 'are not those of backbone.init_cfg')])
 def test_what_cannot_be_left_out_is_an_error_at_the_start(run: Any, tmp_path: Path, extra: str,
                                                           message: str) -> None:

@@ -1,4 +1,8 @@
-"""Backbones, registered in MMEngine's root registry."""
+"""Backbones, registered in MMEngine's root registry.
+
+``DINOv3ViT`` is plain PyTorch; ``DINOv3ConvNeXt`` and ``EfficientNetLite`` wrap other packages. All
+of them accept any number of bands (``bands.py``).
+"""
 from .dinov3 import DINOv3ViT
 from .dinov3_convnext import DINOv3ConvNeXt
 from .dinov3_weights import WeightsError

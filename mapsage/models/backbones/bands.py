@@ -1,4 +1,12 @@
-"""First convolutions of pretrained RGB models for images with other bands."""
+"""Pretrained RGB stems for images with other bands.
+
+``bands=dict(rgb=(2, 1, 0))`` in a config names the channels of the image that are red, green and
+blue. The pretrained kernels go to these channels, and every other channel starts from their mean.
+Weights are adapted when a three-channel checkpoint is loaded; checkpoints that already have the
+model's number of bands are loaded unchanged.
+
+Shapes: O output channels, C bands of the image, K kernel size.
+"""
 from __future__ import annotations
 
 import functools
@@ -8,20 +16,21 @@ import torch
 from torch import nn
 
 RGB = (0, 1, 2)
-Places = Tuple[Optional[int], ...]
+# Channels of red, green and blue; None for a color that the image lacks.
+RGBChannels = Tuple[Optional[int], ...]
 
 
-def parse_bands(in_channels: int, bands: Optional[Dict[str, Any]]) -> Places:
-    """Return the channels that are red, green and blue; None for one that is not there.
+def parse_bands(in_channels: int, bands: Optional[Dict[str, Any]]) -> RGBChannels:
+    """Return the channels of red, green and blue; None for a color that the image lacks.
 
     Args:
         in_channels: Number of bands of the image.
-        bands: ``dict(rgb=...)`` with the channels counted from 0; None takes 0, 1, 2 if there are
-            three channels or more, and no channel if there are fewer.
+        bands: ``dict(rgb=...)`` with channels counted from 0. By default (None) the colors are
+            channels 0, 1, 2 if there are at least three channels, and missing otherwise.
 
     Raises:
-        ValueError: If there is no channel, or ``bands`` has another form or a channel that is not
-            there.
+        ValueError: If ``in_channels`` is below 1, ``bands`` has another form, or a channel is out
+            of range or named twice.
     """
     if in_channels < 1:
         raise ValueError(f'in_channels={in_channels}, expected the number of bands, at least 1')
@@ -29,27 +38,27 @@ def parse_bands(in_channels: int, bands: Optional[Dict[str, Any]]) -> Places:
         return RGB if in_channels >= len(RGB) else (None, ) * len(RGB)
     if set(bands) != {'rgb'}:
         raise ValueError(f'bands={dict(bands)}, expected dict(rgb=(RED, GREEN, BLUE))')
-    places = tuple(bands['rgb'])
-    named = [place for place in places if place is not None]
-    if len(places) != len(RGB) or len(set(named)) != len(named) \
-            or not set(named) <= set(range(in_channels)):
-        raise ValueError(f'bands: rgb={places}, expected three different channels of 0 to '
-                         f'{in_channels - 1} (counted from 0), None for one that is not there')
-    return places
+    channels = tuple(bands['rgb'])
+    present = [channel for channel in channels if channel is not None]
+    if len(channels) != len(RGB) or len(set(present)) != len(present) \
+            or not set(present) <= set(range(in_channels)):
+        raise ValueError(f'bands: rgb={channels}, expected three different channels in 0 to '
+                         f'{in_channels - 1} (counted from 0), None for a missing color')
+    return channels
 
 
 def adapt_bands(weight: torch.Tensor, in_channels: int, rgb: Sequence[Optional[int]]
                 ) -> torch.Tensor:
-    """Return the weight of an RGB convolution for images of other bands.
+    """Return the weight of an RGB convolution, adapted to images with other bands.
 
     The kernels of red, green and blue go to their channels, and every other channel starts from
-    their mean. All are scaled by 3 / ``in_channels``, so that an image with equal bands keeps its
-    activations, as in timm's ``adapt_input_conv``.
+    their mean. All kernels are scaled by 3 / ``in_channels``, so an image with equal bands keeps
+    its activations, as in timm's ``adapt_input_conv``.
 
     Args:
         weight: Weight for red, green, blue, float ``(O, 3, K, K)``.
         in_channels: Number of bands of the image, C.
-        rgb: Channels of :func:`parse_bands`.
+        rgb: Channels of red, green and blue, from :func:`parse_bands`.
 
     Returns:
         Weight ``(O, C, K, K)``; ``weight`` itself for an RGB image.
@@ -57,23 +66,23 @@ def adapt_bands(weight: torch.Tensor, in_channels: int, rgb: Sequence[Optional[i
     if in_channels == len(RGB) and tuple(rgb) == RGB:
         return weight
     adapted = weight.mean(1, keepdim=True).repeat(1, in_channels, 1, 1)
-    for color, place in enumerate(rgb):
-        if place is not None:
-            adapted[:, place] = weight[:, color]
+    for color, channel in enumerate(rgb):
+        if channel is not None:
+            adapted[:, channel] = weight[:, color]
     return adapted * (len(RGB) / in_channels)
 
 
-def widen_checkpoints(convolution: nn.Module, in_channels: int, rgb: Places) -> None:
-    """Let a convolution load weights of three channels too, by :func:`adapt_bands`.
+def widen_checkpoints(convolution: nn.Module, in_channels: int, rgb: RGBChannels) -> None:
+    """Make a convolution accept three-channel weights, adapted by :func:`adapt_bands`.
 
-    Those with as many channels as the convolution are loaded as they are.
+    Weights with as many channels as the convolution are loaded unchanged.
     """
     convolution._register_load_state_dict_pre_hook(
-        functools.partial(_widen, in_channels=in_channels, rgb=rgb))
+        functools.partial(_widen_stem, in_channels=in_channels, rgb=rgb))
 
 
-def _widen(state: Dict[str, torch.Tensor], prefix: str, *_: Any, in_channels: int,
-           rgb: Places) -> None:
+def _widen_stem(state: Dict[str, torch.Tensor], prefix: str, *_: Any, in_channels: int,
+                rgb: RGBChannels) -> None:
     weight = state.get(f'{prefix}weight')
     if weight is not None and weight.shape[1] == len(RGB) != in_channels:
         state[f'{prefix}weight'] = adapt_bands(weight, in_channels, rgb)

@@ -1,4 +1,12 @@
-"""DINOv3 vision transformer in plain PyTorch; it loads the official weights in every format."""
+"""DINOv3 vision transformer in plain PyTorch, which loads the official weights in every format.
+
+The backbone normalizes its input itself, because the right mean and std depend on the weights; the
+data preprocessor must not normalize again. File formats are handled in ``dinov3_weights.py``, the
+transformer block is in ``dinov3_blocks.py``, and its attention in ``rope.py``.
+
+Shapes: N images, C bands, H x W pixels; T tokens, which are 1 class token, the register tokens, and
+H/16 * W/16 patches in row order.
+"""
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -11,6 +19,7 @@ from mmengine.registry import MODELS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mapsage.models.frozen_weights import initializer_name
 from mapsage.models.lora import LoRAError, add_lora, is_adapter, parse_lora
 from mapsage.models.lora.inject import freeze_all_but_adapters
 
@@ -23,24 +32,24 @@ from .rope import RotaryPositions
 
 PATCH_SIZE = 16
 
-# Since torch 2.4 autocast's state can be read for any device type. Older versions use the reentrant
-# kind of checkpointing.
+# Since torch 2.4 the autocast state of any device type can be read. Older versions use reentrant
+# checkpointing.
 _HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
 
 
 @MODELS.register_module()
 class DINOv3ViT(BaseModule):
-    """DINOv3 ViT that returns maps of stride 16 after the chosen blocks.
+    """DINOv3 ViT that returns feature maps of stride 16 after the chosen blocks.
 
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` accepts the official hub files,
     Hugging Face 4.x and 5.x folders or safetensors files, timm's files, and checkpoints of this
-    class. ``init_weights`` loads them, because ``Runner`` calls it before it broadcasts the
-    parameters. A missing or unused key is an error that lists it.
+    class. They are loaded in ``init_weights``, which ``Runner`` calls before it broadcasts the
+    parameters. A missing or unused key is an error that names it.
 
     Normalization: by default the input is RGB in 0..255, and the backbone normalizes it as the
     weights expect. Mean and std are part of the state dict, so the data preprocessor must not
-    normalize. The mean and std of other bands are not known to the weights, so that with other
-    bands the data preprocessor must normalize.
+    normalize. For bands other than red, green and blue the weights know no mean and std, so the
+    data preprocessor must normalize.
 
     Source: facebookresearch/dinov3@6876159, dinov3/models/vision_transformer.py.
 
@@ -48,27 +57,27 @@ class DINOv3ViT(BaseModule):
         arch: Name 'small', 'small+', 'base', 'large', 'huge+' or '7B', or a dict of ``embed_dims,
             num_layers, num_heads, feedforward_channels`` and optionally ``gated_mlp`` (False),
             ``num_registers`` (4), ``qkv_bias`` (True).
-        out_indices: Indices of the blocks whose output is returned, ascending from 0; by default
-            four evenly spaced ones. Blocks above the last of them are not built.
-        final_norm: Whether to apply the model's last norm to each output, as the heads of DINOv3
-            do.
-        prefix_tokens: Whether to return the class and register tokens too, for heads that want all
+        out_indices: Indices of the blocks whose output is returned, ascending, counted from 0; by
+            default four evenly spaced ones. Blocks after the last index are not built.
+        final_norm: Whether to apply the model's final norm to each output, as DINOv3's heads do.
+        prefix_tokens: Whether to return the class and register tokens too, for heads that need all
             tokens.
         drop_path_rate: Drop-path probability (0..1) of the last block; it grows linearly from 0 at
             the first block.
         with_cp: Whether to recompute the trained blocks in the backward pass to save memory.
-        frozen_stages: Number of blocks to freeze after the embedding and tokens: 0 freezes only
-            the latter, -1 freezes nothing.
+        frozen_stages: Number of blocks to freeze. Any number from 0 on also freezes the embedding
+            and the class and register tokens; -1 freezes nothing.
         frozen: Whether to freeze everything, including the final norm.
-        normalization: Normalization of the input: 'weights' for that of the weights, 'web' or
-            'sat493m' to choose one, None if the data preprocessor normalizes. With other bands
-            than red, green, blue it is None.
+        normalization: Mean and std for the input: 'weights' for the ones that the weights were
+            trained with, 'web' or 'sat493m' to choose explicitly, None if the data preprocessor
+            normalizes. Always None for bands other than red, green, blue.
         in_channels: Number of bands of the image.
-        bands: Channels that are red, green and blue, as ``dict(rgb=(2, 1, 0))``, counted from 0;
-            None in place of one that is not there. By default 0, 1, 2 of three or more. Pretrained
-            kernels go to them, and their mean to the other channels (see :func:`adapt_bands`).
-        lora: Settings of low-rank adapters, as ``dict(rank=16, targets=('q', 'v'))``; they alone
-            are trained, whatever ``frozen`` says, and frozen stages have none. See
+        bands: Channels of red, green and blue, counted from 0, as ``dict(rgb=(2, 1, 0))``; None for
+            a color that the image lacks. By default the first three channels, if there are as
+            many. Pretrained kernels go to these channels, and the mean kernel to all others (see
+            :func:`adapt_bands`).
+        lora: Settings of low-rank adapters, as ``dict(rank=16, targets=('q', 'v'))``. Only the
+            adapters are trained, whatever ``frozen`` says, and frozen stages get none. See
             :class:`mapsage.models.lora.LoRASettings`.
         init_cfg: Config of the weights, as described above.
 
@@ -76,7 +85,8 @@ class DINOv3ViT(BaseModule):
         ValueError: If an argument is out of its range.
     """
 
-    # What compile=dict(backbone=True) compiles: all but the look at values, which Python reads.
+    # Methods that compile=dict(backbone=True) compiles. forward() is not one of them, because its
+    # range check reads pixel values on the host, which would break the graph.
     compiled_methods = ('maps_of', )
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
@@ -101,7 +111,7 @@ class DINOv3ViT(BaseModule):
         self.arch = _parse_arch(arch)
         layers = self.arch.num_layers
         if out_indices is None:
-            out_indices = sorted({max(layers * part // 4 - 1, 0) for part in (1, 2, 3, 4)})
+            out_indices = sorted({max(layers * quarter // 4 - 1, 0) for quarter in (1, 2, 3, 4)})
         self.out_indices = tuple(out_indices)
         _check_arguments(self.arch, self.out_indices, drop_path_rate, frozen_stages, normalization)
         self.prefix_tokens = prefix_tokens
@@ -136,34 +146,35 @@ class DINOv3ViT(BaseModule):
                                         'preprocessor normalize them')
         self._reset_parameters()
         if self.lora is not None:
-            if with_cp and self.lora.dropout:  # a recomputed block would draw other channels
+            # A recomputed block would draw another dropout mask than the forward pass.
+            if with_cp and self.lora.dropout:
                 raise LoRAError(f'lora.dropout={self.lora.dropout} with with_cp=True: set one of '
                                 'them to 0 and False')
             add_lora(self, self.lora, skip=list(self.blocks)[:max(self.frozen_stages, 0)])
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Return the maps of the chosen blocks.
+        """Return the feature maps of the chosen blocks.
 
         Args:
-            x: RGB image, float (N, 3, H, W), in 0..255, or normalized and of any number of bands
-                if ``normalization=None``.
+            x: RGB images in 0..255, float (N, 3, H, W). With ``normalization=None``, normalized
+                images with any number of bands, float (N, C, H, W).
 
         Returns:
             One map, float (N, embed_dims, H / 16, W / 16), for each entry of ``out_indices``. With
-            ``prefix_tokens`` they are followed by as many maps of the class and register tokens,
+            ``prefix_tokens``, as many maps of the class and register tokens follow,
             (N, embed_dims, 1 + registers, 1).
 
         Raises:
             BackboneInputError: If H or W is not a multiple of 16, or the input is already
-                normalized. Values above 255 or of 0 to 1 are logged.
+                normalized. Values above 255 or within 0..1 are logged.
         """
-        self._look_at(x)
+        self._check_input(x)
         return self.maps_of(x)
 
     def maps_of(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Do what :meth:`forward` does, without a look at the values of the image."""
-        tokens, (rows, columns) = self._tokens(x)
+        """Compute the output of :meth:`forward` without the range check of the pixel values."""
+        tokens, (rows, columns) = self._embed_grid(x)
         sine, cosine = self.rope(rows, columns)
         maps: List[torch.Tensor] = []
         prefixes: List[torch.Tensor] = []
@@ -179,48 +190,55 @@ class DINOv3ViT(BaseModule):
         return (*maps, *prefixes)
 
     def embed(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
-        """Return the tokens of images before the first block, and the rows and columns of patches.
+        """Return the tokens before the first block, and the grid of patches.
 
         Args:
-            x: Image as for :meth:`forward`.
+            x: Images, as for :meth:`forward`.
 
         Returns:
-            Class, register and patch tokens, float (N, tokens, embed_dims), and the grid.
+            Class, register and patch tokens, float (N, T, embed_dims), and the grid's rows and
+            columns.
 
         Raises:
-            BackboneInputError: As :meth:`forward`.
+            BackboneInputError: As in :meth:`forward`.
         """
-        self._look_at(x)
-        return self._tokens(x)
+        self._check_input(x)
+        return self._embed_grid(x)
 
-    def _tokens(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
-        grid = self._grid(x)
+    def _embed_grid(self, x: torch.Tensor) -> Tuple[torch.Tensor, Tuple[int, int]]:
+        grid = self._grid_size(x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.frozen_stages < 0):
             return self._embed(x), grid
 
     def apply_block(self, index: int, tokens: torch.Tensor, sine: torch.Tensor,
-                    cosine: torch.Tensor, allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Return tokens, (N, tokens, embed_dims), after one block; frozen blocks give no gradient.
+                    cosine: torch.Tensor, attn_mask: Optional[torch.Tensor] = None
+                    ) -> torch.Tensor:
+        """Apply one block. Frozen blocks pass no gradient.
 
         Args:
             index: Index of the block.
-            tokens: Tokens before it; there may be more than those of :meth:`embed`.
-            sine: Sine of the position of each token, (tokens, head_dims).
-            cosine: Cosine of it.
-            allowed: Tokens that the first ones may attend to, as in the attention.
+            tokens: Tokens, (N, T, embed_dims). They may include more tokens than :meth:`embed`
+                returned, such as mask queries.
+            sine: Sine of each token's position, (T, head_dims).
+            cosine: Cosine of the same shape.
+            attn_mask: Attention mask, as in :class:`RotaryAttention`.
+
+        Returns:
+            Tokens of the same shape.
         """
         block = self.blocks[index]
         with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self.frozen_stages):
-            kept = block.draw_kept(tokens)  # type: ignore[operator]
-            run = _recomputed if self.with_cp and torch.is_grad_enabled() else _computed
-            return run(block, tokens, sine, cosine, kept, allowed)
+            branch_factors = block.draw_drop_path(tokens)  # type: ignore[operator]
+            inputs = (tokens, sine, cosine, branch_factors, attn_mask)
+            if self.with_cp and torch.is_grad_enabled():
+                return _run_checkpointed(block, *inputs)
+            return block(*inputs)
 
     def init_weights(self) -> None:
-        """Load the weights that ``init_cfg`` names; without any, initialize as MMEngine does."""
+        """Load the weights that ``init_cfg`` names; without ``init_cfg``, do what MMEngine does."""
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg or {}]
         pretrained = [cfg for cfg in cfgs
-                      if getattr(cfg.get('type'), '__name__', cfg.get('type'))
-                      in ('Pretrained', 'PretrainedInit')]
+                      if initializer_name(cfg) in ('Pretrained', 'PretrainedInit')]
         if self.is_init or not pretrained:  # type: ignore[has-type]
             super().init_weights()
             return
@@ -228,12 +246,12 @@ class DINOv3ViT(BaseModule):
         self.is_init = True
 
     def train(self, mode: bool = True) -> DINOv3ViT:
-        """Switch everything that is not frozen to training mode."""
+        """Set the training mode; frozen modules stay in evaluation mode."""
         super().train(mode)
         self._freeze()
         return self
 
-    def _grid(self, x: torch.Tensor) -> Tuple[int, int]:
+    def _grid_size(self, x: torch.Tensor) -> Tuple[int, int]:
         height, width = x.shape[-2:]
         if height % PATCH_SIZE or width % PATCH_SIZE:
             raise BackboneInputError(
@@ -242,8 +260,9 @@ class DINOv3ViT(BaseModule):
                 f'data preprocessor')
         return height // PATCH_SIZE, width // PATCH_SIZE
 
-    def _look_at(self, x: torch.Tensor) -> None:
-        self._grid(x)  # a size that does not fit is said before values are
+    def _check_input(self, x: torch.Tensor) -> None:
+        # An image size that does not fit is reported first, before the pixel values.
+        self._grid_size(x)
         if self.normalization is not None:
             self._check_pixels(x)
 
@@ -262,35 +281,35 @@ class DINOv3ViT(BaseModule):
         if stem is not None and stem.shape[1] == len(RGB) and (
                 weights.detect_format(state) != 'mapsage' or self.in_channels != len(RGB)):
             converted['patch_embed.weight'] = adapt_bands(stem, self.in_channels, self.rgb)
-        # Adapters begin anew, unless the file has some.
-        wanted = {key: value for key, value in self.state_dict().items()
+        # Adapters that the file lacks keep their initial values.
+        target = {key: value for key, value in self.state_dict().items()
                   if key in converted or not is_adapter(key)}
-        fitted, filled = weights.fit(converted, wanted, self.arch)
+        fitted, filled = weights.fit(converted, target, self.arch)
         kind: Optional[str] = None
-        how = 'it is in the checkpoint'
+        reason = 'it is in the checkpoint'
         if 'pixel_mean' not in converted:
-            kind, how = weights.training_data(path, state, self.arch)
+            kind, reason = weights.training_data(path, state, self.arch)
             if kind is None and self.normalization == 'weights':
                 raise weights.WeightsError(
-                    f"normalization='weights', but {how} whether {path} was trained on web or "
+                    f"normalization='weights', but {reason} whether {path} was trained on web or "
                     f'satellite images; set it to one of {sorted(NORMALIZATION)}')
-        self.load_state_dict(fitted, strict=len(wanted) == len(self.state_dict()))
+        self.load_state_dict(fitted, strict=len(target) == len(self.state_dict()))
         if self.normalization in NORMALIZATION:
-            kind, how = self.normalization, f'set by the config; weights: {kind or "unknown"}'
+            kind, reason = self.normalization, f'set by the config; weights: {kind or "unknown"}'
         if kind is not None:
             self._set_pixels(kind)
-        self._log_weights(path, weights.detect_format(state), filled, kind, how)
+        self._log_weights(path, weights.detect_format(state), filled, kind, reason)
 
-    def _log_weights(self, path: str, names: str, filled: Sequence[str], kind: Optional[str],
-                     how: str) -> None:
+    def _log_weights(self, path: str, file_format: str, filled: Sequence[str],
+                     kind: Optional[str], reason: str) -> None:
         zeros = sum(key.endswith('_bias') for key in filled)
-        absent = f', {zeros} biases that they leave out are 0' if zeros else ''
+        absent = f', {zeros} biases missing from them are 0' if zeros else ''
         mean, std = ([round(value, 3) for value in statistic.flatten().tolist()]
                      for statistic in (self.pixel_mean, self.pixel_std))
         where = 'expected of the data preprocessor' if self.normalization is None else 'done here'
-        print_log(f'DINOv3ViT: {names} weights of {path} for arch='
-                  f'{weights.describe(self.arch)}{absent}. Normalization {kind or "of"} ({how}): '
-                  f'mean {mean}, std {std} in 0..255, {where}', logger='current')
+        print_log(f'DINOv3ViT: {file_format} weights of {path} for arch='
+                  f'{weights.describe(self.arch)}{absent}. Normalization {kind or "of"} ({reason})'
+                  f': mean {mean}, std {std} in 0..255, {where}', logger='current')
 
     def _set_pixels(self, kind: str) -> None:
         mean, std = NORMALIZATION[kind]
@@ -298,7 +317,7 @@ class DINOv3ViT(BaseModule):
         self.pixel_std.copy_(torch.tensor(std).view(3, 1, 1))
 
     def _reset_parameters(self) -> None:
-        """Initialize as ``init_weights_vit`` of the source; no parameter stays uninitialized."""
+        """Initialize all parameters as ``init_weights_vit`` of the source does."""
         for token in self._prefix_tokens():
             nn.init.normal_(token, std=.02)
         for module in self.blocks.modules():
@@ -318,7 +337,8 @@ class DINOv3ViT(BaseModule):
             for token in self._prefix_tokens():
                 token.requires_grad_(False)
         for module in frozen:
-            nn.Module.train(module, False)  # not self.train, which calls this
+            # Not self.train(), which calls this method.
+            nn.Module.train(module, False)
             module.requires_grad_(False)
 
     def _prefix_tokens(self) -> List[nn.Parameter]:
@@ -327,28 +347,28 @@ class DINOv3ViT(BaseModule):
 
 
 def _as_map(tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    # As a view the maps would have a channels-last layout, for which GroupNorm of torch 2.13
-    # crashes in the backward pass if the input needs no gradient.
+    # Without contiguous() the maps would be channels-last views, for which GroupNorm of torch 2.13
+    # crashes in the backward pass if its input needs no gradient.
     return tokens.transpose(1, 2).contiguous().view(tokens.shape[0], -1, rows, columns)
 
 
-def _computed(block: nn.Module, *inputs: Any) -> torch.Tensor:
-    return block(*inputs)
-
-
-def _recomputed(block: nn.Module, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
+def _run_checkpointed(block: nn.Module, tokens: torch.Tensor,
+                      *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+    """Run a block whose activations are recomputed in the backward pass."""
     if not _HAS_AUTOCAST_STATE:
-        if not tokens.requires_grad:  # otherwise the block gets no gradients
+        # Reentrant checkpointing gives no gradients to the block unless an input requires some.
+        if not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()
-        return checkpoint(block, tokens, *others, preserve_rng_state=False)
-    # With tensors as arguments, checkpoint() looks for a module torch.<device>, which XLA lacks.
-    # Without them, it restores the autocast state of CUDA and the CPU only, so run() restores it.
+        return checkpoint(block, tokens, *inputs, preserve_rng_state=False)
+    # If it gets tensors as arguments, checkpoint() looks for a module torch.<device>, which XLA
+    # lacks. If it gets none, it restores the autocast state of CUDA and the CPU only. So run()
+    # takes no arguments and restores autocast itself.
     device = tokens.device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
     def run() -> torch.Tensor:
         with torch.autocast(device, dtype=dtype) if enabled else nullcontext():
-            return block(tokens, *others)
+            return block(tokens, *inputs)
 
     return checkpoint(run, use_reentrant=False, preserve_rng_state=False)
 
@@ -356,13 +376,13 @@ def _recomputed(block: nn.Module, tokens: torch.Tensor, *others: Any) -> torch.T
 def _parse_arch(arch: Union[str, Dict[str, Any]]) -> Arch:
     if isinstance(arch, str):
         if arch not in ARCHS:
-            raise ValueError(f'arch={arch!r} is none of {list(ARCHS)}; a dict of '
-                             f'{list(Arch._fields)} describes another')
+            raise ValueError(f'arch={arch!r}, expected one of {list(ARCHS)}; for another '
+                             f'architecture, give a dict of {list(Arch._fields)}')
         return ARCHS[arch]
     required = set(Arch._fields) - set(Arch._field_defaults)
     if not required <= set(arch) <= set(Arch._fields):
-        raise ValueError(f'arch={dict(arch)} has to have {sorted(required)}, and may have '
-                         f'{sorted(Arch._field_defaults)}, nothing else')
+        raise ValueError(f'arch={dict(arch)}: expected the keys {sorted(required)}, optionally '
+                         f'{sorted(Arch._field_defaults)}, and no others')
     return Arch(**arch)
 
 
@@ -370,16 +390,18 @@ def _check_arguments(arch: Arch, out_indices: Sequence[int], drop_path_rate: flo
                      frozen_stages: int, normalization: Optional[str]) -> None:
     if arch.embed_dims % (4 * arch.num_heads):
         raise ValueError(f'embed_dims={arch.embed_dims} must be a multiple of 4 x num_heads='
-                         f'{4 * arch.num_heads}, because RoPE turns pairs on two axes')
+                         f'{4 * arch.num_heads}, because RoPE rotates pairs of channels on two '
+                         'axes')
     layers = arch.num_layers
     if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(layers))):
-        raise ValueError(f'out_indices={tuple(out_indices)} must be ascending blocks out of '
+        raise ValueError(f'out_indices={tuple(out_indices)} must be ascending block indices in '
                          f'0..{layers - 1}, at least one')
     if frozen_stages not in range(-1, out_indices[-1] + 2):
         raise ValueError(f'frozen_stages={frozen_stages} must be -1 (none), 0 (embedding) or '
-                         f'1..{out_indices[-1] + 1} (and that many blocks; frozen=True is all)')
+                         f'1..{out_indices[-1] + 1} (embedding and that many blocks; frozen=True '
+                         'freezes everything)')
     if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate={drop_path_rate} must be in 0 .. 1, 1 excluded')
+        raise ValueError(f'drop_path_rate={drop_path_rate} must be at least 0 and below 1')
     if normalization not in (None, 'weights', *NORMALIZATION):
         raise ValueError(f"normalization={normalization!r} must be 'weights' or one of "
-                         f'{sorted(NORMALIZATION)}, or None for input that comes normalized')
+                         f'{sorted(NORMALIZATION)}, or None for input that is already normalized')

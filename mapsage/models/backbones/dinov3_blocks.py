@@ -1,4 +1,10 @@
-"""The transformer block of DINOv3."""
+"""The transformer block of DINOv3.
+
+Drop-path factors are drawn outside of the block's ``forward`` (:meth:`Block.draw_drop_path`), so
+gradient checkpointing recomputes the same block. The attention is in ``rope.py``.
+
+Shapes: N images, T tokens (class and register tokens, then patches in row order).
+"""
 from __future__ import annotations
 
 from typing import Optional
@@ -10,11 +16,12 @@ from torch import nn
 from .dinov3_weights import Arch
 from .rope import RotaryAttention
 
-NORM_EPS = 1e-5  # norm_layer='layernormbf16' of every model in dinov3/hub/backbones.py
+# norm_layer='layernormbf16' of every model in dinov3/hub/backbones.py.
+NORM_EPS = 1e-5
 
 
 class Mlp(nn.Module):
-    """Feed-forward network of two layers with an exact GELU."""
+    """Two-layer feed-forward network with an exact GELU."""
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -41,11 +48,11 @@ class GatedMlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block: attention and MLP, each with a norm before and LayerScale after it.
+    """Pre-norm transformer block: attention and MLP, each followed by LayerScale.
 
     Args:
         arch: Structure of the backbone.
-        drop_path: Probability (0..1) of leaving out either branch of a sample, in training only.
+        drop_path: Probability (0..1) of dropping a branch of a sample, in training only.
     """
 
     def __init__(self, arch: Arch, drop_path: float = 0.) -> None:
@@ -59,25 +66,30 @@ class Block(nn.Module):
         self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
 
     def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                kept: Optional[torch.Tensor] = None,
-                allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Transform tokens, (N, tokens, embed_dims).
+                branch_factors: Optional[torch.Tensor] = None,
+                attn_mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Transform tokens.
 
-        ``kept`` comes from :meth:`draw_kept`, ``allowed`` is that of the attention.
+        Args:
+            x: Tokens, (N, T, embed_dims).
+            sine: Sine of the tokens' positions, (T, head_dims).
+            cosine: Cosine of the same shape.
+            branch_factors: Drop-path factors of attention and MLP, from :meth:`draw_drop_path`.
+            attn_mask: Attention mask, as in :class:`RotaryAttention`.
         """
-        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine, allowed)
-        x = x + (attended if kept is None else attended * kept[0])
+        attended = self.gamma_1 * self.attn(self.norm1(x), sine, cosine, attn_mask)
+        x = x + (attended if branch_factors is None else attended * branch_factors[0])
         transformed = self.gamma_2 * self.mlp(self.norm2(x))
-        return x + (transformed if kept is None else transformed * kept[1])
+        return x + (transformed if branch_factors is None else transformed * branch_factors[1])
 
-    def draw_kept(self, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """Draw the factors of both branches, (2, N, 1, 1), 0 or 1 / (1 - drop_path).
+    def draw_drop_path(self, x: torch.Tensor) -> Optional[torch.Tensor]:
+        """Draw the drop-path factors of both branches, (2, N, 1, 1), 0 or 1 / (1 - drop_path).
 
-        They are drawn outside of ``forward``, so that recomputing it needs no random state, which
-        old torch versions restore on CUDA and the CPU only.
+        A recomputed ``forward`` would have to draw the same factors again, and old torch versions
+        restore the random state on CUDA and the CPU only. So the factors are arguments of it.
 
         Returns:
-            The factors, or None if no branch can be left out.
+            The factors, or None if no branch can be dropped.
         """
         if not self.training or not self.drop_path:
             return None

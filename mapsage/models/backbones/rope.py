@@ -1,4 +1,11 @@
-"""Rotary positions of DINOv3 (axial, not learned, for any grid of patches) and its attention."""
+"""Rotary position embedding (RoPE) of DINOv3, and the self-attention that uses it.
+
+The embedding is axial and not learned, so it works for any grid of patches. It is applied to
+queries and keys inside the attention, never added to the tokens.
+
+Shapes: N images, T tokens (class and register tokens, then patches in row order), D channels of one
+attention head, Q the first tokens, where mask queries may stand (models/mask_transformers).
+"""
 from __future__ import annotations
 
 import math
@@ -12,31 +19,31 @@ from mapsage.models.lora.adapted import Adapted
 
 from .dinov3_weights import Arch
 
-# Available since torch 2.0; explicit_attention computes the same for older versions.
+# Since torch 2.0; explicit_attention computes the same for older versions and for the ONNX export.
 _fused_attention = getattr(F, 'scaled_dot_product_attention', None)
 
 
 class RotaryPositions(nn.Module):
-    """Sine and cosine of the position of each token, as DINOv3 computes them for patches.
+    """Sine and cosine of the position of each token, as in DINOv3.
 
-    Coordinates are those of the patch centers. Each axis is scaled independently to -1..1
-    (``separate``), so that a grid of any size covers the same range. Positions are float32 whatever
-    the precision of the model. The random rescaling of coordinates in DINOv3's pre-training is left
-    out, so that fine-tuning and evaluation use the same positions.
+    The position of a patch is its center. Each axis is scaled independently to -1..1 (``separate``
+    in DINOv3), so a grid of any size covers the same range. Positions are float32 whatever the
+    model's precision. DINOv3's pre-training rescales coordinates at random; this module does not,
+    so fine-tuning and evaluation see the same positions.
 
     ``periods`` is a buffer because the official files contain it, rounded to bfloat16, and the
-    features were trained with those values. Files of other formats do not contain it and keep the
-    computed values.
+    features were trained with those values. Other file formats lack it, and the model then keeps
+    the computed values.
 
     The class and register tokens before the patches get sine 0 and cosine 1, which leaves them
-    unchanged: rotating all tokens costs less than separating the patches from the others.
+    unchanged: rotating all tokens is cheaper than splitting off the patches.
 
     Source: facebookresearch/dinov3@6876159, dinov3/layers/rope_position_encoding.py.
 
     Args:
         head_dims: Number of channels of one attention head, a multiple of 4.
         prefix: Number of tokens before the patches.
-        base: Ratio between the longest period and the shortest (100 in every released model).
+        base: Ratio of the longest to the shortest period (100 in every released model).
     """
 
     periods: torch.Tensor
@@ -49,24 +56,26 @@ class RotaryPositions(nn.Module):
         self.register_buffer('periods', base**exponents)
 
     def forward(self, rows: int, columns: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return sine and cosine, float32, each (prefix + rows * columns, head_dims)."""
-        periods = self.periods.float()  # a model cast to half precision casts its buffers
+        """Return sine and cosine for a grid of patches, float32 (T, D) each."""
+        # Casting the model to half precision casts this buffer too.
+        periods = self.periods.float()
         axes = [(torch.arange(count, dtype=torch.float32, device=periods.device) + 0.5) / count
                 for count in (rows, columns)]
         grid = torch.stack(torch.meshgrid(axes[0], axes[1], indexing='ij'), dim=-1)
-        centers = 2 * grid.flatten(0, 1) - 1  # (rows * columns, 2)
+        # (rows * columns, 2), in -1..1
+        centers = 2 * grid.flatten(0, 1) - 1
         angles = (2 * math.pi * centers[:, :, None] / periods).flatten(1).tile(2)
         angles = F.pad(angles, (0, 0, self.prefix, 0))
         return angles.sin(), angles.cos()
 
 
 def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
-    """Rotate queries or keys.
+    """Rotate queries or keys by the positions of their tokens.
 
     Args:
-        x: Queries or keys, (..., tokens, head_dims).
-        sine: Sine from :class:`RotaryPositions`, float32 (tokens, head_dims).
-        cosine: Cosine of the same shape and type.
+        x: Queries or keys, (..., T, D).
+        sine: Sine from :class:`RotaryPositions`, float32 (T, D).
+        cosine: Cosine of the same shape and dtype.
 
     Returns:
         Rotated tensor with the shape and dtype of ``x``, computed in float32.
@@ -77,7 +86,7 @@ def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.T
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention with rotary positions; the keys have no bias, because DINOv3 masks it."""
+    """Self-attention with rotary positions. Keys have no bias, because DINOv3 masks it to zero."""
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -90,22 +99,22 @@ class RotaryAttention(nn.Module):
         self.proj = nn.Linear(arch.embed_dims, arch.embed_dims)
 
     def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-                allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
+                attn_mask: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Transform tokens.
 
         Args:
-            x: Tokens, (N, tokens, embed_dims).
+            x: Tokens, (N, T, embed_dims).
             sine: Sine, as in :func:`rotate`.
             cosine: Cosine, as in :func:`rotate`.
-            allowed: Tokens that the first ones may attend to, bool (N, first tokens, tokens), at
-                least one each; all others attend to every token. None if all do.
+            attn_mask: Where the first Q tokens may attend, bool (N, Q, T), at least one True per
+                row; all later tokens attend everywhere. None if no token is masked.
 
         Returns:
             Tokens of the shape of ``x``.
         """
         bias = None
         if self.has_bias:
-            # Keys have no bias. Rotation would turn it by a different angle for each key.
+            # A constant bias on the keys would not stay constant: each key is rotated differently.
             bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         count, tokens, dims = x.shape
         qkv = F.linear(x, self.qkv.weight, bias)
@@ -115,23 +124,24 @@ class RotaryAttention(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         query, key = rotate(query, sine, cosine), rotate(key, sine, cosine)
         attend = _fused_attention or explicit_attention
-        if allowed is None:
+        if attn_mask is None:
             attended = attend(query, key, value)
         else:
-            # A mask of all tokens by all tokens would cost memory and the fast kernels.
-            first = allowed.shape[1]
-            attended = torch.cat((attend(query[:, :, :first], key, value, allowed[:, None]),
-                                  attend(query[:, :, first:], key, value)), dim=2)
+            # A full (T, T) mask would need more memory and rule out the fast kernels for all
+            # tokens, so only the masked tokens pay for it.
+            masked = attn_mask.shape[1]
+            attended = torch.cat((attend(query[:, :, :masked], key, value, attn_mask[:, None]),
+                                  attend(query[:, :, masked:], key, value)), dim=2)
         return self.proj(attended.transpose(1, 2).reshape(count, tokens, dims))
 
 
 def explicit_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                       allowed: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """Return the attention of tensors (N, heads, tokens, head_dims), for torch before 2.0.
+                       attn_mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Return the attention of tensors (N, heads, T, D), without the fused kernel of torch 2.0.
 
-    Keys that ``allowed``, bool (N, 1, queries, keys), leaves out get no weight.
+    A key gets no weight where ``attn_mask``, bool (N, 1, queries, keys), is False.
     """
     weights = (query * query.shape[-1]**-.5) @ key.transpose(-2, -1)
-    if allowed is not None:
-        weights = weights.masked_fill(~allowed, float('-inf'))
+    if attn_mask is not None:
+        weights = weights.masked_fill(~attn_mask, float('-inf'))
     return weights.softmax(dim=-1).to(value.dtype) @ value

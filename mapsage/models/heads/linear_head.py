@@ -1,4 +1,10 @@
-"""A linear decode head, the usual one to evaluate frozen features with."""
+"""A linear decode head, the usual one for evaluating frozen features.
+
+Its norm makes one learning rate suit backbones with features of very different scale. For a trained
+backbone or a better map, use a larger head.
+
+Shapes: N images, C channels of the concatenated features, H x W cells of the feature map.
+"""
 from __future__ import annotations
 
 from typing import Any, Sequence
@@ -11,10 +17,10 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
 @MODELS.register_module()
 class LinearHead(BaseDecodeHead):
-    """Head of dropout, a norm and one 1x1 convolution.
+    """Decode head with dropout, a norm and one 1x1 convolution.
 
-    Without the norm, the suitable learning rate would depend on the scale of the features. MMSeg's
-    ``FCNHead(num_convs=0)`` has no norm.
+    Without the norm, the right learning rate would depend on the scale of the features; MMSeg's
+    ``FCNHead(num_convs=0)`` lacks it.
 
     Source: dinov3/eval/segmentation/models/heads/linear_head.py of facebookresearch/dinov3@6876159.
 
@@ -23,7 +29,7 @@ class LinearHead(BaseDecodeHead):
             ``channels`` must be the sum of ``in_channels``.
 
     Raises:
-        ValueError: If ``channels`` or ``norm_cfg`` is not as required.
+        ValueError: If ``channels`` has another value or ``norm_cfg`` is missing.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -35,7 +41,7 @@ class LinearHead(BaseDecodeHead):
         self.norm = build_norm_layer(self.norm_cfg, self.channels)[1]
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return class scores, float (N, num_classes, H, W), for the maps of the backbone."""
+        """Return logits, float (N, num_classes, H, W), for the backbone's feature maps."""
         x = self._transform_inputs(inputs)
         if self.dropout is not None:
             x = self.dropout(x)

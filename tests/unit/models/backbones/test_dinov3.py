@@ -152,9 +152,9 @@ def test_drop_path_acts_in_training_only_and_keeps_the_mean() -> None:
     assert [block.drop_path for block in model.blocks] == pytest.approx([0, .5 / 3, 1 / 3, .5])
     assert not torch.equal(model.train()(image())[-1], model(image())[-1])
     assert torch.equal(model.eval()(image())[-1], model(image())[-1])
-    kept = model.train().blocks[3].draw_kept(torch.zeros(4000, 1, 1))
-    assert set(kept.unique().tolist()) == {0, 2} and abs(kept.mean() - 1) < .1
-    assert model.blocks[0].draw_kept(torch.zeros(4, 1, 1)) is None
+    factors = model.train().blocks[3].draw_drop_path(torch.zeros(4000, 1, 1))
+    assert set(factors.unique().tolist()) == {0, 2} and abs(factors.mean() - 1) < .1
+    assert model.blocks[0].draw_drop_path(torch.zeros(4, 1, 1)) is None
 
 
 @pytest.mark.parametrize('stages', [-1, 0, 2, 4])
@@ -214,7 +214,7 @@ def test_values_of_another_range_are_named_once_for_each_kind(
         logger.removeHandler(caplog.handler)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
-    assert 'up to 101' in messages[0] and '16 bits' in messages[0]
+    assert 'up to 101' in messages[0] and '16-bit' in messages[0]
     assert 'up to 0.99' in messages[1] and '0..1' in messages[1]
     with pytest.raises(ValueError, match='take mean and std out'):
         model((image() - 120) / 58)
@@ -274,12 +274,12 @@ def test_without_weights_nothing_is_uninitialized() -> None:
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(arch='giant'), r"arch='giant' is none of \['small', 'small\+', 'base', 'large'"),
-    (dict(arch=dict(embed_dims=16)), 'has to have .*num_heads'),
-    (dict(arch=dict(PLAIN, depth=3)), r"'depth': 3.* nothing else"),
+    (dict(arch='giant'), r"arch='giant', expected one of \['small', 'small\+', 'base', 'large'"),
+    (dict(arch=dict(embed_dims=16)), 'expected the keys .*num_heads'),
+    (dict(arch=dict(PLAIN, depth=3)), r"'depth': 3.* and no others"),
     (dict(arch=dict(PLAIN, num_heads=3)), 'embed_dims=16 must be a multiple of 4 x num_heads=12'),
     (dict(out_indices=(2, 1)), r'out_indices=\(2, 1\)'),
-    (dict(out_indices=(4, )), r'out_indices=\(4,\) must be ascending blocks out of 0..3'),
+    (dict(out_indices=(4, )), r'out_indices=\(4,\) must be ascending block indices in 0..3'),
     (dict(out_indices=()), r'out_indices=\(\)'),
     (dict(frozen_stages=5), 'frozen_stages=5'),
     (dict(drop_path_rate=1.), 'drop_path_rate=1.0'),

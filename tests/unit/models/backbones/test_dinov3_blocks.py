@@ -21,11 +21,11 @@ def test_the_first_layer_of_a_gated_mlp_gates_the_second() -> None:
 def test_branches_are_drawn_in_training_only_and_keep_their_mean() -> None:
     torch.manual_seed(0)
     block, x = Block(ARCH, drop_path=.25), torch.randn(4000, 1, 8)
-    factors = block.draw_kept(x)
+    factors = block.draw_drop_path(x)
     assert factors is not None and factors.shape == (2, 4000, 1, 1)
     torch.testing.assert_allclose(factors.unique(), torch.tensor([0., 4 / 3]))
     assert abs(float(factors.mean()) - 1) < .05
-    assert block.eval().draw_kept(x) is None and Block(ARCH).draw_kept(x) is None
+    assert block.eval().draw_drop_path(x) is None and Block(ARCH).draw_drop_path(x) is None
 
 
 def test_a_sample_without_its_branches_passes_unchanged() -> None:

@@ -60,14 +60,14 @@ def test_every_parameter_learns_unless_frozen(tmp_path: Path) -> None:
 
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match='holds no DINOv3 ConvNeXt'):
+    with pytest.raises(WeightsError, match='contains no DINOv3 ConvNeXt'):
         loaded(tmp_path)
     saved(tmp_path)
     with pytest.raises(WeightsError, match='expected .*32.*, .*3'):
         loaded(tmp_path, dict(ARCH, depths=[1, 1, 3, 1]))
-    with pytest.raises(ValueError, match="arch='huge' is none of"):
+    with pytest.raises(ValueError, match="arch='huge', expected one of"):
         DINOv3ConvNeXt('huge')
-    with pytest.raises(ValueError, match='ascending stages'):
+    with pytest.raises(ValueError, match='ascending stage indices'):
         DINOv3ConvNeXt(ARCH, out_indices=(4, ))
 
 

@@ -176,7 +176,8 @@ def test_a_left_over_key_is_listed(name: str, key: str, tmp_path: Path) -> None:
 
 def test_two_names_of_one_tensor_are_refused() -> None:
     hub = hub_state(PLAIN)
-    with pytest.raises(WeightsError, match=r'twice: .*blocks\.0\.norm1\.bias'):
+    with pytest.raises(WeightsError,
+                       match=r'two tensors for each of these names: .*blocks\.0\.norm1\.bias'):
         weights.convert({**huggingface_state(hub), **huggingface_state(hub, 'model.layer')})
 
 
@@ -235,7 +236,8 @@ def test_variants_are_recognized(name: str) -> None:
 
 
 def test_no_dinov3_at_all() -> None:
-    with pytest.raises(WeightsError, match=r"no DINOv3 ViT: the keys begin with \['stem.weight'\]"):
+    with pytest.raises(WeightsError,
+                       match=r"not a DINOv3 ViT: the keys begin with \['stem.weight'\]"):
         weights.convert({'stem.weight': torch.zeros(1)})
 
 
