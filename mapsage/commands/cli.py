@@ -29,6 +29,7 @@ from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.distributed.stop_request import StoppedEarly
+from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.ranks.fork_server import freeze_imports
 from mapsage.engine.ranks.leftover_encoders import note_finished
@@ -246,7 +247,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
     except KeyboardInterrupt:
         status = 130  # 128 + SIGINT, as a shell reports it
     except Exception as caught:  # the outermost frame: everything is reported, and the status is 1
-        error = _without_worker_traceback(caught)
+        error = explain_config_error(_without_worker_traceback(caught))
         tell_why(error)
         text = error_text(error)
         note_for_launcher(text, _kind(error))

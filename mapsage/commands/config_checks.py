@@ -13,6 +13,12 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from mapsage.distributed import error_text
+from mapsage.engine.config_mistakes import (
+    explain_config_error,
+    missing_trackers,
+    misspelling_note,
+    optimizer_mistake,
+)
 from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.input_checks import watch_inputs
@@ -54,7 +60,8 @@ def build_model(cfg: Config) -> nn.Module:
             warnings.simplefilter('ignore')  # the run shows them
             return watch_inputs(MODELS.build(config))
     except Exception as error:
-        raise ConfigError(f"the config's model cannot be built: {error_text(error)}") from error
+        raise ConfigError(f"the config's model cannot be built: "
+                          f'{error_text(explain_config_error(error))}') from error
 
 
 def check_data(cfg: Config) -> List[Finding]:
@@ -75,6 +82,13 @@ def check_data(cfg: Config) -> List[Finding]:
     return findings
 
 
+def check_keys(cfg: Config) -> List[Finding]:
+    """Return a note about keys that look like typos, and a problem for each missing tracker."""
+    note = misspelling_note(cfg)
+    return [Finding('note', text) for text in [note] if text] + [
+        Finding('problem', text) for text in missing_trackers(cfg.get('visualizer'))]
+
+
 def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
     """Return a note if the optimizer of ``cfg`` trains a pretrained encoder at too high a rate."""
     wrapper = cfg.get('optim_wrapper') or {}
@@ -88,7 +102,8 @@ def check_encoder_rate(cfg: Config, model: nn.Module) -> List[Finding]:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
             built = build_optim_wrapper(model, dict(plain, type='OptimWrapper'))
     except Exception as error:  # of any part that the user names; the run itself will tell it whole
-        return [Finding('note', f'the optimizer cannot be built here: {error_text(error)}')]
+        reason = optimizer_mistake(plain) or error_text(explain_config_error(error))
+        return [Finding('note', f'the optimizer cannot be built here: {reason}')]
     warning = encoder_rate_warning(model, built, cfg.get('load_from'))
     return [] if warning is None else [Finding('note', warning.text, warning.next_step)]
 

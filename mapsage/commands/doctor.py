@@ -34,7 +34,14 @@ from mapsage.engine.training_memory import estimate_training_bytes
 from mapsage.shipped import script
 from mapsage.version import __version__
 
-from .config_checks import LOADERS, build_model, check_data, check_encoder_rate, read_config
+from .config_checks import (
+    LOADERS,
+    build_model,
+    check_data,
+    check_encoder_rate,
+    check_keys,
+    read_config,
+)
 from .doctor_ranks import Ranks
 from .environment_checks import Finding, check_environment
 from .sample_checks import Trial, try_split
@@ -134,6 +141,7 @@ class Doctor:
         if self.env.note:
             findings.append(Finding('note', self.env.note))
         findings += check_data(cfg)
+        findings += check_keys(cfg) if self.printing else []  # trackers are rank 0's alone
         # Under a launcher the strategy does not depend on the model, so one rank examines it.
         return self._examine_model(cfg, findings) if self.printing else None
 
@@ -154,7 +162,7 @@ class Doctor:
                  if finding.text.startswith(f'{name}:')}
         for loader in LOADERS:
             if found.get(loader) == 'ok' and not any(
-                    cfg.get(loader) == cfg[other] for other in LOADERS[:LOADERS.index(loader)]):
+                    cfg.get(loader) == cfg.get(other) for other in LOADERS[:LOADERS.index(loader)]):
                 findings += try_split(cfg, loader, model,
                                       self._trial if loader == 'train_dataloader' else None)
         self._tried = cfg, model

@@ -17,6 +17,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from mapsage.distributed import error_text
+from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.loading.build import build_dataset, datasets_of_scenes, notes_on_scenes
 from mapsage.engine.loading.data_checks import (
     build_checked,
@@ -80,7 +81,7 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
         found = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
                  for importance, text in notes_on_scenes(dataset)]
     except Exception as error:  # whatever it is, a training would end with it
-        return [Finding(level, f'{loader}: {error_text(error)}')]
+        return [Finding(level, f'{loader}: {error_text(explain_config_error(error))}')]
     if not hasattr(dataset, '__len__') or config.get('collate_fn'):
         return [*found, Finding('no', f'{loader}: no step was tried with its samples')]
     found += [Finding(level if fails else 'note', f'{loader}: {text}')

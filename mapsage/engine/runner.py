@@ -51,9 +51,17 @@ from .checkpoints.resume import (
 from .checkpoints.resume_report import kept_settings, long_warm_ups, settings_of
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_parts, compiled_parts
+from .config_mistakes import (
+    check_clipping,
+    check_settings,
+    missing_trackers,
+    misspelling_note,
+    optimizer_mistake,
+    saving_mistake,
+)
 from .config_report import config_report
 from .encoder_rates import encoder_rate_warning
-from .env_cfg import names_model_parallel, parse_env_cfg
+from .env_cfg import ConfigError, names_model_parallel, parse_env_cfg
 from .loading import data_checks
 from .loading.block_loader import build_block_loader
 from .loading.build import build_keyed_loader, checked_dataset, set_test_mode
@@ -120,7 +128,9 @@ class MapSageRunner(SavingRunner):
 
         Raises:
             RoleError: If ``feature_source`` wants encoders and there are too few ranks.
+            ConfigError: If a key is missing that a training, a validation or a test needs.
         """
+        check_settings(cfg)
         if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
             encoder = take_role(cfg)
             if encoder is not None:
@@ -210,7 +220,26 @@ class MapSageRunner(SavingRunner):
         optim_wrapper, notes = without_missing_fusion(optim_wrapper, self.accelerator)
         for note in notes:
             self.logger.warning(note)
-        return watch_fused_steps(super().build_optim_wrapper(optim_wrapper))
+        try:
+            built = super().build_optim_wrapper(optim_wrapper)
+        except (KeyError, TypeError, ValueError) as error:
+            mistake = optimizer_mistake(optim_wrapper)
+            if mistake is None:
+                raise
+            raise ConfigError(mistake) from error
+        check_clipping(built)
+        return watch_fused_steps(built)
+
+    def build_visualizer(self, visualizer: Any = None) -> Any:
+        """Build as MMEngine does, if the packages of its backends are installed.
+
+        Raises:
+            ConfigError: If a package is missing on the main process, which alone needs it.
+        """
+        missing = missing_trackers(visualizer) if is_main_process() else []
+        if missing:
+            raise ConfigError(' '.join(missing))
+        return super().build_visualizer(visualizer)
 
     def _init_model_weights(self) -> None:
         """Initialize as MMEngine does, and send rank 0's weights over the device's backend.
@@ -236,6 +265,7 @@ class MapSageRunner(SavingRunner):
         others = dict(default_hooks or {})
         ours = {key: others.pop(key, 'absent') for key in _HOOKS}
         super().register_hooks(others, custom_hooks)
+        self._refusal = self._refusal or saving_mistake(self._hooks)
         for key, hook in ours.items():
             kind = HOOKS.get(_HOOKS[key])
             if hook == 'absent':
@@ -522,7 +552,7 @@ class MapSageRunner(SavingRunner):
         if self._determinism:
             self.logger.info(self._determinism)
         for note in (self._env.note, self._precision_note, self._nodes_note,
-                     data_checks.band_order_note(self.cfg)):
+                     data_checks.band_order_note(self.cfg), misspelling_note(self.cfg)):
             if note:
                 self.logger.warning(note)
         if self._cleared:

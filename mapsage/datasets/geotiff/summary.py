@@ -57,6 +57,14 @@ def _scenes(dataset: GeoTiffDataset) -> Iterator[Note]:
     yield logging.INFO, (
         f'{_called(dataset)}: {len(scenes)} scene(s), {len(scenes[0]["bands"])} band(s) of '
         f'{" and ".join(dataset.dtypes)}, {len(dataset):,} windows of {dataset.window} pixels')
+    small = [scene for scene in scenes if min(scene['scene_shape']) < dataset.window]
+    if small:
+        height, width = small[0]['scene_shape']
+        yield logging.WARNING, (
+            f'{_called(dataset)}: window={dataset.window} is larger than {len(small)} of '
+            f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
+            f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
+            f'less, or join the scenes (gdalbuildvrt).')
 
 
 def _called(dataset: GeoTiffDataset) -> str:
@@ -93,9 +101,9 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
         f'by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
     defaults = sum(vector.defaults for vector in dataset._vectors.values())
     if defaults:
-        default = dataset.default_class
-        name = default if isinstance(default, str) else dict(
-            enumerate(dataset._file_classes())).get(default, 'ignored')
+        name = dataset.default_class
+        if isinstance(name, int):
+            name = dict(enumerate(dataset._file_classes())).get(name, 'ignored')
         yield logging.INFO, (
             f'{_called(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
             f'(default_class): their file has no field {dataset.class_field!r}, or it is empty')

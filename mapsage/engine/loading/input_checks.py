@@ -1,4 +1,4 @@
-"""Images that do not fit the data preprocessor: other channels than its mean, no size to pad to."""
+"""Images that do not fit the model: other channels than its mean or backbone, no size to pad to."""
 from __future__ import annotations
 
 from typing import Any, Mapping, Tuple
@@ -14,16 +14,32 @@ from .data_checks import DataError
 
 
 def watch_inputs(model: nn.Module) -> nn.Module:
-    """Have the data preprocessors of a model look at their images before they work; return it.
+    """Have a model's data preprocessors and backbones look at their images first; return it.
 
-    Where the mean or the size does not fit, a :class:`DataError` says so, and not a subtraction or
-    an assertion.
+    Where the mean, the size or the channels do not fit, a :class:`DataError` says so, and not a
+    subtraction, an assertion or a convolution.
     """
     for module in model.modules():
         if isinstance(module, BaseDataPreprocessor) and _check not in \
                 module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_check)
+    for name, module in model.named_modules():
+        if name.split('.')[-1] == 'backbone':
+            first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+            if first is not None and _check_channels not in first._forward_pre_hooks.values():
+                first.register_forward_pre_hook(_check_channels)
     return model
+
+
+def _check_channels(convolution: Any, arguments: Tuple[Any, ...]) -> None:
+    """Check what the first convolution of a backbone gets, which would fail otherwise."""
+    image = arguments[0]
+    if image.ndim == 4 and image.shape[1] != convolution.in_channels:
+        raise DataError(
+            f'model.backbone takes images of {convolution.in_channels} channels, and got '
+            f'{image.shape[1]} (N, C, H, W = {tuple(image.shape)}): set '
+            f'model.backbone.in_channels={image.shape[1]}, or choose {convolution.in_channels} '
+            f'bands of the images (bands= of GeoTiffDataset).')
 
 
 def _check(module: Any, arguments: Tuple[Any, ...]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -237,3 +238,15 @@ def test_a_split_of_degrees_is_measured_on_the_ground(tmp_path: Path) -> None:
     write_wide_scene(tmp_path, DEGREES)
     assert 'blocks of 1000 meters are 45' in leaks(tmp_path, size=1000, margin=720)[0]
     assert leaks(tmp_path, size=1500, margin=720) == []
+
+
+@pytest.mark.parametrize('window, words', [
+    (260, ''), (261, r'window=261 is larger than 2 of 2 scene\(s\), the first is .*a\.tif of '
+                     r'300 x 260 pixels.* set window=260 or less'),
+    (512, r'window=512 is larger than 2 of 2')])
+def test_a_window_that_is_larger_than_a_scene(window: int, words: str, tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    write_scene(tmp_path, 'b')
+    texts = [text for level, text in summarize(build_dataset(tmp_path, window=window))
+             if level == logging.WARNING]
+    assert len(texts) == bool(words) and all(re.search(words, text) for text in texts)

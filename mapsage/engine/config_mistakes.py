@@ -1,0 +1,264 @@
+"""Typos of a config: name the setting, and the nearest name that would work.
+
+MMEngine builds every part of a run from ``dict(type=..., ...)``. A typo there becomes a KeyError or
+TypeError of the registry, deep in a traceback. :func:`explain_config_error` makes a sentence of it
+where the error can only come from the config; what a user's own code raises keeps its traceback.
+"""
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import traceback
+from types import FrameType
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
+
+from mmengine.hooks import CheckpointHook
+from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
+from mmengine.runner import Runner
+
+from .env_cfg import ConfigError
+
+# Keys that nobody but MapSage's and MMEngine's programs read; the Runner's own are its arguments.
+_OTHER_KEYS = ('auto_scale_lr', 'compile', 'custom_imports', 'default_scope', 'feature_source',
+               'find_unused_parameters', 'model_wrapper_cfg', 'runner_type', 'sync_bn', 'tta_model',
+               'tta_pipeline', 'work_dir')
+
+# A training, a validation and a test each need all three.
+_TOGETHER = {'training': ('train_dataloader', 'train_cfg', 'optim_wrapper'),
+             'validation': ('val_dataloader', 'val_cfg', 'val_evaluator'),
+             'test': ('test_dataloader', 'test_cfg', 'test_evaluator')}
+
+# The package that a visualization backend of MMEngine imports when it starts.
+_TRACKERS = dict(AimVisBackend='aim', ClearMLVisBackend='clearml', DVCLiveVisBackend='dvclive',
+                 MLflowVisBackend='mlflow', NeptuneVisBackend='neptune',
+                 TensorboardVisBackend='tensorboard', WandbVisBackend='wandb')
+
+
+def check_settings(cfg: Mapping[str, Any]) -> None:
+    """Check that a config has all keys that a training, a validation and a test need, or none.
+
+    Raises:
+        ConfigError: If it has some of them. MMEngine prints the whole config instead.
+    """
+    for what, keys in _TOGETHER.items():
+        missing = [key for key in keys if cfg.get(key) is None]
+        if 0 < len(missing) < len(keys):
+            present = ' and '.join(key for key in keys if key not in missing)
+            typos = [f'the key {key!r}, which nobody reads; did you mean {known!r}?'
+                     for key, known in misspelt_keys(cfg).items() if known in missing]
+            raise ConfigError(
+                f'the config has {present}, and no {" and no ".join(missing)}: a {what} needs all '
+                f'three. ' + (f'It has {" ".join(typos)}' if typos else
+                              f'Set {" and ".join(missing)}, or leave all three out.'))
+
+
+def misspelt_keys(cfg: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the top-level keys of a config that look like a typo, with the key that is meant.
+
+    A config may have variables of any name at its top level. Only a name that differs from a known
+    key by a letter or two counts.
+    """
+    known = {*inspect.signature(Runner.__init__).parameters, *_OTHER_KEYS} - {'self', 'cfg'}
+    typos = {}
+    for key in cfg:
+        distance, nearest = min((_edits(key, name), name) for name in known)
+        if 0 < distance <= (2 if len(key) >= 8 else 1) and len(key) >= 5:
+            typos[key] = nearest
+    return typos
+
+
+def misspelling_note(cfg: Mapping[str, Any]) -> Optional[str]:
+    """Return a warning about the top-level keys that look like a typo, or None."""
+    typos = misspelt_keys(cfg)
+    return '; '.join(f'nobody reads the key {key!r} of the config, did you mean {known!r}?'
+                     for key, known in typos.items()) if typos else None
+
+
+def missing_trackers(visualizer: Any, packages: Optional[Collection[str]] = None) -> List[str]:
+    """Return a sentence for each ``vis_backends`` entry whose package is not installed.
+
+    Args:
+        visualizer: Config of the visualizer, or None.
+        packages: Names of packages that are taken for missing; None to look for them.
+    """
+    backends = (visualizer.get('vis_backends') if isinstance(visualizer, Mapping) else None) or []
+    named = [backend.get('type') for backend in (
+        backends if isinstance(backends, (list, tuple)) else [backends])
+        if isinstance(backend, Mapping)]
+    needed = {kind: _TRACKERS[kind] for kind in named
+              if isinstance(kind, str) and kind in _TRACKERS}
+    return [f'visualizer.vis_backends: {kind} needs the package {package}, which is not installed. '
+            f'pip install {package}, or take {kind} out of vis_backends.'
+            for kind, package in needed.items()
+            if (importlib.util.find_spec(package) is None if packages is None
+                else package in packages)]
+
+
+def optimizer_mistake(config: Any) -> Optional[str]:
+    """Return what is wrong with the optimizer of an ``optim_wrapper``, or None.
+
+    MMEngine's constructor of optimizers asks the registry, and goes on with None.
+    """
+    if not isinstance(config, Mapping):
+        return None
+    if 'optimizer' not in config:
+        if 'constructor' in config or 'type' not in config:
+            return None
+        return (f"optim_wrapper has no 'optimizer', but {sorted(config)}."
+                + did_you_mean('optimizer', [], typos=config))
+    optimizer = config['optimizer']
+    if not isinstance(optimizer, Mapping):
+        return None
+    if 'type' not in optimizer:
+        return (f'optim_wrapper.optimizer={dict(optimizer)} has no type; expected the name of an '
+                f"optimizer, as in dict(type='AdamW', lr=1e-3).")
+    kind = optimizer['type']
+    with OPTIMIZERS.switch_scope_and_registry(None) as registry:
+        if not isinstance(kind, str) or registry.get(kind) is not None:
+            return None
+        return (f'optim_wrapper.optimizer.type={kind!r} is no known optimizer.'
+                + did_you_mean(kind, _names(registry)))
+
+
+def check_clipping(optim_wrapper: Any) -> None:
+    """Check the arguments of ``clip_grad``, which MMEngine uses at the first step.
+
+    Args:
+        optim_wrapper: ``OptimWrapper`` or ``OptimWrapperDict``.
+
+    Raises:
+        ConfigError: If the function that clips does not take one of them.
+    """
+    for wrapper in getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper}).values():
+        settings = getattr(wrapper, 'clip_grad_kwargs', None)
+        mistake = settings and unknown_arguments(wrapper.clip_func, settings,
+                                                 'optim_wrapper.clip_grad')
+        if mistake:
+            raise ConfigError(mistake)
+
+
+def saving_mistake(hooks: Iterable[Any]) -> Optional[ConfigError]:
+    """Return what is wrong with the settings of a ``CheckpointHook``, or None.
+
+    It takes any setting, and passes those that it does not know on to the save.
+    """
+    for hook in hooks:
+        if isinstance(hook, CheckpointHook):
+            allowed = {*inspect.signature(Runner.save_checkpoint).parameters}
+            wrong = next((name for name in hook.args if name not in allowed), None)
+            if wrong is not None:
+                return ConfigError(_unknown(type(hook), wrong, _accepted(type(hook)), ''))
+    return None
+
+
+def unknown_arguments(function: Callable[..., Any], names: Iterable[str], place: str = ''
+                      ) -> Optional[str]:
+    """Return a sentence about the first argument that a function does not take, or None.
+
+    Args:
+        function: Class or function; one that takes any keyword has no unknown ones.
+        names: Names of arguments.
+        place: Setting of the config, for the sentence.
+    """
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    wrong = next((name for name in names if name not in parameters), None)
+    return None if wrong is None else _unknown(function, wrong, parameters, place)
+
+
+def explain_config_error(error: Exception) -> Exception:
+    """Return a :class:`ConfigError` that names the setting, or ``error`` if it is no typo.
+
+    A type that no registry knows and an argument that a class does not take are typos; so is an
+    argument that a class has passed on to its base class. An error within a class is not.
+    """
+    if not isinstance(error, (KeyError, TypeError)) or error.__traceback__ is None:
+        return error
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    build = next((frame for frame in reversed(frames)
+                  if frame.f_code is build_from_cfg.__code__), None)
+    if build is None:
+        return error
+    text = None
+    if isinstance(error, TypeError):
+        text = _argument_mistake(str(error), build)
+    elif build is frames[-1]:
+        text = _type_mistake(build)
+    if text is None:
+        return error
+    explained = ConfigError(text)
+    explained.__cause__ = error
+    return explained
+
+
+def did_you_mean(name: str, known: Iterable[str], typos: Iterable[str] = ()) -> str:
+    """Return ' Did you mean ...?', or '' where nothing is close.
+
+    Args:
+        name: Name that was written, or with ``typos`` the name that was meant.
+        known: Names that would work.
+        typos: Names that were written, of which one close to ``name`` is a typo of it.
+    """
+    distance, nearest = min([(_edits(name, other), other) for other in known]
+                            + [(_edits(name, typo), name) for typo in typos], default=(0, name))
+    return f' Did you mean {nearest!r}?' if 0 < distance <= max(1, len(name) // 3) else ''
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many letters differ: inserted, left out, replaced, or swapped with the next."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, beside in enumerate(other, 1):
+            edits = [rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (letter != beside)]
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == beside:
+                edits.append(rows[-2][j - 2] + 1)
+            row.append(min(edits))
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def _type_mistake(build: FrameType) -> Optional[str]:
+    registry, kind = build.f_locals['registry'], build.f_locals.get('obj_type')
+    if 'args' not in build.f_locals:  # it ends before it reads them
+        return (f"{dict(build.f_locals['cfg'])} has no type, which a {registry.name} needs; "
+                f"expected dict(type='NAME', ...).")
+    if not isinstance(kind, str) or build.f_locals.get('obj_cls') is not None:
+        return None
+    return (f'type={kind!r} is no known {registry.name}.' + did_you_mean(kind, _names(registry))
+            + ' The module of a class of your own stands in custom_imports of the config.')
+
+
+def _argument_mistake(message: str, build: FrameType) -> Optional[str]:
+    kind, arguments = build.f_locals.get('obj_cls'), build.f_locals.get('args') or {}
+    match = re.search(r"got an unexpected keyword argument '(\w+)'", message)
+    if kind is None or match is None or match.group(1) not in arguments:
+        return None
+    return _unknown(kind, match.group(1), _accepted(kind), '')
+
+
+def _unknown(function: Callable[..., Any], name: str, known: Iterable[str], place: str) -> str:
+    called = getattr(function, '__name__', repr(function))
+    known = sorted(set(known) - {'self', 'args', 'kwargs'})
+    return (f'{place}{": " if place else ""}{called} has no setting {name!r}.'
+            + (did_you_mean(name, known) or f' It has {", ".join(known)}.'))
+
+
+def _accepted(kind: Callable[..., Any]) -> Set[str]:
+    """Return the names of arguments of a function, or of a class and its base classes."""
+    functions = [base.__dict__['__init__'] for base in kind.__mro__[:-1]
+                 if '__init__' in base.__dict__] if inspect.isclass(kind) else [kind]
+    return {name for function in functions for name in inspect.signature(function).parameters}
+
+
+def _names(registry: Registry) -> Iterator[str]:
+    """Yield the names of a registry, of its parents and of their children."""
+    while registry.parent is not None:
+        registry = registry.parent
+    registries = [registry]
+    while registries:
+        registry = registries.pop()
+        yield from registry.module_dict
+        registries += registry.children.values()
