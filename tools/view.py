@@ -28,6 +28,9 @@ def main(argv=None) -> None:
                         'class indices as in the map, 255 for unlabeled')
     parser.add_argument('--reduce-zero-label', action='store_true',
                         help='labels in which 0 is unlabeled and 1 the first class')
+    parser.add_argument('--allow-remote', action='store_true',
+                        help='ask servers for what files of the folders name: a scene that a map '
+                        'was made from, sources of a mosaic (VRT)')
     parser.add_argument('--review', metavar='FILE', help='GeoPackage that the decisions of a '
                         'review go into (default: review.gpkg beside the first map)')
     parser.add_argument('--port', type=int, default=0,

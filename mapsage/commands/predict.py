@@ -127,7 +127,7 @@ class Prediction:
         with self._together('preparing the prediction'), ExitStack() as stack:
             self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
             self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
-            self._members = find_members(args.inputs) if args.mosaic else []
+            self._members = find_members(args.inputs, args.allow_remote) if args.mosaic else []
             self._inputs = self.find_inputs()
             if self._rank == 0:
                 self._claim(stack)
@@ -165,7 +165,9 @@ class Prediction:
     def find_inputs(self) -> Dict[str, str]:
         """Return the inputs by the names of their outputs."""
         mosaic = self._args.mosaic
-        return {mosaic: mosaic} if mosaic else find_inputs(self._args.inputs)
+        if mosaic:
+            return {mosaic: mosaic}
+        return find_inputs(self._args.inputs, self._args.allow_remote)
 
     def _claim(self, stack: ExitStack) -> None:
         """Keep other predictions from writing the same maps, until the stack is closed."""

@@ -39,6 +39,9 @@ def build_parser(about: str, argv: Optional[Sequence[str]],
         from . import cli  # which needs PyTorch
         parser = cli.build_parser(about, doc=doc)
         parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('--allow-remote', action='store_true',
+                        help='ask servers that a file of an input folder names, such as a mosaic '
+                        '(VRT); what the command line names is asked for in any case')
     parser.add_argument('--model', metavar='MODEL.onnx',
                         help='file of tools/export.py, in place of CONFIG and CHECKPOINT')
     parser.add_argument('--runtime', choices=RUNTIMES, default=RUNTIMES[0],

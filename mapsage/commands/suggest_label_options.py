@@ -19,6 +19,9 @@ def build_parser(doc: Optional[str] = None) -> argparse.ArgumentParser:
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images and scenes, as of tools/predict.py')
+    parser.add_argument('--allow-remote', action='store_true',
+                        help='ask servers that a file of an input folder names, such as a mosaic '
+                        '(VRT); what the command line names is asked for in any case')
     parser.add_argument('--out', required=True, metavar='FILE',
                         help='GeoPackage (.gpkg) for QGIS, or a table (.csv), which images without '
                         'georeference need; a picture of the windows is written beside it')

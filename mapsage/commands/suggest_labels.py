@@ -52,7 +52,7 @@ class LabelSuggestions:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args, self._say, self._out = args, say, Path(args.out)
         self._cfg = read_config(args)
-        self._inputs = list(find_inputs(args.inputs).values())
+        self._inputs = list(find_inputs(args.inputs, args.allow_remote).values())
         self._check_out()
         accelerator = _start(self._cfg)
         self._known = self._labels()

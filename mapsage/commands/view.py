@@ -6,6 +6,7 @@ import getpass
 import socket
 import threading
 
+from mapsage.geo import forbid_servers
 from mapsage.viewer import Review, ViewServer, ViewSession, find_maps, write_static
 
 
@@ -16,8 +17,10 @@ def view(args: argparse.Namespace) -> None:
         ViewError: If there is no map, or the port is taken.
         GeoError: If a file that is needed cannot be read.
     """
-    entries = find_maps(args.maps, args.scenes, args.truth)
-    session = ViewSession(entries, args.reduce_zero_label, say)
+    if not args.allow_remote:
+        forbid_servers()
+    entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote)
+    session = ViewSession(entries, args.reduce_zero_label, say, args.allow_remote)
     if args.static is not None:
         session.prepare()
         page = write_static(session, args.static)

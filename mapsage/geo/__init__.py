@@ -18,7 +18,10 @@ from .gdal_names import (
     locate,
     match,
     output_name,
+    remote_file,
+    server_in,
     suffix_of,
+    without_secrets,
 )
 from .globe import EARTH_RADIUS, Globe
 from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
@@ -30,6 +33,7 @@ from .raster import GeoError, Raster, RasterBlockError, to_map
 from .stamps import stamp
 from .statistics import BandStatistics, band_statistics
 from .vector_labels import BurntLabels, VectorLabels
+from .vsi import forbid_servers
 from .window_outlines import reprojected, window_outline
 
 __all__ = [
@@ -37,7 +41,7 @@ __all__ = [
     'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'MapInfo', 'Mosaic', 'PARTS',
     'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels', 'SceneArea', 'ScenePart',
     'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path',
-    'content_of', 'files_of', 'find_labels', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
-    'open_raster', 'output_name', 'pixel_side', 'probabilities_path', 'read_classes',
-    'reprojected', 'stamp', 'suffix_of', 'to_map', 'window_outline', 'write_cog', 'write_polygons'
-]
+    'content_of', 'files_of', 'find_labels', 'forbid_servers', 'hidden_data_band', 'is_gdal_name',
+    'locate', 'match', 'open_raster', 'output_name', 'pixel_side', 'probabilities_path',
+    'read_classes', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'to_map',
+    'window_outline', 'without_secrets', 'write_cog', 'write_polygons']

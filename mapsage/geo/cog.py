@@ -21,6 +21,8 @@ import rasterio.shutil
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
+from mapsage.xml_text import xml_text
+
 from .raster import GeoError, open_file
 
 CONFIDENCE_NODATA = 255
@@ -197,9 +199,32 @@ def write_cog(working_path: Any, destination: Any) -> None:
 
 
 def read_classes(path: Any) -> List[dict]:
-    """Return the classes of a map, ``[dict(value=, name=, color=), ...]``; [] if it names none."""
+    """Return the classes of a map, ``[dict(value=, name=, color=), ...]``; [] if it names none.
+
+    Raises:
+        GeoError: If its tag holds something else.
+    """
     with open_file(path) as source:
-        return json.loads(source.tags().get(_TAG, '[]'))
+        text = source.tags().get(_TAG, '[]')
+    try:
+        classes = json.loads(text)
+        is_list = isinstance(classes, list) and all(map(_is_class, classes))
+    except (ValueError, RecursionError):
+        is_list = False
+    if not is_list:
+        raise GeoError(f'{path}: the tag {_TAG} holds {text[:60]!r}, expected a list of classes '
+                       'with value, name and color. Make the map again, or move it elsewhere.')
+    return classes
+
+
+def _is_class(entry: Any) -> bool:
+    """Return whether a value of JSON describes a class."""
+    if not isinstance(entry, dict) or not {'value', 'name', 'color'} <= entry.keys():
+        return False
+    color = entry['color']
+    numbers = [entry['value'], *color] if isinstance(color, list) and len(color) == 3 else []
+    return (isinstance(entry['name'], str)
+            and bool(numbers) and all(type(n) is int and 0 <= n <= 255 for n in numbers))
 
 
 @contextmanager
@@ -294,6 +319,7 @@ def _classes_as_json(info: MapInfo) -> str:
 
 
 def _category_names(classes: Sequence[dict]) -> str:
-    names = ''.join(f'      <Category>{escape(entry["name"])}</Category>\n' for entry in classes)
+    names = ''.join(f'      <Category>{escape(xml_text(entry["name"]))}</Category>\n'
+                    for entry in classes)
     return ('<PAMDataset>\n  <PAMRasterBand band="1">\n    <CategoryNames>\n'
             f'{names}    </CategoryNames>\n  </PAMRasterBand>\n</PAMDataset>\n')

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import glob
+import html
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Set
 from urllib.parse import unquote
 
 import rasterio
@@ -29,6 +30,13 @@ _ARCHIVES = ('.zip', '.tar', '.tgz', '.gz', '.kmz', '.7z', '.rar')
 _SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.]*://')
 _DRIVER = re.compile(r'[A-Za-z][A-Za-z0-9_]+:')  # two letters at least: one is a disk of Windows
 _VSI = re.compile(r'/vsi(\w+)(?=[/?])')
+# A name on a server within a text: in a file system of GDAL's, or a URL.
+_ON_SERVER = re.compile(r'(?:/vsi(?:%s)(?:_streaming)?[/?]|(?<![A-Za-z])(?:%s)://)[^\s<>"]*'
+                        % ('|'.join(_REMOTE), '|'.join(
+                            scheme for scheme, kind in _FILE_SYSTEM.items() if kind in _REMOTE)),
+                        re.IGNORECASE)
+_SRS = re.compile(r'<SRS\b.*?</SRS>', re.DOTALL)  # names authorities, which nobody asks
+_SOURCE = re.compile(r'<Source(?:Filename|Dataset)[^>]*>([^<]+)<')
 _USER = re.compile(r'(?<=://)[^/@]*@')
 
 # Of subdatasets and suffixes whose driver has another name than they have.
@@ -111,6 +119,34 @@ def is_remote(name: str) -> bool:
     if os.path.exists(name):
         return name.lower().endswith('.vrt') and _has_remote_source(name)
     return any(kind in _REMOTE for kind in _VSI.findall(as_vsi(_container(name))))
+
+
+def server_in(path: str) -> str:
+    """Return a name on a server that a file would make GDAL ask for, or ''.
+
+    Such files are descriptions: mosaics (VRT) and those in them, services (WMS), items of catalogs
+    (STAC). GDAL knows them by their content, whatever their name ends in. A name counts wherever it
+    stands, except in a coordinate system: GDAL follows sources, overviews, elevation models and
+    arrays of coordinates alike.
+
+    Args:
+        path: Path of a local file.
+    """
+    seen: Set[str] = set()
+    waiting = [path]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not os.path.isfile(path):
+            continue
+        seen.add(path)
+        text = _description(path)
+        name = _ON_SERVER.search(text)
+        if name:
+            return name.group()
+        for source in _SOURCE.findall(text):
+            source = source.strip()
+            waiting += [source, os.path.join(os.path.dirname(path), source)]
+    return ''
 
 
 def remote_file(name: str) -> str:
@@ -231,5 +267,14 @@ def _has_remote_source(path: str) -> bool:
     """Return whether a mosaic names a source on a server."""
     with open(path, encoding='utf-8', errors='replace') as file:
         text = file.read()
-    return any(is_remote(source) for source in re.findall(
-        r'<Source(?:Filename|Dataset)[^>]*>([^<]+)<', text))
+    return any(is_remote(source) for source in _SOURCE.findall(text))
+
+
+def _description(path: str) -> str:
+    """Return the text of a file that describes others, without coordinate systems; '' of others."""
+    with open(path, 'rb') as file:
+        begin = file.read(1024)
+        if begin.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] not in (b'<', b'{', b'['):
+            return ''
+        content = begin + file.read()
+    return html.unescape(_SRS.sub('', content.decode('utf-8', 'replace'))).replace('\\/', '/')

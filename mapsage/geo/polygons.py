@@ -14,6 +14,8 @@ import shapely
 from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
 from rasterio.windows import Window
 
+from mapsage.xml_text import xml_text
+
 from .cog import disk_message, temporary_beside
 from .ellipsoid import EllipsoidArea
 from .outlines import Rings, build_polygons, polygon_areas, rebuild, ring_areas, simplify, walk
@@ -336,7 +338,7 @@ class _Layer:
     def __init__(self, path: Path, source: Any, class_names: Sequence[str], tolerance: float,
                  min_area: float) -> None:
         self.count = 0
-        self._path, self._names = path, np.array(list(class_names), object)
+        self._path, self._names = path, np.array(list(map(xml_text, class_names)), object)
         self._tolerance, self._min_area = tolerance, min_area
         self._transform, self._stride = source.transform, source.width + 1
         self._crs = source.crs.to_wkt() if source.crs else None

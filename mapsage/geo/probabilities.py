@@ -8,6 +8,8 @@ import affine
 import numpy as np
 from rasterio.windows import Window
 
+from mapsage.xml_text import xml_text
+
 from .cog import checksum, disk_errors
 from .raster import open_file
 
@@ -46,7 +48,7 @@ class ProbabilityWriter:
                 dtype='uint8', nodata=PROBABILITY_NODATA, crs=crs, transform=transform, tiled=True,
                 blockxsize=512, blockysize=512, compress='deflate', zlevel=1, interleave='band',
                 photometric='minisblack', alpha='no', bigtiff='IF_SAFER')
-            self._file.descriptions = tuple(names)
+            self._file.descriptions = tuple(map(xml_text, names))
             self._file.scales, self._file.offsets = [1 / steps] * len(names), [0.] * len(names)
 
     def write(self, row: int, values: np.ndarray) -> None:

@@ -8,11 +8,12 @@ GeoPackage hold the style it should use. Both are XML as QGIS 3 writes it (``Qgs
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 from xml.etree import ElementTree
+
+from mapsage.xml_text import xml_text
 
 # QGIS leaves the comment out when a user saves a style of their own under the same name.
 _OURS = '<!-- written by MapSage -->'
@@ -20,9 +21,6 @@ _HEAD = f"<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n{_OURS}\n"
 
 # The oldest version of QGIS whose renderers these are.
 _VERSION = dict(version='3.10.0', styleCategories='Symbology')
-
-# Characters that XML 1.0 has no place for, not even escaped.
-_NOT_XML = re.compile('[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
 
 # What the OGR provider of QGIS creates (qgsogrprovidermetadata.cpp), and finds a style in.
 _TABLE = '''CREATE TABLE IF NOT EXISTS layer_styles (
@@ -48,7 +46,7 @@ def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> b
         opacity='1', alphaBand='-1', nodataColor='')
     colors = ElementTree.SubElement(renderer, 'colorPalette')
     for value, (name, color) in enumerate(zip(class_names, palette)):
-        ElementTree.SubElement(colors, 'paletteEntry', value=str(value), label=_text(name),
+        ElementTree.SubElement(colors, 'paletteEntry', value=str(value), label=xml_text(name),
                                color='#{:02x}{:02x}{:02x}'.format(*map(int, color)), alpha='255')
     return _document(root).encode()
 
@@ -73,8 +71,8 @@ def polygon_style(field: str, class_names: Sequence[str], palette: Sequence[Sequ
     categories = ElementTree.SubElement(renderer, 'categories')
     symbols = ElementTree.SubElement(renderer, 'symbols')
     for number, (name, color) in enumerate(zip(class_names, palette)):
-        ElementTree.SubElement(categories, 'category', symbol=str(number), value=_text(name),
-                               label=_text(name), render='true', type='string')
+        ElementTree.SubElement(categories, 'category', symbol=str(number), value=xml_text(name),
+                               label=xml_text(name), render='true', type='string')
         symbol = ElementTree.SubElement(symbols, 'symbol', name=str(number), type='fill',
                                         alpha='1', clip_to_extent='1', force_rhr='0')
         _add_fill(symbol, color, hollow)
@@ -130,10 +128,6 @@ def _add_fill(symbol: Any, color: Sequence[int], hollow: bool) -> None:
         ElementTree.SubElement(group, 'Option', name=name, type='QString', value=value)
     for name, value in pairs:
         ElementTree.SubElement(layer, 'prop', k=name, v=value)
-
-
-def _text(name: Any) -> str:
-    return _NOT_XML.sub('\ufffd', str(name))
 
 
 def _document(root: Any) -> str:

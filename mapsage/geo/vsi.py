@@ -44,6 +44,9 @@ def _load() -> Any:
         library.VSIFree.argtypes = [ctypes.c_void_p]
         library.VSICurlPartialClearCache.argtypes = [ctypes.c_char_p]
         library.VSICurlClearCache.argtypes = []
+        library.GDALGetDriverByName.restype = ctypes.c_void_p
+        library.GDALGetDriverByName.argtypes = [ctypes.c_char_p]
+        library.GDALDeregisterDriver.argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError):
         return None
     return library
@@ -51,6 +54,27 @@ def _load() -> Any:
 
 _gdal = _load()
 _was_used = False
+
+# Drivers that ask a server by themselves, not through one of GDAL's file systems.
+_SERVICES = ('DAAS', 'EEDA', 'EEDAI', 'HTTP', 'NGW', 'OGCAPI', 'PLMOSAIC', 'PLSCENES',
+             'PostGISRaster', 'STACIT', 'STACTA', 'WCS', 'WMS', 'WMTS')
+
+
+def forbid_servers() -> None:
+    """Let GDAL ask no server in this process from now on, whatever a file makes it do.
+
+    A name on a server is then no file. The pixels of a GeoTIFF may be asked for elsewhere too: what
+    lies beside it (``.ovr``, ``.aux.xml``) can name any file.
+    """
+    # The only name that GDAL's file systems of servers open (cpl_vsil_curl.cpp); no file has it.
+    os.environ['CPL_VSIL_CURL_ALLOWED_FILENAME'] = '/vsicurl/none: see --allow-remote'
+    # rasterio 1.3 registers all drivers again now and then, and 1.4 does not ask again.
+    os.environ['GDAL_SKIP'] = ','.join([*filter(None, [os.environ.get('GDAL_SKIP')]), *_SERVICES])
+    with _environment():
+        for name in _SERVICES if _gdal is not None else ():
+            driver = _gdal.GDALGetDriverByName(name.encode())
+            if driver:
+                _gdal.GDALDeregisterDriver(driver)
 
 
 def about_to_connect() -> None:

@@ -19,7 +19,9 @@ from mapsage.geo import (
     is_gdal_name,
     output_name,
     pixel_side,
+    server_in,
     suffix_of,
+    without_secrets,
 )
 
 from .description import Bands
@@ -33,26 +35,28 @@ SUFFIXES = _PICTURES + ('.tif', '.tiff', '.jp2', '.vrt')
 _ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 
 
-def find_members(paths: Sequence[str]) -> List[str]:
+def find_members(paths: Sequence[str], allow_remote: bool = False) -> List[str]:
     """Return the files that ``paths`` mean, each once, in their order; for a mosaic of them.
 
     Raises:
-        PredictError: If one does not exist, or a folder holds no image.
+        PredictError: As :func:`find_inputs` does.
     """
-    files = [file for path in paths for file in find_inputs([path]).values()]
+    files = [file for path in paths for file in find_inputs([path], allow_remote).values()]
     return list({os.path.abspath(file): file for file in files}.values())
 
 
-def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
+def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, str]:
     """Return the files that ``paths`` mean, by the name of their output, in a fixed order.
 
     Args:
         paths: Files, folders and other names that GDAL opens; of a folder the images that lie
             directly in it.
+        allow_remote: Whether servers may be asked that a file of a folder names, such as a mosaic
+            (VRT). What ``paths`` name themselves is asked for in any case.
 
     Raises:
-        PredictError: If one does not exist, a folder holds no image, or two files would have
-            outputs of the same name.
+        PredictError: If one does not exist, a folder holds no image, or names a server that may not
+            be asked, or two files would have outputs of the same name.
     """
     found: Dict[str, str] = {}
     for path in paths:
@@ -63,6 +67,11 @@ def find_inputs(paths: Sequence[str]) -> Dict[str, str]:
             raise PredictError(f"the folder {path} holds no image: expected files that end in "
                                f"{', '.join(SUFFIXES)}. Folders below are not looked into.")
         for file in files:
+            server = '' if allow_remote or files == [path] else server_in(file)
+            if server:
+                raise PredictError(f'{file} names {without_secrets(server)}, and no server is '
+                                   f'asked for what a file of a folder names. Add --allow-remote '
+                                   f'if you trust it, or name the file itself.')
             name = output_name(file)
             if os.path.abspath(found.get(name, file)) != os.path.abspath(file):
                 raise PredictError(f'{found[name]} and {file} would both become {name}.tif. '

@@ -9,6 +9,8 @@ import math
 from html import escape
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from mapsage.xml_text import xml_text
+
 # The colors of Okabe and Ito, which can be distinguished with every common color blindness
 # (https://jfly.uni-koeln.de/color/); yellow, which no white paper shows, is left out.
 COLORS = ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f7f7f')
@@ -26,7 +28,7 @@ class ChartLine(NamedTuple):
 
 def text(value: object) -> str:
     """Return any text as HTML, also a file name whose bytes are no UTF-8."""
-    return escape(str(value).encode('utf-8', 'backslashreplace').decode('utf-8'))
+    return escape(xml_text(str(value).encode('utf-8', 'backslashreplace').decode('utf-8')))
 
 
 def line_chart(title: str, lines: Sequence[ChartLine], unit: str = '',

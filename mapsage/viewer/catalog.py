@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -15,6 +16,9 @@ from mapsage.geo import (
     is_gdal_name,
     pixel_side,
     read_classes,
+    remote_file,
+    server_in,
+    without_secrets,
 )
 from mapsage.shipped import program
 
@@ -83,8 +87,8 @@ def _grid_of(path: Path) -> Dict[str, Any]:
             meters_per_unit=side / step if np.isfinite(side) and step else None)
 
 
-def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Optional[Any] = None
-              ) -> List[MapEntry]:
+def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Optional[Any] = None,
+              allow_remote: bool = False) -> List[MapEntry]:
     """Return the maps of files and folders, in the order of their names.
 
     A map is a GeoTIFF with the class names that ``tools/predict.py`` writes into it. Its scene is
@@ -94,9 +98,11 @@ def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Option
         inputs: Paths of maps and of folders of maps.
         scenes: Folder of scenes, or a scene; they belong to the map of their name.
         truth: Folder of labels, or a file; they belong to the map of their name.
+        allow_remote: Whether servers may be asked that a file in place of a map names.
 
     Raises:
-        ViewError: If there is no map, or an input or a folder does not exist.
+        ViewError: If there is no map, or an input or a folder does not exist, or a map needs a
+            server that may not be asked.
     """
     files: List[Path] = []
     for given in map(Path, inputs):
@@ -107,6 +113,8 @@ def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Option
     scenes_by_name, truth_by_name = _by_name(scenes, '--scenes'), _by_name(truth, '--truth')
     entries = []
     for path in files:
+        if not allow_remote:
+            check_servers([str(path)], path.name)
         classes = _classes_of(path)
         if classes:
             entries.append(_entry(path, classes, scenes_by_name, truth_by_name))
@@ -118,6 +126,26 @@ def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Option
         raise ViewError(f'--truth {truth}: no file there has the name of a map '
                         f'({", ".join(entry.name for entry in entries[:5])}).')
     return entries
+
+
+def check_servers(names: Sequence[str], described_in: str) -> None:
+    """Check that no server is asked for files.
+
+    Args:
+        names: Paths, and names for GDAL.
+        described_in: Name of the file that names them.
+
+    Raises:
+        ViewError: If one lies on a server, or is a mosaic (VRT) or another description of what
+            lies there.
+    """
+    for name in names:
+        file, server = ((described_in, remote_file(name)) if is_gdal_name(name)
+                        else (Path(name).name, server_in(name)))
+        if server:
+            raise ViewError(f'{file} names {without_secrets(server)}, and no server is asked for '
+                            'what a file names. Add --allow-remote if you trust it, or copy the '
+                            'data here and name them with --scenes or --truth.')
 
 
 def _classes_of(path: Path) -> List[Dict[str, Any]]:
@@ -148,8 +176,9 @@ def _entry(path: Path, classes: List[Dict[str, Any]], scenes: Dict[str, Path],
     report = _report(path)
     named = {entry['name']: entry['value'] for entry in classes}
     counted = report.get('pixels')
-    if isinstance(counted, dict) and set(counted) == set(named):
-        pixels = {named[name]: int(count) for name, count in counted.items()}
+    if isinstance(counted, dict) and set(counted) == set(named) \
+            and all(type(count) is int for count in counted.values()):
+        pixels = {named[name]: count for name, count in counted.items()}
     else:
         pixels = _count(path)
     entry = MapEntry(path.stem, path, classes, pixels)
@@ -170,25 +199,32 @@ def _report(path: Path) -> Dict[str, Any]:
     """Return what tools/predict.py has noted of a map, or nothing."""
     try:
         report = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) else {}
 
 
 def _scenes_of(report: Dict[str, Any]) -> List[str]:
     """Return the scenes that a report names and that are still there."""
-    settings = report.get('settings') or {}
-    names = [str(stamp[0]) for stamp in settings.get('input', [])
-             if is_gdal_name(str(stamp[0])) or str(stamp[0]).lower().endswith(_SCENES)]
-    there = [name for name in names if is_gdal_name(name) or Path(name).exists()]
+    settings = _settings(report)
+    stamps = settings.get('input')
+    names = [stamp[0] for stamp in (stamps if isinstance(stamps, list) else [])
+             if isinstance(stamp, list) and stamp and isinstance(stamp[0], str)]
+    there = [name for name in names if '\0' not in name and (
+        is_gdal_name(name) or name.lower().endswith(_SCENES) and os.path.exists(name))]
     return there if settings.get('mosaic') else there[:1]
 
 
+def _settings(report: Dict[str, Any]) -> Dict[str, Any]:
+    settings = report.get('settings')
+    return settings if isinstance(settings, dict) else {}
+
+
 def _windows_of(report: Dict[str, Any]) -> Tuple[Tuple[int, int], ...]:
-    settings = report.get('settings') or {}
+    settings = _settings(report)
     pairs = [settings.get('window'), settings.get('size')]
     if all(isinstance(pair, list) and len(pair) == 2
-           and all(isinstance(side, int) and side > 0 for side in pair) for pair in pairs):
+           and all(type(side) is int and side > 0 for side in pair) for pair in pairs):
         return tuple((height, width) for height, width in pairs)  # type: ignore[misc]
     return ()
 

@@ -80,15 +80,27 @@ def truth_for_display(entry: MapEntry, progress: Progress, reduce_zero_label: bo
     """
     assert entry.truth is not None
     copy = _copy_path(entry, 'truth', [str(entry.truth)], str(reduce_zero_label))
-    counts = copy.with_suffix('.json')
-    if not (copy.exists() and counts.exists()):
+    counts_path = copy.with_suffix('.json')
+    counts = _read_counts(counts_path)
+    if counts is None or not copy.exists():
         with ExitStack() as stack:
             target = stack.enter_context(Raster(entry.path))
             truth = stack.enter_context(Raster(entry.truth, bands=[1]))
             read = _reader(str(entry.truth), truth, target, stack, Resampling.nearest)
-            counted = _write_truth(copy, entry, read, target, reduce_zero_label, progress)
-        counts.write_text(json.dumps(counted), encoding='utf-8')
-    return copy, json.loads(counts.read_text(encoding='utf-8'))
+            counts = _write_truth(copy, entry, read, target, reduce_zero_label, progress)
+        counts_path.write_text(json.dumps(counts), encoding='utf-8')
+    return copy, counts
+
+
+def _read_counts(path: Path) -> Optional[List[int]]:
+    """Return the numbers of right and of labeled pixels, or None where they are not known."""
+    try:
+        counts = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
+        return None
+    return counts
 
 
 def _is_readable(path: str, target: Raster) -> bool:

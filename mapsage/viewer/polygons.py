@@ -8,7 +8,9 @@ import numpy as np
 import pyogrio
 import pyogrio.raw
 import shapely
+from pyogrio.errors import DataSourceError
 
+_SQLITE = b'SQLite format 3\0'  # of every GeoPackage (GeoPackage 1.2, section 1.1.1.1)
 MOST = 5000
 """Number of polygons up to which a box is answered; more of them nobody can tell apart."""
 
@@ -24,6 +26,7 @@ def polygons_in(path: Any, box: Sequence[float]) -> Dict[str, Any]:
         A GeoJSON FeatureCollection with ``class_id``, ``class_name`` and ``area_m2`` of each
         polygon. Where there are more than ``MOST``, it has none, and ``too_many``.
     """
+    _check_geopackage(path)
     meta, _, shapes, columns = pyogrio.raw.read(
         str(path), layer='map', bbox=tuple(box), max_features=MOST + 1,
         columns=['class_id', 'class_name', 'area_m2'])
@@ -39,7 +42,15 @@ def polygons_in(path: Any, box: Sequence[float]) -> Dict[str, Any]:
 
 def count_polygons(path: Any) -> int:
     """Return the number of polygons of a GeoPackage that ``write_polygons`` made."""
+    _check_geopackage(path)
     return int(pyogrio.read_info(str(path), layer='map')['features'])
+
+
+def _check_geopackage(path: Any) -> None:
+    """Check that a file is a database: GDAL would follow descriptions of layers on a server."""
+    with open(path, 'rb') as file:
+        if file.read(len(_SQLITE)) != _SQLITE:
+            raise DataSourceError(f'{path} is no GeoPackage')
 
 
 def _number(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mapsage.geo import GeoError, RasterBlockError
 
-from .catalog import MapEntry
+from .catalog import MapEntry, check_servers
 from .display import scene_for_display, truth_for_display
 from .errors import ViewError
 
@@ -22,11 +22,14 @@ class ViewSession:
         entries: Maps to show.
         reduce_zero_label: Whether value 0 of the labels is unlabeled, as in MMSegmentation.
         say: Function that is told of what takes time: a sentence.
+        allow_remote: Whether servers are asked for scenes and labels that files name.
     """
 
     def __init__(self, entries: Sequence[MapEntry], reduce_zero_label: bool = False,
-                 say: Callable[[str], None] = lambda text: None) -> None:
+                 say: Callable[[str], None] = lambda text: None, allow_remote: bool = False
+                 ) -> None:
         self.entries = list(entries)
+        self._allow_remote = allow_remote
         self._reduce_zero_label = reduce_zero_label
         self._say = say
         self._lock = threading.Lock()
@@ -49,7 +52,7 @@ class ViewSession:
         """Make what the browser cannot read otherwise of one map."""
         entry = self.entries[number]
         if entry.scenes:
-            self._try(number, 'scene', lambda tell: scene_for_display(entry, tell))
+            self._try(number, 'scene', lambda tell: self._scene(number, tell))
         if entry.truth is not None:
             self._try(number, 'truth', lambda tell: self._truth(number, tell))
         with self._lock:
@@ -90,7 +93,15 @@ class ViewSession:
             self._files[number, kind] = path
             self._stamps[number, kind] = stamp_of(path)
 
+    def _scene(self, number: int, tell: Callable[[float], None]) -> Path:
+        entry = self.entries[number]
+        if not self._allow_remote:
+            check_servers(entry.scenes, entry.path.with_suffix('.json').name)
+        return scene_for_display(entry, tell)
+
     def _truth(self, number: int, tell: Callable[[float], None]) -> Path:
+        if not self._allow_remote:
+            check_servers([str(self.entries[number].truth)], 'the command')
         path, counts = truth_for_display(self.entries[number], tell, self._reduce_zero_label)
         with self._lock:
             self._accuracy[number] = counts
