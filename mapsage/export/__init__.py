@@ -1,1 +1,6 @@
-"""Models as one ONNX file each: traced, rewritten for old runtimes, described and proved."""
+"""Export of a model as one ONNX file: traced, rewritten for old runtimes, described, and proved.
+
+The order of work: `module.py` wraps the segmentor, `rewrites.py` replaces operations that ONNX
+lacks, `graph.py` traces and cleans the graph, `metadata.py` describes the file, `proof.py`
+compares it with the model. `commands/export_model.py` calls them.
+"""

@@ -1,4 +1,8 @@
-"""The text of a model card: what a model is, how good it was, and under which license it goes."""
+"""Text of a model card: the README with architecture, scores, files and license of a model.
+
+The front matter follows the conventions of model hubs. The command that collects the facts is
+`commands/model_card.py`; this module only formats them.
+"""
 from __future__ import annotations
 
 import json
@@ -18,12 +22,12 @@ class Validation:
 
     Attributes:
         data: Type of the dataset.
-        images: Number of its images.
-        figures: Figures by name, as the config's evaluator reports them.
-        classes: IoU and accuracy of each class in percent, or None where the evaluator has no
-            confusion matrix.
-        where: Name of the accelerator, and version of PyTorch.
-        date: Day, as 2026-11-23.
+        images: Number of images.
+        figures: Metric name -> value, as the config's evaluator reports them.
+        classes: IoU and accuracy of the classes in percent; None if the evaluator has no confusion
+            matrix.
+        where: Name of the accelerator and version of PyTorch.
+        date: Day of the validation, such as 2026-11-23.
     """
 
     data: str
@@ -36,12 +40,12 @@ class Validation:
 
 @dataclass(frozen=True)
 class License:
-    """What is known of the rights in the weights.
+    """License of the pretrained weights that the training started from.
 
     Attributes:
-        weights: Pretrained weights that the config names, from which the training began.
-        dinov3: Whether they go under the DINOv3 License.
-        text: That license, as it lay beside the weights; None if it did not.
+        weights: Names of the pretrained weights in the config.
+        dinov3: Whether the DINOv3 License applies to them.
+        text: Text of the DINOv3 License from the folder of the weights; None if it was not there.
     """
 
     weights: Tuple[str, ...]
@@ -51,16 +55,16 @@ class License:
 
 @dataclass(frozen=True)
 class Card:
-    """What the README of a model says.
+    """Content of a model's README.
 
     Attributes:
         name: Name of the model.
         architecture: Names of the backbone and the head.
-        parameters: Number of the weights.
+        parameters: Number of weights.
         description: Description of the exported file.
-        gsd: Side of a pixel in meters, None if it is not known.
+        gsd: Side of a pixel in meters; None if unknown.
         proof: Lines that the export printed.
-        validation: Scores, or None without.
+        validation: Scores; None if the config has no ``val_evaluator``.
         license: License of the weights.
     """
 
@@ -75,61 +79,64 @@ class Card:
 
     def to_text(self) -> str:
         """Return the README: the front matter that model hubs read, then Markdown."""
-        about = self.description
-        side, bands = about.window, about.bands
-        shown = 'red, green, blue' if bands.like_opencv else f'{bands.count} bands'
+        description = self.description
+        side, bands = description.window, description.bands
+        band_names = 'red, green, blue' if bands.like_opencv else f'{bands.count} bands'
         pixel = f' of {self.gsd:.4g} m' if self.gsd is not None else ''
-        parts = [
+        paragraphs = [
             _front_matter(self), f'# {self.name}',
             f'{self.architecture}, {self.parameters / 1e6:.1f} million weights: semantic '
-            f'segmentation of remote-sensing images ({shown}) in {len(about.classes)} classes, in '
-            f'windows of {side} x {side} pixels{pixel}. Made with MapSage {about.version}.',
+            f'segmentation of remote-sensing images ({band_names}) in {len(description.classes)} '
+            f'classes, in windows of {side} x {side} pixels{pixel}. Made with MapSage '
+            f'{description.version}.',
             f'![Images, labels, predictions and where they disagree]({PREVIEW})',
             '## Scores', _scores(self), '## Use', _use(), '## Files', _files(self.license),
             '## The proof of model.onnx', _block(self.proof), '## License', _license(self.license)]
-        return '\n\n'.join(parts) + '\n'
+        return '\n\n'.join(paragraphs) + '\n'
 
 
 def _front_matter(card: Card) -> str:
-    """Return the YAML of a model hub; each value is JSON, which YAML contains."""
+    """Return the YAML front matter. Values are written as JSON, a subset of YAML."""
     entries: Dict[str, Any] = dict(
         library_name='mapsage', pipeline_tag='image-segmentation',
         tags=['semantic-segmentation', 'remote-sensing', 'mmsegmentation', 'onnx'])
     if card.license.dinov3:
         entries.update(license='other', license_name='dinov3-license', license_link=(
             LICENSE if card.license.text else DINOV3_LICENSE))
-    found = card.validation
-    if found is not None:
+    validation = card.validation
+    if validation is not None:
         entries['model-index'] = [dict(name=card.name, results=[dict(
             task=dict(type='image-segmentation'),
-            dataset=dict(name=found.data, type=found.data, split='validation'),
+            dataset=dict(name=validation.data, type=validation.data, split='validation'),
             metrics=[dict(type=name, name=name, value=value)
-                     for name, value in found.figures.items()])])]
+                     for name, value in validation.figures.items()])])]
     lines = [f'{key}: {json.dumps(value, ensure_ascii=False)}' for key, value in entries.items()]
     return '\n'.join(['---', *lines, '---'])
 
 
 def _scores(card: Card) -> str:
-    found = card.validation
-    if found is None:
+    validation = card.validation
+    if validation is None:
         return 'None: the config has no `val_evaluator`.'
-    text = (f'{found.images} images of the validation set ({found.data}), with the weights of '
-            f'`{WEIGHTS}`; {found.where}, {found.date}. In percent where the metric is.')
+    text = (f'{validation.images} images of the validation set ({validation.data}), with the '
+            f'weights of `{WEIGHTS}`; {validation.where}, {validation.date}. In percent where the '
+            f'metric is.')
     tables = [_table(['figure', 'value'], [[name, f'{value:.2f}']
-                                           for name, value in found.figures.items()])]
-    if found.classes is not None:
+                                           for name, value in validation.figures.items()])]
+    if validation.classes is not None:
+        # NaN, the score of a class without pixels, is not equal to itself.
         tables.append(_table(['class', 'IoU', 'accuracy'], [
             [name, *('none' if value != value else f'{value:.2f}' for value in values)]
-            for name, values in zip(card.description.classes, found.classes)]))
+            for name, values in zip(card.description.classes, validation.classes)]))
     return '\n\n'.join([text, *tables])
 
 
 def _use() -> str:
     return '\n\n'.join([
-        'Maps, without PyTorch, and with it:',
+        'Predict maps, without PyTorch and with PyTorch:',
         '```bash\npython tools/predict.py --model model.onnx SCENE... --out maps\n'
         f'python tools/predict.py {CONFIG} {WEIGHTS} SCENE... --out maps\n```',
-        'In QGIS, `model.onnx` runs in the plugin Deepness; press its button that loads the '
+        'In QGIS, `model.onnx` runs in the plugin Deepness; press the button there that loads the '
         "model's default parameters."])
 
 
@@ -137,7 +144,7 @@ def _files(license_: License) -> str:
     rows = [['model.onnx', 'the model as one file: images of 0..1 in, scores out'],
             ['model.onnx.json, model.stac.json', 'its description for GeoAI, and as a STAC item'],
             [WEIGHTS, 'the weights, for MapSage; without the heads that only training uses'],
-            [CONFIG, 'the config of the training, whole'],
+            [CONFIG, 'the complete config of the training'],
             [PREVIEW, 'windows of the validation set']]
     if license_.text:
         rows.append([LICENSE, 'the DINOv3 License'])
@@ -145,17 +152,16 @@ def _files(license_: License) -> str:
 
 
 def _license(license_: License) -> str:
-    named = ', '.join(f'`{name}`' for name in license_.weights)
-    start = f'The training began with {named}. ' if named else ''
+    names = ', '.join(f'`{name}`' for name in license_.weights)
+    origin = f'The training started from {names}. ' if names else ''
     if not license_.dinov3:
-        return start + ('No license is stated here. Whoever publishes this folder states one, and '
-                        'minds those of pretrained weights and of the data.')
-    copy = (f'`{LICENSE}` is a copy of it, which has to stay here.' if license_.text else
-            f'A copy of it has to be added to this folder, as `{LICENSE}`, before others get it.')
-    return (start + f'These are DINOv3 weights of Meta, and all files made from them go under the '
-            f'[DINOv3 License]({DINOV3_LICENSE}): whoever passes them on does so under its terms '
-            f'and with a copy of it, and whoever publishes results acknowledges the use of DINOv3. '
-            + copy)
+        return origin + ('No license is stated here. If you publish this folder, state one, and '
+                         'respect the licenses of the pretrained weights and of the data.')
+    copy = (f'`{LICENSE}` is a copy of it, which must stay in this folder.' if license_.text else
+            f'Add a copy of it to this folder, as `{LICENSE}`, before you share the folder.')
+    return (origin + f'These are DINOv3 weights of Meta. The [DINOv3 License]({DINOV3_LICENSE}) '
+            f'applies to all files made from them: share them only under its terms and with a '
+            f'copy of it, and acknowledge the use of DINOv3 when you publish results. ' + copy)
 
 
 def _table(titles: List[str], rows: List[List[str]]) -> str:

@@ -1,4 +1,9 @@
-"""The ONNX graph of a module: traced, folded, checked."""
+"""The ONNX graph of a module: traced, folded, checked.
+
+The graph comes from PyTorch's tracing exporter, because only that one writes opset 13, which
+Enflame's runtimes need. A trace records one run: a shape that became a constant by mistake shows
+up as a wrong result for another batch size, so the graph is run before it is returned.
+"""
 from __future__ import annotations
 
 import inspect
@@ -6,7 +11,7 @@ import io
 import os
 import tempfile
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 import numpy as np
 import onnx
@@ -18,67 +23,75 @@ from torch import nn
 from mapsage.inference.exported import threads
 
 from .errors import ExportError
+from .module import ImageToScores
 from .rewrites import rewritten
 from .targets import Target
 
 INPUT, OUTPUT, BATCH = 'image', 'scores', 'batch'
-_MOST_BYTES = 2**31 - 2**20  # of a file of ONNX, with a little room for what is not a weight
+# Protobuf limits an ONNX file to 2 GiB. One MiB is left for everything that is not a weight.
+_MAX_WEIGHT_BYTES = 2**31 - 2**20
 
 
 def most_opset() -> int:
-    """Return the highest opset that this PyTorch writes by tracing."""
+    """Return the highest opset that the tracing exporter of this PyTorch writes."""
     try:
         from torch.onnx import _constants
-    except ImportError:  # before 1.13
+    except ImportError:
+        # PyTorch before 1.13.
         from torch.onnx import symbolic_helper
         return int(symbolic_helper._onnx_main_opset)  # type: ignore[attr-defined]
-    names = ('ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET', 'ONNX_MAX_OPSET')  # since 2.6, and before
+    # PyTorch 2.6 and newer have the first name, older versions the second.
+    names = ('ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET', 'ONNX_MAX_OPSET')
     return int(next(getattr(_constants, name) for name in names if hasattr(_constants, name)))
 
 
-def trace(module: Any, target: Target, opset: int, batch: Optional[int]) -> onnx.ModelProto:
-    """Return the graph of an :class:`mapsage.export.module.ImageToScores`.
+def trace(module: ImageToScores, target: Target, opset: int,
+          batch: Optional[int]) -> onnx.ModelProto:
+    """Return the graph of a module.
 
-    Constants are folded, and what pads in front of a convolution is put into it, which runtimes
-    leave to the exporter.
+    Constants are folded, and zero padding in front of a convolution becomes an attribute of the
+    convolution, which runtimes do not do themselves.
 
     Args:
         module: Module in evaluation mode, on the CPU.
         target: Target of the file.
         opset: Opset of the graph.
-        batch: Number of images in a batch, None for any.
+        batch: Number of images in a batch; None for any number.
 
     Raises:
-        ExportError: If an operation has no ONNX form, the weights do not fit a file, or the graph
-            is not what the target's readers take.
+        ExportError: If an operation has no ONNX form, the weights exceed the limit of a file, or
+            the target's readers do not support the graph.
     """
-    held = sum(tensor.numel() * tensor.element_size() for tensor in
-               (*module.parameters(), *module.buffers()))
-    if held > _MOST_BYTES:
-        raise ExportError(f'the model has {held / 2**30:.1f} GiB of weights, and one ONNX file '
-                          f'holds 2 GiB. Export a smaller model.')
+    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in
+                       (*module.parameters(), *module.buffers()))
+    if weight_bytes > _MAX_WEIGHT_BYTES:
+        raise ExportError(f'the model has {weight_bytes / 2**30:.1f} GiB of weights, and one ONNX '
+                          f'file holds 2 GiB. Export a smaller model.')
     example = torch.rand(batch or 2, module.channels, module.window, module.window,
                          generator=torch.Generator().manual_seed(1))
+    # Constant sides make a smaller and faster graph. A model that moves its batch to another
+    # dimension cannot be traced with them, and is traced a second time without.
     for constant_sides in (True, False):
         traced = traced_bytes(module, example, opset, batch is None, [OUTPUT], constant_sides)
         try:
             model = fold(onnx.load_from_string(traced))
-        except Exception as error:  # the runtime's own kinds
+        # ONNX Runtime raises classes that share no base class with each other.
+        except Exception as error:
             if batch is None and constant_sides:
                 continue
             raise ExportError(f'ONNX Runtime cannot read what PyTorch {torch.__version__} wrote: '
-                              f'{_beginning(error)}. With --batch 1 shapes are simpler.') from error
+                              f'{_first_lines(error)}. With --batch 1 shapes are simpler.'
+                              ) from error
         if batch is not None or _takes_any_batch(model, example):
             break
     else:
-        raise ExportError(f'what PyTorch {torch.__version__} wrote takes {len(example)} images at '
-                          f'a time and no other number. Fix it with --batch 1.')
+        raise ExportError(f'the graph that PyTorch {torch.__version__} wrote takes {len(example)} '
+                          f'images at a time and no other number. Fix the number with --batch 1.')
     with torch.no_grad():
         scores = int(module(example).shape[1])
-    sides = [batch or BATCH, module.window, module.window]
     for value, channels in ((model.graph.input[0], module.channels),
                             (model.graph.output[0], scores)):
-        _set_shape(value, [sides[0], channels, *sides[1:]])
+        _set_shape(value, [batch or BATCH, channels, module.window, module.window])
     model.ir_version = target.ir
     model.producer_name = 'MapSage'
     check(model, target, opset)
@@ -87,59 +100,70 @@ def trace(module: Any, target: Target, opset: int, batch: Optional[int]) -> onnx
 
 def traced_bytes(module: nn.Module, example: torch.Tensor, opset: int, any_batch: bool,
                  outputs: List[str], constant_sides: bool = True) -> bytes:
-    """Return a module as PyTorch's tracing exporter writes it.
+    """Return the bytes that PyTorch's tracing exporter writes for a module.
 
-    It is the one exporter that writes opset 13, and the only one before PyTorch 2.1.
+    Args:
+        module: Module to trace, in evaluation mode.
+        example: Input of the trace, ``(N, bands, S, S)``.
+        opset: Opset of the graph.
+        any_batch: Whether the batch size stays open.
+        outputs: Names of the outputs.
+        constant_sides: Whether shapes become numbers, see :func:`rewritten`.
 
     Raises:
-        ExportError: If it cannot.
+        ExportError: If PyTorch cannot write the module.
     """
     options: Dict[str, Any] = {}
     if 'dynamo' in inspect.signature(torch.onnx.export).parameters:
         options.update(dynamo=False)
     if any_batch:
         options.update(dynamic_axes={name: {0: BATCH} for name in (INPUT, *outputs)})
-    file: Any = io.BytesIO()  # which every version of PyTorch takes, whatever its types say
+    # Every version of PyTorch accepts a BytesIO, but the annotations of some do not.
+    file: Any = io.BytesIO()
     with torch.no_grad(), rewritten(
             module, example, any_batch, constant_sides), warnings.catch_warnings():
-        # Of sides that become constants, which is meant; the proof finds what should not have.
+        # PyTorch warns about sides that become constants, which is intended here. If a value
+        # becomes a constant by mistake, the proof finds it.
         warnings.simplefilter('ignore')
         try:
             torch.onnx.export(module, (example, ), file, opset_version=opset,
                               input_names=[INPUT], output_names=outputs, **options)
-        except Exception as error:  # PyTorch raises a dozen kinds, all of which name the operation
+        # PyTorch raises a dozen classes here; the message of all of them names the operation.
+        except Exception as error:
             raise ExportError(f'PyTorch {torch.__version__} cannot write this model in opset '
-                              f'{opset}: {_beginning(error)}') from error
+                              f'{opset}: {_first_lines(error)}') from error
     return file.getvalue()
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
-    """Return a session of ONNX Runtime on the CPU, with as many threads as in predict."""
+    """Return an ONNX Runtime session on the CPU, with as many threads as in tools/predict.py."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads()
-    options.log_severity_level = 4  # what goes wrong is raised
+    # Errors are raised as well, so the log would only repeat them.
+    options.log_severity_level = 4
     return onnxruntime.InferenceSession(model, options, providers=['CPUExecutionProvider'])
 
 
 def _takes_any_batch(model: onnx.ModelProto, example: torch.Tensor) -> bool:
-    """Return whether one image gives the same scores alone as in the batch of the trace."""
+    """Return whether a batch of one image gives the same scores as the batch of the trace."""
     session = open_session(model.SerializeToString())
     try:
-        alone, together = (session.run(None, {INPUT: images.numpy()})[0]
-                           for images in (example[:1], example))
-    except Exception:  # the runtime's own kinds; a shape that does not fit is among them
+        single, batch = (session.run(None, {INPUT: images.numpy()})[0]
+                         for images in (example[:1], example))
+    # ONNX Runtime raises classes that share no base class; a wrong shape is one of the reasons.
+    except Exception:
         return False
-    return alone.shape == together[:1].shape and np.allclose(
-        alone, together[:1], atol=1e-4, equal_nan=True)
+    return single.shape == batch[:1].shape and np.allclose(
+        single, batch[:1], atol=1e-4, equal_nan=True)
 
 
-def _beginning(error: Exception) -> str:
-    """Return what an error of PyTorch says before it lists the whole graph."""
+def _first_lines(error: Exception) -> str:
+    """Return the message of a PyTorch error without the listing of the whole graph."""
     return str(error).split('\nGraph:')[0].split('\ngraph(')[0].strip()[:500]
 
 
 def fold(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with constants folded, by ONNX Runtime, and padding in its convolutions."""
+    """Return the graph with constants folded by ONNX Runtime, and padding put into convolutions."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
@@ -149,43 +173,46 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
         onnxruntime.InferenceSession(model.SerializeToString(), options,
                                      providers=['CPUExecutionProvider'])
         folded = onnx.load(path)
+    # ONNX Runtime adds imports of the domains it defines, although no node uses them.
     for number in reversed(range(len(folded.opset_import))):
-        if folded.opset_import[number].domain:  # those of the runtime, of which nothing is used
+        if folded.opset_import[number].domain:
             del folded.opset_import[number]
     fuse_padding(folded.graph)
     return folded
 
 
 def fuse_padding(graph: onnx.GraphProto) -> None:
-    """Put each ``Pad`` with zeros that only a ``Conv`` reads into the ``Conv``."""
-    constants = {each.name: each for each in graph.initializer}
+    """Move the zeros of a ``Pad`` into the ``Conv`` that is its only reader."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     readers: Dict[str, List[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
-    shown = {value.name for value in graph.output}
+    outputs = {value.name for value in graph.output}
     for pad in [node for node in graph.node if node.op_type == 'Pad']:
-        after = readers.get(pad.output[0], [])
+        pad_readers = readers.get(pad.output[0], [])
         pads = _zero_padding(pad, constants)
-        if pads is None or pad.output[0] in shown or len(after) != 1 \
-                or after[0].op_type != 'Conv' or after[0].input[0] != pad.output[0]:
+        if pads is None or pad.output[0] in outputs or len(pad_readers) != 1:
             continue
-        attribute = next((each for each in after[0].attribute if each.name == 'pads'), None)
+        conv = pad_readers[0]
+        if conv.op_type != 'Conv' or conv.input[0] != pad.output[0]:
+            continue
+        attribute = next((entry for entry in conv.attribute if entry.name == 'pads'), None)
         if attribute is None:
-            attribute = after[0].attribute.add()
+            attribute = conv.attribute.add()
             attribute.CopyFrom(onnx.helper.make_attribute('pads', [0] * len(pads)))
         attribute.ints[:] = [old + more for old, more in zip(attribute.ints, pads)]
-        after[0].input[0] = pad.input[0]
+        conv.input[0] = pad.input[0]
         graph.node.remove(pad)
     used = {name for node in graph.node for name in node.input}
-    for tensor in [each for each in graph.initializer if each.name not in used]:
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in used]:
         graph.initializer.remove(tensor)
 
 
 def _zero_padding(pad: onnx.NodeProto, constants: Dict[str, onnx.TensorProto]
                   ) -> Optional[List[int]]:
-    """Return the pads along the sides of a ``Pad``, or None if it is not one of zeros there."""
-    mode = next((each.s for each in pad.attribute if each.name == 'mode'), b'constant')
+    """Return the spatial pads of a ``Pad``; None unless it adds zeros along height and width."""
+    mode = next((entry.s for entry in pad.attribute if entry.name == 'mode'), b'constant')
     names = [name for name in pad.input[1:] if name]
     if mode != b'constant' or not names or any(name not in constants for name in names):
         return None
@@ -197,14 +224,14 @@ def _zero_padding(pad: onnx.NodeProto, constants: Dict[str, onnx.TensorProto]
 
 
 def check(model: onnx.ModelProto, target: Target, opset: int) -> None:
-    """Look at what the target's readers stumble over.
+    """Check that the target's readers support the graph.
 
     Raises:
-        ExportError: If the graph has it.
+        ExportError: If the graph has another opset, a branch, or an operator outside of ONNX.
     """
-    found = {each.domain: each.version for each in model.opset_import}
-    if found != {'': opset}:
-        raise ExportError(f'the exporter wrote opsets {found}, expected {opset} alone, which is '
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    if opsets != {'': opset}:
+        raise ExportError(f'the exporter wrote opsets {opsets}, expected {opset} only, which is '
                           f'what {target.reader} reads.')
     branches = [node.name for node in model.graph.node if node.op_type in ('If', 'Loop', 'Scan')]
     if branches:
@@ -217,7 +244,7 @@ def check(model: onnx.ModelProto, target: Target, opset: int) -> None:
     onnx.checker.check_model(model)
 
 
-def _set_shape(value: onnx.ValueInfoProto, sides: List[Any]) -> None:
+def _set_shape(value: onnx.ValueInfoProto, sides: List[Union[int, str]]) -> None:
     shape = value.type.tensor_type.shape
     del shape.dim[:]
     for side in sides:

@@ -1,4 +1,8 @@
-"""What a file says of itself, in the words of each program that reads it."""
+"""Descriptions of an exported file for the programs that read it.
+
+Every reader wants its own: MapSage and QGIS' Deepness read metadata inside the file (`describe`),
+GeoAI a JSON file next to it (`geoai_sidecar`), catalogs a STAC item (`mlm_item`).
+"""
 from __future__ import annotations
 
 import datetime
@@ -12,7 +16,7 @@ from mapsage.inference.description import KEY, ExportedDescription
 
 from .graph import INPUT, OUTPUT
 
-# https://github.com/stac-extensions/mlm, whose required properties the item has.
+# The item has the required properties of https://github.com/stac-extensions/mlm.
 _MLM = 'https://stac-extensions.github.io/mlm/v1.5.0/schema.json'
 
 
@@ -20,33 +24,35 @@ def describe(model: onnx.ModelProto, description: ExportedDescription,
              gsd: Optional[float]) -> None:
     """Write the description, and the keys of QGIS' Deepness plugin, into a file's metadata.
 
-    Each value is JSON. Deepness sets scores below ``seg_thresh`` to 0 before it looks for the
-    largest, so that 0 is right for several classes; of one score, it is what makes class 1. It
-    divides by 255 always, which is why the graph multiplies by it, and normalizes by two keys that
-    are left out here. ``seg_small_segment=0`` turns its median blur off.
+    All values are JSON. Deepness sets scores below ``seg_thresh`` to 0 before it takes the argmax,
+    so several classes need 0; for a single score it is the threshold of class 1. Deepness always
+    divides by 255, which is why the graph multiplies by 255. It would also normalize with two keys
+    that are left out here, because the graph normalizes. ``seg_small_segment=0`` turns off its
+    median blur.
 
     Args:
         model: File to describe.
-        description: What predict needs to know.
-        gsd: Side of a pixel of the training in meters, None if it is not known.
+        description: Description that tools/predict.py reads.
+        gsd: Side of a training pixel in meters; None if unknown.
     """
     del model.metadata_props[:]
-    one = description.scores == 1
+    is_binary = description.scores == 1
     keys: Dict[str, Any] = dict(
         model_type='Segmentor',
         class_names={str(number): name for number, name in enumerate(description.classes)},
         tile_size=description.window,
         tiles_overlap=round(100 * description.overlap / description.window),
-        seg_thresh=description.threshold if one else 0,
+        seg_thresh=description.threshold if is_binary else 0,
         seg_small_segment=0)
     if gsd is not None:
-        keys['resolution'] = 100 * gsd  # in centimeters
+        # Deepness expects centimeters.
+        keys['resolution'] = 100 * gsd
     onnx.helper.set_model_props(model, {**{key: json.dumps(value) for key, value in keys.items()},
                                         KEY: description.to_text()})
 
 
 def geoai_sidecar(model: onnx.ModelProto, description: ExportedDescription) -> Dict[str, Any]:
-    """Return what GeoAI's ``ONNXGeoModel`` reads beside ``model.onnx``, ``model.onnx.json``."""
+    """Return the content of ``model.onnx.json``, which GeoAI's ``ONNXGeoModel`` reads."""
     return dict(
         task='semantic-segmentation', num_labels=len(description.classes),
         id2label={str(number): name for number, name in enumerate(description.classes)},
@@ -60,13 +66,13 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
     """Return a STAC item of the Machine Learning Model extension for a file.
 
     Args:
-        model: The file.
-        description: Its description.
+        model: The exported model.
+        description: Description of the file.
         name: Name of the model.
-        file: Name of the file, which lies beside the item.
+        file: Name of the file, in the same folder as the item.
         architecture: Names of the backbone and the head.
-        parameters: Number of the weights.
-        gsd: Side of a pixel in meters, None if it is not known.
+        parameters: Number of weights.
+        gsd: Side of a pixel in meters; None if unknown.
     """
     bands, side = description.bands.count, description.window
     batch = -1 if description.batch is None else description.batch
@@ -74,7 +80,7 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
         f'band {number}' for number in description.bands.chosen or range(1, bands + 1)]
     properties: Dict[str, Any] = {
         'datetime': datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%dT%H:%M:%SZ'),
-        'bands': [dict(name=each) for each in names],
+        'bands': [dict(name=band) for band in names],
         'mlm:name': _mlm_name(name),
         'mlm:architecture': architecture,
         'mlm:tasks': ['semantic-segmentation'],
@@ -100,7 +106,7 @@ def mlm_item(model: onnx.ModelProto, description: ExportedDescription, name: str
 
 
 def _mlm_name(name: str) -> str:
-    """Return a name as the extension allows it: three letters of ASCII or more."""
+    """Return a name that the extension allows: ASCII, at least three characters."""
     plain = re.sub(r'[^a-zA-Z0-9_.-]+', '-', name).strip('-._')
     return plain if re.match(r'[a-zA-Z].+[a-zA-Z0-9]$', plain) else f'mapsage-{plain}'.strip('-')
 

@@ -1,4 +1,13 @@
-"""A segmentor as a function from an image in 0..1 to the scores of classes, for an exporter."""
+"""The module that is exported: a segmentor as a function from an image to class scores.
+
+It does everything that `tools/predict.py` does with a window (band order, normalization, padding,
+model, probabilities), so that a runtime needs no preprocessing. Values of 0..1 stand for 0..255,
+because QGIS' Deepness divides every image by 255, including 16-bit images.
+
+Shapes:
+    image   (N, bands, S, S)   float32 in 0..1, bands as red, green, blue
+    scores  (N, scores, S, S)  float32, one score for a binary model with one output
+"""
 from __future__ import annotations
 
 from typing import Any, Dict, List
@@ -11,22 +20,24 @@ from mapsage.inference.description import Bands
 
 from .errors import ExportError
 
-_WHITE = 255.  # the value that 1 stands for; also of 16 bits, as Deepness divides by it always
+# The value that 1 in the input stands for.
+_WHITE = 255.
 
 
 class ImageToScores(nn.Module):
-    """What predict does with a window, in one module: normalization, model, resize, probabilities.
+    """Preprocessing, model and probabilities of one window in a single module.
 
-    A head with ``gives_scores`` gives its scores as they are, as in
+    The scores of a head with ``gives_scores`` are returned without a softmax or sigmoid, as in
     :class:`mapsage.inference.predictor.WindowPredictor`.
 
     Args:
         model: Segmentor of MMSegmentation in evaluation mode, on the CPU.
-        bands: Bands that it takes.
+        bands: Bands that the model takes.
         window: Side of the image in pixels.
 
     Raises:
-        ExportError: If the model's data preprocessor does more than normalize and pad.
+        ExportError: If the model's data preprocessor does more than reorder channels, normalize
+            and pad.
     """
 
     _order: torch.Tensor
@@ -38,10 +49,11 @@ class ImageToScores(nn.Module):
         self.model = model
         self.channels, self.window = bands.count, window
         preprocessor = model.data_preprocessor
-        # The first is MMSegmentation 1.2's name, the second that of the maintained fork.
+        # MMSegmentation 1.2 uses the first name, the maintained fork the second.
         converts = bands.count == 3 and any(getattr(preprocessor, name, False) for name in (
             'channel_conversion', '_channel_conversion'))
-        # The image comes as red, green, blue; what OpenCV loads as blue, green, red.
+        # The exported input is RGB. The preprocessor expects BGR if OpenCV loads the images, and
+        # swaps the channels itself if it converts.
         self._turned = bands.like_opencv != converts
         self.register_buffer('_order', torch.arange(bands.count - 1, -1, -1))
         self._normalizes = bool(getattr(preprocessor, '_enable_normalize', False))
@@ -51,12 +63,13 @@ class ImageToScores(nn.Module):
         self._pad_value = float(getattr(preprocessor, 'pad_val', 0))
         self._padded = (window, window)
         head: Any = model.decode_head
-        head = head[-1] if isinstance(head, nn.ModuleList) else head  # a cascade
+        # A cascade has a list of heads, and the last one decides.
+        head = head[-1] if isinstance(head, nn.ModuleList) else head
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
-        self._compare_with(preprocessor, bands)
+        self._check_against(preprocessor, bands)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Return scores, float (N, scores, S, S), for images in 0..1, (N, bands, S, S)."""
+        """Return the scores of images, ``(N, bands, S, S)`` -> ``(N, scores, S, S)``."""
         logits = self.model.encode_decode(self.prepare(image), self._metas(image))
         logits = logits[:, :, :self.window, :self.window]
         if self._gives_scores:
@@ -64,7 +77,7 @@ class ImageToScores(nn.Module):
         return logits.softmax(1) if logits.shape[1] > 1 else logits.sigmoid()
 
     def prepare(self, image: torch.Tensor) -> torch.Tensor:
-        """Return what the data preprocessor makes of images, here in 0..1."""
+        """Return images in 0..1 as the data preprocessor would return them."""
         image = image * _WHITE
         if self._turned:
             image = image.index_select(1, self._order)
@@ -81,19 +94,20 @@ class ImageToScores(nn.Module):
         return [dict(ori_shape=size, img_shape=self._padded, pad_shape=self._padded,
                      padding_size=[0, 0, 0, 0]) for _ in range(int(image.shape[0]))]
 
-    def _compare_with(self, preprocessor: Any, bands: Bands) -> None:
-        """Compare with the preprocessor, which also tells the size that it pads to."""
+    def _check_against(self, preprocessor: nn.Module, bands: Bands) -> None:
+        """Compare `prepare` with the data preprocessor, and take over the size that it pads to."""
         from mmseg.structures import SegDataSample
         size = self.window, self.window
-        shown = torch.rand(bands.count, *size, generator=torch.Generator().manual_seed(0))
-        loaded = (shown.flip(0) if bands.like_opencv else shown) * _WHITE
+        image = torch.rand(bands.count, *size, generator=torch.Generator().manual_seed(0))
+        loaded = (image.flip(0) if bands.like_opencv else image) * _WHITE
         sample = SegDataSample(metainfo=dict(ori_shape=size, img_shape=size, pad_shape=size,
                                              padding_size=[0, 0, 0, 0]))
         with torch.no_grad():
-            wanted = preprocessor(dict(inputs=[loaded], data_samples=[sample]), False)['inputs']
-            self._padded = tuple(wanted.shape[2:])
-            found = self.prepare(shown[None])
-        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-4, atol=1e-4):
+            expected = preprocessor(dict(inputs=[loaded], data_samples=[sample]), False)['inputs']
+            self._padded = tuple(expected.shape[2:])
+            prepared = self.prepare(image[None])
+        if prepared.shape != expected.shape or not torch.allclose(
+                prepared, expected, rtol=1e-4, atol=1e-4):
             raise ExportError(
                 f'{type(preprocessor).__name__} does more with an image than change the order of '
                 f'its channels, normalize and pad: an export would leave that out. Use '

@@ -1,4 +1,13 @@
-"""Whether a file computes what the model does, on tiles of the validation set."""
+"""Proof that an exported file computes the same as its model, on tiles of the validation set.
+
+`prove` runs both and compares scores, classes and mIoU. If they differ, `differing_layer` exports
+the outputs of all layers and names the first one that differs.
+
+Shapes:
+    image   (bands, S, S)   a tile, as the test pipeline returns it
+    labels  (S, S)          255 without a label
+    scores  (scores, S, S)  of a tile; one score for a binary model with one output
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,19 +24,20 @@ from mapsage.inference.exported import to_input
 from .errors import ExportError
 from .graph import INPUT, open_session, traced_bytes
 
-# Float32 in another order of sums differs by 1e-7 to 2e-5 in the models that were tried.
+# Summing float32 in another order changed the scores of the tested models by 1e-7 to 2e-5.
 MOST_DIFFERENCE, LEAST_EQUAL = 1e-3, 0.999
-_TOGETHER = 3  # tiles in a batch, where it may have any size; the last batch is another
+# Batch size if the file takes any. A number of tiles that is no multiple of 3 tests a second size.
+_BATCH = 3
 _IGNORED = 255
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A window of an image of the validation set.
+    """A window of a validation image.
 
     Attributes:
-        image: ``(bands, S, S)`` uint8 or float32, in the order of the test pipeline.
-        labels: ``(S, S)`` int64, 255 where there is no label.
+        image: ``(bands, S, S)`` uint8 or float32, bands in the order of the test pipeline.
+        labels: ``(S, S)`` int64, 255 without a label.
     """
 
     image: np.ndarray
@@ -36,12 +46,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Proof:
-    """A comparison of a file with the model it was made from.
+    """Comparison of a file with the model it was exported from.
 
     Attributes:
         tiles: Number of tiles.
         largest: Largest difference of a score.
-        equal: Share of the pixels that get the same class.
+        equal: Share of pixels with the same class.
         before, after: mIoU of the model and of the file on the tiles, in percent; NaN without
             labels.
     """
@@ -54,7 +64,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the file may be written."""
+        """Whether model and file agree, so that the file may be written."""
         return self.largest <= MOST_DIFFERENCE and self.equal >= LEAST_EQUAL
 
     def __str__(self) -> str:
@@ -65,11 +75,11 @@ class Proof:
 
 
 def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
-    """Return tiles of a dataset, evenly spread over its images and over each of them.
+    """Return tiles of a dataset, spread evenly over the images and within them.
 
     Args:
         dataset: Dataset of MMSegmentation with its test pipeline.
-        window: Side of a tile in pixels; smaller images are mirrored.
+        window: Side of a tile in pixels; smaller images are padded by mirroring.
         count: Number of tiles.
     """
     tiles: List[Tile] = []
@@ -79,9 +89,10 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
         labels: np.ndarray = np.full(image.shape[1:], _IGNORED, np.int64)
         truth = getattr(item['data_samples'], 'gt_sem_seg', None)
         if truth is not None:
-            labels = _to_size(np.asarray(truth.data).squeeze(0).astype(np.int64), image.shape[1:])
+            labels = _resize_nearest(np.asarray(truth.data).squeeze(0).astype(np.int64),
+                                     image.shape[1:])
         for axis in (1, 2):
-            # the fractional part of multiples of the golden ratio spreads places evenly
+            # Fractional parts of multiples of the golden ratio are spread evenly over 0 to 1.
             start = int(number * 0.618034 % 1 * max(1, image.shape[axis] - window + 1))
             image = np.take(image, range(start, min(start + window, image.shape[axis])), axis)
             labels = np.take(labels, range(start, min(start + window, labels.shape[axis - 1])),
@@ -94,47 +105,53 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
 
 def prove(model: onnx.ModelProto, description: ExportedDescription,
           reference: Callable[[torch.Tensor], np.ndarray], tiles: Sequence[Tile]) -> Proof:
-    """Run a file in ONNX Runtime on tiles and compare it with what predict computes.
+    """Run a file in ONNX Runtime on tiles and compare the scores with the model's.
 
     Args:
-        model: The file.
-        description: Its description.
-        reference: Function that returns scores, float32 (N, scores, S, S), of windows.
+        model: The exported model.
+        description: Description of the file.
+        reference: Function that returns the model's scores of windows, float32
+            ``(N, bands, S, S)`` -> ``(N, scores, S, S)``.
         tiles: Tiles to compare on.
 
     Raises:
-        ExportError: If ONNX Runtime cannot run it, or the model's scores are no numbers.
+        ExportError: If ONNX Runtime cannot run the file, or the model's scores are not finite.
     """
     session = open_session(model.SerializeToString())
     largest, equal = 0., 0
-    before, after = (np.zeros((len(description.classes), ) * 2, np.int64) for _ in range(2))
-    step = description.batch or _TOGETHER
+    model_confusion, file_confusion = (
+        np.zeros((len(description.classes), ) * 2, np.int64) for _ in range(2))
+    step = description.batch or _BATCH
     for first in range(0, len(tiles), step):
-        part = list(tiles[first:first + step])
-        short = (description.batch or len(part)) - len(part)
-        images = np.stack([tile.image for tile in [*part, *part[:1] * short]])
+        batch = list(tiles[first:first + step])
+        # A file with a fixed batch needs a full last batch.
+        fill = (description.batch or len(batch)) - len(batch)
+        images = np.stack([tile.image for tile in [*batch, *batch[:1] * fill]])
         try:
-            found = session.run(None, {INPUT: to_input(images, description.bands)})[0]
-        except Exception as error:  # the runtime's own kinds
+            outputs = session.run(None, {INPUT: to_input(images, description.bands)})[0]
+        # ONNX Runtime raises classes that share no base class with each other.
+        except Exception as error:
             raise ExportError(f'ONNX Runtime cannot run the file: {str(error)[:400]}') from error
-        for tile, scores in zip(part, found):
-            wanted = reference(torch.from_numpy(np.ascontiguousarray(tile.image[None])))[0]
-            if not np.isfinite(wanted).all():
+        for tile, scores in zip(batch, outputs):
+            expected = reference(torch.from_numpy(np.ascontiguousarray(tile.image[None])))[0]
+            if not np.isfinite(expected).all():
                 raise ExportError('the model gives scores that are no numbers (NaN or infinity) on '
                                   'a tile of the val set. Look at the losses of its training.')
-            difference = float(np.abs(scores - wanted).max())
-            # NaN is not larger than anything.
+            difference = float(np.abs(scores - expected).max())
+            # max() would drop a NaN, because no comparison with it is true.
             largest = max(largest, float('inf') if np.isnan(difference) else difference)
-            ours, theirs = (_classes(each, description.threshold) for each in (wanted, scores))
-            equal += int((ours == theirs).sum())
-            for table, classes in ((before, ours), (after, theirs)):
-                table += _confusion(tile.labels, classes, len(table))
+            model_classes = _classes(expected, description.threshold)
+            file_classes = _classes(scores, description.threshold)
+            equal += int((model_classes == file_classes).sum())
+            model_confusion += _confusion(tile.labels, model_classes, len(model_confusion))
+            file_confusion += _confusion(tile.labels, file_classes, len(file_confusion))
     pixels = len(tiles) * description.window**2
-    return Proof(len(tiles), largest, equal / pixels, _mean_iou(before), _mean_iou(after))
+    return Proof(len(tiles), largest, equal / pixels, _mean_iou(model_confusion),
+                 _mean_iou(file_confusion))
 
 
-def differing_layer(module: Any, opset: int, tile: Tile, bands: Bands) -> Optional[str]:
-    """Return the first layer, in the order of computing, whose export differs on a tile.
+def differing_layer(module: nn.Module, opset: int, tile: Tile, bands: Bands) -> Optional[str]:
+    """Return the first layer, in the order of the forward pass, with a different export.
 
     Args:
         module: Module that was exported.
@@ -143,66 +160,71 @@ def differing_layer(module: Any, opset: int, tile: Tile, bands: Bands) -> Option
         bands: Bands of the model.
 
     Returns:
-        Name of the layer in the model and its type, or None if none can be told.
+        Name of the layer in the model and its type; None if no layer differs, or if the layers
+        cannot be exported.
     """
     image = torch.from_numpy(to_input(tile.image[None], bands))
     example = torch.rand(image.shape, generator=torch.Generator().manual_seed(1))
-    # The exporter returns a module to its mode, and all that is in it: one in training, as a new
-    # one is, would put the norms of the model there.
-    probe = _Probe(module).eval()
+    # After the export PyTorch puts a module, with all submodules, back into its former mode. A new
+    # module is in training mode, so without eval() the model's norms would end in training mode.
+    probe = _LayerOutputs(module).eval()
     try:
         with torch.no_grad():
             probe(example)
-            names = [f'layer{number}' for number in range(len(probe.found))]
+            names = [f'layer{number}' for number in range(len(probe.outputs))]
             traced = traced_bytes(probe, example, opset, False, names)
             probe(image)
-        wanted = dict(probe.found)
-        found = open_session(traced).run(names, {INPUT: image.numpy()})
-    except Exception:  # what is looked for here is only a hint
+        expected_outputs = dict(probe.outputs)
+        file_outputs = open_session(traced).run(names, {INPUT: image.numpy()})
+    # The name of the layer is only a hint in an error message that is raised anyway.
+    except Exception:
         return None
     finally:
-        probe.remove()
-    for (layer, tensor), value in zip(wanted.items(), found):
+        probe.remove_hooks()
+    for (layer, tensor), value in zip(expected_outputs.items(), file_outputs):
         expected = tensor.numpy()
         scale = max(1., float(np.abs(expected).max()))
+        # Written as "not <=", so that NaN counts as a difference.
         if expected.shape != value.shape or not np.abs(value - expected).max() <= 1e-3 * scale:
             return layer
     return None
 
 
-class _Probe(nn.Module):
-    """A module that returns what each of its layers returned, once a layer, in order."""
+class _LayerOutputs(nn.Module):
+    """A module that returns the outputs of all layers of another module, in order of execution."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.found: Dict[str, torch.Tensor] = {}
-        self._hooks = [each.register_forward_hook(self._keep(name, each))
-                       for name, each in module.named_modules() if name]
+        self.outputs: Dict[str, torch.Tensor] = {}
+        self._hooks = [layer.register_forward_hook(self._record_outputs_of(name, layer))
+                       for name, layer in module.named_modules() if name]
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Return the outputs of all layers that are tensors of floats."""
-        self.found.clear()
+        """Return the outputs of all layers that are floating-point tensors."""
+        self.outputs.clear()
         self.module(image)
-        return tuple(self.found.values())
+        return tuple(self.outputs.values())
 
-    def remove(self) -> None:
-        """Take the hooks out again."""
+    def remove_hooks(self) -> None:
+        """Remove the forward hooks from the module."""
         for hook in self._hooks:
             hook.remove()
 
-    def _keep(self, name: str, layer: nn.Module) -> Callable[..., None]:
+    def _record_outputs_of(self, name: str, layer: nn.Module) -> Callable[..., None]:
         key = f"{name.replace('model.', '', 1)} ({type(layer).__name__})"
 
-        def keep(_: nn.Module, inputs: Any, output: Any) -> None:
-            parts = output if isinstance(output, (tuple, list)) else [output]
-            for number, part in enumerate(parts):
-                # Old exporters cannot write one tensor as two outputs, as of an identity.
-                if isinstance(part, torch.Tensor) and part.is_floating_point() and not any(
-                        part is known for known in self.found.values()):
-                    self.found.setdefault(f'{key}{" output " * (number > 0)}{number or ""}', part)
+        def record(_: nn.Module, inputs: object, output: object) -> None:
+            values = output if isinstance(output, (tuple, list)) else [output]
+            for number, value in enumerate(values):
+                # Old exporters cannot write one tensor as two outputs, which an identity would
+                # cause.
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and not any(
+                        value is tensor for tensor in self.outputs.values()):
+                    self.outputs.setdefault(
+                        f'{key}{" output " * (number > 0)}{number or ""}', value)
 
-        return keep
+        return record
 
 
 def _classes(scores: np.ndarray, threshold: float) -> np.ndarray:
@@ -210,20 +232,22 @@ def _classes(scores: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def _confusion(labels: np.ndarray, classes: np.ndarray, count: int) -> np.ndarray:
-    known = (labels >= 0) & (labels < count)
-    return np.bincount(labels[known] * count + classes[known],
+    labeled = (labels >= 0) & (labels < count)
+    return np.bincount(labels[labeled] * count + classes[labeled],
                        minlength=count * count).reshape(count, count)
 
 
-def _mean_iou(table: np.ndarray) -> float:
-    inside = np.diag(table)
-    union = table.sum(0) + table.sum(1) - inside
-    shown = union > 0
-    return 100 * float((inside[shown] / union[shown]).mean()) if shown.any() else float('nan')
+def _mean_iou(confusion: np.ndarray) -> float:
+    intersection = np.diag(confusion)
+    union = confusion.sum(0) + confusion.sum(1) - intersection
+    present = union > 0
+    if not present.any():
+        return float('nan')
+    return 100 * float((intersection[present] / union[present]).mean())
 
 
-def _to_size(labels: np.ndarray, size: Tuple[int, ...]) -> np.ndarray:
-    """Return labels in the size of the image, which a pipeline may have resized without them."""
-    rows, columns = (((np.arange(there) + 0.5) * here / there).astype(np.intp)
-                     for here, there in zip(labels.shape, size))
+def _resize_nearest(labels: np.ndarray, size: Tuple[int, ...]) -> np.ndarray:
+    """Return labels in the size of the image. A test pipeline may resize only the image."""
+    rows, columns = (((np.arange(new) + 0.5) * old / new).astype(np.intp)
+                     for old, new in zip(labels.shape, size))
     return labels[rows[:, None], columns]

@@ -1,4 +1,8 @@
-"""An exported file in 8-bit integers, calibrated on tiles."""
+"""Quantization of an exported file to 8-bit integers, calibrated on tiles.
+
+The quantized file is compared on tiles that did not calibrate it, and may lose at most one point
+of mIoU there.
+"""
 from __future__ import annotations
 
 import os
@@ -15,30 +19,32 @@ from .errors import ExportError
 from .graph import INPUT
 from .proof import Proof, Tile
 
-MOST_LOSS = 1.0  # points of mIoU that a file in 8 bits may lose on the tiles
+# Points of mIoU that the quantized file may lose on the tiles.
+MOST_LOSS = 1.0
 
 
 def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
              batch: Optional[int]) -> onnx.ModelProto:
-    """Return a file whose convolutions and products are in 8 bits.
+    """Return a model with convolutions and matrix products in 8 bits.
 
-    Activations are unsigned, with one scale each, which the tiles give; weights are signed, with a
-    scale for each output channel. Scales stand in the graph (QuantizeLinear, DequantizeLinear), so
-    that any runtime may compute with them.
+    Activations are unsigned, with one scale per tensor, calibrated on the tiles. Weights are
+    signed, with one scale per output channel. The scales are part of the graph (QuantizeLinear,
+    DequantizeLinear), so that any runtime can use them.
 
     Args:
-        model: File in float32.
-        tiles: Tiles to calibrate on, others than those of the proof.
+        model: Model in float32.
+        tiles: Tiles to calibrate on; the proof must use other tiles.
         bands: Bands of the model.
-        batch: Number of images in a batch, None for any.
+        batch: Number of images in a batch; None for any number.
 
     Raises:
-        ExportError: If ONNX Runtime cannot quantize it.
+        ExportError: If there are fewer tiles than a batch needs, or ONNX Runtime cannot quantize
+            the model.
     """
     from onnxruntime import quantization
     if len(tiles) < (batch or 1):
-        raise ExportError(f'--int8 with --batch {batch}: {len(tiles)} tile(s) calibrate, fewer '
-                          f'than a batch. Take more with --tiles {batch}.')
+        raise ExportError(f'--int8 with --batch {batch}: {len(tiles)} tile(s) for the calibration, '
+                          f'fewer than a batch. Take more with --tiles {batch}.')
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
@@ -57,27 +63,29 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
                 quant_format=quantization.QuantFormat.QDQ,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8)
-        except Exception as error:  # the runtime's own kinds
+        # ONNX Runtime raises classes that share no base class with each other.
+        except Exception as error:
             raise ExportError(f'--int8: ONNX Runtime cannot quantize this model: '
                               f'{str(error)[:400]}') from error
-        small = onnx.load(paths[2])
-    for number in reversed(range(len(small.opset_import))):
-        if small.opset_import[number].domain:
-            del small.opset_import[number]
-    small.ir_version = model.ir_version
-    small.producer_name = model.producer_name
-    return small
+        quantized = onnx.load(paths[2])
+    # ONNX Runtime adds imports of the domains it defines, although no node uses them.
+    for number in reversed(range(len(quantized.opset_import))):
+        if quantized.opset_import[number].domain:
+            del quantized.opset_import[number]
+    quantized.ir_version = model.ir_version
+    quantized.producer_name = model.producer_name
+    return quantized
 
 
 def describe(proof: Proof, calibrated: int) -> str:
-    """Return a line on a file in 8 bits."""
+    """Return a line about the proof of a quantized file."""
     return (f'int8, calibrated on {calibrated} other tiles; {proof.tiles} tiles of the val set: '
             f'equal pixels {100 * proof.equal:.2f} %, mIoU {proof.before:.2f} (float32) and '
             f'{proof.after:.2f} (int8)')
 
 
 def is_close(proof: Proof) -> bool:
-    """Return whether a file in 8 bits may be written; without labels it may not."""
+    """Return whether a quantized file may be written: not without labels, whose mIoU is NaN."""
     return proof.before - proof.after <= MOST_LOSS
 
 

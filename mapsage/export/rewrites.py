@@ -1,13 +1,14 @@
-"""What a model computes in other, equal ways while it is exported, and why.
+"""Replacements of operations that ONNX or old runtimes lack, active while a model is exported.
 
-All of them are exact but for the last bits, and end with :func:`rewritten`. The model and the host
-packages are as before then.
+Every replacement computes the same up to rounding. All of them patch the model or PyTorch inside
+:func:`rewritten`, and are undone when its ``with`` block ends, also after an error.
 """
 from __future__ import annotations
 
 import math
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, Optional, Tuple
+from types import ModuleType
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -17,20 +18,21 @@ from torch.nn import functional
 from mapsage.models.backbones import rope
 from mapsage.models.lora import adapted
 
+# The C++ base class of tensors owns `shape` and `size`. Older versions of PyTorch call it _TensorBase.
 _Base: Any = getattr(torch._C, 'TensorBase', None) or torch._C._TensorBase  # type: ignore
 
 
 @contextmanager
 def rewritten(module: nn.Module, example: torch.Tensor, any_batch: bool,
               constant_sides: bool = True) -> Iterator[None]:
-    """Let ``module`` compute in the ways of this file within the ``with`` block.
+    """Activate the replacements of this file within the ``with`` block.
 
     Args:
         module: Module to export, in evaluation mode.
-        example: Input that it is traced with.
-        any_batch: Whether the size of the batch stays open.
-        constant_sides: Whether shapes are numbers; a model that has its batch in another side than
-            the first cannot be traced so.
+        example: Input of the trace.
+        any_batch: Whether the batch size stays open.
+        constant_sides: Whether shapes become numbers. A model that moves its batch to another
+            dimension than the first cannot be traced with constant sides.
     """
     with ExitStack() as stack:
         stack.enter_context(_explicit_attention())
@@ -42,24 +44,24 @@ def rewritten(module: nn.Module, example: torch.Tensor, any_batch: bool,
 
 
 @contextmanager
-def _replaced(owner: Any, **new: Any) -> Iterator[None]:
-    """Set attributes of an object or a module, and put back what was there."""
-    before = {name: getattr(owner, name) for name in new if hasattr(owner, name)}
-    for name in before:
-        setattr(owner, name, new[name])
+def _replaced(owner: ModuleType, **replacements: Any) -> Iterator[None]:
+    """Replace those attributes of a module that exist, and restore them at the end."""
+    originals = {name: getattr(owner, name) for name in replacements if hasattr(owner, name)}
+    for name in originals:
+        setattr(owner, name, replacements[name])
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in originals.items():
             setattr(owner, name, value)
 
 
 @contextmanager
 def _explicit_attention() -> Iterator[None]:
-    """Compute attention as two products around a softmax.
+    """Compute attention as two matrix products around a softmax.
 
-    The exporter knows PyTorch's fused attention from opset 14 on, and Enflame's runtimes are for
-    13. The fast path of ``nn.MultiheadAttention`` has no ONNX form at all.
+    The exporter supports PyTorch's fused attention from opset 14, but Enflame's runtimes read 13.
+    The fast path of ``nn.MultiheadAttention`` has no ONNX form at all.
     """
     with ExitStack() as stack:
         for module in (rope, adapted):
@@ -76,7 +78,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
            attn_mask: Optional[torch.Tensor] = None, dropout_p: float = 0.,
            is_causal: bool = False, scale: Optional[float] = None,
            enable_gqa: bool = False) -> torch.Tensor:
-    """Return what ``scaled_dot_product_attention`` does in evaluation.
+    """Compute ``scaled_dot_product_attention`` in evaluation mode, without dropout.
 
     Raises:
         NotImplementedError: If ``is_causal`` or ``enable_gqa`` is set, which no segmentor needs.
@@ -96,15 +98,16 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 def _pooling_by_matrices() -> Iterator[None]:
     """Compute adaptive average pooling as products with two constant matrices.
 
-    ONNX has no such operator. The exporter refuses cells of unequal size, as of 16 rows in 6 cells,
-    and what others put in its place, an average over ``16 // 6`` rows, is another model.
+    ONNX has no such operator, and the exporter refuses cells of unequal size, such as 6 cells of 16
+    rows. A common workaround averages over ``16 // 6`` rows instead, which is a different model.
     """
     with _replaced(functional, adaptive_avg_pool2d=pool):
         yield
 
 
-def pool(x: torch.Tensor, output_size: Any) -> torch.Tensor:
-    """Return what ``adaptive_avg_pool2d`` does, for ``(N, C, H, W)``."""
+def pool(x: torch.Tensor,
+         output_size: Union[int, Sequence[Optional[int]]]) -> torch.Tensor:
+    """Compute ``adaptive_avg_pool2d`` of ``(N, C, H, W)``."""
     sizes = (output_size, ) * 2 if isinstance(output_size, int) else tuple(output_size)
     sides = [int(side) for side in x.shape[-2:]]
     rows, columns = (side if size is None else int(size) for size, side in zip(sizes, sides))
@@ -116,12 +119,12 @@ def pool(x: torch.Tensor, output_size: Any) -> torch.Tensor:
 
 
 def pooling_matrix(side: int, cells: int) -> torch.Tensor:
-    """Return the matrix, float (cells, side), that averages a side over cells.
+    """Return the matrix, float ``(cells, side)``, that averages ``side`` pixels over the cells.
 
-    Cell ``i`` has the pixels from ``floor(i * side / cells)`` to ``ceil((i + 1) * side / cells)``,
-    as in PyTorch's AdaptiveAveragePooling.cpp.
+    Cell ``i`` averages the pixels from ``floor(i * side / cells)`` up to, but not including,
+    ``ceil((i + 1) * side / cells)``, as in PyTorch's AdaptiveAveragePooling.cpp.
     """
-    # By NumPy, so that a trace sees a constant and not how it is made.
+    # With NumPy, so that the trace contains a constant instead of the operations that compute it.
     matrix = np.zeros((cells, side), np.float32)
     for cell in range(cells):
         first, last = cell * side // cells, -(-(cell + 1) * side // cells)
@@ -133,30 +136,31 @@ def pooling_matrix(side: int, cells: int) -> torch.Tensor:
 def _constant_positions(module: nn.Module, example: torch.Tensor) -> Iterator[None]:
     """Put the sine and cosine of rotary positions into the file as constants.
 
-    They depend on the size of the image only, which is fixed. Computed in the graph, their
-    ``tile`` becomes an ``If``, which TensorRT rejects or computes wrongly.
+    They depend only on the size of the image, which is fixed. If they were computed in the graph,
+    their ``tile`` would become an ``If``, which TensorRT rejects or computes wrongly.
     """
-    found: Dict[nn.Module, Tuple[torch.Tensor, torch.Tensor]] = {}
-    layers = [each for each in module.modules() if isinstance(each, rope.RotaryPositions)]
+    positions: Dict[nn.Module, Tuple[torch.Tensor, torch.Tensor]] = {}
+    layers = [layer for layer in module.modules() if isinstance(layer, rope.RotaryPositions)]
     hooks = [layer.register_forward_hook(
-        lambda layer, inputs, output: found.update({layer: output})) for layer in layers]
+        lambda layer, inputs, output: positions.update({layer: output})) for layer in layers]
     try:
         with torch.no_grad():
-            module(example)  # also the first look of backbones at the values of their input
+            # Backbones also check the range of their first input, which must not be traced.
+            module(example)
     finally:
         for hook in hooks:
             hook.remove()
     try:
-        for layer, (sine, cosine) in found.items():
+        for layer, (sine, cosine) in positions.items():
             layer.forward = _Constants(sine.clone(), cosine.clone())  # type: ignore
         yield
     finally:
-        for layer in found:
+        for layer in positions:
             layer.__dict__.pop('forward', None)
 
 
 class _Constants:
-    """Returns the same tensors at every call."""
+    """Callable that returns the same tensors every time."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._tensors = tensors
@@ -167,17 +171,19 @@ class _Constants:
 
 @contextmanager
 def _constant_sides(any_batch: bool) -> Iterator[None]:
-    """Let the shapes of tensors be numbers, all but the first side where the batch is open.
+    """Make the shapes of tensors numbers, except the first side if the batch size is open.
 
-    A trace follows every use of a shape, as in the padding of EfficientNet, with a dozen nodes that
-    a runtime cannot fold while the batch is open: 1,319 nodes in place of 123, and 18 % more time.
+    A trace turns every use of a shape, for example in the padding of EfficientNet, into a dozen
+    nodes that a runtime cannot fold while the batch size is open: 1,319 nodes instead of 123, and
+    18 % more time.
     """
     def shape(tensor: torch.Tensor) -> _Shape:
         traced = _Base.shape.__get__(tensor)
-        kept = 1 if any_batch else 0
-        return _Shape((*traced[:kept], *(int(side) for side in traced[kept:])))
+        traced_sides = 1 if any_batch else 0
+        return _Shape((*traced[:traced_sides], *(int(side) for side in traced[traced_sides:])))
 
-    def size(tensor: torch.Tensor, dim: Optional[int] = None) -> Any:
+    def size(tensor: torch.Tensor,
+             dim: Optional[int] = None) -> Union[_Shape, int, torch.Tensor]:
         return shape(tensor) if dim is None else shape(tensor)[dim]
 
     torch.Tensor.shape = property(shape)  # type: ignore
@@ -189,11 +195,11 @@ def _constant_sides(any_batch: bool) -> Iterator[None]:
 
 
 class _Shape(tuple):
-    """A shape whose sides may be traced tensors, which ``torch.Size`` cannot hold."""
+    """A shape with sides that may be traced tensors, which ``torch.Size`` cannot contain."""
 
-    def numel(self) -> Any:
+    def numel(self) -> Union[int, torch.Tensor]:
         """Return the product of the sides."""
-        product: Any = 1
+        product: Union[int, torch.Tensor] = 1
         for side in self:
             product = product * side
         return product

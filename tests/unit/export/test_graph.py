@@ -1,4 +1,4 @@
-"""Segmentors as ONNX files: what ONNX Runtime computes with them is what predict computes."""
+"""Segmentors as ONNX files: ONNX Runtime computes the same as tools/predict.py."""
 from __future__ import annotations
 
 import functools
@@ -83,7 +83,7 @@ def random_tiles(bands: Bands, side: int = SIDE, count: int = 4) -> Any:
 
 
 def settle(model: Any) -> Any:
-    """Give norms statistics other than those they start with."""
+    """Set the statistics of norms to values other than their initial ones."""
     model = revert_sync_batchnorm(model).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -96,12 +96,12 @@ def export(model: Any, bands: Bands, target: str, side: int = SIDE) -> Any:
     """Return the file of a model, its description and the reference."""
     resolve_accelerator('cpu')
     reference = WindowPredictor(model, torch.device('cpu'), (side, side), 0, 1)
-    aim = TARGETS[target]
+    limits = TARGETS[target]
     description = ExportedDescription(
         tuple(map(str, range(max(2, reference.scores)))), ((0, 0, 0), ) * max(2, reference.scores),
-        bands, side, side // 4, aim.batch, reference.scores, reference.threshold, '', target, '')
+        bands, side, side // 4, limits.batch, reference.scores, reference.threshold, '', target, '')
     module = ImageToScores(model, bands, side).eval()
-    file = trace(module, aim, choose_opset(aim, None, most_opset()), aim.batch)
+    file = trace(module, limits, choose_opset(limits, None, most_opset()), limits.batch)
     return file, description, reference
 
 
@@ -109,7 +109,7 @@ def dims(value: Any) -> list:
     return [side.dim_param or side.dim_value for side in value.type.tensor_type.shape.dim]
 
 
-# Every segmentor that is shipped, and what else a head, bands or a batch may be.
+# All shipped segmentors, and variants of head, bands and batch.
 SEGMENTORS: Dict[str, Tuple[Callable[[], Any], Bands, str]] = {
     'fpn': (efficientnet_fpn, Bands(3, True), 'qgis'),
     'one output, corners aligned': (one_output, Bands(3, True), 'gcu'),
@@ -134,28 +134,28 @@ def exported(name: str) -> Any:
 
 
 @pytest.mark.parametrize('name', SEGMENTORS)
-def test_a_file_computes_what_predict_does(name: str) -> None:
+def test_a_file_computes_the_same_as_predict(name: str) -> None:
     if most_opset() < 17 and name in OPEN_BATCH_OF_TRANSFORMERS:
         pytest.skip('PyTorch before 1.13 writes transformers with a fixed batch only')
     file, description, reference = exported(name)
-    bands, aim = description.bands, TARGETS[description.target]
-    found = prove(file, description, reference, random_tiles(bands))
-    assert found.largest < 1e-5 and found.equal > 0.9999, found
-    assert file.ir_version == aim.ir and len(file.opset_import) == 1
-    batch = aim.batch or 'batch'
+    bands, limits = description.bands, TARGETS[description.target]
+    proof = prove(file, description, reference, random_tiles(bands))
+    assert proof.largest < 1e-5 and proof.equal > 0.9999, proof
+    assert file.ir_version == limits.ir and len(file.opset_import) == 1
+    batch = limits.batch or 'batch'
     assert dims(file.graph.input[0]) == [batch, bands.count, SIDE, SIDE]
     assert dims(file.graph.output[0]) == [batch, description.scores, SIDE, SIDE]
-    assert not any(each.external_data for each in file.graph.initializer)
+    assert not any(tensor.external_data for tensor in file.graph.initializer)
 
 
-def test_numbers_that_are_none_are_no_proof() -> None:
+def test_nan_scores_fail_the_proof() -> None:
     file, description, reference = exported('fpn')
-    burst = onnx.ModelProto()
-    burst.CopyFrom(file)
-    tensor = next(each for each in burst.graph.initializer if len(each.dims) == 4)
-    tensor.raw_data = np.full(list(tensor.dims), np.nan, np.float32).tobytes()
-    found = prove(burst, description, reference, random_tiles(description.bands))
-    assert found.largest == float('inf') and not found.holds
+    broken = onnx.ModelProto()
+    broken.CopyFrom(file)
+    weight = next(tensor for tensor in broken.graph.initializer if len(tensor.dims) == 4)
+    weight.raw_data = np.full(list(weight.dims), np.nan, np.float32).tobytes()
+    proof = prove(broken, description, reference, random_tiles(description.bands))
+    assert proof.largest == float('inf') and not proof.holds
     unlabeled = [Tile(tile.image, np.full_like(tile.labels, 255))
                  for tile in random_tiles(description.bands, count=1)]
     assert '1 tile of the val set' in str(prove(file, description, reference, unlabeled))
@@ -163,7 +163,7 @@ def test_numbers_that_are_none_are_no_proof() -> None:
 
 
 class Counting(torch.nn.Module):
-    """Computes something else at every call, which a trace cannot follow."""
+    """Returns a different result at every call, which a trace cannot reproduce."""
 
     calls = 0
 
@@ -172,9 +172,9 @@ class Counting(torch.nn.Module):
         return x * self.calls
 
 
-def test_the_layer_that_differs_is_named_deep_inside() -> None:
+def test_the_layer_that_differs_is_named() -> None:
     if most_opset() < 17:
-        pytest.skip('PyTorch before 1.13 may not write the layers that are looked at')
+        pytest.skip('PyTorch before 1.13 may not write all layers of this model')
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = settle(resnet_fcn())
     model.decode_head.dropout = Counting()
@@ -187,7 +187,7 @@ def test_the_layer_that_differs_is_named_deep_inside() -> None:
 
 
 class Pairs(torch.nn.Module):
-    """A module that takes two images, no more and no fewer."""
+    """A module that takes exactly two images."""
 
     channels, window = 3, SIDE
 
@@ -204,7 +204,8 @@ def test_a_batch_that_stays_fixed_is_an_error() -> None:
 def test_padding_goes_into_the_convolutions() -> None:
     kinds = [node.op_type for node in exported('fpn')[0].graph.node]
     assert 'Pad' not in kinds and kinds.count('Conv') > 50
-    assert len(kinds) < 200  # 1,319 where every use of a shape is in the graph
+    # It would be 1,319 nodes if every use of a shape were in the graph.
+    assert len(kinds) < 200
 
 
 def padded_convolution(mode: str, value: float, readers: int = 1) -> Any:
@@ -223,8 +224,8 @@ def padded_convolution(mode: str, value: float, readers: int = 1) -> Any:
 @pytest.mark.parametrize('mode, value, readers, stays', [
     ('constant', 0, 1, False), ('constant', 1, 1, True), ('reflect', 0, 1, True),
     ('constant', 0, 2, True)])
-def test_only_zeros_that_one_convolution_reads_are_moved(mode: str, value: float, readers: int,
-                                                         stays: bool) -> None:
+def test_only_zeros_with_one_convolution_as_reader_are_moved(mode: str, value: float, readers: int,
+                                                             stays: bool) -> None:
     graph = padded_convolution(mode, value, readers)
     fuse_padding(graph)
     assert [node.op_type for node in graph.node][:1] == (['Pad'] if stays else ['Conv'])
@@ -243,7 +244,7 @@ def test_branches_and_foreign_opsets_are_refused() -> None:
             graph, opset_imports=[onnx.helper.make_opsetid('', 17)]), TARGETS['qgis'], 17)
 
 
-def test_an_opset_that_a_target_cannot_read_is_an_error() -> None:
+def test_an_opset_that_the_target_cannot_read_is_an_error() -> None:
     assert choose_opset(TARGETS['gcu'], None, 20) == 13
     assert choose_opset(TARGETS['onnx'], None, 15) == 15
     with pytest.raises(ExportError, match='--opset 17 with --target gcu: expected 13 to 15'):

@@ -1,4 +1,4 @@
-"""What models compute while they are exported equals what they compute else."""
+"""Replacements during an export compute the same as the original operations."""
 from __future__ import annotations
 
 import pytest
@@ -14,7 +14,7 @@ from mapsage.models.backbones import rope  # noqa: E402
 
 @pytest.mark.parametrize('sides, size', [((16, 16), 6), ((5, 7), (3, 2)), ((4, 9), (4, 1)),
                                          ((2, 2), 6), ((6, 6), (None, 2)), ((7, 3), 1)])
-def test_pooling_by_matrices_is_adaptive_pooling(sides, size) -> None:
+def test_pooling_by_matrices_equals_adaptive_pooling(sides, size) -> None:
     x = torch.rand(2, 3, *sides, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(pool(x, size), functional.adaptive_avg_pool2d(x, size), atol=1e-6)
 
@@ -22,18 +22,18 @@ def test_pooling_by_matrices_is_adaptive_pooling(sides, size) -> None:
 @pytest.mark.skipif(not hasattr(functional, 'scaled_dot_product_attention'),
                     reason='this PyTorch has no fused attention to compare with')
 @pytest.mark.parametrize('mask', [None, 'bool', 'float'])
-def test_explicit_attention_is_the_fused_one(mask) -> None:
+def test_explicit_attention_equals_fused_attention(mask) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, count, 8) for count in (5, 7, 7))
-    given = torch.rand(2, 1, 5, 7) if mask else None
-    given = given > .3 if mask == 'bool' else given
-    wanted = functional.scaled_dot_product_attention(query, key, value, given)
-    assert torch.allclose(attend(query, key, value, given), wanted, atol=1e-6)
+    attn_mask = torch.rand(2, 1, 5, 7) if mask else None
+    attn_mask = attn_mask > .3 if mask == 'bool' else attn_mask
+    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask)
+    assert torch.allclose(attend(query, key, value, attn_mask), expected, atol=1e-6)
 
 
-def test_everything_is_as_before_afterwards(mmseg_scope) -> None:
+def test_replacements_are_undone_after_an_error(mmseg_scope) -> None:
     model = build(eomt_config(ARCH)).eval().backbone
-    before = rope._fused_attention, functional.adaptive_avg_pool2d
+    originals = rope._fused_attention, functional.adaptive_avg_pool2d
     image = torch.full((2, 3, 32, 32), 100.)
     shapes = []
     with pytest.raises(KeyError):
@@ -41,9 +41,10 @@ def test_everything_is_as_before_afterwards(mmseg_scope) -> None:
             shapes.append(image.shape)
             assert rope._fused_attention is None
             raise KeyError
-    assert (rope._fused_attention, functional.adaptive_avg_pool2d) == before
+    assert (rope._fused_attention, functional.adaptive_avg_pool2d) == originals
     assert 'forward' not in vars(model.rope)
     assert shapes == [(2, 3, 32, 32)] and isinstance(image.shape, torch.Size)
     assert image.size(1) == 3
-    with torch.no_grad():  # positions of another size are computed anew
+    # The positions are not constant any more: another size works.
+    with torch.no_grad():
         assert model(image[:, :, :16])[0].shape[2:] == (1, 2)
