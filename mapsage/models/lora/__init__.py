@@ -1,4 +1,9 @@
-"""Low-rank adapters (LoRA) for the attention and linear layers of a vision transformer."""
+"""Low-rank adapters (LoRA) for the attention and linear layers of a vision transformer.
+
+:func:`add_lora` changes a backbone in place, so the names in its state dict stay valid and
+pretrained weights load as before; :func:`merge_lora` undoes it for the export. ``adapted.py`` has
+the layers, ``inject.py`` chooses which layers become such.
+"""
 from .adapted import is_adapter
 from .backbone import build_lora_backbone
 from .inject import add_lora, describe_lora, merge_lora

@@ -1,11 +1,14 @@
-"""Layers with low-rank adapters: what a layer computes, plus ``scale * B A x``.
+"""Layers with low-rank adapters, which add ``scale * B A x`` to the output of the layer.
 
-A layer gets its adapters in place: its class becomes one that inherits from it, so that names in
-the state dict stay, ``isinstance`` still holds, and the weights of a pretrained model load as
-before. Two parameter dicts are added, ``lora_A`` and ``lora_B``, with an entry for each part of the
-output that is adapted.
+A layer gets its adapters in place: its class is replaced by a subclass, so names in the state dict
+stay valid, ``isinstance`` still holds, and the weights of a pretrained model load as before. The
+layer gains two parameter dicts, ``lora_A`` and ``lora_B``, with one entry per adapted projection
+(q, k, v), because one layer often computes all three.
 
 Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
+
+Shapes: I inputs of a layer, O outputs of one projection, r rank, P number of projections that the
+layer computes (1 or 3).
 """
 from __future__ import annotations
 
@@ -21,87 +24,97 @@ from torch import nn
 from .settings import LoRASettings
 
 _NAME = re.compile(r'(^|\.)lora_[AB]\.')
-# Parts of the output of a layer, in their order; one layer often computes all three.
-PARTS = ('q', 'k', 'v')
+# Projections in the order of a fused layer's outputs.
+PROJECTIONS = ('q', 'k', 'v')
+# Name of the only adapter of a layer that is adapted as a whole.
 WHOLE = 'all'
 
-_fused_attention = getattr(F, 'scaled_dot_product_attention', None)  # since torch 2.0
+# Since torch 2.0.
+_fused_attention = getattr(F, 'scaled_dot_product_attention', None)
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a name of a state dict is that of an adapter."""
+    """Return whether a key of a state dict belongs to an adapter."""
     return _NAME.search(name) is not None
 
 
 class Adapted:
-    """Mixin of a layer with adapters.
+    """Mixin for a layer with adapters.
 
     Attributes:
-        lora_A: Parameters A of each part, (rank, inputs). They begin as those of a linear layer.
-        lora_B: Parameters B of each part, (outputs of the part, rank). They begin as zeros.
-        adapted_parts: Names of the parts, in the order of the outputs.
-        part_count: Number of equal parts of the output.
-        class_before: Class of the layer without adapters.
+        lora_A: Parameter A of each adapted projection, (r, I), initialized like a linear layer.
+        lora_B: Parameter B of each adapted projection, (O, r), initialized with zeros.
+        lora: Settings of the adapters.
+        adapted_projections: Names of the adapted projections, in the order of the outputs.
+        projection_count: Number of projections that the layer computes, P.
+        original_class: Class of the layer without adapters.
         lora_used: Whether the adapters were ever computed.
     """
 
-    lora_A: nn.ParameterDict  # noqa: N815  (peft's and the paper's names)
+    # The names are from the paper and from peft.
+    lora_A: nn.ParameterDict  # noqa: N815
     lora_B: nn.ParameterDict  # noqa: N815
     lora: LoRASettings
-    adapted_parts: Tuple[str, ...]
-    part_count: int
-    class_before: type
+    adapted_projections: Tuple[str, ...]
+    projection_count: int
+    original_class: type
     lora_used: bool
     training: bool
 
     def delta(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the adapters add to the output for an input (..., inputs)."""
+        """Return what the adapters add to the output, (..., P * O), for an input (..., I)."""
         self.lora_used = True
-        down, up = self.matrices()
+        down, up = self.join_matrices()
         if self.training and self.lora.dropout:
             x = F.dropout(x, self.lora.dropout)
         return F.linear(F.linear(x, down), up) * self.lora.scale
 
-    def part_delta(self, part: str, x: torch.Tensor) -> Optional[torch.Tensor]:
-        """Return what the adapter of one part adds to it; None if that has no adapter."""
+    def projection_delta(self, projection: str, x: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return what the adapter of one projection adds to it; None if it has no adapter."""
         self.lora_used = True
-        if part not in self.adapted_parts:
+        if projection not in self.adapted_projections:
             return None
         if self.training and self.lora.dropout:
             x = F.dropout(x, self.lora.dropout)
-        return F.linear(F.linear(x, self.lora_A[part]), self.lora_B[part]) * self.lora.scale
+        down, up = self.lora_A[projection], self.lora_B[projection]
+        return F.linear(F.linear(x, down), up) * self.lora.scale
 
-    def matrices(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return A (ranks, inputs) and B (outputs, ranks) of all parts, without the scale.
+    def join_matrices(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return A and B of all adapted projections, joined and without the scale.
 
-        B has a block of zeros for each part of the output and adapter that do not go together.
+        With n adapted projections, A is (n * r, I) and B is (P * O, n * r). B is block-diagonal:
+        each adapter contributes to its own projection only. For q and v of a fused layer::
+
+            [B_q  0 ]
+            [ 0   0 ]
+            [ 0  B_v]
         """
-        names = self.adapted_parts
-        if self.part_count == 1:
+        names = self.adapted_projections
+        if self.projection_count == 1:
             return self.lora_A[names[0]], self.lora_B[names[0]]
         rank = self.lora.rank
         outputs = len(self.lora_B[names[0]])
         rows = []
-        for part in PARTS:
-            if part in names:
-                before = names.index(part) * rank
-                rows.append(F.pad(self.lora_B[part],
-                                  (before, (len(names) - 1) * rank - before)))
+        for projection in PROJECTIONS:
+            if projection in names:
+                offset = names.index(projection) * rank
+                rows.append(F.pad(self.lora_B[projection],
+                                  (offset, (len(names) - 1) * rank - offset)))
             else:
                 rows.append(self.lora_B[names[0]].new_zeros(outputs, len(names) * rank))
         return torch.cat([self.lora_A[name] for name in names]), torch.cat(rows)
 
     def merged_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return a weight (outputs, inputs) to which the adapters are added, in its dtype."""
-        down, up = (each.detach().double() for each in self.matrices())
+        """Return a weight (P * O, I) plus its adapters, in the dtype of the weight."""
+        down, up = (matrix.detach().double() for matrix in self.join_matrices())
         return (weight.detach().double() + self.lora.scale * (up @ down)).to(weight.dtype)
 
 
 class AdaptedLinear(Adapted):
-    """Mixin of a linear layer that is called."""
+    """Mixin for a linear layer whose ``forward`` is called."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform features, (..., inputs)."""
+        """Transform features, (..., I)."""
         return super().forward(x) + self.delta(x)  # type: ignore[misc]
 
     def merge(self) -> None:
@@ -111,16 +124,18 @@ class AdaptedLinear(Adapted):
 
 
 class AdaptedBEiTLinear(AdaptedLinear):
-    """Mixin of ``qkv`` of MMSegmentation's BEiTAttention, which reads its weight and is not called.
+    """Mixin for ``qkv`` of MMSegmentation's BEiTAttention.
 
-    The attention has the biases of queries and values. Once its ``bias`` is no longer
-    ``'qv_bias'``, it calls the layer, which then adds them.
+    With ``bias='qv_bias'``, BEiTAttention reads the layer's weight instead of calling the layer,
+    and holds the biases of queries and values itself. :func:`mapsage.models.lora.add_lora` changes
+    that ``bias``, so that the attention calls the layer; the layer then adds the biases.
     """
 
-    attention: Tuple[nn.Module]  # in a tuple, since it is no child of its own child
+    # In a tuple, so that torch does not register the parent as a submodule of its child.
+    attention: Tuple[nn.Module]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform tokens, (N, tokens, inputs), to queries, keys and values."""
+        """Transform tokens, (N, tokens, I), to queries, keys and values."""
         query, value = self.attention[0].q_bias, self.attention[0].v_bias
         bias = torch.cat((query, torch.zeros_like(query), value))  # type: ignore[arg-type]
         layer: Any = self
@@ -128,9 +143,10 @@ class AdaptedBEiTLinear(AdaptedLinear):
 
 
 class AdaptedMultiheadAttention(Adapted):
-    """Mixin of ``torch.nn.MultiheadAttention``, whose layers are not called.
+    """Mixin for ``torch.nn.MultiheadAttention``, which never calls its projection layers.
 
-    It attends to all tokens: masks are an error. It returns no attention weights.
+    It computes the attention itself, without masks (a mask is an error) and without returning
+    attention weights.
     """
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -138,13 +154,14 @@ class AdaptedMultiheadAttention(Adapted):
                 **_: Any) -> Tuple[torch.Tensor, None]:
         """Return the attended tokens, in the layout of torch's ``MultiheadAttention``."""
         if key_padding_mask is not None or attn_mask is not None:
-            raise NotImplementedError('MultiheadAttention with LoRA takes no masks')
+            raise NotImplementedError('MultiheadAttention with LoRA accepts no masks')
         module: Any = self
         biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        inputs = zip(PARTS, (query, key, value), module.in_proj_weight.chunk(3), biases)
+        inputs = zip(PROJECTIONS, (query, key, value), module.in_proj_weight.chunk(3), biases)
+        # Queries, keys and values, each (N, heads, tokens, channels).
         heads = []
-        for part, x, weight, bias in inputs:
-            y, delta = F.linear(x, weight, bias), self.part_delta(part, x)
+        for projection, x, weight, bias in inputs:
+            y, delta = F.linear(x, weight, bias), self.projection_delta(projection, x)
             y = y if delta is None else y + delta
             y = y if module.batch_first else y.transpose(0, 1)
             heads.append(y.view(*y.shape[:2], module.num_heads, -1).transpose(1, 2))
@@ -157,55 +174,60 @@ class AdaptedMultiheadAttention(Adapted):
     def merge(self) -> None:
         """Add the adapters to the weight of queries, keys and values."""
         module: Any = self
-        if self.adapted_parts:
+        if self.adapted_projections:
             module.in_proj_weight.data = self.merged_weight(module.in_proj_weight)
 
 
-def adapt(module: nn.Module, kind: type, parts: Sequence[str], settings: LoRASettings,
+def adapt(module: nn.Module, mixin: type, projections: Sequence[str], settings: LoRASettings,
           shape: Tuple[int, int]) -> None:
-    """Turn a layer into one of the class ``kind`` with adapters.
+    """Give a layer adapters by replacing its class with a subclass that has a mixin.
 
     Args:
         module: Layer, changed in place.
-        kind: Class, one of the mixins above.
-        parts: Names of the parts of the output that get an adapter: of :data:`PARTS`, or
-            :data:`WHOLE`; none for an attention whose output layer alone has one.
+        mixin: One of the mixins above.
+        projections: Names of the projections that get an adapter: some of :data:`PROJECTIONS`, or
+            :data:`WHOLE`. Empty for an attention of which only the output layer has an adapter.
         settings: Settings of the adapters.
-        shape: Outputs of a part, and inputs.
+        shape: Outputs of one projection, O, and inputs, I.
     """
     outputs, inputs = shape
     layer: Any = module
-    known: Any = _class_of  # mypy finds that classes of modules have no hash
-    layer.__class__ = known(kind, type(module))
+    # mypy believes that module classes are not hashable, as lru_cache requires.
+    make_class: Any = _make_adapted_class
+    layer.__class__ = make_class(mixin, type(module))
     layer.lora, layer.lora_used = settings, False
-    layer.adapted_parts = tuple(part for part in (*PARTS, WHOLE) if part in parts)
-    layer.part_count = 1 if layer.adapted_parts == (WHOLE, ) else len(PARTS)
+    layer.adapted_projections = tuple(
+        projection for projection in (*PROJECTIONS, WHOLE) if projection in projections)
+    layer.projection_count = 1 if layer.adapted_projections == (WHOLE, ) else len(PROJECTIONS)
     device = next(module.parameters()).device
     down: Dict[str, nn.Parameter] = {}
-    for part in layer.adapted_parts:
-        down[part] = nn.Parameter(torch.empty(settings.rank, inputs, device=device))
-        nn.init.kaiming_uniform_(down[part], a=math.sqrt(5))  # that of nn.Linear, as in peft
+    for projection in layer.adapted_projections:
+        down[projection] = nn.Parameter(torch.empty(settings.rank, inputs, device=device))
+        # The initialization of nn.Linear, as in peft.
+        nn.init.kaiming_uniform_(down[projection], a=math.sqrt(5))
     layer.lora_A = nn.ParameterDict(down)
-    layer.lora_B = nn.ParameterDict(
-        {part: nn.Parameter(torch.zeros(outputs, settings.rank, device=device)) for part in down})
+    layer.lora_B = nn.ParameterDict({
+        projection: nn.Parameter(torch.zeros(outputs, settings.rank, device=device))
+        for projection in down})
 
 
 def restore(module: nn.Module) -> None:
-    """Merge the adapters of a layer into its weight, and make it what it was."""
+    """Merge the adapters of a layer into its weight, and give the layer its original class."""
     layer: Any = module
     layer.merge()
     if isinstance(layer, AdaptedBEiTLinear):
         layer.attention[0].bias = 'qv_bias'  # type: ignore[assignment]
         del layer.attention
-    layer.__class__ = layer.class_before
-    for name in ('lora_A', 'lora_B', 'lora', 'lora_used', 'adapted_parts', 'part_count'):
+    layer.__class__ = layer.original_class
+    for name in ('lora_A', 'lora_B', 'lora', 'lora_used', 'adapted_projections',
+                 'projection_count'):
         delattr(layer, name)
 
 
 @functools.lru_cache(maxsize=None)
-def _class_of(kind: Any, base: Any) -> type:
-    return type(f'LoRA{base.__name__}', (kind, base),
-                dict(__module__=__name__, __doc__=kind.__doc__, class_before=base))
+def _make_adapted_class(mixin: type, base: type) -> type:
+    return type(f'LoRA{base.__name__}', (mixin, base),
+                dict(__module__=__name__, __doc__=mixin.__doc__, original_class=base))
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

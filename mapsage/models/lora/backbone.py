@@ -1,4 +1,8 @@
-"""``LoRABackbone``: any vision transformer with adapters."""
+"""``LoRABackbone``: any registered vision transformer with low-rank adapters.
+
+It is a builder, not a wrapper: the result is the backbone itself, so ``init_cfg``, layer decay and
+checkpoints see the usual names.
+"""
 from __future__ import annotations
 
 from typing import Any, Dict
@@ -12,12 +16,12 @@ from .settings import LoRAError
 
 @MODELS.register_module(name='LoRABackbone')
 def build_lora_backbone(of: Any, lora: Dict[str, Any], **settings: Any) -> nn.Module:
-    """Build a backbone with low-rank adapters, which alone are trained.
+    """Build a backbone with low-rank adapters and freeze everything else in it.
 
-    It is the backbone itself, with the names of its own state dict, so that ``init_cfg`` and the
-    learning rates by layer work as without adapters. In a config that inherits another:
-    ``model=dict(backbone=dict(type='LoRABackbone', of='BEiT', lora=dict(rank=16)))``. The settings
-    of ``DINOv3ViT`` include ``lora``, so that it needs no ``LoRABackbone``.
+    The names of its state dict do not change, so ``init_cfg`` and layer-wise learning rates work
+    as without adapters. In a config that inherits another:
+    ``model=dict(backbone=dict(type='LoRABackbone', of='BEiT', lora=dict(rank=16)))``.
+    ``DINOv3ViT`` has its own setting ``lora`` and needs no ``LoRABackbone``.
 
     Args:
         of: Type of the backbone, such as ``'VisionTransformer'``, ``'BEiT'`` or ``'MAE'``.
@@ -28,7 +32,7 @@ def build_lora_backbone(of: Any, lora: Dict[str, Any], **settings: Any) -> nn.Mo
         LoRAError: If a setting is wrong, or a target matches no layer.
     """
     if of == 'DINOv3ViT':
-        raise LoRAError("LoRABackbone(of='DINOv3ViT'): DINOv3ViT takes lora itself. Set "
+        raise LoRAError("LoRABackbone(of='DINOv3ViT'): DINOv3ViT accepts lora itself. Set "
                         "type='DINOv3ViT' and leave of out")
     backbone = MODELS.build(dict(settings, type=of))
     add_lora(backbone, lora)

@@ -1,7 +1,8 @@
-"""Adapters in the file format of Hugging Face's peft.
+"""Export of adapters in the file format of Hugging Face's peft.
 
-A folder holds ``adapter_config.json`` and ``adapter_model.safetensors``, whose keys are
+The folder contains ``adapter_config.json`` and ``adapter_model.safetensors``, whose keys are
 ``base_model.model.<layer>.lora_A.weight`` (rank, inputs) and ``lora_B.weight`` (outputs, rank).
+peft knows one adapter per layer, so adapters of q, k and v in one layer are joined.
 
 Source: huggingface/peft, docs/source/developer_guides/checkpoint.md; read back by peft 0.21.2.
 """
@@ -10,12 +11,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
 import torch
 from torch import nn
 
-from .adapted import PARTS, Adapted
+from .adapted import PROJECTIONS, Adapted
 from .settings import LoRAError
 
 CONFIG_FILE, WEIGHTS_FILE = 'adapter_config.json', 'adapter_model.safetensors'
@@ -26,67 +27,71 @@ _HUGGING_FACE = {'attn.proj': 'attention.o_proj', 'mlp.fc1': 'mlp.up_proj',
 
 
 def write_peft(backbone: nn.Module, folder: Path, names: str = 'own') -> int:
-    """Write the adapters of a backbone into a folder, which is made.
+    """Write the adapters of a backbone into a folder.
 
-    A layer that computes queries, keys and values at once gets one adapter, as in peft: its rank
-    is that of all its parts together, with zeros in B where a part and an adapter do not go
-    together, and its scale is the same.
+    A layer that computes queries, keys and values at once gets one adapter, as in peft. Its rank
+    is the sum of its projections' ranks, and its scale is unchanged (see
+    :meth:`Adapted.join_matrices`).
 
     Args:
         backbone: Backbone with adapters.
-        folder: Where the files go.
-        names: Names of the layers: ``'own'``, or ``'huggingface'`` for those of DINOv3ViTModel of
-            transformers 5, whose queries, keys and values are layers of their own;
-            ``'huggingface4'`` for transformers 4.
+        folder: Folder of the files, created if missing.
+        names: Names of the layers in the file: ``'own'`` for the backbone's names; for DINOv3ViT
+            also ``'huggingface'``, the names of DINOv3ViTModel in transformers 5, which has
+            separate layers for queries, keys and values, or ``'huggingface4'``, the same in
+            transformers 4.
 
     Returns:
-        The number of layers.
+        The number of adapted layers.
 
     Raises:
-        LoRAError: If the backbone has no adapters, or is no DINOv3ViT with the names of Hugging
-            Face.
+        LoRAError: If the backbone has no adapters, or ``names`` asks for Hugging Face's names of
+            another backbone than DINOv3ViT.
     """
     from safetensors.torch import save_file
     state: Dict[str, torch.Tensor] = {}
     ranks: Dict[str, int] = {}
     settings = None
     for name, layer in backbone.named_modules():
-        if isinstance(layer, Adapted) and layer.adapted_parts:
+        if isinstance(layer, Adapted) and layer.adapted_projections:
             settings = layer.lora
-            for key, down, up in _pairs(name, layer, names, type(backbone).__name__):
+            for key, down, up in _export_matrices(name, layer, names, type(backbone).__name__):
                 for letter, value in (('A', down), ('B', up)):
                     state[f'base_model.model.{key}.lora_{letter}.weight'] = \
                         value.detach().cpu().contiguous().clone()
                 ranks[key] = len(down)
     if settings is None:
         raise LoRAError(f'{type(backbone).__name__} has no adapters to export')
-    # Names of other layers may end alike, so each pattern names whole layers.
-    other = {f'^{re.escape(key)}$': rank for key, rank in ranks.items() if rank != settings.rank}
+    # peft matches patterns at the end of names, where several layers may agree. So each pattern
+    # matches one whole name.
+    rank_pattern = {
+        f'^{re.escape(key)}$': rank for key, rank in ranks.items() if rank != settings.rank}
     config = dict(
         peft_type='LORA', task_type=None, base_model_name_or_path=None, inference_mode=True,
         r=settings.rank, lora_alpha=settings.scale * settings.rank,
         lora_dropout=settings.dropout, bias='none', fan_in_fan_out=False,
-        target_modules=sorted(ranks), rank_pattern=other,
-        alpha_pattern={key: settings.scale * rank for key, rank in other.items()})
+        target_modules=sorted(ranks), rank_pattern=rank_pattern,
+        alpha_pattern={key: settings.scale * rank for key, rank in rank_pattern.items()})
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, str(folder / WEIGHTS_FILE), metadata=dict(format='pt'))
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
     return len(ranks)
 
 
-def _pairs(name: str, layer: Adapted, names: str, backbone: str
-           ) -> List[Tuple[str, torch.Tensor, torch.Tensor]]:
-    """Return the names that a layer has in the file, each with its A and B."""
+def _export_matrices(name: str, layer: Adapted, names: str, backbone: str
+                     ) -> List[Tuple[str, torch.Tensor, torch.Tensor]]:
+    """Return (layer name in the file, A, B) for each of the file's layers that a layer becomes."""
     if names == 'own':
-        return [(name, *layer.matrices())]
+        return [(name, *layer.join_matrices())]
     block = re.fullmatch(r'blocks\.(\d+)\.(.+)', name)
     if backbone != 'DINOv3ViT' or block is None:
-        raise LoRAError(f'the names of Hugging Face are known for DINOv3ViT, not for {name} of '
+        raise LoRAError(f"Hugging Face's names are known for DINOv3ViT, not for {name} of "
                         f"{backbone}: expected names='own'")
-    model = '' if names == 'huggingface4' else 'model.'  # since transformers 5
-    prefix, inner = f'{model}layer.{block.group(1)}', block.group(2)
-    if inner != 'attn.qkv':
-        return [(f'{prefix}.{_HUGGING_FACE[inner]}', *layer.matrices())]
-    own: Any = layer
-    return [(f'{prefix}.attention.{part}_proj', own.lora_A[part], own.lora_B[part])
-            for part in PARTS if part in layer.adapted_parts]
+    # transformers 5 prefixes the layers with 'model.'.
+    model = '' if names == 'huggingface4' else 'model.'
+    prefix, name_in_block = f'{model}layer.{block.group(1)}', block.group(2)
+    if name_in_block != 'attn.qkv':
+        return [(f'{prefix}.{_HUGGING_FACE[name_in_block]}', *layer.join_matrices())]
+    return [(f'{prefix}.attention.{projection}_proj',
+             layer.lora_A[projection], layer.lora_B[projection])
+            for projection in PROJECTIONS if projection in layer.adapted_projections]

@@ -1,4 +1,8 @@
-"""The settings of ``lora=dict(...)``."""
+"""Settings of low-rank adapters, ``lora=dict(...)`` in a config.
+
+Only the form and the range of values are checked here. Whether the targets match layers of the
+backbone is checked in ``inject.py``.
+"""
 from __future__ import annotations
 
 import difflib
@@ -9,7 +13,7 @@ from mapsage.errors import UserError
 
 
 class LoRAError(UserError, ValueError):
-    """``lora`` of a config does not fit its backbone, or has a wrong value."""
+    """A config's ``lora`` has a wrong value or does not fit the backbone."""
 
 
 @dataclass(frozen=True)
@@ -17,14 +21,14 @@ class LoRASettings:
     """Settings of the adapters of a backbone.
 
     Attributes:
-        rank: Rank of each adapter, the number of rows of A and of columns of B.
+        rank: Rank of each adapter: the number of rows of A and of columns of B.
         targets: Layers that get an adapter: ``'q'``, ``'k'``, ``'v'`` for the projections of the
-            attention, also where one layer holds all three, or the end of the name of a linear
-            layer, such as ``'proj'`` or ``'mlp.fc1'``.
-        alpha: Numerator of the scale ``alpha / rank`` of what an adapter adds; ``rank`` if None,
-            for a scale of 1.
-        dropout: Probability (0 to below 1) with which an adapter does not see a channel of its
-            input, in training only.
+            attention, even if one layer computes all three, or the end of a linear layer's name,
+            such as ``'proj'`` or ``'mlp.fc1'``.
+        alpha: Numerator of the scale ``alpha / rank`` of the adapters' output. None stands for
+            ``rank``, so that the scale is 1.
+        dropout: Probability (at least 0 and below 1) of dropping an input element of an adapter,
+            in training only.
     """
 
     rank: int
@@ -34,7 +38,7 @@ class LoRASettings:
 
     @property
     def scale(self) -> float:
-        """The factor of what an adapter adds."""
+        """Factor of the adapters' output."""
         return 1. if self.alpha is None else self.alpha / self.rank
 
 
@@ -46,28 +50,29 @@ def parse_lora(config: Any) -> LoRASettings:
     """
     if isinstance(config, LoRASettings):
         return config
-    names = [each.name for each in fields(LoRASettings)]
+    names = [field.name for field in fields(LoRASettings)]
     if not isinstance(config, Mapping) or 'rank' not in config:
         raise LoRAError(f"lora={config!r}: expected dict(rank=16, targets=('q', 'v')), with the "
                         f"settings {', '.join(names)}")
     for key in config:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, 1)
+            similar = difflib.get_close_matches(str(key), names, 1)
             raise LoRAError(f"lora has no setting {key!r}: expected {', '.join(names)}."
-                            + (f' Did you mean {near[0]!r}?' if near else ''))
+                            + (f' Did you mean {similar[0]!r}?' if similar else ''))
     targets = config.get('targets', LoRASettings.targets)
     settings = LoRASettings(
         config['rank'], (targets, ) if isinstance(targets, str) else tuple(targets),
         config.get('alpha'), config.get('dropout', 0.))
     if not isinstance(settings.rank, int) or isinstance(settings.rank, bool) or settings.rank < 1:
-        raise LoRAError(f'lora.rank={settings.rank!r}: expected an integer from 1 on, such as 16; '
-                        f'leave lora out to train without adapters')
-    if not settings.targets or not all(each and isinstance(each, str) for each in settings.targets):
+        raise LoRAError(f'lora.rank={settings.rank!r}: expected an integer of at least 1, such as '
+                        f'16; leave lora out to train without adapters')
+    if not settings.targets or not all(
+            target and isinstance(target, str) for target in settings.targets):
         raise LoRAError(f"lora.targets={targets!r}: expected names of layers, such as ('q', 'v')")
     if settings.alpha is not None and not 0 < settings.alpha < float('inf'):
         raise LoRAError(f'lora.alpha={settings.alpha!r}: expected a number above 0, or None for '
-                        f'that of the rank')
+                        f'the value of the rank')
     if not 0 <= settings.dropout < 1:
-        raise LoRAError(f'lora.dropout={settings.dropout!r}: expected a probability from 0 to '
-                        f'below 1')
+        raise LoRAError(f'lora.dropout={settings.dropout!r}: expected a probability of at least 0 '
+                        f'and below 1')
     return settings

@@ -201,7 +201,7 @@ def test_what_cannot_be_adapted() -> None:
         DINOv3ConvNeXt(lora=dict(rank=4))
     with pytest.raises(LoRAError, match='no block of DINOv3ViT'):
         DINOv3ViT(ARCH, lora=dict(rank=4), frozen_stages=3)
-    with pytest.raises(LoRAError, match='takes lora itself'):
+    with pytest.raises(LoRAError, match='accepts lora itself'):
         MODELS.build(dict(type='LoRABackbone', of='DINOv3ViT', lora=dict(rank=4)))
     with pytest.raises(LoRAError, match='with_cp'):
         DINOv3ViT(ARCH, lora=dict(rank=4, dropout=.1), with_cp=True)
