@@ -371,7 +371,7 @@ MUTANTS = (
            ('tests/unit/models/backbones/test_rope.py::test_positions_are_those_of_the_formula',)),
     Mutant('jaccard_gradient', 'mapsage/models/losses/jaccard.py',
            'the gradient of the Jaccard loss shrinks with the number of ranks',
-           'ranks * (mine - mine.detach())', '(mine - mine.detach())',
+           'ranks * (local - local.detach())', '(local - local.detach())',
            ('tests/distributed/test_jaccard_ranks.py',)),
     Mutant('reward_share', 'mapsage/hooks/dynamic_sampling/sampled_steps.py',
            'filtered rewards weigh as much as all',

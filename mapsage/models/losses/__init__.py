@@ -1,4 +1,9 @@
-"""Losses for unequal classes and for the score, registered in MMEngine's root registry."""
+"""Losses for unbalanced classes and for the IoU, registered in MMEngine's root registry.
+
+Each loss is normalized over the global batch, so its gradient does not depend on how the batch is
+split over ranks (mapsage/wrappers/batch_counts.py). ``group_reward.py`` has the pure functions of
+the policy-gradient stage.
+"""
 from .imbalance import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from .jaccard import JaccardLoss, contour_band
 

@@ -1,33 +1,36 @@
-"""Dice, Tversky, Lovász and focal loss, with means over the whole batch of all ranks.
+"""Dice, Tversky, Lovász and focal loss, averaged over the global batch.
 
-They consist of plain operations with static shapes, so that every accelerator has them. MMSeg's own
-do not serve: ``DiceLoss`` counts ignored pixels, ``FocalLoss`` needs a compiled operator,
-``LovaszLoss`` and ``TverskyLoss`` average over what each rank happens to have.
+They use plain operations with static shapes, which every accelerator supports. MMSeg's own losses
+do not fit: ``DiceLoss`` counts ignored pixels, ``FocalLoss`` needs a compiled operator, and
+``LovaszLoss`` and ``TverskyLoss`` average over the classes of each rank's part of the batch.
+
+Shapes: N images, C classes, H x W pixels, P = H * W.
 """
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 from mmengine.registry import MODELS
 from torch import nn
 
-from .inputs import checked_weights, prepare
+from .inputs import check_class_weight, prepare_inputs
 
 
 class _ImbalanceLoss(nn.Module):
-    """Common part: a weighted mean whose sum of weights is that of all ranks.
+    """Base class: a weighted mean whose divisor is summed over all ranks.
 
-    The sum of weights follows from the labels alone, and the wrapper sums it over the ranks before
-    the forward pass (see mapsage/wrappers/batch_counts.py). The gradient of several ranks, which is
-    the mean of theirs, is then that of one process with the whole batch, also if some ranks have
-    fewer labels.
+    The divisor, the sum of weights, depends on the labels only, so the wrapper can sum it over the
+    ranks before the forward pass (mapsage/wrappers/batch_counts.py). The averaged gradient of
+    several ranks then equals the gradient of one process with the whole batch, even if some ranks
+    have fewer labels.
 
     Args:
-        class_weight: Weight of each class, ``(C,)``; None for equal ones.
+        class_weight: Weight of each class, ``(C,)``; None for equal weights.
         loss_weight: Factor of the loss.
-        ignore_index: Label of pixels that do not count; the same as that of the decode head.
-        loss_name: Name in the log; it is part of the loss if it begins with ``loss_``.
+        ignore_index: Label of ignored pixels; must equal the decode head's ``ignore_index``.
+        loss_name: Name in the log; the value is added to the total loss if it begins with
+            ``loss_``.
 
     Raises:
         ValueError: If a weight is negative, or all are 0.
@@ -36,26 +39,26 @@ class _ImbalanceLoss(nn.Module):
     def __init__(self, class_weight: Optional[Sequence[float]] = None, loss_weight: float = 1.0,
                  ignore_index: int = 255, loss_name: str = 'loss') -> None:
         super().__init__()
-        self.class_weight = checked_weights(class_weight)
+        self.class_weight = check_class_weight(class_weight)
         self.loss_weight, self.ignore_index = loss_weight, ignore_index
         self.loss_name = loss_name
 
     @staticmethod
     def sum_over_ranks(count: torch.Tensor) -> torch.Tensor:
-        """Return a count summed over all ranks; the wrapper puts its own function here."""
+        """Return a count summed over all ranks; the wrapper replaces this function."""
         return count
 
     def count_batch(self, data_samples: Sequence[Any]) -> torch.Tensor:
-        """Return the sum of weights of the labels of a rank, and 1, float64 ``(2,)``."""
+        """Return the sum of weights of a rank's labels, and 1 to count ranks, float64 ``(2,)``."""
         total = 0.
         for sample in data_samples:
             labels = sample.gt_sem_seg.data.reshape(-1)
             pixels = torch.bincount(labels[labels != self.ignore_index].long())
-            total += self._weight_of(pixels.double())
+            total += self._sum_weights(pixels.double())
         return torch.tensor([total, 1.], dtype=torch.float64)
 
-    def _weight_of(self, pixels: torch.Tensor) -> float:
-        """Return the sum of weights of an image with these pixels a class, ``(<= C,)``."""
+    def _sum_weights(self, pixels: torch.Tensor) -> float:
+        """Return an image's sum of weights, from its number of pixels per class, ``(<= C,)``."""
         raise NotImplementedError
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor,
@@ -64,60 +67,67 @@ class _ImbalanceLoss(nn.Module):
         """Return the loss, a scalar.
 
         Args:
-            logits: Float ``(N, C, H, W)``; of one channel, those of class 1 against class 0.
+            logits: Float ``(N, C, H, W)``, or ``(N, 1, H, W)`` for two classes.
             labels: Class indices or ``ignore_index``, integers ``(N, H, W)``.
-            weight: None; weights of pixels, as from a sampler, are refused.
-            ignore_index: That of the decode head.
+            weight: Pixel weights of a sampler; must be None.
+            ignore_index: ``ignore_index`` of the decode head.
 
         Raises:
-            ValueError: If there is a ``weight``, the values of ``ignore_index`` differ, or there
-                are not as many class weights as classes.
+            ValueError: If ``weight`` is not None, the values of ``ignore_index`` differ, or the
+                numbers of class weights and classes differ.
         """
-        logits, truth, valid, weights = prepare(self, logits, labels, weight, ignore_index)
-        losses, count = self._sums(logits, truth, valid, weights)
+        logits, truth, valid, weights = prepare_inputs(self, logits, labels, weight, ignore_index)
+        losses, count = self._sum_losses(logits, truth, valid, weights)
         total, ranks = self.sum_over_ranks(torch.stack([count, torch.ones_like(count)]))
-        # Without any label the losses are 0 too.
+        # If no rank has a label, total and losses are 0, and so is the result.
         return self.loss_weight * losses * ranks / torch.where(
             total > 0, total, torch.ones_like(total))
 
-    def _sums(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
-              weights: torch.Tensor) -> Any:
-        """Return the weighted sum of losses and the sum of weights of this rank, scalars."""
+    def _sum_losses(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
+                    weights: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return this rank's weighted sum of losses and its sum of weights, scalars."""
         raise NotImplementedError
 
 
 class _RegionLoss(_ImbalanceLoss):
-    """A loss of each class of each image; the mean is over the classes that an image holds."""
+    """Base class: one loss per image and class, averaged over the classes present in each image."""
 
-    def _weight_of(self, pixels: torch.Tensor) -> float:
+    def _sum_weights(self, pixels: torch.Tensor) -> float:
         present = pixels > 0
         if self.class_weight is None:
             return float(present.sum())
         return float((present * pixels.new_tensor(self.class_weight)[:len(present)]).sum())
 
-    def _sums(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
-              weights: torch.Tensor) -> Any:
+    def _sum_losses(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
+                    weights: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         present = (truth.flatten(2).sum(2) > 0).to(logits.dtype) * weights
-        values = self._of_classes(logits.softmax(1).flatten(2), truth.flatten(2),
-                                  valid.flatten(2))
-        return (values * present).sum(), present.sum()
+        losses = self._class_losses(logits.softmax(1).flatten(2), truth.flatten(2),
+                                    valid.flatten(2))
+        return (losses * present).sum(), present.sum()
 
-    def _of_classes(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-                    ) -> torch.Tensor:
-        """Return the loss of each class, ``(N, C)``, of ``(N, C, P)`` and ``valid (N, 1, P)``."""
+    def _class_losses(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
+                      ) -> torch.Tensor:
+        """Return the loss of each class, ``(N, C)``.
+
+        Args:
+            probabilities: Softmax of the logits, ``(N, C, P)``.
+            truth: One-hot labels, ``(N, C, P)``.
+            valid: Valid pixels, ``(N, 1, P)``.
+        """
         raise NotImplementedError
 
 
 @MODELS.register_module()
 class SegTverskyLoss(_RegionLoss):
-    """1 - TP / (TP + alpha FP + beta FN), of the probabilities of an image's valid pixels.
+    """Tversky loss: 1 - TP / (TP + alpha FP + beta FN), with probabilities in place of counts.
 
-    Salehi, Erdogmus, Gholipour 2017, https://arxiv.org/abs/1706.05721. The mean is over the classes
-    that each image holds, weighted by ``class_weight``, and over the images of all ranks.
+    Salehi, Erdogmus, Gholipour 2017, https://arxiv.org/abs/1706.05721. TP, FP and FN are sums over
+    the valid pixels of an image. The loss is averaged over the classes present in each image,
+    weighted by ``class_weight``, and over the images of all ranks.
 
     Args:
-        alpha: Weight of false positives, 0 or more.
-        beta: Weight of false negatives, above 0; more than ``alpha`` favors recall.
+        alpha: Weight of false positives, at least 0.
+        beta: Weight of false negatives, above 0; a value above ``alpha`` favors recall.
         **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
 
     Raises:
@@ -132,22 +142,22 @@ class SegTverskyLoss(_RegionLoss):
                              'above 0')
         self.alpha, self.beta = alpha, beta
 
-    def _of_classes(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-                    ) -> torch.Tensor:
-        hits = (probabilities * truth).sum(2)
-        false = (probabilities * (valid - truth)).sum(2)
-        missed = truth.sum(2) - hits
-        union = hits + self.alpha * false + self.beta * missed
-        # Of a class that the image does not hold, the value does not count.
-        return 1 - hits / torch.where(union > 0, union, torch.ones_like(union))
+    def _class_losses(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
+                      ) -> torch.Tensor:
+        true_positives = (probabilities * truth).sum(2)
+        false_positives = (probabilities * (valid - truth)).sum(2)
+        false_negatives = truth.sum(2) - true_positives
+        union = true_positives + self.alpha * false_positives + self.beta * false_negatives
+        # The union is 0 for absent classes only, whose loss gets the weight 0.
+        return 1 - true_positives / torch.where(union > 0, union, torch.ones_like(union))
 
 
 @MODELS.register_module()
 class SegDiceLoss(SegTverskyLoss):
-    """1 - 2 TP / (2 TP + FP + FN), of the probabilities of an image's valid pixels.
+    """Dice loss: 1 - 2 TP / (2 TP + FP + FN), with probabilities in place of counts.
 
-    Milletari, Navab, Ahmadi 2016, https://arxiv.org/abs/1606.04797, without their squares. The mean
-    is that of :class:`SegTverskyLoss`, of which this is the case alpha = beta = 0.5.
+    Milletari, Navab, Ahmadi 2016, https://arxiv.org/abs/1606.04797, without their squares. This is
+    :class:`SegTverskyLoss` with alpha = beta = 0.5.
 
     Args:
         **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
@@ -160,11 +170,11 @@ class SegDiceLoss(SegTverskyLoss):
 
 @MODELS.register_module()
 class SegLovaszLoss(_RegionLoss):
-    """Lovász-Softmax: the convex extension of 1 - IoU of a class in an image.
+    """Lovász-Softmax: a convex surrogate of 1 - IoU, for each class of an image.
 
-    Berman, Triki, Blaschko 2018, https://arxiv.org/abs/1705.08790, algorithm 1. The mean is over
-    the classes that each image holds, weighted by ``class_weight``, and over the images of all
-    ranks.
+    Berman, Triki, Blaschko 2018, https://arxiv.org/abs/1705.08790, algorithm 1. The loss is
+    averaged over the classes present in each image, weighted by ``class_weight``, and over the
+    images of all ranks.
 
     Args:
         **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
@@ -174,9 +184,9 @@ class SegLovaszLoss(_RegionLoss):
         kwargs.setdefault('loss_name', 'loss_lovasz')
         super().__init__(**kwargs)
 
-    def _of_classes(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
-                    ) -> torch.Tensor:
-        # Ignored pixels have no error. They come last and change nothing.
+    def _class_losses(self, probabilities: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor
+                      ) -> torch.Tensor:
+        # Ignored pixels get the error 0: they are sorted last and add nothing to the sum.
         errors = (truth - probabilities).abs() * valid
         errors, order = errors.sort(dim=2, descending=True)
         truth = truth.gather(2, order)
@@ -189,15 +199,15 @@ class SegLovaszLoss(_RegionLoss):
 
 @MODELS.register_module()
 class SegFocalLoss(_ImbalanceLoss):
-    """-(1 - p)^gamma log p, with p the probability of a pixel's class among all classes.
+    """Focal loss: -(1 - p)^gamma log p, where p is the softmax probability of the true class.
 
-    Lin et al. 2017, https://arxiv.org/abs/1708.02002, with softmax in place of one sigmoid a class,
-    as classes exclude each other and predictions are an argmax. ``class_weight`` is their alpha.
-    The mean is over the valid pixels of all ranks, weighted by ``class_weight``; with gamma 0 it is
-    PyTorch's ``cross_entropy`` of the whole batch.
+    Lin et al. 2017, https://arxiv.org/abs/1708.02002, with a softmax instead of one sigmoid per
+    class, because classes are exclusive and predictions are an argmax. ``class_weight`` is the
+    paper's alpha. The loss is averaged over the valid pixels of all ranks, weighted by
+    ``class_weight``; with gamma 0 it equals PyTorch's ``cross_entropy`` of the global batch.
 
     Args:
-        gamma: How much easy pixels lose weight, 0 or more.
+        gamma: Exponent that lowers the weight of easy pixels, at least 0.
         **kwargs: ``class_weight``, ``loss_weight``, ``ignore_index``, ``loss_name``.
 
     Raises:
@@ -211,15 +221,15 @@ class SegFocalLoss(_ImbalanceLoss):
             raise ValueError(f'gamma={gamma}, expected 0 or more')
         self.gamma = gamma
 
-    def _weight_of(self, pixels: torch.Tensor) -> float:
+    def _sum_weights(self, pixels: torch.Tensor) -> float:
         if self.class_weight is None:
             return float(pixels.sum())
         return float((pixels * pixels.new_tensor(self.class_weight)[:len(pixels)]).sum())
 
-    def _sums(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
-              weights: torch.Tensor) -> Any:
-        logarithm = (logits.log_softmax(1) * truth).sum(1)
+    def _sum_losses(self, logits: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor,
+                    weights: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        log_probability = (logits.log_softmax(1) * truth).sum(1)
         weight = (truth * weights[:, None, None]).sum(1)
-        # The gradient of a power of 0 is not finite where the exponent is below 1.
-        easy = (1 - logarithm.exp()).clamp(min=1e-12)**self.gamma if self.gamma else 1.
-        return -(weight * easy * logarithm).sum(), weight.sum()
+        # The gradient of 0**gamma is infinite for gamma below 1, hence the clamp.
+        focus = (1 - log_probability.exp()).clamp(min=1e-12)**self.gamma if self.gamma else 1.
+        return -(weight * focus * log_probability).sum(), weight.sum()

@@ -170,7 +170,7 @@ def test_mistakes_are_named() -> None:
         SegDiceLoss()(logits, labels, ignore_index=0)
     with pytest.raises(ValueError, match=r'class_weight=\[1, 2\] for 4 classes'):
         SegDiceLoss(class_weight=[1, 2])(logits, labels)
-    with pytest.raises(ValueError, match='takes no weights of pixels'):
+    with pytest.raises(ValueError, match='accepts no pixel weights'):
         SegLovaszLoss()(logits, labels, weight=torch.ones_like(labels))
     with pytest.raises(ValueError, match='class_weight=.*not all 0'):
         SegFocalLoss(class_weight=[0, 0])

@@ -145,5 +145,5 @@ def test_mistakes_are_named() -> None:
         JaccardLoss()(logits, labels, ignore_index=0)
     with pytest.raises(ValueError, match=r'class_weight=\[1, 2\] for 4 classes'):
         JaccardLoss(class_weight=[1, 2])(logits, labels)
-    with pytest.raises(ValueError, match='takes no weights of pixels'):
+    with pytest.raises(ValueError, match='accepts no pixel weights'):
         JaccardLoss()(logits, labels, weight=torch.ones_like(labels))
