@@ -26,6 +26,9 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 # The XLA leg's CPU code is compiled fast, not well; every process of a test inherits it.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 
+# Not the one of this user's jobs. The launchers of the tests pass it on, as Slurm's do.
+os.environ.setdefault('MAPSAGE_SECRET', os.urandom(32).hex())
+
 # What is kept of scenes between runs; the processes of a test session share it.
 if 'MAPSAGE_SCENE_CACHE' not in os.environ:
     os.environ['MAPSAGE_SCENE_CACHE'] = tempfile.mkdtemp(prefix='mapsage-tests-scenes-')

@@ -354,7 +354,7 @@ def roll_call() -> RollCall:
         if default not in _roll_calls:
             check_descriptors(dist.get_world_size(), 0, _OWN_DESCRIPTORS)
             roll = RollCall(LockedStore(_c10d()._get_default_store()),
-                            f'mapsage/{next(_numbers)}', dist.get_rank())
+                            f'mapsage/{next(_numbers)}', dist.get_rank(), dist.get_world_size())
             weakref.finalize(default, roll.mesh.close)
             _roll_calls[default] = roll
         return _roll_calls[default]

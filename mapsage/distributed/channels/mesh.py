@@ -16,17 +16,30 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, NoReturn, Set, Tuple
 
 from mapsage.distributed.descriptors import check_limit
 from mapsage.distributed.host_address import reachable_host
 from mapsage.distributed.store import LockedStore
+from mapsage.distributed.trust.guard import Guard, bind_listener
+from mapsage.distributed.trust.handshake import (
+    ClientHandshake,
+    HandshakeError,
+    ListenerHandshake,
+    OtherVersionError,
+    SecretMismatchError,
+    connect,
+    new_listener,
+)
+from mapsage.distributed.trust.job_secret import job_secret
 
 from .channel import error_text
 from .mesh_link import CONTROL, HEADER, POLL_SECONDS, MeshLink
 
 _FIRST_POLL_SECONDS = 0.005  # for the address of a rank that has just started
-_CONNECT_SECONDS = 5.0
+# For a connection and its handshake: of who waits for it anyway, and of who goes on without it.
+_CONNECT_SECONDS, _TRY_SECONDS = 5.0, 1.0
+_PURPOSE = 'mesh'  # of the handshake
 
 
 class LinkLostError(RuntimeError):
@@ -50,17 +63,22 @@ class Mesh:
         store: Rendezvous store.
         prefix: Prefix of the mesh's keys in it; equal on all ranks.
         rank: Global rank of this process.
+        ranks: Number of ranks; who connects as another one is closed.
         control: Function that takes a message sent by :meth:`tell`, on the reading thread.
 
     Attributes:
         lost: Reason by global rank for each peer whose connection has ended.
         news: Condition that is notified about every frame and every loss.
         messages, bytes: What this process has sent, headers included.
+
+    Raises:
+        SecretError: If this process has no secret of the job, see :func:`job_secret`.
     """
 
-    def __init__(self, store: LockedStore, prefix: str, rank: int,
+    def __init__(self, store: LockedStore, prefix: str, rank: int, ranks: int,
                  control: Callable[[Dict[str, Any]], None]) -> None:
         self._store, self._prefix, self._rank, self._control = store, prefix, rank, control
+        self._ranks, self._secret = ranks, job_secret(os.environ)
         self.lost: Dict[int, str] = {}
         self.hosts: Dict[int, str] = {}
         self.news = threading.Condition()
@@ -72,18 +90,16 @@ class Mesh:
         self._connecting: Dict[int, threading.Lock] = {}
         self._last_words: Dict[int, str] = {}
         self._closed = False
-        try:
-            self._listener = socket.create_server(
-                ('', 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-        except (OSError, ValueError):  # a host without IPv6
-            self._listener = socket.create_server(('', 0), backlog=1024)
+        host, number = reachable_host(), new_listener()
+        listener = bind_listener(host)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        # Who connects must have read it in the store: no stranger becomes a rank.
-        self._token = os.urandom(16).hex()
+        # It is never writable. Its end, when the guard closes it, wakes the reading thread.
+        self._selector.register(listener, selectors.EVENT_WRITE, None)
+        self._guard = Guard(
+            listener, lambda: ListenerHandshake(self._secret, _PURPOSE, number),
+            lambda connection: self._watch(MeshLink(connection, None, '')))
         store.set(f'{prefix}/address/{rank}', json.dumps(
-            [reachable_host(), self._listener.getsockname()[1], self._token,
-             socket.gethostname()]))
+            [host, listener.getsockname()[1], number.hex(), socket.gethostname()]))
         threading.Thread(target=self._read, daemon=True, name='mapsage mesh').start()
         _meshes.add(self)
 
@@ -199,7 +215,8 @@ class Mesh:
         if isinstance(error, Exception):
             self.say_why(error_text(error))
         self._closed = True
-        for each in self._all_sockets():
+        self._guard.close()
+        for each in list(self._sockets):
             try:
                 each.shutdown(socket.SHUT_RDWR)  # wakes the reading thread
             except OSError:
@@ -212,12 +229,9 @@ class Mesh:
         A forked loader worker must not keep a connection open for a rank that has died.
         """
         self._closed = True
-        for each in self._all_sockets():
+        for each in list(self._sockets):
             each.close()
         self._selector.close()
-
-    def _all_sockets(self) -> List[socket.socket]:
-        return [self._listener, *list(self._sockets)]
 
     def _watch(self, link: MeshLink) -> None:
         self._sockets.add(link.socket)
@@ -248,7 +262,8 @@ class Mesh:
             if rank in self.lost:
                 self._raise_lost(rank)
             with waiting:
-                if rank not in self._links and self._connect(rank):
+                if rank not in self._links and self._connect(
+                        rank, _CONNECT_SECONDS if patient else _TRY_SECONDS):
                     continue
             if rank in self._links or rank in self.lost:
                 continue
@@ -259,23 +274,24 @@ class Mesh:
                 self.news.wait(pause)
             pause = min(2 * pause, POLL_SECONDS)
 
-    def _connect(self, rank: int) -> bool:
+    def _connect(self, rank: int, seconds: float) -> bool:
         """Connect to a rank that has left its address; return whether anything is known now."""
         address = self._address(rank)
         if address is None:
             return False
-        host, port, token, name = address
+        host, port, number, name = address
         self.hosts[rank] = name
         try:
-            connection = socket.create_connection((host, port), _CONNECT_SECONDS)
+            connection = connect((host, port), ClientHandshake(
+                self._secret, _PURPOSE, bytes.fromhex(number)), seconds)
             link = MeshLink(connection, rank, name)
-            hello = json.dumps(dict(rank=self._rank, host=socket.gethostname(), token=token))
+            hello = json.dumps(dict(rank=self._rank, host=socket.gethostname()))
             link.send(HEADER.pack(CONTROL, 0, 0, len(hello)), hello.encode(), lambda: None)
-        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError) as error:
-            with self.news:
-                self.lost.setdefault(rank, f'its process has ended ({error})')
-                self.news.notify_all()
-            return True
+        except (SecretMismatchError, OtherVersionError) as error:
+            return self._cannot_connect(rank, str(error))
+        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError,
+                HandshakeError) as error:
+            return self._cannot_connect(rank, f'its process has ended ({error})')
         except OSError as error:  # its host does not answer, or not yet
             check_limit(error)
             return False
@@ -283,6 +299,12 @@ class Mesh:
             self._watch(link)  # first: who finds the link may lose it
             self._links.setdefault(rank, link)
             self._open[rank] = self._open.get(rank, 0) + 1
+        return True
+
+    def _cannot_connect(self, rank: int, reason: str) -> bool:
+        with self.news:
+            self.lost.setdefault(rank, reason)
+            self.news.notify_all()
         return True
 
     def _address(self, rank: int) -> Any:
@@ -304,20 +326,13 @@ class Mesh:
                     self._lose(link, reason)
                 ended = {}
             for key in ready:
-                if self._closed:
+                if self._closed or key.data is None:
                     return
                 try:
-                    self._accept() if key.data is None else self._take(key.data)
+                    self._take(key.data)
                 except Exception as error:  # this thread must go on for the other ranks
-                    if key.data is not None:
-                        until = until if ended else time.monotonic() + POLL_SECONDS
-                        ended[key.data] = str(error)
-                    else:
-                        time.sleep(POLL_SECONDS)  # no descriptor is free
-
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        self._watch(MeshLink(connection, None, ''))
+                    until = until if ended else time.monotonic() + POLL_SECONDS
+                    ended[key.data] = str(error)
 
     def _take(self, link: MeshLink) -> None:
         frame = link.read()
@@ -332,9 +347,10 @@ class Mesh:
             return
         message = json.loads(data)
         if link.rank is None:
-            if message['token'] != self._token:
+            rank = message['rank']
+            if type(rank) is not int or rank == self._rank or not 0 <= rank < self._ranks:
                 raise EOFError
-            link.rank, link.host = int(message['rank']), str(message['host'])
+            link.rank, link.host = rank, str(message['host'])
             with self.news:
                 self.hosts[link.rank] = link.host
                 self._links.setdefault(link.rank, link)

@@ -10,7 +10,9 @@ HEADER = struct.Struct('<QQIQ')  # lane, number of the collective, part of it, b
 CONTROL = 0  # lane of messages for the process itself
 # How long a thread waits for a peer before it looks again for what may have happened, in seconds.
 POLL_SECONDS = 0.5
-_MAX_CONTROL_BYTES = 2**20
+# Bytes of the message by which a peer says who it is, of a later one for the process, and of all.
+_MAX_HELLO_BYTES, _MAX_CONTROL_BYTES, _MAX_BYTES = 2**12, 2**20, 2**40
+_AT_ONCE_BYTES = 2**26  # for which memory is taken before anything has arrived
 _SMALL_BYTES = 4096
 # A host that has lost its power is noticed after two minutes, also where nothing is sent.
 _KEEP_ALIVE = dict(TCP_KEEPIDLE=60, TCP_KEEPINTVL=10, TCP_KEEPCNT=6)
@@ -36,8 +38,7 @@ class MeshLink:
         self.torn = False  # whether it holds part of a message whose rest will never come
         self._lock = threading.Lock()  # held while a frame is sent
         self._head: Optional[Tuple[int, ...]] = None
-        self._data = bytearray(HEADER.size)
-        self._left = memoryview(self._data)
+        self._expect(HEADER.size)
 
     def send(self, head: bytes, body: Any, check: Callable[[], Any]) -> None:
         """Send a frame; ``check`` may raise while the peer takes nothing.
@@ -83,19 +84,32 @@ class MeshLink:
                 self._left = self._left[count:]
                 if self._left:
                     return None
+            if len(self._data) < self._size:
+                self._grow()
+                return None
             data, head = self._data, self._head
             if head is not None:
                 self._head = None
                 self._expect(HEADER.size)
                 return head, data
             self._head = HEADER.unpack(data)
-            if self._head[0] == CONTROL and self._head[3] > _MAX_CONTROL_BYTES \
-                    or self.rank is None and self._head[0] != CONTROL:
-                raise EOFError  # it is none of our ranks
-            self._expect(self._head[3])
+            lane, size = self._head[0], self._head[3]
+            if size > (_MAX_HELLO_BYTES if self.rank is None else
+                       _MAX_CONTROL_BYTES if lane == CONTROL else _MAX_BYTES) \
+                    or self.rank is None and lane != CONTROL:
+                raise EOFError(f'it announced a message of {size} bytes')
+            self._expect(size)
             if self._left:
                 return None
 
     def _expect(self, size: int) -> None:
-        self._data = bytearray(size)
+        self._size = size
+        self._data = bytearray(min(size, _AT_ONCE_BYTES))
         self._left = memoryview(self._data)
+
+    def _grow(self) -> None:
+        """Take memory for as much again as has arrived of a long message."""
+        self._left.release()
+        arrived = len(self._data)
+        self._data.extend(bytes(min(self._size - arrived, arrived)))
+        self._left = memoryview(self._data)[arrived:]

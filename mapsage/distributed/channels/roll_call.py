@@ -64,16 +64,17 @@ class RollCall:
         store: Rendezvous store.
         prefix: Prefix of its keys there; equal on all ranks and unlike that of any other.
         rank: Global rank of this process.
+        ranks: Number of ranks.
     """
 
-    def __init__(self, store: LockedStore, prefix: str, rank: int) -> None:
+    def __init__(self, store: LockedStore, prefix: str, rank: int, ranks: int) -> None:
         self.store, self.rank = store, rank
         self._prefix = prefix
         self._lanes: Dict[int, Lane] = {}
         self._failed: Dict[int, Dict[str, Any]] = {}
         self._reported: Set[int] = set()
         self._texts: Dict[Tuple[int, str], str] = {}
-        self.mesh = Mesh(store, prefix, rank, self._hear)
+        self.mesh = Mesh(store, prefix, rank, ranks, self._hear)
 
     def open(self, name: str, ranks: Sequence[int], kind: Callable[..., Lane] = Lane,
              *options: Any) -> Lane:

@@ -12,6 +12,8 @@ import pytest
 
 from mapsage.distributed.channels.mesh import LinkLostError, Mesh
 from mapsage.distributed.channels.mesh_link import HEADER
+from mapsage.distributed.trust.handshake import ClientHandshake, connect
+from mapsage.distributed.trust.job_secret import job_secret
 
 
 class _Texts(Dict[str, str]):
@@ -33,7 +35,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuple[Mesh, Mesh, List[Any
     monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
     store: Any = _Texts()
     told: List[Any] = []
-    meshes = Mesh(store, 'pair', 0, told.append), Mesh(store, 'pair', 1, told.append)
+    meshes = Mesh(store, 'pair', 0, 2, told.append), Mesh(store, 'pair', 1, 2, told.append)
     meshes[0].send(1, 7, 0, 0, b'hello', _go_on)
     assert bytes(meshes[1].receive(0, 7, 0, 0, _go_on)) == b'hello'
     yield (*meshes, told)
@@ -84,9 +86,10 @@ def test_half_a_frame_ends_the_connection(pair: Tuple[Mesh, Mesh, List[Any]]) ->
 
 
 def _second_connection(one: Mesh) -> socket.socket:
-    host, port, token, _ = json.loads(one._store.find('pair/address/0'))  # type: ignore[arg-type]
-    connection = socket.create_connection((host, port))
-    hello = json.dumps(dict(rank=1, host='h', token=token)).encode()
+    host, port, number, _ = json.loads(one._store.find('pair/address/0'))  # type: ignore[arg-type]
+    connection = connect((host, port), ClientHandshake(
+        job_secret(os.environ), 'mesh', bytes.fromhex(number)), 60)
+    hello = json.dumps(dict(rank=1, host='h')).encode()
     connection.sendall(HEADER.pack(0, 0, 0, len(hello)) + hello)
     return connection
 
@@ -98,7 +101,9 @@ def test_the_second_connection_of_a_pair_is_closed_as_well(
     pair[0].receive(1, 7, 5, 0, _go_on)
     child = os.fork()
     if not child:
-        held = [each for mesh in pair[:2] for each in mesh._all_sockets() if each.fileno() >= 0]
+        held = [each for mesh in pair[:2]
+                for each in (*mesh._sockets, *mesh._guard.sockets(), second)
+                if each.fileno() >= 0]
         os._exit(len(held))
     assert os.waitpid(child, 0)[1] == 0
     pair[0].close()
