@@ -19,6 +19,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional
 
 from mapsage.distributed.channels.channel import RankLostError
 from mapsage.distributed.host_address import reachable_host
+from mapsage.distributed.trust.guard import bind_listener
+from mapsage.distributed.trust.handshake import new_listener
+from mapsage.distributed.trust.job_secret import job_secret
 
 from .launcher_notes import end_process
 from .node_watch import Line
@@ -64,20 +67,22 @@ class WatchSockets:
 
     Attributes:
         facts: What the other ranks need to know: ``local``, the name of a Unix socket, and
-            ``address``, host, port and token of the TCP socket.
+            ``address``, host and port of the TCP socket and the number of its listener.
+
+    Raises:
+        SecretError: If this process has no secret of the job, see :func:`job_secret`.
     """
 
     def __init__(self) -> None:
+        self._secret = job_secret(os.environ)
         self.local = socket.socket(socket.AF_UNIX)
         name = f'mapsage-watch-{os.urandom(16).hex()}'
         self.local.bind(f'\0{name}')  # abstract: leaves no file behind
         self.local.listen(1024)
-        self.listener = socket.socket(socket.AF_INET6 if ':' in reachable_host() else
-                                      socket.AF_INET)
-        self.listener.bind(('', 0))
-        self.listener.listen(1024)
+        host = reachable_host()
+        self.listener = bind_listener(host)
         self.facts: Dict[str, Any] = dict(local=name, address=[
-            reachable_host(), self.listener.getsockname()[1], os.urandom(16).hex()])
+            host, self.listener.getsockname()[1], new_listener().hex()])
 
     def start(self, node: int, hosts: Dict[int, str], ranks: Dict[int, List[int]],
               address: List[Any], timeout: float) -> None:
@@ -89,7 +94,8 @@ class WatchSockets:
              str(self.listener.fileno()) if first else '-'],
             stdin=subprocess.PIPE, pass_fds=[each.fileno() for each in sockets])
         assert process.stdin is not None
-        job = dict(node=node, hosts=hosts, ranks=ranks, first=address[:2], token=address[2],
+        # Over a pipe: who may list processes reads their command lines.
+        job = dict(node=node, hosts=hosts, ranks=ranks, first=address, secret=self._secret.hex(),
                    timeout=timeout, grace=GRACE_SECONDS, parent=os.getpid())
         process.stdin.write(json.dumps(job).encode() + b'\n')
         process.stdin.close()

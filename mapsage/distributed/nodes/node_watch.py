@@ -30,22 +30,27 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 _KILLED_AFTER_SECONDS = 5.0  # a rank that does not end by itself, after that
-_CONNECT_SECONDS = 1.0
+_CONNECT_SECONDS = 1.0  # with the handshake
+_NO_DESCRIPTOR_SECONDS = 0.1  # until the next connection is accepted
 _FIRST_SECONDS = 60.0  # for a node's first sign
 # States of a process, in the letters of the kernel.
 _ENDED = ('Z', 'X', '')
 _NOT_RUNNING = ('T', *_ENDED)
 _MAX_LINE = 1 << 16
-_MAX_GREETING = 256  # bytes that a stranger may send; the greeting is shorter
+_MAX_GREETING = 256  # bytes in which a node says which it is
+_MAX_UNKNOWN = 32  # connections of this user's processes that have not said which rank they are
+_PURPOSE = 'watch'  # of the handshake
 
 
-def _liveness_class() -> Any:
-    spec: Any = importlib.util.spec_from_file_location(
-        'liveness', str(Path(__file__).with_name('liveness.py')))
+def _module(path: str) -> Any:
+    """Return a module of the standard library alone, by its path from here."""
+    file = Path(__file__).resolve().parents[1] / path
+    name = f'mapsage_watch_{file.stem}'
+    spec: Any = importlib.util.spec_from_file_location(name, str(file))
     module = importlib.util.module_from_spec(spec)
-    sys.modules['liveness'] = module  # dataclasses look there for their module
+    sys.modules[name] = module  # dataclasses look there for their module
     spec.loader.exec_module(module)
-    return module.Liveness
+    return module
 
 
 class Line:
@@ -101,8 +106,8 @@ class Watch:
         node: Number of this node.
         hosts: Name of each node's host, by number.
         ranks: Global ranks of each node, by number.
-        first: Address, host and port, of the first node's watch.
-        token: Word that proves that a connection comes from this job.
+        first: Address of the first node's watch: host, port and number of the listener.
+        secret: Secret of the job, in hexadecimal digits.
         timeout: Seconds without a sign after which a rank or node is lost.
         grace: Seconds that ranks have for their own report after one of them has ended.
         parent: Process that has started the watch; it may have ended already.
@@ -111,18 +116,18 @@ class Watch:
     """
 
     def __init__(self, node: int, hosts: Dict[int, str], ranks: Dict[int, List[int]],
-                 first: List[Any], token: str, timeout: float, grace: float,
+                 first: List[Any], secret: str, timeout: float, grace: float,
                  parent: int, local: socket.socket, listener: Optional[socket.socket]) -> None:
         self._node, self._hosts, self._ranks = node, hosts, ranks
         self._root = min(hosts)
-        self._first, self._token, self._timeout = first, token, timeout
+        self._first, self._timeout = first, timeout
+        self._handshake = _module('trust/handshake.py')
+        self._key = bytes.fromhex(secret), _PURPOSE, bytes.fromhex(first[2])
         self._grace = grace
         self._parent = parent
-        self._liveness = _liveness_class()(timeout)
+        self._liveness = _module('nodes/liveness.py').Liveness(timeout)
         self._selector = selectors.DefaultSelector()
-        self._listen(local, self._accept_rank)
-        if listener is not None:
-            self._listen(listener, self._accept_node)
+        self._unknown: List[Line] = []  # connections of processes that are no known rank yet
         self._local: Dict[int, Line] = {}
         self._pids: Dict[int, int] = {}
         self._stopped: Dict[int, int] = {}  # turns in a row in which a rank was stopped
@@ -138,6 +143,11 @@ class Watch:
             self._liveness.watch(peer, lambda peer=peer: self._beat(peer),
                                  lambda seconds, peer=peer: self._silent(peer, seconds),
                                  _FIRST_SECONDS)
+        self._listen(local)
+        if listener is not None:
+            _module('trust/guard.py').Guard(
+                listener, lambda: self._handshake.ListenerHandshake(*self._key),
+                lambda connection: self._accept_node(Line(connection)))
 
     def run(self) -> None:
         """Watch until the ranks of this node have ended."""
@@ -164,12 +174,14 @@ class Watch:
 
     # --- connections
 
-    def _listen(self, listener: socket.socket, accept: Callable[[Line], None]) -> None:
+    def _listen(self, listener: socket.socket) -> None:
         def take() -> None:
             try:
-                accept(Line(listener.accept()[0]))
-            except OSError:  # who asked is gone
+                self._accept_rank(Line(listener.accept()[0]))
+            except ConnectionError:  # who asked is gone
                 pass
+            except OSError:  # no descriptor is free: it would be asked again at once
+                time.sleep(_NO_DESCRIPTOR_SECONDS)
         self._selector.register(listener, selectors.EVENT_READ, take)
 
     def _serve(self, line: Line, hear: Callable[[Dict[str, Any]], None],
@@ -179,10 +191,13 @@ class Watch:
                 for message in line.read():
                     hear(message)
             except EOFError:
-                self._selector.unregister(line.socket)
-                line.close()
+                self._drop(line)
                 ended()
         self._selector.register(line.socket, selectors.EVENT_READ, take)
+
+    def _drop(self, line: Line) -> None:
+        self._selector.unregister(line.socket)
+        line.close()
 
     def _accept_rank(self, line: Line) -> None:
         pid, user, _ = struct.unpack(
@@ -191,8 +206,11 @@ class Watch:
 
         def hear(message: Dict[str, Any]) -> None:
             if 'rank' in message:
-                rank = int(message['rank'])
+                rank = message['rank']
+                if known or type(rank) is not int or rank not in self._ranks[self._node]:
+                    raise EOFError
                 known.append(rank)
+                self._unknown.remove(line)
                 self._local[rank] = line
                 if pid > 0:  # 0: a process of another PID namespace
                     self._pids[rank] = pid
@@ -206,11 +224,16 @@ class Watch:
         def ended() -> None:
             if known:
                 self._ended(known[0])
+            else:
+                self._unknown.remove(line)
 
-        if user == os.getuid():
-            self._serve(line, hear, ended)
-        else:
+        if user != os.getuid():
             line.close()
+            return
+        if len(self._unknown) == _MAX_UNKNOWN:
+            self._drop(self._unknown.pop(0))
+        self._unknown.append(line)
+        self._serve(line, hear, ended)
 
     def _leave(self, rank: int) -> None:
         self._left.append(rank)
@@ -223,14 +246,16 @@ class Watch:
                        f'ended', self._grace)
 
     def _accept_node(self, line: Line) -> None:
+        """Take a node whose watch has proved that it is of this job; in the guard's thread."""
         known: List[int] = []
         line.limit = _MAX_GREETING
 
         def hear(message: Dict[str, Any]) -> None:
-            if not known and message.get('token') != self._token:
-                raise EOFError
             if not known:
-                known.append(int(message['node']))
+                node = message.get('node')
+                if type(node) is not int or node not in self._peers or node in self._met:
+                    raise EOFError
+                known.append(node)
                 self._nodes[known[0]] = line
                 self._met.append(known[0])
                 line.limit = _MAX_LINE
@@ -246,11 +271,16 @@ class Watch:
         """Connect once with the first node's watch; after its goodbye the port may be another's."""
         if self._node == self._root or self._root in self._met:
             return
+        module = self._handshake
         try:
-            line = Line(socket.create_connection(tuple(self._first), _CONNECT_SECONDS))
+            line = Line(module.connect(tuple(self._first[:2]),
+                                       module.ClientHandshake(*self._key), _CONNECT_SECONDS))
+        except (module.SecretMismatchError, module.OtherVersionError) as error:
+            self._find(self._ranks[self._root], f'{self._name(self._root)}: {error}', self._grace)
+            return
         except OSError:  # tried again, until it counts as silent
             return
-        line.send(node=self._node, token=self._token)
+        line.send(node=self._node)
         self._nodes[self._root] = line
         self._met.append(self._root)
         self._serve(line, lambda message: self._hear_node(self._root, message),
@@ -277,9 +307,9 @@ class Watch:
         if 'ready' in message:
             self._begin()
         elif 'found' in message:
-            self._find(**message['found'])
+            self._find(**_finding(message['found']))
         elif 'lost' in message:
-            self._tell(message['lost'])
+            self._tell(_finding(message['lost']))
         elif 'bye' in message:
             self._liveness.forget(peer)
             self._nodes.pop(peer, None)
@@ -337,6 +367,16 @@ class Watch:
 
     def _name(self, node: int) -> str:
         return f'rank(s) {self._ranks[node]} on host {self._hosts[node]}'
+
+
+def _finding(value: Any) -> Dict[str, Any]:
+    """Return a finding of another node; EOFError if it is none."""
+    if not (isinstance(value, dict) and set(value) == {'ranks', 'text', 'grace'}
+            and isinstance(value['text'], str) and type(value['grace']) in (int, float)
+            and isinstance(value['ranks'], list)
+            and all(type(rank) is int for rank in value['ranks'])):
+        raise EOFError
+    return value
 
 
 def _state(pid: int) -> str:
