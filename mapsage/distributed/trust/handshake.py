@@ -182,7 +182,7 @@ def connect(address: Tuple[str, int], handshake: ClientHandshake, seconds: float
     """
     deadline = time.monotonic() + seconds
     connection = socket.create_connection(address, seconds)
-    _connections.add(connection)
+    close_in_children(connection)
     try:
         _prove(connection, handshake, deadline)
     except BaseException:
@@ -229,12 +229,16 @@ def _proof(role: str, secret: bytes, purpose: str, listener: bytes, client: byte
     return hmac.new(secret, message + listener + client + server, hashlib.sha256).digest()
 
 
-_connections: Any = weakref.WeakSet()  # made by connect()
+def close_in_children(connection: socket.socket) -> None:
+    """Let forked children close a connection: they must not keep it open for a rank that has died.
+    """
+    _connections.add(connection)
+
+
+_connections: Any = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """Close all connections in a forked child: it must not keep one open for a rank that has died.
-    """
     for connection in list(_connections):
         descriptor = connection.detach()  # close() would leave it to the files made from it
         if descriptor >= 0:

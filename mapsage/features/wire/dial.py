@@ -2,35 +2,48 @@
 from __future__ import annotations
 
 import socket
-from typing import Sequence, Tuple
+from typing import Tuple
 
 import torch
 
+from mapsage.distributed.trust.handshake import (
+    ClientHandshake,
+    GreetingDroppedError,
+    HandshakeError,
+    close_in_children,
+)
+
 
 class Dial:
-    """The addresses of a peer, of which one is found to lead to it.
+    """The address of a peer, and what is said first on each connection to it.
 
     Args:
-        places: Addresses, (host, port), that may all lead to the peer.
-        hello: Bytes that the peer expects first, uint8 (n,).
+        place: Address of the peer, (host, port).
+        secret: Secret of the job.
+        purpose: Purpose of the handshake.
+        listener: Number that the listener has announced.
+        hello: Bytes that the peer expects after the handshake, uint8 (n,).
     """
 
-    def __init__(self, places: Sequence[Tuple[str, int]], hello: torch.Tensor) -> None:
-        self.places, self.hello = list(places), hello
-        self._next = self._refused = 0
+    def __init__(self, place: Tuple[str, int], secret: bytes, purpose: str, listener: bytes,
+                 hello: torch.Tensor) -> None:
+        self.place, self.hello = place, hello
+        self._key = secret, purpose, listener
+        self._handshake: ClientHandshake
+        self._data = b''
 
     def begin(self) -> socket.socket:
-        """Return a socket that is connecting to the next place.
+        """Return a socket that is connecting to the peer.
 
         Raises:
             OSError: If that is known to be impossible at once.
         """
-        host, port = self.places[self._next % len(self.places)]
-        self._next += 1
+        host, port = self.place
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
+        close_in_children(sock)
         try:
             sock.connect(address)
         except BlockingIOError:
@@ -40,12 +53,41 @@ class Dial:
             raise
         return sock
 
-    def succeeded(self) -> None:
-        """Keep the place that was reached last as the only one."""
-        self.places = [self.places[(self._next - 1) % len(self.places)]]
-        self._refused = 0
+    def greet(self, sock: socket.socket) -> None:
+        """Begin the handshake on a socket that is connected now.
 
-    def failed(self, error: OSError) -> bool:
-        """Return whether the peer's process has ended: one place after the other refuses."""
-        self._refused = self._refused + 1 if isinstance(error, ConnectionRefusedError) else 0
-        return self._refused >= len(self.places)
+        Raises:
+            OSError: If the connection broke.
+        """
+        self._handshake, self._data = ClientHandshake(*self._key), b''
+        sock.sendall(self._handshake.greeting)  # its buffer is empty
+
+    def prove(self, sock: socket.socket) -> bool:
+        """Go on with the handshake as far as the peer has answered.
+
+        Returns:
+            Whether both ends have proved themselves.
+
+        Raises:
+            HandshakeError: If the peer is not who was meant.
+            OSError: If the connection broke.
+        """
+        handshake = self._handshake
+        while not handshake.proved:
+            try:
+                part = sock.recv(handshake.needed - len(self._data))
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                part = b''
+            if not part:
+                raise GreetingDroppedError('it closed the connection before it had answered')
+            self._data += part
+            if len(self._data) == handshake.needed:
+                answer, self._data = handshake.take(self._data), b''
+                sock.sendall(answer)
+        return True
+
+    def is_hopeless(self, error: OSError) -> bool:
+        """Return whether another attempt is useless, such as where the process has ended."""
+        return isinstance(error, (ConnectionRefusedError, HandshakeError))

@@ -39,6 +39,7 @@ class Hub:
         self._timers: List[Tuple[float, int, Call]] = []
         self._numbers = itertools.count()
         self._users = 0
+        self._at_end: List[Call] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name='feature-links', daemon=True)
 
@@ -89,6 +90,10 @@ class Hub:
         except OSError:  # it was not connected, or is not any more
             pass
         sock.close()
+
+    def at_end(self, function: Call) -> None:
+        """Call a function when the threads end."""
+        self._at_end.append(function)
 
     def enter(self) -> None:
         """Count one more link that uses the thread."""
@@ -141,6 +146,8 @@ class Hub:
 
     def _end(self) -> None:
         self.liveness.close()
+        for function in self._at_end:
+            function()
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()

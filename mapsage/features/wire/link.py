@@ -12,6 +12,7 @@ from typing import Callable, Deque, Optional, Tuple
 
 import torch
 
+from mapsage.distributed.trust.handshake import HandshakeError
 from mapsage.features.source import StreamingError
 
 from .connection import Connection
@@ -22,7 +23,7 @@ from .hub import Hub
 # Seconds until a lost connection is opened again: the first time, at most, and how long one must
 # have lasted for the next loss to count as a first one.
 _FIRST_PAUSE, _MAX_PAUSE, _STABLE = 0.2, 30.0, 60.0
-# Seconds to wait for the first answer from one of the peer's addresses before the next is tried.
+# Seconds to wait for the first answer of the peer before another connection is opened.
 _FIRST_ANSWER = 10.0
 
 
@@ -201,6 +202,21 @@ class Link:
             self._dial_failed(OSError(code, os.strerror(code)))
             return
         assert self._dial is not None
+        try:
+            self._dial.greet(sock)
+        except OSError as error:
+            self._dial_failed(error)
+            return
+        self._hub.watch(sock, selectors.EVENT_READ, lambda events: self._on_answer(sock))
+
+    def _on_answer(self, sock: socket.socket) -> None:
+        assert self._dial is not None
+        try:
+            if not self._dial.prove(sock):
+                return
+        except OSError as error:
+            self._dial_failed(error)
+            return
         self._dialing = None
         self._connection = Connection(sock, self._place, self._deliver)
         self._connection.put_parts(self._dial.hello)
@@ -213,8 +229,10 @@ class Link:
     def _dial_failed(self, error: OSError) -> None:
         assert self._dial is not None
         self._drop_sockets()
+        if isinstance(error, HandshakeError):
+            self._reason = str(error)
         self._reason = self._reason or f'it cannot be reached ({error})'
-        if self._dial.failed(error):
+        if self._dial.is_hopeless(error):
             self._give_up()
         else:
             self._redial()
@@ -239,8 +257,6 @@ class Link:
         again, self._reason = self._reason is not None, None
         self._since, self._greeted, self.reopens = time.monotonic(), True, True
         self._known = True
-        if self._dial is not None:
-            self._dial.succeeded()
         with self._lock:
             # What was said on an earlier connection is void, except that this end has finished.
             self._outbox.clear()

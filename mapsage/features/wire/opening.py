@@ -1,27 +1,28 @@
 """Connects encoders and heads, which find each other through the rendezvous store."""
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import secrets
 import selectors
 import socket
 import struct
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
 import torch
 
+from mapsage.distributed.host_address import reachable_host
 from mapsage.distributed.store import store_lock
+from mapsage.distributed.trust.guard import Guard, bind_listener
+from mapsage.distributed.trust.handshake import ListenerHandshake, new_listener
+from mapsage.distributed.trust.job_secret import job_secret
 
 from .dial import Dial
 from .hub import Hub
 from .link import Link, LinkError
 
-_TOKEN_BYTES = 16
-_HELLO_BYTES = _TOKEN_BYTES + 8  # the token, and the rank of the head
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_HELLO = struct.Struct('<q')  # the rank of the head
+_PURPOSE = 'features'  # of the handshake
 _MAX_PAUSE = 0.5  # seconds between two looks at the store
 
 
@@ -46,6 +47,7 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
 
     Raises:
         ValueError: If this rank is in both lists or in neither, or a time is not positive.
+        SecretError: If this process has no secret of the job, see :func:`job_secret`.
         LinkError: Naming the ranks that did not come.
     """
     encoders, heads = sorted(encoders), sorted(heads)
@@ -55,19 +57,20 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
     if not (timeout > 0 and peer_timeout > 0):
         raise ValueError(f'timeout={timeout!r}, peer_timeout={peer_timeout!r}, expected positive '
                          f'numbers of seconds.')
+    secret = job_secret(os.environ)
     hub = Hub(peer_timeout)
     deadline = time.monotonic() + timeout
     if rank in encoders:
         peers, kind = heads, 'head'
         links = {peer: Link(hub, f'head rank {peer}') for peer in peers}
-        _publish(store, rank, _Listener(hub, links))
+        _publish(store, rank, _Listener(hub, links, secret))
         hub.start()
         _await_peers(store, hub, rank, peers, timeout)
     else:
         peers, kind = encoders, 'encoder'
         _publish(store, rank, None)
         _await_peers(store, hub, rank, peers, timeout)
-        links = {peer: Link(hub, f'encoder rank {peer}', _dial(store, rank, peer))
+        links = {peer: Link(hub, f'encoder rank {peer}', _dial(store, rank, peer, secret))
                  for peer in peers}
         hub.start()
         for link in links.values():
@@ -85,101 +88,50 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
 class _Listener:
     """Takes the connections of heads, and gives each to its link."""
 
-    def __init__(self, hub: Hub, links: Dict[int, Link]) -> None:
+    def __init__(self, hub: Hub, links: Dict[int, Link], secret: bytes) -> None:
         self._hub, self._links = hub, links
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
-        self.hosts = own_addresses()
-        family = socket.AF_INET6 if any(':' in host for host in self.hosts) else socket.AF_INET
-        self._socket = socket.create_server(
-            ('', 0), family=family, backlog=len(links) + 8,
-            dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6())
-        self._socket.setblocking(False)
-        self.port = self._socket.getsockname()[1]
-        hub.watch(self._socket, selectors.EVENT_READ, self._on_connection)
+        host, number = reachable_host(), new_listener()
+        listener = bind_listener(host)
+        self.address = [host, listener.getsockname()[1], number.hex()]
+        guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
+                      lambda sock: hub.call(lambda: self._await_hello(sock)))
+        hub.at_end(guard.close)
 
-    def _on_connection(self, events: int) -> None:
-        try:
-            sock, _ = self._socket.accept()
-        except OSError:  # whoever connected has gone again
-            return
-        sock.setblocking(False)
+    def _await_hello(self, sock: socket.socket) -> None:
         hello = bytearray()
         self._hub.watch(sock, selectors.EVENT_READ, lambda events: self._read_hello(sock, hello))
         self._hub.later(self._hub.peer_timeout,
-                        lambda: self._hub.drop(sock) if len(hello) < _HELLO_BYTES else None)
+                        lambda: self._hub.drop(sock) if len(hello) < _HELLO.size else None)
 
     def _read_hello(self, sock: socket.socket, hello: bytearray) -> None:
         try:
-            more = sock.recv(_HELLO_BYTES - len(hello))
+            more = sock.recv(_HELLO.size - len(hello))
         except OSError:
             more = b''
         hello += more
         if not more:
             self._hub.drop(sock)
-        elif len(hello) == _HELLO_BYTES:
-            rank, = struct.unpack('<q', hello[_TOKEN_BYTES:])
-            if hello[:_TOKEN_BYTES] == self.token and rank in self._links:
+        elif len(hello) == _HELLO.size:
+            rank, = _HELLO.unpack(hello)
+            if rank in self._links:
                 self._links[rank].adopt(sock)
             else:
                 self._hub.drop(sock)
 
 
-def own_addresses() -> List[str]:
-    """Return addresses by which other processes may reach this one, the likeliest first.
-
-    As gloo does, ``GLOO_SOCKET_IFNAME`` names the interface. Without it, the address is that from
-    which the rendezvous store is reached.
-    """
-    name = os.environ.get('GLOO_SOCKET_IFNAME', '').split(',')[0]
-    if name:
-        return [_address_of(name)]
-    found = []
-    target = os.environ.get('MASTER_ADDR')
-    for find in (lambda: _route_to(target) if target else '',
-                 lambda: socket.gethostbyname(socket.gethostname()), lambda: '127.0.0.1'):
-        try:
-            found.append(find())
-        except OSError:  # no such route, or a host name that nothing resolves
-            continue
-    return list(dict.fromkeys(each for each in found if each))
-
-
-def _address_of(interface: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR,
-                                 struct.pack('256s', interface.encode()[:15]))
-        except OSError as error:
-            raise LinkError(f'GLOO_SOCKET_IFNAME={interface!r} has no IPv4 address ({error}): name '
-                            f'an interface that "ip -4 address" lists.') from error
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _route_to(host: str) -> str:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
-
-
 def _publish(store: Any, rank: int, listener: Any) -> None:
     with store_lock:
         if listener is not None:
-            store.set(f'mapsage/features/at/{rank}', json.dumps(dict(
-                host=socket.gethostname(), hosts=listener.hosts, port=listener.port,
-                token=listener.token.hex())))
+            store.set(f'mapsage/features/at/{rank}', json.dumps(listener.address))
         store.add(f'mapsage/features/here/{rank}', 1)
 
 
-def _dial(store: Any, rank: int, peer: int) -> Dial:
+def _dial(store: Any, rank: int, peer: int, secret: bytes) -> Dial:
     with store_lock:
-        found = json.loads(bytes(store.get(f'mapsage/features/at/{peer}')).decode())
-    hosts = [host for host in found['hosts']
-             if found['host'] == socket.gethostname()
-             or not (host == '::1' or host.startswith('127.'))]
-    hello = bytes.fromhex(found['token']) + struct.pack('<q', rank)
-    return Dial([(host, found['port']) for host in hosts or found['hosts']],
-                torch.tensor(list(hello), dtype=torch.uint8))
+        host, port, number = json.loads(
+            bytes(store.get(f'mapsage/features/at/{peer}')).decode())
+    return Dial((host, port), secret, _PURPOSE, bytes.fromhex(number),
+                torch.tensor(list(_HELLO.pack(rank)), dtype=torch.uint8))
 
 
 def _await_peers(store: Any, hub: Hub, rank: int, peers: Sequence[int], timeout: float) -> None:

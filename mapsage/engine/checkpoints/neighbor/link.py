@@ -12,18 +12,30 @@ import os
 import re
 import socket
 import threading
+import time
 import zlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import error_text
 from mapsage.distributed.host_address import reachable_host
+from mapsage.distributed.trust.guard import Guard, bind_listener
+from mapsage.distributed.trust.handshake import (
+    ClientHandshake,
+    GreetingDroppedError,
+    ListenerHandshake,
+    connect,
+    new_listener,
+)
+from mapsage.distributed.trust.job_secret import job_secret
 
 from .store import CHUNK_BYTES, CopyStore, megabytes
 
 _STALL_SECONDS = 60.0  # in which a connection must carry something
-_GREETING_SECONDS = 5.0
+_CONNECT_SECONDS = 10.0  # with the handshake
 _MAX_LINE = 1 << 16
+_AGAIN_SECONDS = 0.1  # until the next attempt where a receiver is full
+_PURPOSE = 'copies'  # of the handshake
 
 
 class CopyReceiver:
@@ -33,52 +45,47 @@ class CopyReceiver:
         store: Where they are kept.
 
     Attributes:
-        address: Host, port and token, for :class:`CopySender`.
+        address: Host, port and number of the listener, for :class:`CopySender`.
 
     Raises:
         OSError: If this process may not listen.
+        SecretError: If it has no secret of the job, see :func:`job_secret`.
     """
 
     def __init__(self, store: CopyStore) -> None:
         self._store = store
-        host = reachable_host()
-        family = socket.AF_INET6 if ':' in host else socket.AF_INET
-        self._listener = socket.create_server(('', 0), family=family)
-        self.address: List[Any] = [host, self._listener.getsockname()[1], os.urandom(16).hex()]
-        threading.Thread(target=self._serve, name='mapsage neighbor copy', daemon=True).start()
+        secret = job_secret(os.environ)
+        host, number = reachable_host(), new_listener()
+        listener = bind_listener(host)
+        self.address: List[Any] = [host, listener.getsockname()[1], number.hex()]
+        self._guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
+                            self._start)
 
     def close(self) -> None:
         """Take no more copies."""
-        try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        except OSError:
-            pass
-        self._listener.close()
+        self._guard.close()
 
-    def _serve(self) -> None:
-        while True:
+    def _start(self, connection: socket.socket) -> None:
+        # One thread for each: a sender that stops must not keep the next one waiting.
+        threading.Thread(target=self._serve, args=(connection,), name='mapsage neighbor copy',
+                         daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
             try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            with connection:
-                try:
-                    self._take(connection)
-                except Exception:  # the sender is gone, and has its own words for it
-                    pass
+                self._take(connection)
+            except Exception:  # the sender is gone, and has its own words for it
+                pass
 
     def _take(self, connection: socket.socket) -> None:
-        connection.settimeout(_GREETING_SECONDS)
+        connection.settimeout(_STALL_SECONDS)
         with connection.makefile('rwb') as stream:
             asked = _read_line(stream)
-            if asked.get('token') != self.address[2]:
-                return
             if asked.get('obsolete'):
                 self._store.drop()
                 return
-            connection.settimeout(_STALL_SECONDS)
             try:
-                kept = self._receive(stream, asked['name'], asked['size'])
+                kept = self._receive(stream, _name_in(asked), _count_in(asked, 'size'))
             except Exception as error:
                 _write_line(stream, error=error_text(error))
                 raise
@@ -95,7 +102,7 @@ class CopyReceiver:
                     raise EOFError('the connection ended inside the copy')
                 arrival.write(part)
                 size -= len(part)
-            arrival.keep(_read_line(stream)['checksum'])
+            arrival.keep(_count_in(_read_line(stream), 'checksum'))
         finally:
             arrival.drop()
         return dict(kept=True, remark=arrival.remark)
@@ -156,7 +163,7 @@ class CopySender:
             return
         size, remark = answer
         while self._others:
-            _give_up_copy(*self._others.pop())
+            _give_up_copy(self._others.pop())
         if remark:
             self._tell(f'neighbor copy: {remark}.', warning=True)
         else:
@@ -166,11 +173,9 @@ class CopySender:
 
     def _transfer(self, file: Any, name: str) -> Optional[Tuple[int, str]]:
         """Return the size and the receiver's remark; None after :meth:`close`."""
-        host, port, token = self._address
         size, crc = os.fstat(file.fileno()).st_size, 0
-        with socket.create_connection((host, port), _STALL_SECONDS) as connection, \
-                connection.makefile('rwb') as stream:
-            _write_line(stream, token=token, name=name, size=size)
+        with _connect(self._address) as connection, connection.makefile('rwb') as stream:
+            _write_line(stream, name=name, size=size)
             self._expect(stream, 'ready')
             left = size
             while left:
@@ -206,12 +211,42 @@ class CopySender:
             (self._logger.warning if warning else self._logger.info)(text)
 
 
-def _give_up_copy(host: str, port: int, token: str) -> None:
+def _give_up_copy(address: List[Any]) -> None:
     with contextlib.suppress(OSError):  # it is gone; its copy does no harm
-        with socket.create_connection((host, port), _GREETING_SECONDS) as connection, \
-                connection.makefile('rwb') as stream:
-            _write_line(stream, token=token, obsolete=True)
+        with _connect(address) as connection, connection.makefile('rwb') as stream:
+            _write_line(stream, obsolete=True)
             stream.read()  # until it is done
+
+
+def _connect(address: List[Any]) -> socket.socket:
+    """Return a connection to a receiver, which both ends have proved to be of this job."""
+    host, port, number = address
+    secret, deadline = job_secret(os.environ), time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            connection = connect((host, port), ClientHandshake(
+                secret, _PURPOSE, bytes.fromhex(number)), deadline - time.monotonic())
+        except GreetingDroppedError:  # it is full
+            if time.monotonic() > deadline - _AGAIN_SECONDS:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            connection.settimeout(_STALL_SECONDS)
+            return connection
+
+
+def _name_in(asked: Dict[str, Any]) -> str:
+    name = asked.get('name')
+    if not isinstance(name, str) or os.path.basename(name) != name or '\0' in name:
+        raise ValueError(f'name={name!r}, expected the name of a checkpoint file.')
+    return name
+
+
+def _count_in(message: Dict[str, Any], key: str) -> int:
+    count = message.get(key)
+    if type(count) is not int or count < 0:
+        raise ValueError(f'{key}={count!r}, expected a number from 0 on.')
+    return count
 
 
 def _write_line(stream: Any, **message: Any) -> None:

@@ -1,6 +1,7 @@
 """A copy travels over a real connection; whatever happens to it, the one before stays."""
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,8 +11,12 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from mapsage.engine.checkpoints.neighbor.link import CopyReceiver, CopySender
+from mapsage.distributed.trust.handshake import ListenerHandshake
+from mapsage.distributed.trust.job_secret import job_secret
+from mapsage.engine.checkpoints.neighbor.link import CopyReceiver, CopySender, _connect
 from mapsage.engine.checkpoints.neighbor.store import CopyStore
 
 
@@ -112,32 +117,80 @@ def test_a_machine_that_is_gone_is_a_warning(pair: Pair) -> None:
     assert pair.held() == [b'fits']
 
 
-@pytest.mark.parametrize('token, data, checksum', [
-    (True, b'half', None), (True, b'whole', 1), (True, b'', None), (False, b'whole', None)])
+@pytest.mark.parametrize('data, checksum', [
+    (b'half', None), (b'whole', 1), (b'', None), (b'whole', -1), (b'whole', 'a')])
 def test_what_does_not_arrive_whole_leaves_the_copy_before_it(
-        token: bool, data: bytes, checksum: Any, pair: Pair) -> None:
+        data: bytes, checksum: Any, pair: Pair) -> None:
     pair.sender.send(pair.file('iter_5.pth', b'fits'))
     pair.settle()
-    host, port, word = pair.receiver.address
-    with socket.create_connection((host, port)) as stranger, stranger.makefile('rwb') as stream:
-        stream.write(json.dumps(dict(token=word if token else 'guess', name='iter_10.pth',
-                                     size=5)).encode() + b'\n')
+    with _connect(pair.receiver.address) as other, other.makefile('rwb') as stream:
+        stream.write(json.dumps(dict(name='iter_10.pth', size=5)).encode() + b'\n')
         stream.flush()
-        assert stream.readline() == (b'{"ready": true}\n' if token else b'')
-        if token:
-            stream.write(data)
+        assert stream.readline() == b'{"ready": true}\n'
+        stream.write(data)
         if checksum is not None:
             stream.write(json.dumps(dict(checksum=checksum)).encode() + b'\n')
             stream.flush()
-            assert b'DamagedCopyError' in stream.readline()
-    with socket.create_connection((host, port)) as stranger:  # served when the one before is
-        stranger.sendall(b'{}\n')
-        assert stranger.recv(1) == b''
+            assert b'Error' in stream.readline()
+        stream.flush()
+        other.shutdown(socket.SHUT_WR)
+        stream.read()  # until the receiver has given up
     assert pair.held() == [b'fits']
     pair.sender.send(pair.file('iter_15.pth', b'later'))
     pair.settle()
     assert pair.held() == [b'later']
     assert len(list(pair.folder.glob('memory/*/*'))) == 1
+
+
+@given(st.binary(max_size=200) | st.builds(
+    lambda message: json.dumps(message).encode() + b'\n',
+    st.dictionaries(st.sampled_from(['name', 'size', 'checksum', 'other']),
+                    st.none() | st.integers(-2**70, 2**70) | st.text(max_size=9)
+                    | st.lists(st.integers(), max_size=2))))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+def test_any_bytes_leave_the_copy_and_the_receiver(pair: Pair, sent: bytes) -> None:
+    if not pair.held():
+        pair.sender.send(pair.file('iter_5.pth', b'fits'))
+        pair.settle()
+    with _connect(pair.receiver.address) as other:
+        other.sendall(sent)
+        other.shutdown(socket.SHUT_WR)
+        while other.recv(4096):
+            pass
+    assert pair.held() == [b'fits']
+
+
+def test_what_a_stranger_read_in_the_store_does_not_let_him_send(
+        pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.sender.send(pair.file('iter_5.pth', b'fits'))
+    pair.settle()
+    with socket.create_connection(pair.receiver.address[:2]) as stranger:
+        stranger.sendall(json.dumps(dict(token=pair.receiver.address[2], name='iter_10.pth',
+                                         size=5, obsolete=True)).encode() + b'\n')
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b''
+    monkeypatch.setenv('MAPSAGE_SECRET', 'f' * 64)
+    pair.sender.send(pair.file('iter_10.pth', b'more'))
+    pair.settle()
+    assert 'SecretMismatchError' in pair.log.lines[1] and 'MAPSAGE_SECRET_FILE' in pair.log.lines[1]
+    assert pair.held() == [b'fits']
+
+
+def test_slow_ones_and_many_silent_ones_do_not_keep_a_copy_waiting(pair: Pair) -> None:
+    """A stranger that sends a byte now and then, one of the job that stops, and 600 silent ones."""
+    slow = socket.create_connection(pair.receiver.address[:2])
+    slow.sendall(b'M')
+    stopped = _connect(pair.receiver.address)
+    stopped.sendall(b'{"name": "iter_1.pth", "size": 9}\n12')
+    silent = [socket.create_connection(pair.receiver.address[:2]) for _ in range(600)]
+    for number in range(3):
+        with contextlib.suppress(ConnectionError):  # its time is over, or others came
+            slow.sendall(b'a')
+        pair.sender.send(pair.file(f'iter_{number}.pth', b'%d' % number))
+        pair.settle()
+        assert pair.held() == [b'%d' % number], pair.log.lines
+    for each in (slow, stopped, *silent):
+        each.close()
 
 
 def test_copies_of_other_machines_make_way_for_a_newer_one(pair: Pair, tmp_path: Path) -> None:
@@ -148,7 +201,7 @@ def test_copies_of_other_machines_make_way_for_a_newer_one(pair: Pair, tmp_path:
     first = CopySender('node2', other.address, pair.logger)
     first.send(pair.file('iter_5.pth', b'older'))
     first._worker.submit(bool).result(60)
-    gone = ['127.0.0.1', pair.receiver.address[1] + 1, 'token']
+    gone = ['127.0.0.1', pair.receiver.address[1] + 1, '00' * 16]
     sender = CopySender('node1', pair.receiver.address, pair.logger, [other.address, gone])
     huge = pair.file('iter_10.pth', b'')
     os.truncate(huge, 2**43)
@@ -162,11 +215,17 @@ def test_copies_of_other_machines_make_way_for_a_newer_one(pair: Pair, tmp_path:
 
 def test_a_copy_that_is_under_way_does_not_hold_up_the_end(pair: Pair) -> None:
     with socket.create_server(('127.0.0.1', 0)) as listener:
-        pair.sender._address[:2] = listener.getsockname()[:2]
+        host, port = listener.getsockname()
+        pair.sender._address[:2] = host, port
         huge = pair.file('iter_5.pth', b'')
         os.truncate(huge, 2**30)
         pair.sender.send(huge)
         connection = listener.accept()[0]
+        handshake = ListenerHandshake(job_secret(os.environ), 'copies',
+                                      bytes.fromhex(pair.receiver.address[2]))
+        while not handshake.proved:
+            connection.sendall(handshake.take(
+                connection.recv(handshake.needed, socket.MSG_WAITALL)))
         with connection, connection.makefile('rwb') as stream:
             stream.readline()
             stream.write(b'{"ready": true}\n')
