@@ -10,8 +10,9 @@ from pathlib import Path
 from mapsage.errors import UserError
 
 _OPEN = Path('/proc/self/fd')
-# For what a run opens later beside connections to ranks: shards, logs, pipes of loader workers.
-_SPARE = 64
+# For what a run opens later beside connections to ranks: shards, logs, pipes of loader workers, and
+# the connections of strangers that a guard holds for a moment (trust/guard.py).
+_SPARE = 64 + 32
 _PER_GROUP = 8  # of gloo, beside one connection to each rank
 
 

@@ -223,6 +223,10 @@ class GroupChannel(Channel):
         self._roll.alarm(self._lane, lost)
         missing = self._roll.find_missing(self._lane)
         self._roll.mesh.drop(self._lane.key)
+        refused = self._roll.mesh.refused()
+        if refused is not None:
+            self._failure = RankLostError(f'rank {self.rank} ends: {refused[1]}.', refused[0])
+            raise self._failure from error
         text, ranks = describe_missing(missing, self.rank)
         self._failure = RankLostError(
             f'rank {self.rank} waited at agreement {self._lane.entered} and {text[0]} ({what}). '

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, NoReturn, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Set, Tuple
 
 from mapsage.distributed.descriptors import check_limit
 from mapsage.distributed.host_address import reachable_host
@@ -80,7 +80,7 @@ class Mesh:
         self._store, self._prefix, self._rank, self._control = store, prefix, rank, control
         self._ranks, self._secret = ranks, job_secret(os.environ)
         self.lost: Dict[int, str] = {}
-        self.hosts: Dict[int, str] = {}
+        self.hosts: Dict[int, str] = {rank: socket.gethostname()}
         self.news = threading.Condition()
         self.messages = self.bytes = 0
         self._frames: Dict[Tuple[int, int, int, int], bytearray] = {}
@@ -192,6 +192,14 @@ class Mesh:
         """Return the ranks whose connection has ended, with words for who and why."""
         return {rank: f'{self.where(rank)}: {why}' for rank, why in list(self.lost.items())}
 
+    def refused(self) -> Optional[Tuple[List[int], str]]:
+        """Return two ranks that cannot prove themselves to each other, and why; None if all can."""
+        try:
+            text = self._store.find(f'{self._prefix}/refused')
+        except RuntimeError:  # the process that keeps the store has ended
+            return None
+        return None if text is None else tuple(json.loads(text))
+
     def connections(self) -> int:
         """Return how many ranks this process is connected with."""
         return len(self._links)
@@ -288,6 +296,8 @@ class Mesh:
             hello = json.dumps(dict(rank=self._rank, host=socket.gethostname()))
             link.send(HEADER.pack(CONTROL, 0, 0, len(hello)), hello.encode(), lambda: None)
         except (SecretMismatchError, OtherVersionError) as error:
+            text = f'{self.where(self._rank)} cannot talk with {self.where(rank)}: {error}'
+            self._store.set(f'{self._prefix}/refused', json.dumps([[self._rank, rank], text]))
             return self._cannot_connect(rank, str(error))
         except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError,
                 HandshakeError) as error:

@@ -38,6 +38,7 @@ class MeshLink:
         self.torn = False  # whether it holds part of a message whose rest will never come
         self._lock = threading.Lock()  # held while a frame is sent
         self._head: Optional[Tuple[int, ...]] = None
+        self._left = memoryview(b'')
         self._expect(HEADER.size)
 
     def send(self, head: bytes, body: Any, check: Callable[[], Any]) -> None:

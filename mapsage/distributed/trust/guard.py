@@ -31,18 +31,22 @@ class _Greeting:
     def __init__(self, connection: socket.socket, handshake: Any, since: float) -> None:
         self.socket, self.handshake, self.since = connection, handshake, since
         self.descriptor = connection.fileno()
-        self.data = b''
+        self.data, self.is_answered = b'', False
 
 
 class Guard:
     """Takes the connections of one listener.
 
     Args:
-        listener: Bound stream socket; it is closed with the guard.
+        listener: Stream socket that listens, see :func:`bind_listener`; closed with the guard.
         handshake: Function that returns the listener's side of a new handshake.
         admit: Function that takes a connection, non-blocking, whose client has proved itself.
             Called by the guard's thread: it must not wait. If it raises, the connection is closed.
         seconds: Time for a whole handshake.
+
+    Attributes:
+        refused: Number of connections that have ended at the proof, as those of a process do that
+            holds another secret.
     """
 
     def __init__(self, listener: socket.socket, handshake: Callable[[], Any],
@@ -50,6 +54,7 @@ class Guard:
                  seconds: float = _GREETING_SECONDS) -> None:
         self._listener, self._handshake, self._admit = listener, handshake, admit
         self._seconds = seconds
+        self.refused = 0
         self._greetings: Dict[int, _Greeting] = {}  # by descriptor, the oldest one first
         self._closed = False
         # Of those that wait, poll needs no descriptor.
@@ -57,7 +62,6 @@ class Guard:
         self._listens_from = 0.0  # time before which no connection is accepted
         self._is_registered = False
         listener.setblocking(False)
-        listener.listen(_BACKLOG)
         self._thread = threading.Thread(target=self._run, name='mapsage guard', daemon=True)
         _guards.add(self)
         self._thread.start()
@@ -155,17 +159,17 @@ class Guard:
                 part = greeting.socket.recv(greeting.handshake.needed - len(greeting.data))
                 greeting.data += part
                 if not part:
-                    self._drop(greeting)
-                    return
+                    raise EOFError
                 if len(greeting.data) == greeting.handshake.needed:
                     answer = greeting.handshake.take(greeting.data)
                     greeting.data = b''
+                    greeting.is_answered = True
                     if greeting.socket.send(answer) < len(answer):
-                        self._drop(greeting)
-                        return
+                        raise EOFError
         except BlockingIOError:
             return
-        except OSError:  # it is gone, or cannot prove itself
+        except (OSError, EOFError):  # it is gone, or cannot prove itself
+            self.refused += greeting.is_answered
             self._drop(greeting)
             return
         _admitted.add(greeting.socket)
@@ -191,10 +195,11 @@ class Guard:
 
 
 def bind_listener(host: str) -> socket.socket:
-    """Return a socket for :class:`Guard`, bound to any free port of a numeric address."""
+    """Return a socket that listens at any free port of a numeric address, for :class:`Guard`."""
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
     try:
         listener.bind((host, 0))
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -152,9 +152,9 @@ class ClientHandshake:
         facts = self._secret, self._purpose, self._listener, self._nonce, server
         if not hmac.compare_digest(data[-_PROOF_BYTES:], _proof('listener', *facts)):
             raise SecretMismatchError(
-                'it holds another secret than this process. All machines of a job need the same '
-                'one: set MAPSAGE_SECRET_FILE to a file with the same content on each of them, '
-                'or MAPSAGE_SECRET to the same value')
+                'the two hold different secrets. All machines of a job need the same one: set '
+                'MAPSAGE_SECRET_FILE to a file with the same content on each of them, or '
+                'MAPSAGE_SECRET to the same value')
         self.needed = len(_WELCOME)
         return _proof('client', *facts)
 

@@ -7,7 +7,7 @@ import selectors
 import socket
 import struct
 import time
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import torch
 
@@ -60,10 +60,12 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
     secret = job_secret(os.environ)
     hub = Hub(peer_timeout)
     deadline = time.monotonic() + timeout
+    listener: Optional[_Listener] = None
     if rank in encoders:
         peers, kind = heads, 'head'
         links = {peer: Link(hub, f'head rank {peer}') for peer in peers}
-        _publish(store, rank, _Listener(hub, links, secret))
+        listener = _Listener(hub, links, secret)
+        _publish(store, rank, listener)
         hub.start()
         _await_peers(store, hub, rank, peers, timeout)
     else:
@@ -79,6 +81,9 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
         why = link.await_open(max(0.0, deadline - time.monotonic()))
         if why is not None:
             hub.stop()
+            if listener is not None and listener.guard.refused:
+                why += (f'; {listener.guard.refused} connection(s) ended at the proof of the '
+                        f'secret, which must be the same on all machines: see MAPSAGE_SECRET_FILE')
             raise LinkError(f'no connection to {kind} rank {peer} within {timeout:g} s ({why}). '
                             f'Look at the first error in its log. With several machines, name the '
                             f'network interface between them in GLOO_SOCKET_IFNAME.')
@@ -93,9 +98,9 @@ class _Listener:
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
         self.address = [host, listener.getsockname()[1], number.hex()]
-        guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
-                      lambda sock: hub.call(lambda: self._await_hello(sock)))
-        hub.at_end(guard.close)
+        self.guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
+                           lambda sock: hub.call(lambda: self._await_hello(sock)))
+        hub.at_end(self.guard.close)
 
     def _await_hello(self, sock: socket.socket) -> None:
         hello = bytearray()
