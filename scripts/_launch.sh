@@ -40,14 +40,14 @@ launch() {
     if [[ "$nodes" == *:* ]]; then  # machines come and go: tools/launch.py reads RENDEZVOUS
         rendezvous=(--rdzv_backend c10d)
         if [ "${program##*/}" = train.py ]; then set -- --resume "$@"; fi
-    elif [ "$nodes" -eq 1 ] && [ -z "${MASTER_PORT:-}" ]; then
-        rendezvous=(--rdzv_backend c10d --rdzv_endpoint localhost:0)
+    elif [ "$nodes" -eq 1 ]; then
+        rendezvous=(--standalone)  # tools/launch.py lets the ranks meet without a port
     else
-        if [ "$nodes" -gt 1 ] && [ -z "${MASTER_ADDR:-}" ]; then
+        if [ -z "${MASTER_ADDR:-}" ]; then
             echo "error: NNODES=$nodes needs MASTER_ADDR, the address of machine 0" >&2
             exit 2
         fi
-        rendezvous=(--node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-127.0.0.1}"
+        rendezvous=(--node_rank "${NODE_RANK:-0}" --master_addr "$MASTER_ADDR"
                     --master_port "${MASTER_PORT:-29500}")
     fi
 

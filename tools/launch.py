@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import tempfile
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, List
 
 ROOT = Path(__file__).resolve().parents[1]  # of the checkout; in a wheel mapsage/.mim
 PACKAGE = ROOT / 'mapsage' if (ROOT / 'mapsage').is_dir() else ROOT.parent
@@ -115,11 +116,61 @@ def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], No
     return run
 
 
+def keep_on_this_machine(args: Any, secrets: Any) -> None:
+    """Change torchrun's parsed arguments so that a job on one machine opens no port.
+
+    Its ranks have a store of their own, see mapsage/distributed/job_store.py.
+    """
+    private = load('private_store', 'distributed')
+    try:
+        # Kept open until this process ends.
+        args.rdzv_endpoint = private.file_path(private.private_file())
+        # Torch would write a sign of life every 5 s, which the file keeps.
+        conf = 'store_type=file,keep_alive_interval=86400'
+    except OSError as error:
+        try:
+            store, warning = private.loopback_store(error, timedelta(seconds=60))
+        except private.PrivateStoreError as impossible:
+            sys.exit(f'error: {impossible}')
+        _stores.append(store)
+        print(warning, file=sys.stderr, flush=True)
+        args.rdzv_endpoint, conf = f'127.0.0.1:{store.port}', 'is_host=0'
+    args.rdzv_backend, args.rdzv_conf, args.standalone = 'c10d', conf, False
+    # Tells this job from others of the same user.
+    args.rdzv_id = os.urandom(16).hex()
+    if hasattr(args, 'local_addr'):
+        args.local_addr = '127.0.0.1'
+    # Otherwise torch opens a store for the ranks, which listens on all interfaces.
+    os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'
+    if secrets.SECRET_FILE_VARIABLE not in os.environ:
+        os.environ.setdefault(secrets.SECRET_VARIABLE, secrets.new_secret())
+
+
+_stores: List[Any] = []  # must live as long as the job
+
+
+def where_secret_is(secrets: Any) -> str:
+    """Check the secret of a job on several machines; return a line that says where it comes from.
+    """
+    try:
+        secrets.job_secret(os.environ)
+    except secrets.SecretError as error:
+        sys.exit(f'error: {error}')
+    variable, file = secrets.SECRET_VARIABLE, secrets.SECRET_FILE_VARIABLE
+    if variable in os.environ:
+        return f'secret of the job: {variable}, which must be equal on all machines'
+    if file in os.environ:
+        return f'secret of the job: {file}={os.environ[file]}, which must be equal on all machines'
+    return (f'secret of the job: mapsage/secret in the configuration folder of this user (usually '
+            f'~/.config), which all machines must share. Where they share no home, copy it to the '
+            f'others and set {file} to its path')
+
+
 def main() -> None:
     rank_start, rank_count = load('rank_start'), load('rank_count')
     ranks = rank_start.RankStart(sys.argv[1:])
     count = rank_count.RankCount(sys.argv[1:], Path(__file__).with_name('count_cards.py'),
-                                 rank_start.driver_of(sys.argv[1:]))
+                                 ranks.driver)
     # These imports come later, so that they run at the same time as those of the fork server.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import api as processes
@@ -140,12 +191,17 @@ def main() -> None:
         sys.exit(f'error: {error}')
     if counted:
         print(counted, flush=True)
-    if args.rdzv_backend == 'static' and args.node_rank == 0 and not args.standalone:
-        check_port_free(args.master_port)
+    secrets = load('job_secret', 'distributed/trust')
+    if args.standalone or args.nnodes in ('1', '1:1'):  # the latter is torchrun's default
+        keep_on_this_machine(args, secrets)
+    else:
+        print(where_secret_is(secrets), flush=True)
+        if args.rdzv_backend == 'static' and args.node_rank == 0:
+            check_port_free(args.master_port)
     notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
     os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
     requests = load('stop_request', 'distributed')
-    elastic = ':' in args.nnodes and args.nnodes != '1:1'  # which is torchrun's default
+    elastic = ':' in args.nnodes and args.nnodes != '1:1'
     requests.take_requests(processes, Path(notes.name), nodes_leave=elastic)
     run = prepare_elastic(torchrun, args, Path(notes.name)) if elastic else torchrun.run
     print(ranks.apply(args), flush=True)

@@ -25,6 +25,7 @@ from mapsage.distributed import (
     lost_ranks_named,
     tell_why,
 )
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
@@ -34,7 +35,6 @@ from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.ranks.fork_server import freeze_imports
 from mapsage.engine.ranks.leftover_encoders import note_finished
 from mapsage.errors import UserError
-from mapsage.features.remote.roles import ENCODERS_VARIABLE
 from mapsage.hooks import DeviceCheckError
 from mapsage.shipped import ShippedError, find_config
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from datetime import timedelta
 from typing import Any, Dict, List, Optional
@@ -13,6 +14,7 @@ from mapsage.accelerator import Accelerator
 from mapsage.distributed import error_text, init_process_group, local_rank
 from mapsage.distributed.device_checks import check_collectives, shared_cards
 from mapsage.distributed.groups.process_group import uses_native_group
+from mapsage.distributed.job_store import private_store
 from mapsage.engine.env_cfg import EnvCfg
 
 from .environment_checks import Finding
@@ -39,8 +41,10 @@ class Ranks:
 
     def __init__(self) -> None:
         self._deadline = timedelta(seconds=_REPORT_SECONDS)
-        store, self.rank, self.world_size = next(
-            dist.rendezvous('env://', timeout=self._deadline))
+        self.rank, self.world_size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+        store = private_store(_REPORT_SECONDS)
+        if store is None:
+            store, _, _ = next(dist.rendezvous('env://', timeout=self._deadline))
         self._store = dist.PrefixStore('mapsage-doctor', store)
         self.all_join = False
 

@@ -20,6 +20,10 @@ from mapsage.errors import UserError
 _SLURM_PORT_BASE, _SLURM_PORT_SPAN = 20000, 12000
 
 
+# Environment variable with the number of encoders, set in every process of a job that was split.
+ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
+
+
 class LauncherError(UserError, ValueError):
     """The environment lacks the variables of the named launcher."""
 
@@ -62,6 +66,35 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
     The Runner has removed variables of earlier launchers (``resolve_strategy``).
     """
     return int(environ.get('LOCAL_RANK', '0'))
+
+
+def on_one_machine(environ: Mapping[str, str]) -> bool:
+    """Return whether all ranks of this process's job are on this machine. Pure.
+
+    The launcher that started the ranks says so: torchrun, Open MPI or Slurm, in this order, since a
+    launcher may run inside an allocation of another. Ranks that were started by hand are on one
+    machine if all of them are local ones, or if they meet at a loopback address.
+
+    Args:
+        environ: Environment of the process, after :func:`apply_launcher_environment`.
+    """
+    def number(name: str) -> Optional[int]:
+        text = environ.get(name, '')
+        return int(text) if text.isdecimal() else None
+
+    machines = number('GROUP_WORLD_SIZE')
+    if machines is None and 'OMPI_COMM_WORLD_RANK' in environ:
+        local, size = number('OMPI_COMM_WORLD_LOCAL_SIZE'), number('OMPI_COMM_WORLD_SIZE')
+        machines = None if local is None or size is None else 1 if local == size else 2
+    elif machines is None:
+        machines = number('SLURM_STEP_NUM_NODES') or number('SLURM_NNODES')
+    if machines is not None:
+        return machines == 1
+    if re.match(r'localhost$|127(\.\d+){3}$|::1$', environ.get('MASTER_ADDR', '')):
+        return True
+    # Those of a job that was split do not count the encoders, which may be on another machine.
+    return (ENCODERS_VARIABLE not in environ and number('WORLD_SIZE') is not None
+            and number('WORLD_SIZE') == number('LOCAL_WORLD_SIZE'))
 
 
 def die_with_launcher() -> None:

@@ -21,6 +21,7 @@ import torch
 from mmengine.config import Config
 
 from mapsage.distributed import local_rank, open_channel
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.distributed.nodes.heartbeat import (
     NodePlace,
@@ -31,7 +32,6 @@ from mapsage.distributed.nodes.heartbeat import (
 )
 from mapsage.distributed.nodes.launcher_notes import note_met
 from mapsage.errors import UserError
-from mapsage.features.remote.roles import ENCODERS_VARIABLE
 from mapsage.version import __version__
 
 from .checkpoints.neighbor.copies import asks_for_copies

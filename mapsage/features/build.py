@@ -15,6 +15,7 @@ from torch import nn
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.distributed.groups.replicas import Replicas
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.weights import total_digest, weight_digests
 
 from .cache.cached import Cached
@@ -26,7 +27,7 @@ from .prefetch import Prefetched
 from .remote.blocks import BlockPool
 from .remote.encoder_weights import share_encoder
 from .remote.notices import Log, log_plainly
-from .remote.roles import ENCODERS_VARIABLE, connect_store
+from .remote.roles import connect_store
 from .remote.streamed import Streamed, check_settings
 from .source import Encode, FeatureSource, Local
 from .split_head.replica_features import ReplicaFeatures

@@ -62,7 +62,8 @@ def test_busy_port(tiny_config: Path, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         finished = launch(tiny_config, '--work-dir', tmp_path,
-                          environ={'MASTER_PORT': str(port)})
+                          environ={'NNODES': '2', 'MASTER_ADDR': '127.0.0.1',
+                                   'MASTER_PORT': str(port)})
     expect_error(finished, f'MASTER_PORT={port} is in use')
 
 

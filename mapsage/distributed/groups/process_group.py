@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import os
 import socket
 import sys
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.distributed.descriptors import check_descriptors
+from mapsage.distributed.host_address import keep_on_loopback, reachable_host
+from mapsage.distributed.job_store import private_store
 from mapsage.distributed.launcher import local_rank
 from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.errors import UserError
@@ -27,6 +30,7 @@ from .staged import register_staged_backend
 # MMEngine's default for a missing ``dist_cfg.timeout`` is torch's own; this is that value.
 DEFAULT_TIMEOUT_SECONDS = 1800
 _MAX_TIMEOUT_SECONDS = 10**8  # three years; datetime.timedelta and gloo take that
+_groups = itertools.count()  # default groups of this process; equal on all ranks
 
 
 class BackendError(UserError, ValueError):
@@ -89,6 +93,8 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         AcceleratorError: If there are more ranks than devices on this node, or the native group
             cannot be started.
         DescriptorLimitError: If this process may not open a connection to each rank.
+        AddressError: If the loopback interface of a machine with all ranks is down.
+        PrivateStoreError: If rank 0 does not come, or this machine allows no private store.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
             or not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
@@ -108,7 +114,16 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         resolved = resolved.rsplit(':', 1)[-1]
     meshes = ('gloo' in resolved) + (STAGED in resolved)
     check_descriptors(int(os.environ.get('WORLD_SIZE', '1')), meshes)
-    dist.init_process_group(resolved, timeout=timedelta(seconds=timeout))
+    keep_on_loopback(os.environ)
+    store = private_store(timeout)
+    if store is None:
+        dist.init_process_group(resolved, timeout=timedelta(seconds=timeout))
+    else:
+        # The keys of a group before it, in the same process, are still there.
+        dist.init_process_group(
+            resolved, timeout=timedelta(seconds=timeout),
+            store=dist.PrefixStore(f'mapsage/group/{next(_groups)}', store),
+            rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE']))
     atexit.register(_destroy_at_clean_exit)
     if native:
         _init_native_group(accelerator, timedelta(seconds=timeout))
@@ -121,14 +136,15 @@ def uses_native_group(accelerator: Accelerator) -> bool:
 
 def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
     # Two libraries cannot serve their stores on the same port.
-    port = [0]
+    address = ['']
     if dist.get_rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(('', 0))
-            port = [probe.getsockname()[1]]
-    dist.broadcast_object_list(port, src=0)
-    accelerator.init_native_group(f"tcp://{os.environ['MASTER_ADDR']}:{port[0]}", dist.get_rank(),
-                                  dist.get_world_size(), timeout)
+        host = reachable_host()
+        with socket.create_server((host, 0), family=(
+                socket.AF_INET6 if ':' in host else socket.AF_INET)) as probe:
+            port = probe.getsockname()[1]
+        address = [f'tcp://[{host}]:{port}' if ':' in host else f'tcp://{host}:{port}']
+    dist.broadcast_object_list(address, src=0)
+    accelerator.init_native_group(address[0], dist.get_rank(), dist.get_world_size(), timeout)
 
 
 def select_device(accelerator: Accelerator) -> None:

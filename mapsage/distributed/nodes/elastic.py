@@ -9,7 +9,6 @@ This file imports the standard library and torch alone, since tools/launch.py lo
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import importlib.util
 import json
@@ -182,32 +181,14 @@ def expected_ranks(environ: Mapping[str, str]) -> Optional[int]:
 def own_address(settings: Settings) -> str:
     """Return the address from which this machine reaches the rendezvous store.
 
-    The name of a host is often not known on the others, or stands for 127.0.1.1 on itself: then
-    this is the address of the default route.
-
     Raises:
         ElasticError: If the others could not reach it.
     """
-    address = _address_towards(settings.host, settings.port)
-    if settings.host == 'localhost' or _is_loopback(settings.host) or not _is_loopback(address):
-        return address
-    with contextlib.suppress(OSError):  # there is no default route
-        address = _address_towards('192.0.2.1', 9)
-    if _is_loopback(address):
-        raise ElasticError(f'RENDEZVOUS: {settings.host} stands for {address} on this machine, '
-                           f'where the others cannot reach it: use its address instead.')
-    return address
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith('127.') or address == '::1'
-
-
-def _address_towards(host: str, port: int) -> str:
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)  # sends nothing
-        return str(probe.getsockname()[0])
+    addresses = _load(Path(__file__).parents[1] / 'host_address.py')
+    try:
+        return str(addresses.own_address(settings.host, settings.port))
+    except addresses.AddressError as error:
+        raise ElasticError(f'RENDEZVOUS: {error}') from error
 
 
 def wait_for_store(settings: Settings, seconds: float = _STORE_SECONDS) -> None:
@@ -303,7 +284,7 @@ def agent_class(base: Any, notes: Path, settings: Settings) -> Any:
         RendezvousTimeoutError,
     )
     failed = (WorkerState.FAILED, WorkerState.UNHEALTHY)
-    membership_class = _sibling('membership').Membership
+    membership_class = _load(Path(__file__).with_name('membership.py')).Membership
 
     class ElasticAgent(base):
 
@@ -409,9 +390,9 @@ def _how(status: int) -> str:
     return f'killed by signal {-status}' if status < 0 else f'status {status}'
 
 
-def _sibling(name: str) -> Any:
-    """Return a module of this folder, loaded by its path."""
-    spec: Any = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f'{name}.py'))
+def _load(path: Path) -> Any:
+    """Return a module that is loaded by its path."""
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -14,6 +14,7 @@ from mmengine.runner import set_random_seed
 from mapsage.accelerator import Accelerator, AcceleratorError, resolve_accelerator
 from mapsage.distributed import local_rank
 from mapsage.distributed.groups.process_group import select_device
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.stop_request import asked_launcher, leave
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.features import Features, open_links, serve
@@ -22,7 +23,6 @@ from mapsage.features.encoder_gate import as_levels, check_frozen
 from mapsage.features.remote.encoder_weights import share_encoder
 from mapsage.features.remote.roles import (
     ENCODER,
-    ENCODERS_VARIABLE,
     Role,
     check_ranks_per_head,
     connect_store,

@@ -83,12 +83,16 @@ class RankStart:
 
     Args:
         arguments: Command line arguments of the launcher.
+
+    Attributes:
+        driver: What ranks with these arguments may drive on this machine, see ``possible_driver``.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._server = None
         self._address = ''
-        self._why_new = _why_new_processes(arguments)
+        self.driver = _driver_of(arguments)
+        self._why_new = _why_new_processes(self.driver)
         if not self._why_new:
             self._address = os.environ.get(ADDRESS, '')
         if not self._why_new and not self._address:
@@ -129,7 +133,7 @@ def _command_of_torchrun(args: argparse.Namespace) -> List[str]:
             args.training_script]
 
 
-def _why_new_processes(arguments: Sequence[str]) -> str:
+def _why_new_processes(driver: Optional[str]) -> str:
     """Return why ranks cannot be forks; empty if they can."""
     if sys.platform != 'linux':
         return sys.platform
@@ -137,11 +141,10 @@ def _why_new_processes(arguments: Sequence[str]) -> str:
         return 'PYTHON_EXEC is set'
     if ADDRESS in os.environ:
         return ''
-    return driver_of(arguments) or ''
+    return driver or ''
 
 
-def driver_of(arguments: Sequence[str]) -> Optional[str]:
-    """Return what ranks with these arguments may drive on this machine, see ``possible_driver``."""
+def _driver_of(arguments: Sequence[str]) -> Optional[str]:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument('--accelerator')
     spec: Any = importlib.util.spec_from_file_location('drivers', _DRIVERS)

@@ -9,12 +9,11 @@ from typing import Any, Dict, Mapping
 
 import torch.distributed as dist
 
+from mapsage.distributed.job_store import private_store
 from mapsage.distributed.nodes.elastic import ROUND_VARIABLE
 from mapsage.errors import UserError
 
 ENCODER, HEAD = 'encoder', 'head'
-# Environment variable with the number of encoders, set in every process of a job that was split.
-ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
 
 _connections = itertools.count()
 
@@ -105,12 +104,13 @@ def connect_store(timeout: float) -> Any:
     Args:
         timeout: Seconds to wait for the store.
     """
-    # The store is the one that env:// uses. It outlives a restart by torchrun, and this process may
-    # train several times, so that the keys of each connection have a prefix of their own. Where
-    # machines come and go, the number of restarts is each machine's own.
+    # A store of torchrun outlives a restart, and this process may train several times, so the keys
+    # of each connection have a prefix of their own. Where machines come and go, the number of
+    # restarts is each machine's own.
     start = os.environ.get(ROUND_VARIABLE) or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
-    place = f'{start}/{next(_connections)}'
-    store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
-                          is_master=False, timeout=timedelta(seconds=timeout),
-                          wait_for_workers=False)
-    return dist.PrefixStore(f'mapsage/features/{place}', store)
+    store = private_store(timeout)
+    if store is None:
+        store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']),
+                              is_master=False, timeout=timedelta(seconds=timeout),
+                              wait_for_workers=False)
+    return dist.PrefixStore(f'mapsage/features/{start}/{next(_connections)}', store)

@@ -71,6 +71,47 @@ def test_every_missing_variable_is_named(launcher: str, variables: Dict[str, str
             launcher_environment(launcher, rest, first)
 
 
+AGENT = dict(TORCHRUN, LOCAL_WORLD_SIZE='4')
+RUN = dict(MPI, **launcher_environment('mpi', MPI))
+TASK = dict(SLURM, **launcher_environment('slurm', SLURM, first))
+HEAD = dict(TORCHRUN, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MAPSAGE_ENCODERS='2')
+
+
+@pytest.mark.parametrize('environ, one', [
+    ({}, False),
+    (dict(AGENT, GROUP_WORLD_SIZE='1'), True),
+    (dict(AGENT, GROUP_WORLD_SIZE='2'), False),
+    # all heads on the first machine, all encoders on the second
+    (dict(HEAD, GROUP_WORLD_SIZE='2'), False),
+    (dict(HEAD, GROUP_WORLD_SIZE='1'), True),
+    (HEAD, False),
+    # two launchers on one machine count as two machines
+    (dict(AGENT, GROUP_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1'), False),
+    # torchrun within an allocation of Slurm
+    (dict(AGENT, SLURM_NNODES='2', GROUP_WORLD_SIZE='1'), True),
+    (dict(AGENT, SLURM_NNODES='1', GROUP_WORLD_SIZE='2'), False),
+    (RUN, False),
+    (dict(RUN, OMPI_COMM_WORLD_LOCAL_SIZE='4'), True),
+    # mpirun within an allocation: Slurm's variables are those of mpirun itself
+    (dict(RUN, SLURM_NNODES='1'), False),
+    (dict(TASK, SLURM_NNODES='2'), False),
+    (dict(TASK, SLURM_NNODES='1'), True),
+    # a step on one node of two
+    (dict(TASK, SLURM_NNODES='2', SLURM_STEP_NUM_NODES='1'), True),
+    (TASK, False),
+    # started by hand
+    (AGENT, True),
+    (TORCHRUN, False),
+    (dict(AGENT, LOCAL_WORLD_SIZE='2'), False),
+    (dict(TORCHRUN, MASTER_ADDR='127.0.0.1'), True),
+    (dict(TORCHRUN, MASTER_ADDR='localhost'), True),
+    (dict(TORCHRUN, MASTER_ADDR='::1'), True),
+    (dict(TORCHRUN, MASTER_ADDR='127.example.com'), False),
+    (dict(TORCHRUN, MASTER_ADDR='127.0.0.1', GROUP_WORLD_SIZE='x'), True)])
+def test_whether_all_ranks_are_on_one_machine(environ: Dict[str, str], one: bool) -> None:
+    assert launcher.on_one_machine(environ) is one
+
+
 @pytest.mark.parametrize('job', ['x', ':', '-1', '12 13'])
 def test_a_slurm_job_that_is_no_number(job: str) -> None:
     with pytest.raises(LauncherError, match='SLURM_JOB_ID=.*expected the number of a job'):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from mapsage.accelerator import resolve_accelerator
+from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.features import FeatureSourceError, Item
 from mapsage.features.build import Surroundings, _runs, build_source, view_seeds
-from mapsage.features.remote.roles import ENCODERS_VARIABLE
 
 
 def surroundings() -> Surroundings:

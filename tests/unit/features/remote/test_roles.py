@@ -93,6 +93,7 @@ def test_machines_that_restarted_unequally_often_share_their_keys(
                         timeout=timedelta(seconds=60))
     monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
     monkeypatch.setenv('MASTER_PORT', str(job.port))
+    monkeypatch.setenv('GROUP_WORLD_SIZE', '2')
     stores = []
     for place, count in zip(rounds, counts):
         monkeypatch.setenv('MAPSAGE_ROUND', place)
