@@ -62,6 +62,11 @@ command=("$python" "$root/tools/train.py" "$config" --launcher slurm
 if [ -n "${SLURM_PROCID:-}" ] && [ -n "${SLURM_STEP_ID:-}" ]; then
     exec "${command[@]}"  # srun has started this script once per task
 fi
+# The tasks prove to each other that they belong to this job. srun passes the variable on.
+if [ -z "${MAPSAGE_SECRET:-}${MAPSAGE_SECRET_FILE:-}" ]; then
+    MAPSAGE_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+    export MAPSAGE_SECRET
+fi
 # If a task dies, srun ends the others.
 command=(srun --kill-on-bad-exit=1 "${command[@]}")
 if ! job_is BatchFlag=1; then

@@ -149,23 +149,6 @@ def keep_on_this_machine(args: Any, secrets: Any) -> None:
 _stores: List[Any] = []  # must live as long as the job
 
 
-def where_secret_is(secrets: Any) -> str:
-    """Check the secret of a job on several machines; return a line that says where it comes from.
-    """
-    try:
-        secrets.job_secret(os.environ)
-    except secrets.SecretError as error:
-        sys.exit(f'error: {error}')
-    variable, file = secrets.SECRET_VARIABLE, secrets.SECRET_FILE_VARIABLE
-    if variable in os.environ:
-        return f'secret of the job: {variable}, which must be equal on all machines'
-    if file in os.environ:
-        return f'secret of the job: {file}={os.environ[file]}, which must be equal on all machines'
-    return (f'secret of the job: mapsage/secret in the configuration folder of this user (usually '
-            f'~/.config), which all machines must share. Where they share no home, copy it to the '
-            f'others and set {file} to its path')
-
-
 def main() -> None:
     rank_start, rank_count = load('rank_start'), load('rank_count')
     ranks = rank_start.RankStart(sys.argv[1:])
@@ -195,7 +178,10 @@ def main() -> None:
     if args.standalone or args.nnodes in ('1', '1:1'):  # the latter is torchrun's default
         keep_on_this_machine(args, secrets)
     else:
-        print(where_secret_is(secrets), flush=True)
+        try:
+            print(secrets.describe_secret(os.environ), flush=True)
+        except secrets.SecretError as error:
+            sys.exit(f'error: {error}')
         if args.rdzv_backend == 'static' and args.node_rank == 0:
             check_port_free(args.master_port)
     notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')

@@ -8,18 +8,49 @@ at the same address. It prints the line that starts the training on each machine
 port. SIGTERM or Ctrl-C end it.
 
 It is for a trusted network only: the store has no password, and torch keeps a pickle in it, so that
-whoever reaches the port can run code on the machines.
+whoever reaches the port can run code on the machines. It listens at the address of --host alone
+where torch can do that (docs/security.md has a firewall rule).
 """
 import argparse
 import importlib.util
+import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]  # of the checkout; in a wheel mapsage/.mim
 PACKAGE = ROOT / 'mapsage' if (ROOT / 'mapsage').is_dir() else ROOT.parent
-ELASTIC = PACKAGE / 'distributed/nodes/elastic.py'
+
+
+def load(name: str, room: str) -> Any:
+    """Return a module of mapsage, loaded by its path: importing mapsage takes seconds."""
+    path = PACKAGE / 'distributed' / room / f'{name}.py'
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there for their module
+    spec.loader.exec_module(module)
+    return module
+
+
+def open_store(host: str, port: int) -> Tuple[Any, str]:
+    """Return the store, and a warning where it listens at more than the address of ``host``.
+
+    Raises:
+        AddressError: If the other machines could not reach this one at ``host``.
+        OSError, RuntimeError, ValueError: If nothing can listen there.
+    """
+    from torch.distributed import TCPStore
+    address = load('host_address', '').own_address(host)
+    if 'master_listen_fd' not in (TCPStore.__init__.__doc__ or ''):
+        store = TCPStore('localhost', port, is_master=True, wait_for_workers=False)
+        return store, 'warning: this version of torch listens on all interfaces of the machine.'
+    family = socket.AF_INET6 if ':' in address else socket.AF_INET
+    with socket.create_server((address, port), family=family, backlog=1024) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore(address, port, is_master=True, wait_for_workers=False,
+                        master_listen_fd=os.dup(listener.fileno())), ''
 
 
 def main() -> None:
@@ -28,21 +59,24 @@ def main() -> None:
     parser.add_argument('--host', default=socket.gethostname(),
                         help='name or address under which the machines reach this one')
     args = parser.parse_args()
-    from torch.distributed import TCPStore
-    spec = importlib.util.spec_from_file_location('elastic', ELASTIC)
-    elastic = importlib.util.module_from_spec(spec)
-    sys.modules['elastic'] = elastic  # for its dataclass
-    spec.loader.exec_module(elastic)
+    elastic, secrets = load('elastic', 'nodes'), load('job_secret', 'trust')
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
-        store = TCPStore('localhost', args.port, is_master=True, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
-        sys.exit(f'error: no store can listen on port {args.port} of this machine: '
-                 f'{str(error).splitlines()[0]}. Choose another with --port.')
-    print(f'rendezvous store at {args.host}:{store.port}. On each machine, with as many as may '
-          f'take part:\n\n  NNODES=2:4 RENDEZVOUS={args.host}:{store.port} bash '
-          f'scripts/start_8card_training.sh CONFIG\n', flush=True)
+        secret = secrets.describe_secret(os.environ)
+        store, warning = open_store(args.host, args.port)
+    except secrets.SecretError as error:
+        sys.exit(f'error: {error}')
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.exit(f'error: no store can listen at port {args.port} of {args.host}: '
+                 f'{str(error).splitlines()[0]}. Choose another with --port, or name an address of '
+                 f'this machine that the others reach with --host.')
+    host = f'[{args.host}]' if ':' in args.host else args.host
+    print(f'rendezvous store at {host}:{store.port}. On each machine, with as many as may '
+          f'take part:\n\n  NNODES=2:4 RENDEZVOUS={host}:{store.port} bash '
+          f'scripts/start_8card_training.sh CONFIG\n\n{secret}', flush=True)
+    if warning:
+        print(warning, flush=True)
     while True:
         elastic.tell_clock(store)
 

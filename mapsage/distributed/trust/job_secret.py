@@ -78,6 +78,30 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
             f'{SECRET_VARIABLE} to the same value on all machines: {_MAKE_ONE}.') from error
 
 
+def describe_secret(environ: Mapping[str, str]) -> str:
+    """Return a line that says where the secret of a job on several machines comes from.
+
+    Args:
+        environ: Variables of the environment.
+
+    Raises:
+        SecretError: As :func:`job_secret`.
+    """
+    job_secret(environ)
+    if SECRET_VARIABLE in environ:
+        return f'secret of the job: {SECRET_VARIABLE}, which must be the same on all machines'
+    if SECRET_FILE_VARIABLE in environ:
+        return (f'secret of the job: {SECRET_FILE_VARIABLE}={environ[SECRET_FILE_VARIABLE]}, which '
+                f'must hold the same on all machines')
+    folders = [Path(tempfile.gettempdir()) / f'{_FOLDER}-{os.getuid()}']
+    configuration = _configuration_folder(environ)
+    if configuration is not None:
+        folders.insert(0, configuration / _FOLDER)
+    path = next(folder / _NAME for folder in folders if (folder / _NAME).is_file())
+    return (f'secret of the job: {path}. Machines that share this file need nothing else; to the '
+            f'others copy it, with mode 0600, and set {SECRET_FILE_VARIABLE} to its path there')
+
+
 def _configuration_folder(environ: Mapping[str, str]) -> Optional[Path]:
     """Return the folder of the XDG Base Directory Specification; None if there is no home."""
     named = environ.get('XDG_CONFIG_HOME', '')
