@@ -14,7 +14,7 @@ from mapsage.accelerator import Accelerator
 from mapsage.distributed import error_text, init_process_group, local_rank
 from mapsage.distributed.device_checks import check_collectives, shared_cards
 from mapsage.distributed.groups.process_group import uses_native_group
-from mapsage.distributed.job_store import private_store
+from mapsage.distributed.job_store import private_store, shared_store
 from mapsage.engine.env_cfg import EnvCfg
 
 from .environment_checks import Finding
@@ -42,9 +42,7 @@ class Ranks:
     def __init__(self) -> None:
         self._deadline = timedelta(seconds=_REPORT_SECONDS)
         self.rank, self.world_size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-        store = private_store(_REPORT_SECONDS)
-        if store is None:
-            store, _, _ = next(dist.rendezvous('env://', timeout=self._deadline))
+        store = private_store(_REPORT_SECONDS) or shared_store(_REPORT_SECONDS)
         self._store = dist.PrefixStore('mapsage-doctor', store)
         self.all_join = False
 

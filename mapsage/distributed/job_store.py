@@ -1,16 +1,19 @@
-"""The rendezvous store of a job whose ranks are all on one machine.
+"""The rendezvous store of a job.
 
-No rank opens a port for it. Rank 0 makes a file without a name (``private_store.py``) and hands its
-descriptor to the other ranks over a Unix socket; the kernel says which user is at the other end.
-Each rank then has a ``FileStore`` on it, which lives as long as any of them. A rank that is killed
-in the microseconds of a request may leave half an entry there, for whose end all others wait: the
-launcher ends them. Ranks on several machines use torch's ``env://``, see ``docs/security.md``.
+If all ranks are on one machine, none opens a port for it. Rank 0 makes a file without a name
+(``private_store.py``) and hands its descriptor to the other ranks over a Unix socket; the kernel
+says which user is at the other end. Each rank then has a ``FileStore`` on it, which lives as long
+as any of them. A rank that is killed in the microseconds of a request may leave half an entry
+there, for whose end all others wait: the launcher ends them. Ranks on several machines use a
+``TCPStore``, see ``docs/security.md``.
 """
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 import hmac
+import ipaddress
 import os
 import socket
 import struct
@@ -67,6 +70,31 @@ def private_store(timeout: float) -> Optional[Any]:
     store = dist.FileStore(file_path(location), -1)
     store.set_timeout(limit)
     return store
+
+
+def shared_store(timeout: float) -> Any:
+    """Return this rank's store of a job on several machines, which torch's ``env://`` would open.
+
+    Where rank 0 keeps it, and ``MASTER_ADDR`` is a numeric address, it listens at that alone. With
+    a name it is not certain under which address the others know this machine.
+
+    Args:
+        timeout: Seconds to wait for the other ranks, and for the answer to a request.
+    """
+    limit, host = timedelta(seconds=timeout), os.environ['MASTER_ADDR']
+    descriptor: Optional[int] = None
+    if (os.environ['RANK'] == '0' and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
+            and 'master_listen_fd' in (dist.TCPStore.__init__.__doc__ or '')):
+        with contextlib.suppress(ValueError, OSError):  # a name, or not of this machine
+            family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+            with socket.create_server((host, int(os.environ['MASTER_PORT'])), family=family,
+                                      backlog=1024) as listener:
+                descriptor = os.dup(listener.fileno())
+    if descriptor is None:
+        return next(dist.rendezvous('env://', timeout=limit))[0]
+    # Another store of this process at this port, as env:// would open it, is the same one.
+    return dist.TCPStore(host, int(os.environ['MASTER_PORT']), int(os.environ['WORLD_SIZE']), True,
+                         timeout=limit, multi_tenant=True, master_listen_fd=descriptor)
 
 
 def _meeting_name(environ: Mapping[str, str]) -> bytes:

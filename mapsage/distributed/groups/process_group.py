@@ -17,7 +17,7 @@ import torch.distributed as dist
 from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.distributed.descriptors import check_descriptors
 from mapsage.distributed.host_address import keep_on_loopback, reachable_host
-from mapsage.distributed.job_store import private_store
+from mapsage.distributed.job_store import private_store, shared_store
 from mapsage.distributed.launcher import local_rank
 from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.errors import UserError
@@ -115,15 +115,12 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     meshes = ('gloo' in resolved) + (STAGED in resolved)
     check_descriptors(int(os.environ.get('WORLD_SIZE', '1')), meshes)
     keep_on_loopback(os.environ)
-    store = private_store(timeout)
-    if store is None:
-        dist.init_process_group(resolved, timeout=timedelta(seconds=timeout))
-    else:
-        # The keys of a group before it, in the same process, are still there.
-        dist.init_process_group(
-            resolved, timeout=timedelta(seconds=timeout),
-            store=dist.PrefixStore(f'mapsage/group/{next(_groups)}', store),
-            rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE']))
+    store = private_store(timeout) or shared_store(timeout)
+    # The keys of a group before it, in the same process, may still be there.
+    dist.init_process_group(
+        resolved, timeout=timedelta(seconds=timeout),
+        store=dist.PrefixStore(f'mapsage/group/{next(_groups)}', store),
+        rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE']))
     atexit.register(_destroy_at_clean_exit)
     if native:
         _init_native_group(accelerator, timedelta(seconds=timeout))
