@@ -17,6 +17,13 @@ import sys
 from pathlib import Path
 from typing import List, MutableMapping
 
+if __package__:
+    from mapsage.errors import UserError
+else:
+    # The launcher loads this file by its path: it prints the errors itself, and importing mapsage
+    # would take seconds.
+    UserError = type('UserError', (Exception,), {})  # type: ignore[misc,assignment]
+
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # of Linux: flags and IPv4 address of an interface
 _IFF_UP = 1
 _LOOPBACK = '127.0.0.1'
@@ -25,7 +32,7 @@ _GLOO = 'GLOO_SOCKET_IFNAME'
 _INTERFACE_VARIABLES = (_GLOO, 'NCCL_SOCKET_IFNAME', 'ECCL_SOCKET_IFNAME')
 
 
-class AddressError(ValueError):
+class AddressError(UserError, ValueError):
     """This machine has no address or interface at which the other ranks could reach it."""
 
 

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Set, Union
 
 import torch.distributed as dist
 
@@ -141,7 +141,7 @@ def _listen(name: bytes, deadline: float) -> socket.socket:
 
 
 def _let_in(listener: socket.socket, location: Union[int, str], peers: int) -> None:
-    came = set()
+    came: Set[int] = set()
     with listener:
         # A rank that comes twice belongs to the next run of the job, and waits for its rank 0.
         while len(came) < peers:

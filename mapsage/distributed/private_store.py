@@ -16,13 +16,20 @@ import tempfile
 from datetime import timedelta
 from typing import Any, Tuple
 
+if __package__:
+    from mapsage.errors import UserError
+else:
+    # The launcher loads this file by its path: it prints the errors itself, and importing mapsage
+    # would take seconds.
+    UserError = type('UserError', (Exception,), {})  # type: ignore[misc,assignment]
+
 RISK = ('warning: this job cannot keep its rendezvous store in a private file ({cause}), so it is '
         'at 127.0.0.1:{port}. Other users of this machine can reach it there, and torch unpickles '
         'what is in it: whoever does so can run code as this user. On a shared machine, set TMPDIR '
         'to a folder on a local disk.')
 
 
-class PrivateStoreError(RuntimeError):
+class PrivateStoreError(UserError, RuntimeError):
     """A job on one machine cannot have a store of its own, or not reach it."""
 
 

@@ -18,7 +18,8 @@ from torch.nn import functional
 from mapsage.models.backbones import rope
 from mapsage.models.lora import adapted
 
-# The C++ base class of tensors owns `shape` and `size`. Older versions of PyTorch call it _TensorBase.
+# The C++ base class of tensors owns `shape` and `size`. Older versions of PyTorch call it
+# _TensorBase.
 _Base: Any = getattr(torch._C, 'TensorBase', None) or torch._C._TensorBase  # type: ignore
 
 

@@ -14,8 +14,13 @@ from mapsage.errors import UserError
 INTERNAL = {
     'ElasticError': 'raised in the launcher, which loads its module by path and prints it',
     'EndOfData': 'tells the loop of dynamic sampling that an epoch ends',
+    'GreetingDroppedError': 'tells the end that connects to try again',
+    'HandshakeError': 'of one connection; meshes, links and watches name its rank in their errors',
     'LinkLostError': 'of the mesh; channels turn it into a RankLostError with a roll call',
+    'OtherListenerError': 'a HandshakeError',
+    'OtherVersionError': 'a HandshakeError',
     'RankCountError': 'raised in the launcher, which loads its module by path and prints it',
+    'SecretMismatchError': 'a HandshakeError',
     'ShippedError': 'its module is loaded by path; the commands turn it into a ConfigError',
     'SpareError': 'tells the launcher that the job ended while this machine waited',
     'StepDone': 'tells the replay of a step that it is recorded',

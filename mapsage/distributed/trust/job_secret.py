@@ -16,6 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Mapping, Optional
 
+if __package__:
+    from mapsage.errors import UserError
+else:
+    # The launcher loads this file by its path: it prints the errors itself, and importing mapsage
+    # would take seconds.
+    UserError = type('UserError', (Exception,), {})  # type: ignore[misc,assignment]
+
 SECRET_VARIABLE = 'MAPSAGE_SECRET'
 SECRET_FILE_VARIABLE = 'MAPSAGE_SECRET_FILE'
 _RANDOM_BYTES = 32
@@ -25,7 +32,7 @@ _FOLDER, _NAME = 'mapsage', 'secret'
 _MAKE_ONE = 'python -c "import os; print(os.urandom(32).hex())"'
 
 
-class SecretError(ValueError):
+class SecretError(UserError, ValueError):
     """The secret of this job is missing, too short, or not private."""
 
 
