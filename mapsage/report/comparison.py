@@ -1,4 +1,8 @@
-"""Several runs side by side: a table for the terminal and a page."""
+"""Comparison of several runs: a table for the terminal and an HTML page.
+
+Columns are runs, in the order given. Scores are comparable only if the runs have the same classes
+and labels; a warning says so if they do not.
+"""
 from __future__ import annotations
 
 from itertools import zip_longest
@@ -16,7 +20,7 @@ from .runs import ClassTable, Run, find_run, not_comparable
 
 
 class RunsCompared(NamedTuple):
-    """A comparison that was written: the table for the terminal, and the page."""
+    """A finished comparison: the table for the terminal, and the path of the page."""
 
     table: str
     page: Path
@@ -26,25 +30,26 @@ def compare_runs(paths: Sequence[Union[str, Path]], out: Union[str, Path]) -> Ru
     """Compare runs, in the order given.
 
     Args:
-        paths: Work dirs, or folders of one start in them, ``WORK_DIR/TIMESTAMP``; at least two.
+        paths: Work dirs, or folders of one start, ``WORK_DIR/TIMESTAMP``; at least two.
         out: HTML file to write.
 
     Raises:
-        ReportError: If there are fewer than two, one is given twice, or a folder has no run.
+        ReportError: If there are fewer than two paths, two paths are the same run, or a folder
+            contains no run.
         OSError: If the page cannot be written.
     """
     if len(paths) < 2:
         raise ReportError(f'{len(paths)} run(s) to compare, expected two or more work dirs')
     runs = [find_run(path)[0] for path in paths]
     for index, run in enumerate(runs):
-        for other, path in zip(runs[:index], paths):
-            if other.starts[0].folder.resolve() == run.starts[0].folder.resolve():
-                raise ReportError(f'{path} and {paths[index]} are the same run, expected each '
+        for earlier, path in zip(runs[:index], paths):
+            if earlier.starts[0].folder.resolve() == run.starts[0].folder.resolve():
+                raise ReportError(f'{path} and {paths[index]} are the same run, expected every run '
                                   f'once; an earlier run of a folder is WORK_DIR/TIMESTAMP')
-    parts = [
+    section_makers = [
         lambda: _overview(runs), lambda: _curves(runs), lambda: _classes(runs),
         lambda: _config(runs), lambda: _confusion(runs), lambda: _previews(runs)]
-    html = page('Runs compared', [guarded(part) for part in parts])
+    html = page('Runs compared', [guarded(maker) for maker in section_makers])
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, html.encode('utf-8', 'backslashreplace'))
@@ -52,8 +57,8 @@ def compare_runs(paths: Sequence[Union[str, Path]], out: Union[str, Path]) -> Ru
 
 
 def _label(runs: Sequence[Run], run: Run) -> str:
-    """Return a short name of a run that no other has."""
-    if [each.name for each in runs].count(run.name) == 1:
+    """Return a short name that is unique among the runs."""
+    if [candidate.name for candidate in runs].count(run.name) == 1:
         return run.name
     return str(run.work_dir / run.starts[0].folder.name)
 
@@ -91,48 +96,49 @@ def _with_best(values: Sequence[Optional[float]]) -> List[str]:
 
 
 def _tables(runs: Sequence[Run]) -> List[Optional[ClassTable]]:
-    """Return the first table by class of each run's last evaluation."""
+    """Return the first class table of each run's last evaluation."""
     finals = [run.final() for run in runs]
-    return [each.tables[0] if each is not None and each.tables else None for each in finals]
+    return [final.tables[0] if final is not None and final.tables else None for final in finals]
 
 
 def _not_comparable(runs: Sequence[Run]) -> str:
-    """Return a warning where the scores are of different pixels or classes."""
-    return not_comparable([each for each in _tables(runs) if each is not None])
+    """Return a warning if the runs were scored on different labels or classes."""
+    return not_comparable([table for table in _tables(runs) if table is not None])
 
 
 def _curves(runs: Sequence[Run]) -> str:
     labels = [_label(runs, run) for run in runs]
-    found = [run.curves() for run in runs]
+    curves_of_runs = [run.curves() for run in runs]
     scores = [run.score() for run in runs]
-    name = next((each for each, _ in scores if each), 'score')
+    metric = next((name for name, _ in scores if name), 'score')
     limits = (0.0, float(max(run.iterations for run in runs) or 1))
-    charts = [line_chart(name, [ChartLine(label, points) for label, (_, points)
-                                in zip(labels, scores)], '', limits)]
+    charts = [line_chart(metric, [ChartLine(label, points) for label, (_, points)
+                                  in zip(labels, scores)], '', limits)]
     for key, title, unit in (('loss', 'Loss', ''), ('lr', 'Learning rate', ''),
                              ('time', 'Time of a step', 's')):
         charts.append(line_chart(title, [ChartLine(label, curves.get(key, ())) for label, curves
-                                         in zip(labels, found)], unit, limits))
+                                         in zip(labels, curves_of_runs)], unit, limits))
     body = ''.join(charts)
     return sections.section('Curves', f'<div class="charts">{body}</div>' if body else '')
 
 
 def _class_rows(runs: Sequence[Run]) -> Dict[str, List[Optional[float]]]:
-    """Return the first figure of each class, mostly IoU, by run."""
+    """Return class -> its first metric (usually IoU) in every run."""
     tables = _tables(runs)
-    names = dict.fromkeys(name for each in tables if each for name in each.classes)
-    values = [dict(zip(each.classes, next(iter(each.columns.values()), ()))) if each else {}
-              for each in tables]
-    return {name: [each.get(name) for each in values] for name in names}
+    names = dict.fromkeys(name for table in tables if table for name in table.classes)
+    scores_of_runs = [
+        dict(zip(table.classes, next(iter(table.columns.values()), ()))) if table else {}
+        for table in tables]
+    return {name: [scores.get(name) for scores in scores_of_runs] for name in names}
 
 
 def _classes(runs: Sequence[Run]) -> str:
     rows = [[text(name), *_with_best(values)] for name, values in _class_rows(runs).items()]
-    column = next((next(iter(each.columns), 'IoU') for each in _tables(runs) if each), 'IoU')
+    column = next((next(iter(table.columns), 'IoU') for table in _tables(runs) if table), 'IoU')
     if not rows:
-        return sections.section('Classes', '', 'No run has figures by class.')
+        return sections.section('Classes', '', 'No run has scores by class.')
     return sections.section('Classes', sections.table(rows, _head(runs), 'figures'),
-                            f'{column} of the last evaluation in percent, the best bold.')
+                            f'{column} of the last evaluation in percent; the best is bold.')
 
 
 def _config(runs: Sequence[Run]) -> str:
@@ -146,8 +152,9 @@ def _config(runs: Sequence[Run]) -> str:
 
 
 def _confusion(runs: Sequence[Run]) -> str:
-    body = ''.join(f'<h3>{text(_label(runs, run))}</h3>{sections.confusion_table(each)}'
-                   for run, each in zip(runs, _tables(runs)) if each is not None and each.matrix)
+    body = ''.join(f'<h3>{text(_label(runs, run))}</h3>{sections.confusion_table(table)}'
+                   for run, table in zip(runs, _tables(runs))
+                   if table is not None and table.matrix)
     return sections.section('Confusion', body)
 
 
@@ -162,7 +169,7 @@ def _previews(runs: Sequence[Run]) -> str:
 
 
 def _as_text(runs: Sequence[Run]) -> str:
-    """Return the comparison as lines for a terminal; runs are numbered columns."""
+    """Return the comparison as text for a terminal, with the runs as numbered columns."""
     lines = [f'[{index}] {_label(runs, run)}: {run.config_name}, {sections.status_words(run.last)}'
              for index, run in enumerate(runs, 1)]
     warning = _not_comparable(runs)
@@ -173,11 +180,12 @@ def _as_text(runs: Sequence[Run]) -> str:
     for name in names:
         rows.append([name, *(sections.figure(_scores(run).get(name)) for run in runs)])
     rows.append(['steps', *(number(run.iterations) for run in runs)])
-    rows.append(['time', *(sections.duration(run.seconds) for run in runs)])
-    found = _class_rows(runs)
-    if found:
+    rows.append(['time', *(sections.duration(run.seconds) if run.seconds else ''
+                           for run in runs)])
+    class_rows = _class_rows(runs)
+    if class_rows:
         rows.append(['', *([''] * len(runs))])
-        rows += [[name, *map(sections.figure, values)] for name, values in found.items()]
+        rows += [[name, *map(sections.figure, values)] for name, values in class_rows.items()]
     return '\n'.join([*lines, '', *_aligned(rows)])
 
 

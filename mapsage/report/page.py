@@ -1,4 +1,9 @@
-"""The report of one run as a page."""
+"""The HTML report of one run.
+
+`write_report` puts the sections of `sections.py` into one page. A section that fails is replaced
+by a note, because the rest of the report is still useful. The page loads nothing and runs no
+script, so it can be mailed and opened offline.
+"""
 from __future__ import annotations
 
 from pathlib import Path
@@ -63,50 +68,52 @@ code { overflow-wrap: anywhere; }
 
 def write_report(path: Union[str, Path], out: Union[str, Path, None] = None,
                  brief: bool = False) -> Path:
-    """Write the report of a run in one step.
+    """Write the report of a run; a reader never sees a half-written file.
 
     Args:
-        path: Work dir, for its last run; or the folder of one start in it, ``WORK_DIR/TIMESTAMP``.
+        path: Work dir, for its last run; or the folder of one start, ``WORK_DIR/TIMESTAMP``.
         out: File to write; None for ``report.html`` in that folder.
-        brief: Whether to leave out the picture of dynamic sampling, which takes a second or two,
-            while the run goes on.
+        brief: Whether to leave out the picture of dynamic sampling. It takes a second or two, which
+            a running training should not wait for.
 
     Returns:
         Path of the file.
 
     Raises:
-        ReportError: If there is no run in the folder.
+        ReportError: If the folder contains no run.
         OSError: If the file cannot be written.
     """
-    run, before = find_run(path)
-    parts: List[Callable[[], str]] = [
-        lambda: sections.overview(run, before), lambda: sections.curves(run),
-        lambda: sections.classes(run, before), lambda: sections.confusion(run),
+    run, previous = find_run(path)
+    section_makers: List[Callable[[], str]] = [
+        lambda: sections.overview(run, previous), lambda: sections.curves(run),
+        lambda: sections.classes(run, previous), lambda: sections.confusion(run),
         lambda: sections.pictures(run), lambda: '' if brief else sections.sampling(run),
-        lambda: sections.config(run, before), lambda: sections.devices(run),
+        lambda: sections.config(run, previous), lambda: sections.devices(run),
         lambda: sections.starts(run)]
-    html = page(run.name, [guarded(part) for part in parts])
+    html = page(run.name, [guarded(maker) for maker in section_makers])
     target = Path(path) / REPORT if out is None else Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, html.encode('utf-8', 'backslashreplace'))
     return target
 
 
-def guarded(part: Callable[[], str]) -> str:
-    """Return a part of a page; one that fails, say for a damaged file, says so in its place."""
+def guarded(make_section: Callable[[], str]) -> str:
+    """Return a section of a page, or a note with the error if it cannot be made."""
     try:
-        return part()
-    except Exception as error:  # the rest of the report is of use without it
+        return make_section()
+    # For example a damaged file or a record of another version: the other sections are still
+    # useful, and the page names the error.
+    except Exception as error:
         return (f'<section><p class="note">A part of the report could not be made: '
                 f'{text(type(error).__name__)}: {text(error)}</p></section>')
 
 
-def page(title: str, parts: List[str], heading: Optional[str] = None) -> str:
-    """Return a page that asks no other file of anybody, and runs no script."""
+def page(title: str, sections_html: List[str], heading: Optional[str] = None) -> str:
+    """Return a page that loads no other file and runs no script."""
     return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
             f'img-src data:; style-src \'unsafe-inline\'">'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<title>{text(title)}</title><style>{_STYLE}</style></head><body>'
-            f'<h1>{text(heading or title)}</h1>{"".join(parts)}'
+            f'<h1>{text(heading or title)}</h1>{"".join(sections_html)}'
             f'<footer>MapSage {text(__version__)}</footer></body></html>\n')

@@ -1,4 +1,7 @@
-"""Pictures of a run's folder, made small and put into the page."""
+"""Pictures from a work dir, scaled down and embedded into the page as data URLs.
+
+Embedding keeps the report a single file. Files that are too large or cannot be decoded are skipped.
+"""
 from __future__ import annotations
 
 import base64
@@ -8,19 +11,20 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
-_MAX_WIDTH = 1500  # pixels
+# In pixels.
+_MAX_WIDTH = 1500
 _MAX_FILE_BYTES = 64 << 20
 _MAX_REPORT_BYTES = 4 << 20
 MAX_MAPS = 4
 
 
 class MapPicture(NamedTuple):
-    """A map that ``predict`` made in the folder of the run.
+    """A map that ``tools/predict.py`` wrote into the work dir.
 
     Attributes:
-        name: Name of the map file.
-        preview: Path of its picture, which may be gone.
-        made: When it was made, seconds since 1970.
+        name: Folder and name of the map file.
+        preview: Path of its preview, which may have been deleted.
+        made: Time when the map was finished, seconds since 1970.
     """
 
     name: str
@@ -29,21 +33,20 @@ class MapPicture(NamedTuple):
 
 
 def picture_url(path: Path) -> Optional[str]:
-    """Return a picture as a data URL of JPEG, at most 1500 pixels wide; None if it cannot be read.
-    """
+    """Return a picture file as a JPEG data URL, at most 1500 pixels wide; None if unreadable."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             return None
-        return pixels_url(_decoded(path.read_bytes()))
+        return pixels_url(_decode(path.read_bytes()))
     except (OSError, ValueError):
         return None
 
 
 def pixels_url(pixels: np.ndarray) -> str:
-    """Return a picture, BGR uint8 ``(H, W, 3)``, as a data URL of JPEG.
+    """Return a picture, BGR uint8 ``(H, W, 3)``, as a JPEG data URL.
 
     Raises:
-        ValueError: If it cannot be encoded.
+        ValueError: If OpenCV cannot encode the picture.
     """
     import cv2
     height, width = pixels.shape[:2]
@@ -58,32 +61,33 @@ def pixels_url(pixels: np.ndarray) -> str:
 
 def find_maps(work_dir: Path) -> List[MapPicture]:
     """Return the newest maps in the folders of a work dir, at most :data:`MAX_MAPS`."""
-    found = []
+    pictures = []
     for path in work_dir.glob('*/*.json'):
-        report = _report(path)
+        report = _read_map_report(path)
         previews = [name for name in report.get('files', []) if name.endswith('preview.png')]
         maps = [name for name in report.get('files', []) if name.endswith('.tif')]
         if previews and maps:
-            found.append(MapPicture(f'{path.parent.name}/{maps[0]}', path.parent / previews[0],
-                                    path.stat().st_mtime))
-    return sorted(found, key=lambda each: -each.made)[:MAX_MAPS]
+            pictures.append(MapPicture(f'{path.parent.name}/{maps[0]}', path.parent / previews[0],
+                                       path.stat().st_mtime))
+    return sorted(pictures, key=lambda picture: -picture.made)[:MAX_MAPS]
 
 
-def _report(path: Path) -> Dict[str, Any]:
+def _read_map_report(path: Path) -> Dict[str, Any]:
+    """Return the JSON file that ``tools/predict.py`` writes next to a map; {} for other files."""
     try:
         if path.stat().st_size > _MAX_REPORT_BYTES:
             return {}
         report = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return {}
-    ours = isinstance(report, dict) and 'settings' in report \
+    is_map_report = isinstance(report, dict) and 'settings' in report \
         and isinstance(report.get('files'), list)
-    return report if ours else {}
+    return report if is_map_report else {}
 
 
-def _decoded(data: bytes) -> np.ndarray:
+def _decode(data: bytes) -> np.ndarray:
     import cv2
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
     if pixels is None:
-        raise ValueError('no picture that OpenCV can read')
+        raise ValueError('OpenCV cannot read this picture')
     return pixels

@@ -1,7 +1,8 @@
-"""What a run notes for its report, in ``WORK_DIR/TIMESTAMP/run.json``.
+"""The record of a run, ``WORK_DIR/TIMESTAMP/run.json``, from which its report is made.
 
-A work dir has such a folder for every start of a program. The file is replaced whole, so that a
-run that is killed leaves the state of its last evaluation.
+The report hook replaces the file after every evaluation, so a killed run leaves a complete record
+of its last evaluation. Configs are stored flat, as dotted keys, so that two of them can be
+compared.
 """
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import ast
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from mapsage.atomic_write import atomic_write
 from mapsage.errors import UserError
@@ -18,22 +19,22 @@ RECORD = 'run.json'
 
 
 class ReportError(UserError, ValueError):
-    """There is no run to report on."""
+    """No run was found to report on."""
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write a record in one step; its figures that are not finite become null.
+    """Write a record atomically; numbers that are not finite become null.
 
     Raises:
         OSError: If the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Escapes hold any text, also names that are no UTF-8.
+    # ASCII escapes can represent any name, also one with bytes that are not UTF-8.
     atomic_write(folder / RECORD, json.dumps(_plain(record), ensure_ascii=True).encode())
 
 
 def read_record(folder: Path) -> Dict[str, Any]:
-    """Return the record of a start; empty if there is none or it cannot be read."""
+    """Return the record of a start; empty if the file is missing or cannot be read."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding='utf-8'))
     except (OSError, ValueError):
@@ -42,24 +43,24 @@ def read_record(folder: Path) -> Dict[str, Any]:
 
 
 def flat_config(config: Mapping[str, Any]) -> Dict[str, str]:
-    """Return a config as text by dotted keys, so that two of them can be compared.
+    """Return a config as dotted key -> value as text.
 
-    Dictionaries are entered, and so are lists with a dictionary somewhere in them:
-    ``hooks[0].type``.
+    Dictionaries are flattened, and so are lists that contain a dictionary: ``hooks[0].type``.
 
     Args:
         config: Config as nested dictionaries.
     """
-    found: Dict[str, str] = {}
+    flat: Dict[str, str] = {}
     for key, value in config.items():
-        _flatten(str(key), value, found)
-    return found
+        _flatten(str(key), value, flat)
+    return flat
 
 
 def config_of_file(path: Path) -> Dict[str, str]:
     """Return the :func:`flat_config` of a file that MMEngine dumped, without executing it.
 
-    Empty if it cannot be read. A value that is no literal is given as it is written.
+    The result is empty if the file cannot be parsed. A value that is not a literal is returned as
+    its source text.
     """
     try:
         source = path.read_text(encoding='utf-8', errors='surrogateescape')
@@ -67,53 +68,61 @@ def config_of_file(path: Path) -> Dict[str, str]:
     except (OSError, SyntaxError, ValueError):
         return {}
     values: Dict[str, Any] = {}
-    for each in statements:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             try:
-                value = _literal(each.value)
+                value = _literal(statement.value)
             except ValueError:
-                value = ' '.join((ast.get_source_segment(source, each.value) or '').split())
-            values[each.targets[0].id] = value
+                segment = ast.get_source_segment(source, statement.value) or ''
+                value = ' '.join(segment.split())
+            values[statement.targets[0].id] = value
     return flat_config(values)
 
 
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal, in which ``dict(a=1)`` counts as one."""
+def _literal(node: ast.expr) -> object:
+    """Return the value of a literal; ``dict(a=1)`` counts as a literal too.
+
+    Raises:
+        ValueError: If the expression is not a literal.
+    """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict' \
-            and not node.args and all(each.arg for each in node.keywords):
-        return {each.arg: _literal(each.value) for each in node.keywords}
+            and not node.args and all(keyword.arg for keyword in node.keywords):
+        return {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
     if isinstance(node, ast.Dict) and None not in node.keys:
         return {_literal(key): _literal(value)  # type: ignore[arg-type]
                 for key, value in zip(node.keys, node.values)}
     if isinstance(node, (ast.List, ast.Tuple)):
-        items = [_literal(each) for each in node.elts]
+        items = [_literal(element) for element in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)
     return ast.literal_eval(node)
 
 
-def _flatten(key: str, value: Any, found: Dict[str, str]) -> None:
+def _flatten(key: str, value: object, flat: Dict[str, str]) -> None:
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            _flatten(f'{key}.{name}', inner, found)
-    elif isinstance(value, (list, tuple)) and _has_mapping(value):
+            _flatten(f'{key}.{name}', inner, flat)
+    elif isinstance(value, (list, tuple)) and _contains_mapping(value):
         for index, inner in enumerate(value):
-            _flatten(f'{key}[{index}]', inner, found)
+            _flatten(f'{key}[{index}]', inner, flat)
     else:
-        found[key] = ' '.join(repr(value).split())
+        flat[key] = ' '.join(repr(value).split())
 
 
-def _has_mapping(value: Any) -> bool:
-    """Return whether a list has a dictionary in it, whose keys have no order."""
+def _contains_mapping(value: object) -> bool:
+    """Return whether a list contains a dictionary.
+
+    Such a list is flattened, because the text of equal dictionaries depends on the order of keys.
+    """
     return isinstance(value, Mapping) or (
-        isinstance(value, (list, tuple)) and any(map(_has_mapping, value)))
+        isinstance(value, (list, tuple)) and any(map(_contains_mapping, value)))
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it."""
+def _plain(value: object) -> object:
+    """Return a value with types that JSON has: tensors become numbers, other objects text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     if value is None or isinstance(value, (str, bool, int)):
         return value
     number = finite(value)
@@ -121,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def finite(value: Any) -> Optional[float]:
-    """Return a number as a float; None for what is not finite or no number."""
+    """Return a number as a float; None if it is not finite or the value is not a number."""
     if isinstance(value, (str, bytes, bool)):
         return None
     try:
@@ -131,7 +140,7 @@ def finite(value: Any) -> Optional[float]:
     return number if math.isfinite(number) else None
 
 
-def percentages(values: Any) -> List[Optional[float]]:
-    """Return fractions as percentages; undefined ones are None."""
-    found = [finite(each) for each in values]
-    return [None if each is None else 100 * each for each in found]
+def percentages(values: Iterable[object]) -> List[Optional[float]]:
+    """Return fractions as percentages; undefined fractions become None."""
+    fractions = [finite(value) for value in values]
+    return [None if fraction is None else 100 * fraction for fraction in fractions]

@@ -1,4 +1,10 @@
-"""Reads the runs of a work dir: its starts in order, those that were resumed joined to one run."""
+"""Runs of a work dir, read from the files that training and tests leave there.
+
+Every start of a program has a folder ``WORK_DIR/TIMESTAMP``. A start that resumed continues the
+run before it; any other training start is a new run. Facts come from ``run.json`` (`record.py`),
+training curves from ``vis_data/scalars.json``. A folder that has only the latter, for example of a
+run without the report hook, still gets its curves.
+"""
 from __future__ import annotations
 
 import json
@@ -8,23 +14,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .old_log import ReadLog, read_log
 from .record import ReportError, config_of_file, finite, read_record
 
 _STAMP = re.compile(r'\d{8}_\d{6}$')
+_LOG_LINE = re.compile(r'(?:\d{4}/)?\d\d/\d\d \d\d:\d\d:\d\d - \S+ - \w+ - (.*)')
 Points = List[Tuple[float, float]]
-# Keys of a line of scalars that are no curves.
+# These keys of a line of scalars count steps; the others are curves.
 _COUNTERS = ('step', 'iter', 'epoch')
 
 
 class ClassTable(NamedTuple):
-    """Figures of the classes in one evaluation.
+    """Scores by class of one evaluator in one evaluation.
 
     Attributes:
-        name: Prefix of the evaluator's figures; often empty.
+        name: Prefix of the evaluator's metrics; often empty.
         classes: Names of the C classes.
-        columns: Percentages by the name of the figure, each of length C; None if undefined.
-        matrix: Confusion matrix ``(C, C)``, rows are the truth; None if it is not known.
+        columns: Metric name -> percentages, each of length C; None if undefined.
+        matrix: Confusion matrix ``(C, C)``, rows are the truth; None if it was not recorded.
     """
 
     name: str
@@ -34,10 +40,11 @@ class ClassTable(NamedTuple):
 
 
 def not_comparable(tables: Sequence[ClassTable]) -> str:
-    """Return a warning where figures are of different classes or labels; '' if not."""
-    if len({tuple(each.classes) for each in tables}) > 1:
-        return 'The runs have different classes: their means are of different things.'
-    if len({tuple(sum(row) for row in each.matrix) for each in tables if each.matrix}) > 1:
+    """Return a warning if the tables have different classes or labels; '' otherwise."""
+    if len({tuple(table.classes) for table in tables}) > 1:
+        return 'The runs have different classes, so their means are not comparable.'
+    # The row sums of a confusion matrix are the label pixels of the classes.
+    if len({tuple(sum(row) for row in table.matrix) for table in tables if table.matrix}) > 1:
         return 'The runs were scored on different labels: the validation sets are not the same.'
     return ''
 
@@ -49,8 +56,8 @@ class Evaluation:
     Attributes:
         phase: ``'val'`` or ``'test'``.
         iteration: Optimizer steps before it; 0 for a test of a checkpoint.
-        metrics: Figures by name.
-        tables: Figures by class, one for each evaluator that gives them.
+        metrics: Metric name -> value.
+        tables: Scores by class, one table for each evaluator that has them.
     """
 
     phase: str
@@ -64,67 +71,88 @@ class Start:
     """One start of a program in a work dir.
 
     Attributes:
-        folder: Folder named by the time of the start.
-        record: Content of its ``run.json``; empty for a run of an earlier version.
-        log: What its log says.
-        scalars: Lines of scalars of the training.
-        evaluations: Its validations and tests.
+        folder: Folder named after the time of the start.
+        record: Content of ``run.json``; empty without the file.
+        scalars: Lines that LocalVisBackend wrote during training.
+        evaluations: Validations and tests of this start.
     """
 
     folder: Path
     record: Dict[str, Any]
-    log: ReadLog
     scalars: List[Dict[str, Any]]
     evaluations: List[Evaluation]
 
     @property
     def trains(self) -> bool:
-        """Whether it trained, or began to."""
-        return bool(self.record.get('kind', self.log.kind) == 'train')
+        """Whether the program trained, or was about to."""
+        return bool(self.record.get('kind', 'train') == 'train')
 
     @property
     def begin(self) -> int:
-        """Iteration of the checkpoint that it resumed; 0 without one."""
-        return int(self.record.get('begin_iter', self.log.begin))
+        """Iteration of the checkpoint that was resumed; 0 for a fresh start."""
+        return int(self.record.get('begin_iter', 0))
 
     @property
     def end(self) -> int:
-        """Last iteration that is known of it."""
-        known = [self.begin, int(self.record.get('end_iter') or 0), self.log.end]
-        return max(known + [int(_step(row)) for row in self.scalars])
+        """Last recorded iteration."""
+        return max(self.begin, int(self.record.get('end_iter') or 0),
+                   *(evaluation.iteration for evaluation in self.evaluations),
+                   *(int(_step(row)) for row in self.scalars))
 
     @property
     def started(self) -> float:
         """Time of the start, seconds since 1970."""
-        given = finite(self.record.get('started'))
-        if given is not None:
-            return given
+        recorded = finite(self.record.get('started'))
+        if recorded is not None:
+            return recorded
         return datetime.strptime(self.folder.name, '%Y%m%d_%H%M%S').timestamp()
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time up to its end, or to the last thing that it wrote."""
+        """Wall-clock time until the end, or until ``run.json`` was last written."""
         last = finite(self.record.get('ended')) or finite(self.record.get('written'))
-        return max(0.0, (last or self.log.last_written or self.started) - self.started)
+        return max(0.0, (last or self.started) - self.started)
 
     @property
     def status(self) -> str:
-        """How it ended, in words."""
+        """How the program ended, as recorded: 'finished', 'failed', 'running', ..."""
         if not self.record:
             return 'not recorded'
         return str(self.record.get('status', 'running'))
 
+    def config_report(self) -> str:
+        """Return the settings that differ from the ``_base_`` files; '' if the log has none.
+
+        The run logs them when it starts, and nowhere else.
+        """
+        report: List[str] = []
+        try:
+            with open(self.folder / f'{self.folder.name}.log', encoding='utf-8',
+                      errors='backslashreplace') as log:
+                for line in log:
+                    stamped = _LOG_LINE.match(line)
+                    if report and stamped:
+                        break
+                    if report:
+                        report.append(line.rstrip('\n'))
+                    elif stamped and stamped.group(1).startswith('config: '):
+                        report.append(stamped.group(1))
+        except OSError:
+            # There is no log, or LoggerHook(keep_local=False) moved it.
+            return ''
+        return '\n'.join(report)
+
 
 @dataclass
 class Run:
-    """A training, or tests without one, over all the starts that continued it.
+    """A training with the starts that continued it and their tests, or tests without a training.
 
     Attributes:
-        name: Name of its folder, and the time of its first start if it is not the folder's last.
-        work_dir: Folder of the run.
-        starts: Its starts in order, at least one.
-        is_last: Whether no other training began in the folder since, so that preview, maps and
-            sampling records of the folder are its own.
+        name: Name of the work dir, with the time of the first start unless the run is the last one.
+        work_dir: Work dir of the run.
+        starts: Starts in order, at least one.
+        is_last: Whether no later training began in the work dir. Only then do the preview, maps and
+            sampling records there belong to this run.
     """
 
     name: str
@@ -134,91 +162,98 @@ class Run:
 
     @property
     def last(self) -> Start:
-        """The last start that trained; the last of all where none did."""
-        return ([each for each in self.starts if each.trains] or self.starts)[-1]
+        """The last start that trained; without a training, the last start."""
+        return ([start for start in self.starts if start.trains] or self.starts)[-1]
 
     @property
     def config_name(self) -> str:
         """Name of the config file, or of the experiment."""
-        return str(self.last.record.get('config') or self.last.log.config or self.work_dir.name)
+        return str(self.last.record.get('config') or self.work_dir.name)
 
     @property
     def iterations(self) -> int:
-        """Optimizer steps of the weights that it ended with."""
+        """Optimizer steps of the final weights."""
         return self.last.end
 
     @property
     def seconds(self) -> float:
         """Wall-clock time of all starts that trained."""
-        return sum(each.seconds for each in self.starts if each.trains)
+        return sum(start.seconds for start in self.starts if start.trains)
 
     def config(self) -> Dict[str, str]:
-        """Return its config by dotted keys; empty if it is not known."""
+        """Return the config: dotted key -> value as text; empty if it was not recorded."""
         stored = self.last.record.get('flat_config')
         if isinstance(stored, dict) and stored:
             return {str(key): str(value) for key, value in stored.items()}
         return config_of_file(self.last.folder / 'vis_data' / 'config.py')
 
     def curves(self) -> Dict[str, Points]:
-        """Return what was logged in training, by key: points (iteration, value)."""
-        found: Dict[str, Points] = {}
+        """Return the scalars that were logged in training: key -> points (iteration, value)."""
+        curves: Dict[str, Points] = {}
         for start in self.starts:
             if not start.trains:
                 continue
-            for points in found.values():  # a resume repeats what came behind its checkpoint
+            # The resumed start repeats the steps after its checkpoint.
+            for points in curves.values():
                 while points and points[-1][0] > start.begin:
                     points.pop()
             for row in start.scalars:
                 for key, value in row.items():
                     number = finite(value)
                     if key not in _COUNTERS and number is not None:
-                        found.setdefault(key, []).append((_step(row), number))
-        return {key: points for key, points in found.items() if points}
+                        curves.setdefault(key, []).append((_step(row), number))
+        return {key: points for key, points in curves.items() if points}
 
     def evaluations(self, phase: str = 'val') -> List[Evaluation]:
-        """Return its validations, or tests, in order, without those of weights that were lost."""
-        found: List[Evaluation] = []
+        """Return the validations or tests in order.
+
+        Validations after the checkpoint that a later start resumed are left out: their weights
+        were lost.
+        """
+        evaluations: List[Evaluation] = []
         for start in self.starts:
             if start.trains and phase == 'val':
-                while found and found[-1].iteration > start.begin:
-                    found.pop()
-            found += [each for each in start.evaluations if each.phase == phase]
-        return found
+                while evaluations and evaluations[-1].iteration > start.begin:
+                    evaluations.pop()
+            evaluations += [evaluation for evaluation in start.evaluations
+                            if evaluation.phase == phase]
+        return evaluations
 
     def final(self) -> Optional[Evaluation]:
-        """Return its last validation, else its last test."""
-        return (self.evaluations() or self.evaluations('test') or [None])[-1]  # type: ignore
+        """Return the last validation; without a validation, the last test."""
+        evaluations = self.evaluations() or self.evaluations('test')
+        return evaluations[-1] if evaluations else None
 
     def score(self) -> Tuple[str, Points]:
-        """Return the name of the main figure, mIoU where there is one, and its course."""
-        found = self.evaluations() or self.evaluations('test')
-        names = [name for each in found for name in each.metrics]
-        chosen = next((name for name in names if name.split('/')[-1] == 'mIoU'),
-                      names[0] if names else '')
-        return chosen, [(each.iteration, each.metrics[chosen])
-                        for each in found if chosen in each.metrics]
+        """Return the name and the points (iteration, value) of the main metric: mIoU if present."""
+        evaluations = self.evaluations() or self.evaluations('test')
+        names = [name for evaluation in evaluations for name in evaluation.metrics]
+        main = next((name for name in names if name.split('/')[-1] == 'mIoU'),
+                    names[0] if names else '')
+        return main, [(evaluation.iteration, evaluation.metrics[main])
+                      for evaluation in evaluations if main in evaluation.metrics]
 
 
 def read_runs(work_dir: Union[str, Path]) -> List[Run]:
     """Read the runs of a work dir, the oldest first.
 
     Raises:
-        ReportError: If the folder does not exist, or has no run of MMEngine in it.
+        ReportError: If the folder does not exist or contains no run.
     """
     folder = Path(work_dir)
     if not folder.is_dir():
         raise ReportError(f'the folder {folder} does not exist, expected the work dir of a run')
-    starts = [_read_start(each) for each in sorted(folder.iterdir())
-              if _STAMP.match(each.name) and each.is_dir()]
-    starts = [each for each in starts if each.record or each.log.found or each.scalars]
+    starts = [_read_start(path) for path in sorted(folder.iterdir())
+              if _STAMP.match(path.name) and path.is_dir()]
+    starts = [start for start in starts if start.record or start.scalars]
     if not starts:
         raise ReportError(f'{folder} has no folder of a run, named by its time such as '
-                          f'20261123_141116, with a log in it; expected the work dir of a '
-                          f'training or test')
+                          f'20261123_141116, with a run.json or scalars in it; expected the work '
+                          f'dir of a training or test')
     runs: List[Run] = []
     for start in starts:
-        joins = runs and (not start.trains or (start.begin > 0 and runs[-1].last.trains))
-        if joins:
+        continues = runs and (not start.trains or (start.begin > 0 and runs[-1].last.trains))
+        if continues:
             runs[-1].starts.append(start)
         else:
             runs.append(Run(folder.resolve().name, folder, [start]))
@@ -228,21 +263,22 @@ def read_runs(work_dir: Union[str, Path]) -> List[Run]:
 
 
 def find_run(path: Union[str, Path]) -> Tuple[Run, Optional[Run]]:
-    """Return a run and the run before it in its folder.
+    """Return a run and the previous run in the same work dir.
 
     Args:
-        path: Work dir, for its last run; or the folder of one start in it, ``WORK_DIR/TIMESTAMP``.
+        path: Work dir, for its last run; or the folder of one start, ``WORK_DIR/TIMESTAMP``.
 
     Raises:
-        ReportError: If there is none.
+        ReportError: If there is no run.
     """
     path = Path(path)
     if _STAMP.match(path.name) and path.is_dir():
         runs = read_runs(path.parent)
         index = next((index for index, run in enumerate(runs)
-                      if any(each.folder.name == path.name for each in run.starts)), None)
+                      if any(start.folder.name == path.name for start in run.starts)), None)
         if index is None:
-            raise ReportError(f'{path} holds no log of a run, expected a folder of one start')
+            raise ReportError(f'{path} has no run.json and no scalars, expected the folder of one '
+                              f'start')
     else:
         runs = read_runs(path)
         index = len(runs) - 1
@@ -250,33 +286,25 @@ def find_run(path: Union[str, Path]) -> Tuple[Run, Optional[Run]]:
 
 
 def _read_start(folder: Path) -> Start:
-    record, log = read_record(folder), read_log(folder)
-    rows = _read_scalars(folder)
-    evaluations = [_evaluation(each) for each in record.get('evaluations') or []]
-    from_log = [Evaluation(each.phase, each.iteration, each.metrics,
-                           [ClassTable('', names, columns) for names, columns in each.tables])
-                for each in log.evaluations]
-    if not record:
-        evaluations = from_log
-    elif len(from_log) == len(evaluations):
-        for mine, logged in zip(evaluations, from_log):  # such as MMSegmentation's IoUMetric
-            mine.tables = mine.tables or logged.tables
-    return Start(folder, record, log, rows, evaluations)
+    record = read_record(folder)
+    evaluations = [_parse_evaluation(stored) for stored in record.get('evaluations') or []]
+    return Start(folder, record, _read_scalars(folder), evaluations)
 
 
-def _evaluation(stored: Dict[str, Any]) -> Evaluation:
-    numbers = {name: finite(value) for name, value in (stored.get('metrics') or {}).items()}
+def _parse_evaluation(stored: Dict[str, Any]) -> Evaluation:
+    values = {name: finite(value) for name, value in (stored.get('metrics') or {}).items()}
     return Evaluation(
         str(stored.get('phase', 'val')), int(stored.get('iteration') or 0),
-        {name: value for name, value in numbers.items() if value is not None},
-        [ClassTable(str(each['name']), [str(name) for name in each['classes']], each['columns'],
-                    each.get('matrix')) for each in stored.get('tables') or []])
+        {name: value for name, value in values.items() if value is not None},
+        [ClassTable(str(table['name']), [str(name) for name in table['classes']],
+                    table['columns'], table.get('matrix'))
+         for table in stored.get('tables') or []])
 
 
 def _read_scalars(folder: Path) -> List[Dict[str, Any]]:
-    """Return the lines of LocalVisBackend that training wrote; those of evaluations are elsewhere.
+    """Return the training lines of LocalVisBackend, without the lines of evaluations.
 
-    A line that a kill left incomplete is left out.
+    A line that is incomplete because the process was killed is left out.
     """
     for path in (folder / 'vis_data' / 'scalars.json',
                  folder / 'vis_data' / f'{folder.name}.json'):
@@ -290,7 +318,7 @@ def _read_scalars(folder: Path) -> List[Dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             continue
-        # MMEngine's lines of an evaluation have times too, and no 'iter'.
+        # MMEngine's lines of an evaluation have data_time too, but no 'iter'.
         if isinstance(row, dict) and finite(row.get('step')) is not None \
                 and ('iter' in row or 'data_time' not in row):
             rows.append(row)

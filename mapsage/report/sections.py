@@ -1,4 +1,10 @@
-"""The parts of a report on one run, each as HTML."""
+"""Sections of the report of one run, as HTML.
+
+Every public function returns a piece of HTML and reads nothing but the run and files in its work
+dir. Text from outside (names, errors, config values) must pass through `text`, which escapes it; a
+cell of `table` is already HTML. `page.py` assembles the sections, `comparison.py` reuses some of
+them.
+"""
 from __future__ import annotations
 
 import time
@@ -19,37 +25,39 @@ from .runs import ClassTable, Evaluation, Run, Start, not_comparable
 _STATUS = dict(
     finished='finished', stopped='stopped at a request, and can be resumed', failed='failed',
     interrupted='interrupted', running='no end recorded: it is running, or was killed')
-_STATUS['not recorded'] = 'made before MapSage recorded how runs end'
+_STATUS['not recorded'] = 'not recorded, there is no run.json'
 _PERCENT = ('mIoU', 'aAcc', 'mAcc', 'mDice', 'mFscore', 'mPrecision', 'mRecall', 'mFbeta',
             'mBoundaryIoU', 'kappa')
-_CURVES = 12  # charts of other keys that are shown; the rest is named
-_LABELED_CLASSES = 40  # with more, the cells of a confusion matrix have no text
+# Number of charts for keys without a chart of a fixed title; further keys are only named.
+_MAX_OTHER_CHARTS = 12
+# With more classes, the cells of a confusion matrix are too small for text.
+_MAX_LABELED_CLASSES = 40
 
 
 def section(title: str, body: str, note: str = '') -> str:
-    """Return a section of the page; '' without a body and a note."""
+    """Return a section of the page; '' if body and note are empty."""
     if not body and not note:
         return ''
-    said = f'<p class="note">{text(note)}</p>' if note else ''
-    return f'<section><h2>{text(title)}</h2>{said}{body}</section>'
+    paragraph = f'<p class="note">{text(note)}</p>' if note else ''
+    return f'<section><h2>{text(title)}</h2>{paragraph}{body}</section>'
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = '') -> str:
-    """Return a table of cells that are HTML; the first of a row is its heading."""
+    """Return a table with cells that are HTML; the first cell of a row is its heading."""
     top = f'<thead><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr></thead>' if head else ''
     body = ''.join(f'<tr><th>{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
                    for row in rows)
     return f'<div class="wide"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
 
 
-def overview(run: Run, before: Optional[Run]) -> str:
-    """Return the facts at the top: how it ended, score, time, devices."""
+def overview(run: Run, previous: Optional[Run]) -> str:
+    """Return the table at the top: how the run ended, score, time, devices."""
     rows = [['Run', text(f'{run.config_name}, {date(run.starts[0].started)}')],
             ['End', text(status_words(run.last))]]
     error = run.last.record.get('error')
     if error:
         rows.append(['Error', f'<pre>{text(error)}</pre>'])
-    rows += [['Score', score_line(run, before)],
+    rows += [['Score', score_line(run, previous)],
              ['Steps', text(steps_line(run))],
              ['Time', text(time_line(run))],
              ['Devices', text(device_line(run))]]
@@ -60,154 +68,158 @@ def overview(run: Run, before: Optional[Run]) -> str:
 
 
 def is_percentage(name: str) -> bool:
-    """Return whether a figure is one of those in percent of which more is better."""
+    """Return whether a metric is in percent and higher is better."""
     return name.split('/')[-1] in _PERCENT
 
 
 def status_words(start: Start) -> str:
-    """Return how a start ended."""
+    """Return text that says how a start ended."""
     return _STATUS.get(start.status, start.status)
 
 
-def score_line(run: Run, before: Optional[Run] = None) -> str:
-    """Return the last score, the best one, and the change to the run before, as HTML."""
+def score_line(run: Run, previous: Optional[Run] = None) -> str:
+    """Return the last score, the best score, and the change to the previous run, as HTML."""
     name, points = run.score()
     if not points:
         return 'none: no validation was run'
     best = max(points, key=lambda point: point[1])
-    parts = [f'<b>{text(name)} {points[-1][1]:.2f}</b>']
+    phrases = [f'<b>{text(name)} {points[-1][1]:.2f}</b>']
     if is_percentage(name) and best[1] > points[-1][1]:
-        parts.append(f'best {best[1]:.2f} after {number(best[0])} steps')
-    other = before.score()[1] if before and before.score()[0] == name else []
-    if other:
-        parts.append(f'{change(points[-1][1], other[-1][1])} to the run before')
-    return ', '.join(parts)
+        phrases.append(f'best {best[1]:.2f} after {number(best[0])} steps')
+    previous_points = previous.score()[1] if previous and previous.score()[0] == name else []
+    if previous_points:
+        phrases.append(f'{change(points[-1][1], previous_points[-1][1])} to the run before')
+    return ', '.join(phrases)
 
 
 def steps_line(run: Run) -> str:
-    """Return the number of steps, of how many, and over how many starts."""
-    wanted = run.last.record.get('max_iters')
-    parts = [f'{run.iterations:,}' + (f' of {wanted:,}' if wanted else '')]
-    trained = sum(each.trains for each in run.starts)
-    if trained > 1:
-        parts.append(f'in {trained} starts')
+    """Return the steps, the planned steps, and the number of starts, as text."""
+    max_iters = run.last.record.get('max_iters')
+    phrases = [f'{run.iterations:,}' + (f' of {max_iters:,}' if max_iters else '')]
+    trainings = sum(start.trains for start in run.starts)
+    if trainings > 1:
+        phrases.append(f'in {trainings} starts')
     source = run.starts[0].record.get('resumed_from')
     if source and run.starts[0].begin:
-        parts.append(f'begun at {run.starts[0].begin:,} from {source}')
-    return ', '.join(parts)
+        phrases.append(f'begun at {run.starts[0].begin:,} from {source}')
+    return ', '.join(phrases)
 
 
 def time_line(run: Run) -> str:
-    """Return the wall-clock time, and that of a step as it was logged."""
+    """Return the wall-clock time, and the mean logged time of a step, as text."""
     curves = run.curves()
-    parts = [duration(run.seconds)]
-    for key, words in (('time', 's a step'), ('data_time', 's of it waiting for data')):
+    phrases = [duration(run.seconds) if run.seconds else 'not recorded']
+    for key, unit in (('time', 's a step'), ('data_time', 's of it waiting for data')):
         values = [value for _, value in curves.get(key, ())]
         if values:
-            parts.append(f'{sum(values) / len(values):.3g} {words}')
-    return ', '.join(parts)
+            phrases.append(f'{sum(values) / len(values):.3g} {unit}')
+    return ', '.join(phrases)
 
 
 def device_line(run: Run) -> str:
-    """Return the accelerator and the number of ranks."""
-    last = run.last
-    device = last.record.get('accelerator') or last.log.device or 'not recorded'
-    ranks = last.record.get('world_size') or last.log.world_size
+    """Return the accelerator and the number of ranks, as text."""
+    device = run.last.record.get('accelerator') or 'not recorded'
+    ranks = run.last.record.get('world_size')
     return f'{device}, {ranks} rank(s)' if ranks else str(device)
 
 
 def curves(run: Run) -> str:
     """Return the charts of training and validation."""
-    found = run.curves()
+    scalars = run.curves()
     limits = (0.0, float(max(run.iterations, 1)))
     charts: List[str] = []
     validations = run.evaluations()
-    names = list(dict.fromkeys(name for each in validations for name in each.metrics))
-    lines = {name: ChartLine(name, [(each.iteration, each.metrics[name]) for each in validations
-                               if name in each.metrics]) for name in names}
-    percent = [line for name, line in lines.items()
-               if name.endswith(_PERCENT)]  # single_class_mIoU too, to compare with
+    names = list(dict.fromkeys(name for evaluation in validations for name in evaluation.metrics))
+    lines = {name: ChartLine(name, [(evaluation.iteration, evaluation.metrics[name])
+                                    for evaluation in validations if name in evaluation.metrics])
+             for name in names}
+    # The suffix also matches single_class_mIoU, the baseline of mIoU.
+    percent = [line for name, line in lines.items() if name.endswith(_PERCENT)]
     charts.append(line_chart('Validation', percent, '%', limits))
-    others = [line for line in lines.values() if line not in percent]
-    losses = sorted((key for key in found if 'loss' in key.split('.')[-1]),
+    untitled = [line for line in lines.values() if line not in percent]
+    losses = sorted((key for key in scalars if 'loss' in key.split('.')[-1]),
                     key=lambda key: key != 'loss')
-    if len(losses) == 2 and found[losses[0]] == found[losses[1]]:
+    # A single loss term equals the total.
+    if len(losses) == 2 and scalars[losses[0]] == scalars[losses[1]]:
         losses = losses[:1]
-    for title, keys, unit in (
-            ('Loss', losses, ''), ('Learning rate', _named(found, 'lr'), ''),
-            ('Time of a step', [key for key in ('time', 'data_time') if key in found], 's'),
-            ('Memory', _named(found, 'memory'), 'MiB'),
-            ('Gradient norm', _named(found, 'grad_norm'), '')):
-        lines_of = [ChartLine(key, found.pop(key)) for key in keys]
-        charts.append(line_chart(title, lines_of, unit, limits))
-    rest = {key: points for key, points in found.items() if 'loss' not in key.split('.')[-1]
-            and not key.startswith('dynamic_sampling/')}
-    others += [ChartLine(key, points) for key, points in rest.items()]
-    charts += [line_chart(line.name, [line], '', limits) for line in others[:_CURVES]]
+    for title, keys_of_chart, unit in (
+            ('Loss', losses, ''), ('Learning rate', _keys_named(scalars, 'lr'), ''),
+            ('Time of a step', [key for key in ('time', 'data_time') if key in scalars], 's'),
+            ('Memory', _keys_named(scalars, 'memory'), 'MiB'),
+            ('Gradient norm', _keys_named(scalars, 'grad_norm'), '')):
+        lines_of_chart = [ChartLine(key, scalars.pop(key)) for key in keys_of_chart]
+        charts.append(line_chart(title, lines_of_chart, unit, limits))
+    # The charts of dynamic sampling are in a separate section.
+    untitled += [ChartLine(key, points) for key, points in scalars.items()
+                 if 'loss' not in key.split('.')[-1] and not key.startswith('dynamic_sampling/')]
+    charts += [line_chart(line.name, [line], '', limits) for line in untitled[:_MAX_OTHER_CHARTS]]
     body = ''.join(charts)
     if not run.curves():
         note = 'No training curves: there is no vis_data/scalars.json, which LocalVisBackend of ' \
                'vis_backends writes at every log interval.'
     else:
-        left = [line.name for line in others[_CURVES:]]
-        note = f'Also logged: {", ".join(left)}.' if left else ''
+        names_only = [line.name for line in untitled[_MAX_OTHER_CHARTS:]]
+        note = f'Also logged: {", ".join(names_only)}.' if names_only else ''
     return section('Curves', f'<div class="charts">{body}</div>' if body else '', note)
 
 
-def _named(found: Iterable[str], name: str) -> List[str]:
-    return [key for key in found if key == name or key.endswith(('/' + name, '.' + name))]
+def _keys_named(keys: Iterable[str], name: str) -> List[str]:
+    return [key for key in keys if key == name or key.endswith(('/' + name, '.' + name))]
 
 
-def classes(run: Run, before: Optional[Run]) -> str:
-    """Return the figures by class, with the change to the run before."""
+def classes(run: Run, previous: Optional[Run]) -> str:
+    """Return the scores by class, with the change to the previous run."""
     final = run.final()
     if final is None:
         return section('Classes', '', 'No validation was run, so there are no scores by class.')
     if not final.tables:
-        return section('Classes', '', 'No evaluator gave figures by class. ConfusionMatrixMetric '
-                                      'does, and the log of IoUMetric.')
-    other = before.final() if before else None
+        return section('Classes', '', 'No evaluator recorded scores by class. '
+                                      'ConfusionMatrixMetric does; IoUMetric only logs them.')
+    previous_final = previous.final() if previous else None
     body, warning = '', ''
-    for index, each in enumerate(final.tables):
-        title = f'<h3>{text(each.name)}</h3>' if each.name else ''
-        old = _counterpart(each, index, other)
-        body += title + _class_table(each, old)
-        warning = warning or (not_comparable([each, old]) if old else '')
-    if other is not None and before is not None:
-        note = f'Changes are to the run before, of {date(before.starts[0].started)}. {warning}'
+    for index, scores in enumerate(final.tables):
+        title = f'<h3>{text(scores.name)}</h3>' if scores.name else ''
+        previous_scores = _counterpart(scores, index, previous_final)
+        body += title + _class_table(scores, previous_scores)
+        warning = warning or (
+            not_comparable([scores, previous_scores]) if previous_scores else '')
+    if previous_final is not None and previous is not None:
+        note = (f'Changes are relative to the run before, of {date(previous.starts[0].started)}. '
+                f'{warning}')
     else:
         note = 'There is no run before this one in the folder to compare with.'
-    return section('Classes', body, _which(run, final) + note)
+    return section('Classes', body, _describe_evaluation(final) + note)
 
 
-def _which(run: Run, final: Evaluation) -> str:
+def _describe_evaluation(final: Evaluation) -> str:
     if final.phase == 'test':
-        return 'Figures of the last test. '
+        return 'Scores of the last test. '
     return f'Validation after {final.iteration:,} steps, in percent. '
 
 
-def _counterpart(mine: ClassTable, index: int,
-                 other: Optional[Evaluation]) -> Optional[ClassTable]:
-    if other is None:
+def _counterpart(scores: ClassTable, index: int,
+                 previous: Optional[Evaluation]) -> Optional[ClassTable]:
+    """Return the previous run's table of the same evaluator: same prefix, then same position."""
+    if previous is None:
         return None
-    same = [each for each in other.tables if each.name == mine.name]
-    return same[min(index, len(same) - 1)] if same else None
+    candidates = [table for table in previous.tables if table.name == scores.name]
+    return candidates[min(index, len(candidates) - 1)] if candidates else None
 
 
-def _class_table(mine: ClassTable, before: Optional[ClassTable]) -> str:
-    totals = [sum(row) for row in mine.matrix] if mine.matrix else []
-    head = ['class', *(text(column) for column in mine.columns)]
+def _class_table(scores: ClassTable, previous: Optional[ClassTable]) -> str:
+    totals = [sum(row) for row in scores.matrix] if scores.matrix else []
+    head = ['class', *(text(column) for column in scores.columns)]
     old: Dict[str, Optional[float]] = {}
-    main = next(iter(mine.columns), '')
-    if before is not None and main in before.columns:
-        old = dict(zip(before.classes, before.columns[main]))
+    main = next(iter(scores.columns), '')
+    if previous is not None and main in previous.columns:
+        old = dict(zip(previous.classes, previous.columns[main]))
         head.insert(2, 'change')
     if totals:
         head.append('share of pixels')
     rows = []
-    for index, name in enumerate(mine.classes):
+    for index, name in enumerate(scores.classes):
         row = [text(name)]
-        for column, values in mine.columns.items():
+        for column, values in scores.columns.items():
             value = values[index]
             row.append(bar(value) if column == main else figure(value))
             if column == main and old:
@@ -221,25 +233,25 @@ def _class_table(mine: ClassTable, before: Optional[ClassTable]) -> str:
 def confusion(run: Run) -> str:
     """Return the confusion matrices of the last evaluation."""
     final = run.final()
-    tables = [each for each in (final.tables if final else []) if each.matrix]
+    tables = [scores for scores in (final.tables if final else []) if scores.matrix]
     if not tables:
         return section('Confusion', '', 'No confusion matrix was recorded; ConfusionMatrixMetric '
                                         'has one.' if final else '')
-    body = ''.join((f'<h3>{text(each.name)}</h3>' if each.name else '') + confusion_table(each)
-                   for each in tables)
+    body = ''.join((f'<h3>{text(scores.name)}</h3>' if scores.name else '')
+                   + confusion_table(scores) for scores in tables)
     return section('Confusion', body, 'Rows are the truth: the percentage of its pixels that were '
                                       'predicted as each class.')
 
 
-def confusion_table(each: ClassTable) -> str:
-    """Return a confusion matrix as a table whose cells are the darker the more pixels they have."""
-    matrix = each.matrix or []
-    small = len(each.classes) > _LABELED_CLASSES
+def confusion_table(scores: ClassTable) -> str:
+    """Return a confusion matrix as a table; cells with more pixels are darker."""
+    matrix = scores.matrix or []
+    small = len(scores.classes) > _MAX_LABELED_CLASSES
     rows = []
-    for name, counts in zip(each.classes, matrix):
+    for name, counts in zip(scores.classes, matrix):
         total = sum(counts)
         cells = []
-        for other, count in zip(each.classes, counts):
+        for predicted, count in zip(scores.classes, counts):
             share = 100 * count / total if total else 0
             if share < 0.05 and (small or not total):
                 cells.append('<td></td>' if total else '<td class="none"></td>')
@@ -247,16 +259,16 @@ def confusion_table(each: ClassTable) -> str:
             shade = ' class="dark"' if share > 55 else ''
             label = '' if small else f'{share:.1f}'
             title = '' if small else \
-                f' title="{text(name)} as {text(other)}: {count:,} pixels"'
+                f' title="{text(name)} as {text(predicted)}: {count:,} pixels"'
             cells.append(f'<td{shade} style="--s:{share:.0f}%"{title}>{label}</td>')
         rows.append(f'<tr><th>{text(name)}</th>{"".join(cells)}</tr>')
-    head = ''.join(f'<th><span>{text(name)}</span></th>' for name in each.classes)
+    head = ''.join(f'<th><span>{text(name)}</span></th>' for name in scores.classes)
     return (f'<div class="wide"><table class="confusion{" small" if small else ""}"><thead><tr>'
             f'<th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
 
 
 def pictures(run: Run) -> str:
-    """Return the preview and the maps of the folder, where they are this run's."""
+    """Return the preview and the maps of the work dir, if they belong to this run."""
     if not run.is_last:
         return section('Preview', '', 'The pictures in the folder are of a later run.')
     preview = run.work_dir / 'preview.png'
@@ -267,24 +279,23 @@ def pictures(run: Run) -> str:
             note = 'preview.png is older than this run.'
     else:
         note = 'There is no preview.png: PreviewHook writes it after a validation.'
-    parts = [section('Preview', body, note)]
     maps = ''
-    for each in find_maps(run.work_dir):
-        old = ', made before this run' if each.made < run.starts[0].started - 1 else ''
-        maps += f'<h3>{text(each.name)}{old}</h3>{picture(picture_url(each.preview), each.name)}'
-    parts.append(section('Map', maps))
-    return ''.join(parts)
+    for map_picture in find_maps(run.work_dir):
+        old = ', made before this run' if map_picture.made < run.starts[0].started - 1 else ''
+        maps += (f'<h3>{text(map_picture.name)}{old}</h3>'
+                 f'{picture(picture_url(map_picture.preview), map_picture.name)}')
+    return section('Preview', body, note) + section('Map', maps)
 
 
 def picture(url: Optional[str], name: str) -> str:
-    """Return an image of the page, or a sentence where it could not be read."""
+    """Return an image of the page; without a URL, a note that the picture is unreadable."""
     if url is None:
         return f'<p class="note">The picture of {text(name)} cannot be read.</p>'
     return f'<img src="{url}" alt="{text(name)}">'
 
 
 def sampling(run: Run) -> str:
-    """Return the picture of dynamic sampling, where the run used it."""
+    """Return the charts of dynamic sampling; '' if the run did not use it."""
     folder = run.work_dir / 'dynamic_sampling'
     if not run.is_last or not (folder / 'steps.jsonl').is_file():
         return ''
@@ -298,42 +309,43 @@ def sampling(run: Run) -> str:
     return section('Dynamic sampling', body, headline(rows))
 
 
-def config(run: Run, before: Optional[Run]) -> str:
-    """Return what is other than in the run before, and than in the files that it inherits from."""
-    parts = ''
-    if before is not None:
-        rows = config_rows([before, run])
-        parts += '<h3>Against the run before</h3>' + (
+def config(run: Run, previous: Optional[Run]) -> str:
+    """Return the settings that differ from the previous run, and from the ``_base_`` files."""
+    body = ''
+    if previous is not None:
+        rows = config_rows([previous, run])
+        body += '<h3>Against the run before</h3>' + (
             table(rows, ['setting', 'before', 'now'], 'config') if rows
             else '<p class="note">The same settings.</p>')
-    said = run.last.log.differences
-    if said:
-        parts += f'<h3>Against its bases</h3><pre>{text(said)}</pre>'
-    return section('Config', parts, '' if parts else 'Its log does not say.')
+    against_bases = run.last.config_report()
+    if against_bases:
+        body += f'<h3>Against its bases</h3><pre>{text(against_bases)}</pre>'
+    return section('Config', body, '' if body else 'The log does not list it.')
 
 
 def config_rows(runs: Sequence[Run]) -> List[List[str]]:
-    """Return the settings in which runs differ: key and the value of each, as HTML."""
-    configs = [each.config() for each in runs]
+    """Return the settings in which runs differ: the key and its value in every run, as HTML."""
+    configs = [run.config() for run in runs]
     if not all(configs):
         return []
     rows = []
-    for key in dict.fromkeys(key for each in configs for key in each):
-        values = [each.get(key) for each in configs]
+    for key in dict.fromkeys(key for config in configs for key in config):
+        values = [config.get(key) for config in configs]
         if len(set(values)) > 1 and key not in ('work_dir', 'resume', 'filename'):
             rows.append([text(key), *('<i>absent</i>' if value is None else
-                                      f'<code>{text(_short(value))}</code>' for value in values)])
+                                      f'<code>{text(_shorten(value))}</code>'
+                                      for value in values)])
     return rows
 
 
-def _short(value: str) -> str:
+def _shorten(value: str) -> str:
     return value if len(value) <= 200 else f'{value[:197]}...'
 
 
 def devices(run: Run) -> str:
-    """Return what the ranks computed with."""
+    """Return devices and versions, one column per group of ranks with the same ones."""
     groups = run.last.record.get('groups') or []
-    columns = [f'ranks {_listed(group["ranks"])} on {", ".join(group["hosts"])}'
+    columns = [f'ranks {_format_ranks(group["ranks"])} on {", ".join(group["hosts"])}'
                for group in groups]
     names = dict.fromkeys(name for group in groups for name in group['facts']
                           if name != 'CPU flags')
@@ -344,43 +356,44 @@ def devices(run: Run) -> str:
     return section('Devices and versions', body, strategy)
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f'{ranks[0]} to {ranks[-1]}'
     return ', '.join(map(str, ranks))
 
 
 def starts(run: Run) -> str:
-    """Return the starts that made the run, with the tests of it."""
+    """Return the table of the run's starts and their tests."""
     rows = []
-    for each in run.starts:
-        what = f'steps {each.begin:,} to {each.end:,}' if each.trains else 'test'
-        ranks = each.record.get('world_size') or each.log.world_size or ''
+    for start in run.starts:
+        activity = f'steps {start.begin:,} to {start.end:,}' if start.trains else 'test'
+        ranks = start.record.get('world_size') or ''
         tests = '; '.join(', '.join(f'{name} {value:.2f}' for name, value in test.metrics.items())
-                          for test in each.evaluations if test.phase == 'test')
-        rows.append([text(each.folder.name), text(what), str(ranks), text(status_words(each)),
-                     text(duration(each.seconds)), text(tests)])
+                          for test in start.evaluations if test.phase == 'test')
+        rows.append([text(start.folder.name), text(activity), str(ranks),
+                     text(status_words(start)),
+                     text(duration(start.seconds) if start.seconds else ''), text(tests)])
     return section('Starts', table(rows, ['folder', 'did', 'ranks', 'end', 'time', 'test'],
                                    'config'))
 
 
 def bar(value: Optional[float]) -> str:
-    """Return a percentage with a bar behind it."""
+    """Return a percentage with a bar in the background."""
     if value is None:
         return '<span class="none">undefined</span>'
     return f'<span class="bar" style="--p:{max(0.0, min(100.0, value)):.1f}%">{value:.2f}</span>'
 
 
 def figure(value: Optional[float]) -> str:
-    """Return a percentage."""
+    """Return a percentage as text; '' if it is undefined."""
     return '' if value is None else f'{value:.2f}'
 
 
-def change(now: Optional[float], before: Optional[float]) -> str:
+def change(now: Optional[float], previous: Optional[float]) -> str:
     """Return a difference with its sign, colored."""
-    if now is None or before is None:
+    if now is None or previous is None:
         return ''
-    difference = now - before
+    difference = now - previous
     kind = 'up' if difference > 0.005 else 'down' if difference < -0.005 else 'same'
     return f'<span class="{kind}">{difference:+.2f}</span>'
 
