@@ -1,4 +1,9 @@
-"""Metrics of segmentation."""
+"""Metrics of segmentation, their formulas, and rewards.
+
+Formulas are pure functions on counts (`confusion_matrix`, `boundary`, `calibration`); the metric
+classes sum integer counts over images and ranks, so the scores do not depend on the number of
+ranks.
+"""
 from .boundary import boundary_counts, boundary_iou
 from .calibration import calibration_error, count_confidence, reliability
 from .calibration_metric import CalibrationError

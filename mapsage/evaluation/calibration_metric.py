@@ -1,4 +1,8 @@
-"""A metric that says whether a model's probabilities are shares of right pixels."""
+"""The metric `CalibrationError`: expected calibration error over the images of all ranks.
+
+The counts come from `calibration.py`. Ranks sum ``3 x C x bins`` integers at the end, so no scores
+are gathered.
+"""
 from __future__ import annotations
 
 import logging
@@ -18,30 +22,31 @@ from .calibration import BINS, calibration_error, count_confidence, reliability
 from .evaluated_images import check_images, is_repeat
 
 SCORES = ('logits', 'probabilities')
-_NEAR_ONE = 1e-2  # how far the sum of probabilities of 16 bits may be from 1
+# Probabilities in 16 bits may add up to 1 plus or minus this much.
+_SUM_TOLERANCE = 1e-2
 
 
 @METRICS.register_module()
 class CalibrationError(BaseMetric):
     """Expected calibration error (ECE) of the probability of the predicted class, in percent.
 
-    A calibrated model is right in 80 % of the pixels to which it gives a probability of 0.8.
-    List it beside another metric: ``test_evaluator = [dict(type='ConfusionMatrixMetric'),
+    A calibrated model is correct in 80 % of the pixels to which it gives a probability of 0.8.
+    Use it together with another metric: ``test_evaluator = [dict(type='ConfusionMatrixMetric'),
     dict(type='CalibrationError')]``, or call ``tools/test.py --calibration``.
 
-    It reports ``ECE``, and ``overconfidence``, the mean probability minus the share of right
-    pixels, both in percent. The log has a table of them by predicted class. Sums are integers, so
-    that the figures do not depend on the number of ranks. Each image is counted once, as by
+    It reports ``ECE`` and ``overconfidence``, the mean probability minus the share of correct
+    pixels, both in percent. The log has a table by predicted class. Sums are integers, so the
+    scores do not depend on the number of ranks. Every image is counted once, as in
     ``ConfusionMatrixMetric``.
 
     Args:
-        scores: What ``seg_logits`` of a model with several channels holds: ``'logits'``, of which
-            the softmax is taken, or ``'probabilities'``. With one channel MMSegmentation gives
+        scores: Content of ``seg_logits`` of a model with several channels: ``'logits'``, to which
+            softmax is applied, or ``'probabilities'``. With one channel, MMSegmentation returns
             the probability of class 1.
         bins: Number of bins of equal width.
         ignore_index: Label of the truth that is not counted.
-        picture: Path of a PNG file, drawn at each evaluation: share of right pixels against
-            probability. None for no picture.
+        picture: Path of a PNG file of the reliability diagram, drawn at every evaluation; None for
+            no picture.
         prefix: Text in front of the keys, followed by a slash.
         collect_device: Ignored; counts are exchanged as CPU tensors.
 
@@ -49,7 +54,7 @@ class CalibrationError(BaseMetric):
         counts: Counts of the last evaluation over all ranks, see ``count_confidence``.
 
     Raises:
-        ValueError: If ``scores`` is neither, or ``bins`` is less than 1.
+        ValueError: If ``scores`` is unknown, or ``bins`` is less than 1.
     """
 
     _total: Any
@@ -76,8 +81,8 @@ class CalibrationError(BaseMetric):
                 ``pred_sem_seg`` and ``gt_sem_seg``.
 
         Raises:
-            ValueError: If a prediction has no ``seg_logits``, or they are not what ``scores``
-                says; the message names the image.
+            ValueError: If a prediction has no ``seg_logits``, or they do not agree with ``scores``;
+                the message names the image.
         """
         for sample in data_samples:
             name = str(sample.get('img_path') or f'image {self._images} of this rank')
@@ -101,15 +106,16 @@ class CalibrationError(BaseMetric):
             _check_range(logits)
             confidence = torch.where(prediction > 0, logits[0], 1 - logits[0])
         else:
-            if not self._images:  # the first tells of all
+            # All images come from the same model, so checking the first is enough.
+            if not self._images:
                 _check_sums(logits, self.scores)
-            found = logits.softmax(0) if self.scores == 'logits' else logits
-            confidence = found.gather(0, prediction[None].long())[0].clamp(max=1)
+            probabilities = logits.softmax(0) if self.scores == 'logits' else logits
+            confidence = probabilities.gather(0, prediction[None].long())[0].clamp(max=1)
         return count_confidence(confidence, prediction, truth[0] if truth.dim() == 3 else truth,
                                 len(self._classes()), self.ignore_index, self.bins)
 
     def evaluate(self, size: int) -> Dict[str, float]:
-        """Return the figures over the images of all ranks, the same on every rank. Collective.
+        """Return the scores over the images of all ranks, the same on every rank. Collective.
 
         Args:
             size: Number of images in the dataset; further images are repeats.
@@ -119,10 +125,10 @@ class CalibrationError(BaseMetric):
         """
         rank, world_size = get_dist_info()
         # The default group accepts CPU tensors on every accelerator.
-        found = torch.zeros(world_size, dtype=torch.int64)
-        found[rank] = self._images
-        all_reduce(found)
-        images: List[int] = found.tolist()
+        image_counts = torch.zeros(world_size, dtype=torch.int64)
+        image_counts[rank] = self._images
+        all_reduce(image_counts)
+        images: List[int] = image_counts.tolist()
         total = torch.zeros(3, len(self._classes()), self.bins, dtype=torch.int64) + self._total
         if images[rank] and is_repeat(images, rank, images[rank] - 1, size):
             total -= self._last
@@ -134,10 +140,10 @@ class CalibrationError(BaseMetric):
             if self.prefix else figures
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
-        """Return the figures of ``results``, a list of one count tensor, and log the table."""
+        """Return the scores of ``results``, a list of one count tensor, and log the table."""
         self.counts = results[0].numpy()
         pixels = self.counts[0].sum()
-        confidence, right = 100 * reliability(self.counts.sum((1, 2)))
+        confidence, correct = 100 * reliability(self.counts.sum((1, 2)))
         error = 100 * float(calibration_error(self.counts.sum(1)))
         if get_dist_info()[0] == 0:
             if pixels:
@@ -147,20 +153,19 @@ class CalibrationError(BaseMetric):
                           level=logging.WARNING)
             if self.picture and pixels:
                 bins = self.counts.sum(1)
-                sure, hits = reliability(bins)
-                plot_reliability(self.picture, bins[0], sure, hits, subtitle=(
-                    f'ECE {error:.2f} %, mean probability {confidence:.2f} %, right {right:.2f} % '
-                    f'of {pixels:,} pixels'))
-        return dict(ECE=round(error, 2), overconfidence=round(float(confidence - right), 2))
+                plot_reliability(self.picture, bins[0], *reliability(bins), subtitle=(
+                    f'ECE {error:.2f} %, mean probability {confidence:.2f} %, right '
+                    f'{correct:.2f} % of {pixels:,} pixels'))
+        return dict(ECE=round(error, 2), overconfidence=round(float(confidence - correct), 2))
 
     def _log(self) -> None:
         assert self.counts is not None
         by_class = self.counts.sum(2)
-        confidence, right = 100 * reliability(by_class)
+        confidence, correct = 100 * reliability(by_class)
         table = PrettyTable()
         table.add_column('Predicted class', list(self._classes()))
         for name, values in (('pixels, %', 100 * by_class[0] / max(1, by_class[0].sum())),
-                             ('probability', confidence), ('right', right),
+                             ('probability', confidence), ('right', correct),
                              ('ECE', 100 * calibration_error(self.counts))):
             table.add_column(name, list(np.round(values, 2)))
         print_log('calibration by predicted class, in percent:\n' + table.get_string(),
@@ -186,11 +191,18 @@ def _check_range(scores: torch.Tensor) -> None:
 
 
 def _check_sums(logits: torch.Tensor, scores: str) -> None:
-    """Raise ValueError if probabilities are taken for logits, or the other way round."""
+    """Check that ``scores`` says correctly whether a model returns logits or probabilities.
+
+    Raises:
+        ValueError: If it does not.
+    """
     sums = logits.sum(0)
-    found = float(logits.min()) >= 0 and float((sums - 1).abs().max()) < _NEAR_ONE
-    if found != (scores == 'probabilities'):
-        what = 'are probabilities: none is below 0, and they add up to 1 in each pixel' if found \
-            else f'hold {float(logits.min()):.4g} and add up to {float(sums.flatten()[0]):.4g}'
-        raise ValueError(f'seg_logits {what}, and scores={scores!r} of CalibrationError expects '
-                         f'{scores}; set scores={SCORES[found]!r}')
+    are_probabilities = float(logits.min()) >= 0 \
+        and float((sums - 1).abs().max()) < _SUM_TOLERANCE
+    if are_probabilities != (scores == 'probabilities'):
+        observation = (
+            'are probabilities: none is below 0, and they add up to 1 in each pixel'
+            if are_probabilities else
+            f'hold {float(logits.min()):.4g} and add up to {float(sums.flatten()[0]):.4g}')
+        raise ValueError(f'seg_logits {observation}, and scores={scores!r} of CalibrationError '
+                         f'expects {scores}; set scores={SCORES[are_probabilities]!r}')

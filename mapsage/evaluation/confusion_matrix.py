@@ -1,7 +1,12 @@
 """Confusion matrices: counted on any device, scored in float64.
 
-In all of them, row ``t`` and column ``p`` hold the number of pixels of class ``t`` that were
-predicted as ``p``.
+Element ``[t, p]`` is the number of pixels of class ``t`` that were predicted as ``p``. Counting
+never waits for a lazy device, so labels outside the classes are counted too, and reported later.
+
+Shapes:
+    prediction, truth  any, equal  class indices; the truth may contain ignore_index
+    matrix             (C, C)      int64 pixels, rows are the truth
+    outside            (2,)        int64 pixels with a truth, with a prediction outside the classes
 """
 from __future__ import annotations
 
@@ -12,11 +17,11 @@ import torch
 
 from mapsage.accelerator import current_accelerator
 
-# The counting table has a row for every label up to the ignored one; label maps have at most
-# 16 bits.
+# The counting table has a row for every label up to ignore_index, and label maps have at most 16
+# bits.
 _MAX_IGNORE_INDEX = 2**16 - 1
-# Number of pixels that a host counts at once, so that intermediate results stay in its caches.
-_CACHED = 2**17
+# A CPU counts this many pixels at once, so that intermediate results stay in its caches.
+_CPU_CHUNK = 2**17
 
 
 class PixelCounts(NamedTuple):
@@ -24,8 +29,8 @@ class PixelCounts(NamedTuple):
 
     Attributes:
         matrix: Confusion matrix, int64 ``(C, C)``.
-        outside: Two counts, int64 ``(2,)``: pixels that are not ignored and whose truth is not a
-            class, and pixels whose truth is a class and whose prediction is not.
+        outside: Two counts, int64 ``(2,)``: pixels with a truth that is neither a class nor
+            ignored, and pixels with a class as the truth but not as the prediction.
     """
 
     matrix: torch.Tensor
@@ -36,8 +41,8 @@ def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int
                  ignore_index: int = 255) -> PixelCounts:
     """Count pixels by truth and prediction, without waiting for a lazy device.
 
-    All shapes follow from the shapes of the arguments. Ignored pixels and labels that are not a
-    class are counted in separate bins, which are then cut off.
+    All shapes depend only on the shapes of the arguments. Ignored pixels and labels outside the
+    classes are counted in separate bins, which are cut off afterwards.
 
     Args:
         prediction: Labels of any shape and dtype; floats are truncated.
@@ -50,12 +55,12 @@ def count_pixels(prediction: torch.Tensor, truth: torch.Tensor, num_classes: int
     """
     if prediction.shape != truth.shape:
         raise ValueError(f'the prediction has shape {tuple(prediction.shape)} and the truth '
-                         f'{tuple(truth.shape)}, expected equal ones')
+                         f'{tuple(truth.shape)}, expected equal shapes')
     if num_classes < 1 or abs(ignore_index) > _MAX_IGNORE_INDEX:
         raise ValueError(f'num_classes={num_classes}, ignore_index={ignore_index}: expected at '
                          f'least 1, and -{_MAX_IGNORE_INDEX} to {_MAX_IGNORE_INDEX}')
-    # The table has a row for each label in this range, and a column on either side of the classes.
-    # A mask instead would need one more pass over the pixels.
+    # The table has a row for every label in this range, and one more column on both sides of the
+    # classes. Masking ignored pixels instead would need one more pass over the pixels.
     low, high = min(-1, ignore_index - 1), max(num_classes, ignore_index + 1)
     table = _table(prediction.reshape(-1), truth.reshape(-1), low, high, num_classes)
     labeled = table[-low:num_classes - low].clone()
@@ -72,22 +77,22 @@ def _table(prediction: torch.Tensor, truth: torch.Tensor, low: int, high: int,
     """Return ``(high - low + 1, C + 2)`` int64 counts of truth low..high, prediction -1..C."""
     columns = num_classes + 2
     bins = (high - low + 1) * columns
-    step = max(_CACHED, bins) if truth.device.type == 'cpu' else max(1, len(truth))
+    step = max(_CPU_CHUNK, bins) if truth.device.type == 'cpu' else max(1, len(truth))
     table = torch.zeros(bins, dtype=torch.int64, device=truth.device)
-    for rows, places in zip(truth.split(step), prediction.split(step)):
+    for truth_chunk, prediction_chunk in zip(truth.split(step), prediction.split(step)):
         # A clamped label fits into 32 bits, which halves the memory traffic.
-        codes = rows.long().clamp(low, high).int().mul_(columns)
-        codes.add_(places.long().clamp(-1, num_classes).int()).add_(1 - low * columns)
+        codes = truth_chunk.long().clamp(low, high).int().mul_(columns)
+        codes.add_(prediction_chunk.long().clamp(-1, num_classes).int()).add_(1 - low * columns)
         table += _histogram(codes, bins)
     return table.reshape(-1, columns)
 
 
 def _histogram(codes: torch.Tensor, bins: int) -> torch.Tensor:
-    """Return how often each code occurs, int64 ``(bins,)``; ``codes`` is int32 ``(N,)``."""
+    """Return the number of occurrences of every code, int32 ``(N,)`` -> int64 ``(bins,)``."""
     if codes.device.type != 'cpu' and current_accelerator().lazy:
-        # The shape of bincount's result depends on values, so torch_xla computes it on the host.
-        places = codes.long()
-        return places.new_zeros(bins).scatter_add_(0, places, torch.ones_like(places))
+        # The output shape of bincount depends on values, so torch_xla would run it on the host.
+        indices = codes.long()
+        return indices.new_zeros(bins).scatter_add_(0, indices, torch.ones_like(indices))
     return torch.bincount(codes, minlength=bins)
 
 
@@ -96,8 +101,8 @@ def confusion_matrix(prediction: torch.Tensor, truth: torch.Tensor, num_classes:
     """Return the ``(C, C)`` int64 matrix of an image or a batch; see :func:`count_pixels`.
 
     Raises:
-        ValueError: For the same reasons, and if a label is not a class. This check waits for the
-            device.
+        ValueError: As in :func:`count_pixels`, and if a label is outside the classes. This check
+            waits for the device.
     """
     counts = count_pixels(prediction, truth, num_classes, ignore_index)
     outside = counts.outside.tolist()
@@ -120,29 +125,29 @@ _PER_CLASS = ('IoU', 'Acc', 'Dice', 'Fscore', 'Fbeta', 'Precision', 'Recall')
 
 def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
            nan_to_num: Optional[float] = None) -> Scores:
-    """Score a confusion matrix. Figures are float64 fractions; undefined ones are NaN.
+    """Score a confusion matrix. Scores are float64 fractions; undefined scores are NaN.
 
     With TP, T (row sum) and P (column sum) of a class: IoU = TP / (T + P - TP), Acc = Recall =
     TP / T, Precision = TP / P, Dice = 2 TP / (T + P), Fscore = Fbeta = (1 + b^2) TP /
     (b^2 T + P). aAcc = sum TP / N, kappa = 1 - (1 - aAcc) / (1 - sum T P / N^2) (Cohen 1960,
-    https://doi.org/10.1177/001316446002000104). A mean is taken over the classes whose figure is
-    defined.
+    https://doi.org/10.1177/001316446002000104). A mean covers only the classes with a defined
+    score.
 
-    The undefined figures are the same as in MMSeg's ``IoUMetric``: IoU and Dice of a class that
-    neither occurs nor is predicted, Acc and Recall of a class that does not occur, Precision of a
-    class that is never predicted, Fscore of a class without a correct pixel, and all figures of a
-    matrix of zeros. kappa is undefined if chance alone is always right. Fbeta is scikit-learn's
-    ``fbeta_score``: 0, and part of the mean, for a class that occurs or is predicted and is never
-    right.
+    The same scores are undefined as in MMSeg's ``IoUMetric``: IoU and Dice of a class that neither
+    occurs nor is predicted, Acc and Recall of a class that does not occur, Precision of a class
+    that is never predicted, Fscore of a class without a correct pixel, and all scores of a matrix
+    of zeros. kappa is undefined if guessing would always be correct. Fbeta is scikit-learn's
+    ``fbeta_score``: for a class that occurs or is predicted but has no correct pixel, it is 0 and
+    counts in the mean.
 
     Args:
         matrix: Confusion matrix, integers ``(C, C)``.
         beta: Weight of recall in the F-score, b.
-        nan_to_num: Value that replaces undefined figures and counts in the means; None keeps NaN.
+        nan_to_num: Value that replaces undefined scores and counts in the means; None keeps NaN.
 
     Returns:
-        Arrays ``IoU``, ``Acc``, ``Dice``, ``Fscore``, ``Fbeta``, ``Precision`` and ``Recall``,
-        each ``(C,)``; their means, under the same names with an ``m`` in front; ``aAcc`` and
+        Arrays ``IoU``, ``Acc``, ``Dice``, ``Fscore``, ``Fbeta``, ``Precision`` and ``Recall`` of
+        shape ``(C,)``; their means, under the same names with an ``m`` in front; ``aAcc`` and
         ``kappa``.
 
     Raises:
@@ -151,27 +156,27 @@ def scores(matrix: Union[np.ndarray, torch.Tensor], beta: float = 1,
     counts = np.asarray(matrix.cpu() if isinstance(matrix, torch.Tensor) else matrix, np.float64)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f'a confusion matrix has shape {counts.shape}, expected (C, C)')
-    right, truth, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    correct, truth, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     total = counts.sum()
     with np.errstate(divide='ignore', invalid='ignore'):
         by_chance = (truth * predicted).sum() / total
-        fbeta = (1 + beta**2) * right / (beta**2 * truth + predicted)
-        found: Dict[str, Any] = dict(
-            aAcc=right.sum() / total,
-            kappa=1 - (total - right.sum()) / (total - by_chance),
-            IoU=right / (truth + predicted - right), Acc=right / truth,
-            Dice=2 * right / (truth + predicted), Precision=right / predicted, Recall=right / truth,
-            Fscore=np.where(right > 0, fbeta, np.nan), Fbeta=fbeta)
+        fbeta = (1 + beta**2) * correct / (beta**2 * truth + predicted)
+        arrays: Dict[str, Any] = dict(
+            aAcc=correct.sum() / total,
+            kappa=1 - (total - correct.sum()) / (total - by_chance),
+            IoU=correct / (truth + predicted - correct), Acc=correct / truth,
+            Dice=2 * correct / (truth + predicted), Precision=correct / predicted,
+            Recall=correct / truth, Fscore=np.where(correct > 0, fbeta, np.nan), Fbeta=fbeta)
     if nan_to_num is not None:
-        found = {name: np.nan_to_num(value, nan=nan_to_num) for name, value in found.items()}
-    result: Scores = dict(aAcc=float(found['aAcc']), kappa=float(found['kappa']))
+        arrays = {name: np.nan_to_num(value, nan=nan_to_num) for name, value in arrays.items()}
+    result: Scores = dict(aAcc=float(arrays['aAcc']), kappa=float(arrays['kappa']))
     for name in _PER_CLASS:
-        result[name], result[f'm{name}'] = found[name], mean_of_defined(found[name])
+        result[name], result[f'm{name}'] = arrays[name], mean_of_defined(arrays[name])
     return result
 
 
 def mean_of_defined(values: np.ndarray) -> float:
-    """Return the mean of the values that are not NaN; NaN, without a warning, if all are."""
+    """Return the mean of the values that are not NaN; NaN, without a warning, if there are none."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else float('nan')
 

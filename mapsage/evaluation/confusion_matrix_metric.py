@@ -1,9 +1,13 @@
-"""An evaluator that sums up one confusion matrix and replaces MMSeg's ``IoUMetric``."""
+"""The metric `ConfusionMatrixMetric`, a replacement for MMSeg's ``IoUMetric``.
+
+It sums one confusion matrix over the images of all ranks instead of gathering results per image.
+Every rank contributes the same fixed shapes to the collectives, also a rank without images.
+"""
 from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -24,43 +28,43 @@ from .confusion_matrix import (
 )
 from .evaluated_images import check_images, is_repeat
 
-# Figures that each option reports, for each class and as a mean.
+# Scores that an option reports, by class and as a mean.
 COLUMNS: Dict[str, Sequence[str]] = dict(
     mIoU=('IoU', 'Acc'), mDice=('Dice', 'Acc'), mFscore=('Fscore', 'Precision', 'Recall'),
     mFbeta=('Fbeta',), mBoundaryIoU=('BoundaryIoU',), kappa=())
-# Number of pixels summed up on the device, because some devices have 32-bit integers only.
+# Some devices have only 32-bit integers: before a sum could exceed them, it moves to the host.
 _MAX_ON_DEVICE = 2**31 - 1
 
 
 @METRICS.register_module()
 class ConfusionMatrixMetric(BaseMetric):
-    """Scores label maps over the whole dataset, in place of ``IoUMetric``.
+    """Scores label maps over the whole dataset, as a replacement for ``IoUMetric``.
 
     Use it as ``val_evaluator = dict(type='ConfusionMatrixMetric')``. Keys, table, options and
-    undefined figures are those of MMSeg's ``IoUMetric``; all figures, including kappa, are in
-    percent, rounded to two digits. They are computed in float64. IoUMetric computes in float32,
-    which may round a figure within 1e-5 of half a digit to the other side, and loses pixels once a
-    class has more than 2**24.
+    undefined scores are the same as in MMSeg's ``IoUMetric``. All scores, including kappa, are in
+    percent, rounded to two digits. They are computed in float64. IoUMetric computes in float32: a
+    score within 1e-5 of half a digit may round to the other side, and pixels get lost once a class
+    has more than 2**24.
 
-    Each image is counted once. Samplers that give every rank the same number of images repeat some
-    at the end. If images are dealt out in turns, as by MMEngine's ``DefaultSampler``, the repeats
-    are those at positions beyond the size of the dataset, at most the last one of each rank. Ranks
+    Every image is counted once. Samplers that give every rank the same number of images repeat
+    some at the end. If images are assigned round-robin, as by MMEngine's ``DefaultSampler``, the
+    repeats are at positions beyond the size of the dataset: at most the last image of a rank. Ranks
     exchange two small integer tensors and no pickles. Counts stay on the device until
     :meth:`evaluate`.
 
     Args:
         ignore_index: Label of the truth that is not counted.
-        iou_metrics: Names of the figures to report beside aAcc, one or more of ``mIoU`` (with
-            mAcc), ``mDice`` (with mAcc), ``mFscore`` (with mPrecision and mRecall),
-            ``mFbeta``, ``mBoundaryIoU``, ``kappa``. ``mFscore`` leaves out classes without a
-            correct pixel, as IoUMetric does, which is logged; ``mFbeta`` counts them as 0, and so
-            is scikit-learn's macro F1 (with ``beta=1``).
-        nan_to_num: Value that replaces undefined figures; None leaves them out of means.
+        iou_metrics: Names of the scores to report in addition to aAcc, one or more of ``mIoU``
+            (with mAcc), ``mDice`` (with mAcc), ``mFscore`` (with mPrecision and mRecall),
+            ``mFbeta``, ``mBoundaryIoU``, ``kappa``. Like IoUMetric, ``mFscore`` leaves out classes
+            without a correct pixel, and logs it. ``mFbeta`` counts them as 0; with ``beta=1`` it is
+            scikit-learn's macro F1.
+        nan_to_num: Value that replaces undefined scores; None leaves them out of means.
         beta: Weight of recall in the F-scores.
-        output_dir: Folder for predicted masks, written as PNG files of uint8 labels (plus 1 with
-            ``reduce_zero_label``) that are named after the images.
+        output_dir: Folder for predicted masks: PNG files of uint8 labels (plus 1 with
+            ``reduce_zero_label``), named after the images.
         format_only: Whether to write masks only, without scores, for a test set without truth.
-        picture: Path of a PNG file of the confusion matrix, drawn at each evaluation; None for
+        picture: Path of a PNG file of the confusion matrix, drawn at every evaluation; None for
             no picture.
         prefix: Text in front of the keys, followed by a slash.
         collect_device: Ignored; accepted so that a config of IoUMetric works. Counts are
@@ -71,7 +75,8 @@ class ConfusionMatrixMetric(BaseMetric):
             the truth.
 
     Raises:
-        ValueError: If ``iou_metrics`` has an unknown name, or ``format_only`` no ``output_dir``.
+        ValueError: If ``iou_metrics`` has an unknown name, or ``format_only`` is set without
+            ``output_dir``.
     """
 
     def __init__(self, ignore_index: int = 255, iou_metrics: Union[str, Sequence[str]] = ('mIoU',),
@@ -122,31 +127,32 @@ class ConfusionMatrixMetric(BaseMetric):
                 'pipeline: load annotations after Resize')
         classes = len(self._classes())
         counts = count_pixels(prediction, truth, classes, self.ignore_index)
-        parts = [counts.outside, counts.matrix.reshape(-1)]
+        # One vector per image, so that a sum over images and ranks is a single addition.
+        vectors = [counts.outside, counts.matrix.reshape(-1)]
         if 'mBoundaryIoU' in self.metrics:
-            parts.append(boundary_counts(prediction, truth, classes,
-                                         self.ignore_index).reshape(-1))
-        self._tally.add(torch.cat(parts), truth.numel(), name)
+            vectors.append(boundary_counts(prediction, truth, classes,
+                                           self.ignore_index).reshape(-1))
+        self._tally.add(torch.cat(vectors), truth.numel(), name)
 
     def _write_mask(self, prediction: torch.Tensor, sample: dict) -> None:
         from PIL import Image
         name = os.path.splitext(os.path.basename(sample['img_path']))[0]
         mask = prediction.cpu().numpy()
-        # With reduce_zero_label, labels on disk begin at 1; see MMSeg's LoadAnnotations.
+        # With reduce_zero_label, labels on disk start at 1; see MMSeg's LoadAnnotations.
         if sample.get('reduce_zero_label', False):
             mask = mask + 1
         Image.fromarray(mask.astype(np.uint8)).save(
             os.path.join(str(self.output_dir), f'{name}.png'))
 
     def evaluate(self, size: int) -> Dict[str, float]:
-        """Return the figures over the images of all ranks, the same on every rank. Collective.
+        """Return the scores over the images of all ranks, the same on every rank. Collective.
 
         Args:
             size: Number of images in the dataset; further images are repeats.
 
         Raises:
-            ValueError: On every rank, if a label of any image is not a class (the rank that saw
-                the image names it), there is no image, or a rank has more than one repeat.
+            ValueError: On every rank, if a label of any image is outside the classes (the rank
+                with the image names it), there is no image, or a rank has more than one repeat.
         """
         tally, self._tally = self._tally, _PixelTally()
         if self.format_only:
@@ -161,59 +167,60 @@ class ConfusionMatrixMetric(BaseMetric):
         rank, world_size = get_dist_info()
         classes = len(self._classes())
         boundary = 3 * classes if 'mBoundaryIoU' in self.metrics else 0
-        mine, last = tally.read(2 + classes**2 + boundary)
-        # The default group accepts CPU tensors on every accelerator.
+        counts, last = tally.read(2 + classes**2 + boundary)
+        # Each rank fills its row: number of images, and the two counts of labels outside the
+        # classes. The default group accepts CPU tensors on every accelerator.
         facts = torch.zeros((world_size, 3), dtype=torch.int64)
-        facts[rank] = torch.tensor([len(tally.names), *mine[:2].tolist()])
+        facts[rank] = torch.tensor([len(tally.names), *counts[:2].tolist()])
         all_reduce(facts)
         images: List[int] = facts[:, 0].tolist()
         self._check(facts, size, rank, tally)
         if images[rank] and is_repeat(images, rank, images[rank] - 1, size):
-            mine = mine - last
-        all_reduce(mine)
-        return mine
+            counts = counts - last
+        all_reduce(counts)
+        return counts
 
     def _check(self, facts: torch.Tensor, size: int, rank: int, tally: _PixelTally) -> None:
         """Raise either on all ranks or on none, because every rank has the same ``facts``."""
         images: List[int] = facts[:, 0].tolist()
         outside = facts[:, 1:].sum(0).tolist()
         if any(outside):
-            ranks = [other for other, row in enumerate(facts[:, 1:].tolist()) if any(row)]
+            ranks = [index for index, row in enumerate(facts[:, 1:].tolist()) if any(row)]
             where = tally.first_outside() if rank in ranks else \
-                f"images of rank(s) {', '.join(map(str, ranks))}, whose message names the first"
+                f"images of rank(s) {', '.join(map(str, ranks))}; their message names the first"
             raise ValueError(f'{where}: ' + describe_outside(
                 outside, len(self._classes()), self.ignore_index))
         check_images(images, size)
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
-        """Return the figures of ``results``, a list of one count vector, and log the table."""
+        """Return the scores of ``results``, a list of one count vector, and log the table."""
         names = self._classes()
         cells = len(names)**2
         vector = results[0].numpy()
         self.matrix = vector[2:2 + cells].reshape(len(names), len(names))
-        found = scores(self.matrix, self.beta, self.nan_to_num)
+        result = scores(self.matrix, self.beta, self.nan_to_num)
         if 'mBoundaryIoU' in self.metrics:
             values = boundary_iou(vector[2 + cells:].reshape(3, len(names)))
             if self.nan_to_num is not None:
                 values = np.nan_to_num(values, nan=self.nan_to_num)
-            found.update(BoundaryIoU=values, mBoundaryIoU=mean_of_defined(values))
+            result.update(BoundaryIoU=values, mBoundaryIoU=mean_of_defined(values))
         columns = list(dict.fromkeys(name for metric in self.metrics for name in COLUMNS[metric]))
         keys = ['aAcc', *(f'm{name}' for name in columns)] + ['kappa'] * ('kappa' in self.metrics)
         if get_dist_info()[0] == 0:
             if 'mFscore' in self.metrics:
-                self._warn_of_left_out(found)
-            self._log({name: found[name] for name in columns})
+                self._warn_of_omitted_classes(result)
+            self._log({name: result[name] for name in columns})
             if self.picture:
                 self.plot(self.picture)
-        return {key: float(np.round(found[key] * 100, 2)) for key in keys}
+        return {key: float(np.round(result[key] * 100, 2)) for key in keys}
 
-    def _warn_of_left_out(self, found: Any) -> None:
-        left_out = np.isnan(found['Fscore']) & ~np.isnan(found['Fbeta'])
-        if left_out.any():
-            names = ', '.join(np.asarray(self._classes())[left_out])
+    def _warn_of_omitted_classes(self, result: Dict[str, Any]) -> None:
+        omitted = np.isnan(result['Fscore']) & ~np.isnan(result['Fbeta'])
+        if omitted.any():
+            names = ', '.join(np.asarray(self._classes())[omitted])
             print_log(
-                f'mFscore {100 * found["mFscore"]:.2f} leaves out {names}: without a correct '
-                f'pixel. mFbeta, which counts them as 0, is {100 * found["mFbeta"]:.2f}; '
+                f'mFscore {100 * result["mFscore"]:.2f} leaves out {names}: without a correct '
+                f'pixel. mFbeta, which counts them as 0, is {100 * result["mFbeta"]:.2f}; '
                 "iou_metrics=['mFbeta'] reports it", logger='current', level=logging.WARNING)
 
     def _log(self, columns: Dict[str, Any]) -> None:
@@ -235,8 +242,8 @@ class ConfusionMatrixMetric(BaseMetric):
         if self.matrix is None:
             raise ValueError(f'there is no confusion matrix to draw into {path} yet; evaluate '
                              'first')
-        found = scores(self.matrix)
-        line = ', '.join(f'{name} {100 * found[name]:.2f}' for name in ('mIoU', 'aAcc', 'kappa'))
+        result = scores(self.matrix)
+        line = ', '.join(f'{name} {100 * result[name]:.2f}' for name in ('mIoU', 'aAcc', 'kappa'))
         plot_confusion(path, self.matrix, self._classes(), subtitle=line)
 
     def _classes(self) -> Sequence[str]:
@@ -248,7 +255,7 @@ class ConfusionMatrixMetric(BaseMetric):
 
 
 class _PixelTally:
-    """Counts of the images of this rank, kept on their device.
+    """Counts of the images of this rank, summed on their device.
 
     Attributes:
         names: Names of the images, in the order in which they were counted.
@@ -266,7 +273,7 @@ class _PixelTally:
         self._first: Any = None
 
     def add(self, counts: torch.Tensor, pixels: int, name: str) -> None:
-        """Add the counts of an image, ``(K,)``; the first two are labels outside the classes."""
+        """Add the counts of an image, ``(K,)``, which start with labels outside the classes."""
         if self._device is not None and self._pixels + pixels > _MAX_ON_DEVICE:
             self._drain()
         self._pixels += pixels
@@ -277,8 +284,8 @@ class _PixelTally:
             self._first = self._seen - 1
         new = (counts[:2].sum() > 0) & (self._first < 0)
         self._first = torch.where(new, self._seen, self._first)
-        # A counter on the host would be a constant in the graph of a lazy device, which would
-        # then be compiled for each image.
+        # A counter on the host would be a constant in the graph of a lazy device, and the graph
+        # would be compiled again for every image.
         self._seen = self._seen + 1
         self.names.append(name)
 
@@ -286,8 +293,8 @@ class _PixelTally:
         self._host = self._host + self._device.cpu()
         self._device, self._pixels = None, 0
 
-    def read(self, length: int) -> Any:
-        """Return the sum and the last image's counts, int64 CPU ``(K,)``; zeros if none."""
+    def read(self, length: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum and the last image's counts, int64 CPU ``(K,)``; zeros if empty."""
         if self._device is None:
             empty = torch.zeros(length, dtype=torch.int64)
             return empty, empty

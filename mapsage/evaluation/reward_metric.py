@@ -1,4 +1,8 @@
-"""The rewards of predicted label maps as figures of a validation."""
+"""The metric `MeanReward`: rewards of the predicted label maps in a validation.
+
+Training with group rewards samples label maps; this metric rewards the most likely labels, which
+are what a user gets. The reward functions are in `rewards.py`.
+"""
 from __future__ import annotations
 
 import logging
@@ -15,20 +19,20 @@ from .rewards import build_rewards, reward_name, reward_of
 
 @METRICS.register_module()
 class MeanReward(BaseMetric):
-    """Mean of each reward over the images, of the label maps that users get.
+    """Mean of every reward over the images, for the most likely labels.
 
-    A reward that label maps drawn for training gain need not be gained by the most likely labels:
-    look at this one. The keys are the names of the rewards, with their numbers in the list where
-    a name is there twice; figures are in percent. As in training, an image whose reward is not
-    finite is left out of its mean.
+    Label maps sampled in training may gain a reward that the most likely labels do not gain, so
+    watch this metric. Keys are the names of the rewards; a name that occurs twice gets its number
+    in the list. Values are in percent. As in training, an image with a reward that is not finite is
+    left out of that reward's mean.
 
     Args:
-        rewards: Reward functions, as of ``GroupRewardTuning``: configs of TASK_UTILS or callables.
+        rewards: Reward functions as in ``GroupRewardTuning``: configs of TASK_UTILS or callables.
         ignore_index: Label of the truth that does not count.
         **kwargs: ``prefix`` and ``collect_device`` of MMEngine's ``BaseMetric``.
 
     Raises:
-        ValueError: If there is no reward, or one is no function or returns no number.
+        ValueError: If there is no reward, a reward is not callable, or it returns no number.
     """
 
     def __init__(self, rewards: Sequence[Any], ignore_index: int = 255, **kwargs: Any) -> None:
@@ -42,18 +46,18 @@ class MeanReward(BaseMetric):
             truth = sample['gt_sem_seg']['data'].cpu().numpy().squeeze(0).astype(np.int64)
             predicted = sample['pred_sem_seg']['data'].cpu().numpy().squeeze(0).astype(np.int64)
             predicted = np.where(truth == self.ignore_index, self.ignore_index, predicted)
-            self.results.append([reward_of(each, predicted, truth) for each in self._rewards])
+            self.results.append([reward_of(reward, predicted, truth) for reward in self._rewards])
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
-        """Return the mean of each reward, in percent; NaN where it is finite for no image."""
-        names = [reward_name(each) for each in self._rewards]
-        figures: Dict[str, float] = {}
-        for at, (name, values) in enumerate(zip(names, np.asarray(results, np.float64).T)):
+        """Return the mean of every reward in percent; NaN if it is not finite for any image."""
+        names = [reward_name(reward) for reward in self._rewards]
+        means: Dict[str, float] = {}
+        for index, (name, values) in enumerate(zip(names, np.asarray(results, np.float64).T)):
             finite = values[np.isfinite(values)]
-            key = name if names.count(name) == 1 else f'{name}_{at + 1}'
-            figures[key] = round(100 * float(finite.mean()), 2) if len(finite) else math.nan
+            key = name if names.count(name) == 1 else f'{name}_{index + 1}'
+            means[key] = round(100 * float(finite.mean()), 2) if len(finite) else math.nan
             if len(finite) < len(values):
                 print_log(f'the reward {name} is not finite for {len(values) - len(finite)} of '
                           f'{len(values)} images, which are left out of its mean',
                           logger='current', level=logging.WARNING)
-        return figures
+        return means

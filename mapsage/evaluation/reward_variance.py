@@ -1,4 +1,14 @@
-"""How far the IoU of a tile would spread over label maps drawn from a model, without a draw."""
+"""Variance of a tile's IoU over label maps sampled from a model, computed without sampling.
+
+Dynamic sampling uses it as a score: a tile without variance gives group rewards nothing to learn
+from.
+
+Shapes:
+    probabilities  (C, P)     of the P labeled pixels
+    truth          (P,)       class indices
+    changes        (C, C, C)  change of the reward if one pixel of truth g goes from label a to b,
+                              as [a, g, b]
+"""
 from __future__ import annotations
 
 import torch
@@ -6,15 +16,14 @@ import torch
 
 def reward_variance(probabilities: torch.Tensor, labels: torch.Tensor,
                     ignore_index: int = 255) -> torch.Tensor:
-    """Return the variance of a tile's mean IoU if each pixel's label is drawn on its own.
+    """Return the variance of a tile's mean IoU if the pixels' labels are sampled independently.
 
-    Var R = sum over pixels of Var_b D[y, g, b]: D is the change of R when one pixel of truth g
-    goes from its most likely label y to a drawn label b. Counts that all pixels add up concentrate
-    at their expectations, so that R is linear in single pixels, D is one table of C x C x C numbers
-    for the whole tile, and independent pixels add up their variances. A single forward pass gives
-    what a group of drawn label maps would only estimate.
-
-    R is the mean IoU over the classes in the labels.
+    Var R = sum over pixels of Var_b D[y, g, b], where R is the mean IoU over the classes in the
+    labels, and D is the change of R when one pixel of truth g goes from its most likely label y to
+    a sampled label b. Sums over all pixels stay close to their expectations, so R is linear in a
+    single pixel, one table D of C x C x C numbers holds for the whole tile, and the variances of
+    independent pixels add up. A group of sampled label maps would only estimate this number, and
+    cost more than the single forward pass it needs.
 
     Args:
         probabilities: Probabilities of the classes, ``(C, H, W)``.
@@ -24,35 +33,44 @@ def reward_variance(probabilities: torch.Tensor, labels: torch.Tensor,
     Returns:
         Scalar of float64 on the host; 0 without a labeled pixel.
     """
-    known = labels != ignore_index
-    chances = probabilities.detach().cpu().double()[:, known.cpu()]  # (C, P)
-    truth = labels.cpu()[known.cpu()].long()
-    classes = len(chances)
-    held = torch.bincount(truth, minlength=classes).double()
+    labeled = labels != ignore_index
+    probabilities = probabilities.detach().cpu().double()[:, labeled.cpu()]
+    truth = labels.cpu()[labeled.cpu()].long()
+    classes = len(probabilities)
+    true_pixels = torch.bincount(truth, minlength=classes).double()
     if not len(truth):
         return torch.zeros((), dtype=torch.float64)
-    own = chances.gather(0, truth[None])[0]
-    both = torch.zeros(classes, dtype=torch.float64).index_add_(0, truth, own)
-    change = _changes(both, chances.sum(1), held)
-    differences = change[chances.argmax(0), truth].T  # (C, P): of each label that may be drawn
-    mean = (chances * differences).sum(0)
-    return (chances * (differences - mean) ** 2).sum()
+    # Expected intersection and predicted pixels by class.
+    of_truth = probabilities.gather(0, truth[None])[0]
+    intersection = torch.zeros(classes, dtype=torch.float64).index_add_(0, truth, of_truth)
+    changes = _changes(intersection, probabilities.sum(1), true_pixels)
+    # (C, P): change of the reward for every label that may be sampled.
+    differences = changes[probabilities.argmax(0), truth].T
+    mean = (probabilities * differences).sum(0)
+    return (probabilities * (differences - mean) ** 2).sum()
 
 
-def _changes(both: torch.Tensor, predicted: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    """Return the table D[a, g, b], ``(C, C, C)``: one pixel of truth g goes from a to b."""
-    classes = len(held)
-    hits = torch.eye(classes, dtype=torch.float64)  # [label, truth]
+def _changes(intersection: torch.Tensor, predicted: torch.Tensor,
+             true_pixels: torch.Tensor) -> torch.Tensor:
+    """Return the table D[a, g, b], ``(C, C, C)``: one pixel of truth g goes from label a to b.
 
-    def index(both: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
-        union = predicted + held[:, None] - both
-        return torch.where(held[:, None] > 0, both / union.clamp(min=1e-12),
+    Args:
+        intersection, predicted, true_pixels: Expected pixels by class, ``(C,)``.
+    """
+    classes = len(true_pixels)
+    # [label, truth]: a pixel is in the intersection if its label is its truth.
+    hits = torch.eye(classes, dtype=torch.float64)
+
+    def iou(intersection: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        union = predicted + true_pixels[:, None] - intersection
+        return torch.where(true_pixels[:, None] > 0, intersection / union.clamp(min=1e-12),
                            torch.zeros_like(union))
 
-    both, predicted = both[:, None], predicted[:, None]
-    now = index(both, predicted)
-    less = index((both - hits).clamp(min=0), (predicted - 1).clamp(min=0)) - now
-    more = index(both + hits, predicted + 1) - now
-    table = less[:, :, None] + more.T[None]  # [a, g, 1] + [1, g, b]
+    intersection, predicted = intersection[:, None], predicted[:, None]
+    now = iou(intersection, predicted)
+    removed = iou((intersection - hits).clamp(min=0), (predicted - 1).clamp(min=0)) - now
+    added = iou(intersection + hits, predicted + 1) - now
+    # [a, g, 1] + [1, g, b]
+    table = removed[:, :, None] + added.T[None]
     same = torch.eye(classes, dtype=torch.bool)[:, None, :].expand_as(table)
-    return table.masked_fill(same, 0) / (held > 0).sum()
+    return table.masked_fill(same, 0) / (true_pixels > 0).sum()

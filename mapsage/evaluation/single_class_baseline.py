@@ -1,4 +1,7 @@
-"""The score of a model that predicts a single class everywhere."""
+"""The metric `SingleClassBaseline`: mIoU of a model that predicts one class everywhere.
+
+It is the baseline that a trained model has to exceed, and depends only on the labels.
+"""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Union
@@ -13,13 +16,12 @@ from mmengine.registry import METRICS
 class SingleClassBaseline(BaseMetric):
     """Metric that reports the mIoU of always predicting the most frequent class, in percent.
 
-    It is the baseline that a trained model has to exceed. List it beside ``IoUMetric``, whose mIoU
-    is in percent too: ``val_evaluator = [dict(type='IoUMetric'),
-    dict(type='SingleClassBaseline')]``.
+    Use it together with ``IoUMetric``, which also reports percent: ``val_evaluator =
+    [dict(type='IoUMetric'), dict(type='SingleClassBaseline')]``.
     """
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Count the labels of each sample; labels outside the classes are ignored."""
+        """Count the labels of every sample; labels outside the classes are ignored."""
         num_classes = len(self.dataset_meta['classes'])  # type: ignore[index]
         for sample in data_samples:
             labels = sample['gt_sem_seg']['data'].reshape(-1).cpu()
@@ -34,11 +36,12 @@ class SingleClassBaseline(BaseMetric):
 def single_class_miou(class_pixel_counts: Union[np.ndarray, Sequence[int]]) -> float:
     """Return the mIoU (0..1) of always predicting the most frequent class.
 
-    That class has intersection n_max and union N; every other class that occurs has intersection 0.
-    Classes that do not occur have no union and are left out, as in MMSeg's ``IoUMetric``.
+    The most frequent class has intersection n_max and union N; all other classes that occur have
+    intersection 0. Classes that do not occur have no union and are left out, as in MMSeg's
+    ``IoUMetric``.
 
     Args:
-        class_pixel_counts: Number of labeled pixels of each class, (num_classes,).
+        class_pixel_counts: Labeled pixels by class, ``(num_classes,)``.
 
     Raises:
         ValueError: If no pixel is labeled.

@@ -35,20 +35,20 @@ def blobs(seed: int, shape: Tuple[int, int], num_classes: int) -> torch.Tensor:
 
 @pytest.mark.parametrize('shape, ratio', [((90, 140), .02), ((61, 40), .05), ((20, 16), .3),
                                           ((7, 9), 1.), ((1, 30), .02)])
-def test_boundary_counts_are_those_of_the_paper(shape: Tuple[int, int], ratio: float) -> None:
+def test_boundary_counts_equal_the_papers(shape: Tuple[int, int], ratio: float) -> None:
     prediction, truth = blobs(1, shape, 4), blobs(2, shape, 4)
     truth[:, 10:13] = 255
     distance = boundary_distance(*shape, ratio)
     ignored = truth.numpy() == 255
     expected = np.zeros((3, 4), np.int64)
     for label in range(4):
-        masks = [((each.numpy() == label) & ~ignored).astype(np.uint8)
-                 for each in (prediction, truth)]
+        masks = [((labels.numpy() == label) & ~ignored).astype(np.uint8)
+                 for labels in (prediction, truth)]
         edges = [cheng_boundary(mask, distance).astype(bool) for mask in masks]
         expected[:, label] = [(edges[0] & edges[1]).sum(), edges[0].sum(), edges[1].sum()]
-    found = boundary_counts(prediction, truth, 4, 255, ratio)
-    assert found.dtype == torch.int64
-    np.testing.assert_array_equal(found, expected)
+    counts = boundary_counts(prediction, truth, 4, 255, ratio)
+    assert counts.dtype == torch.int64
+    np.testing.assert_array_equal(counts, expected)
 
 
 def test_boundary_iou_of_right_far_and_absent_classes() -> None:

@@ -1,4 +1,4 @@
-"""Calibration of probabilities: the written-out formula, other libraries, several ranks."""
+"""Calibration of probabilities, compared with the paper's formula and with other libraries."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -27,7 +27,7 @@ CLASSES = 4
 
 def prediction(seed: int, channels: int = CLASSES, ignored: bool = True
                ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return logits (C, 30, 40), right more often where they are sure, and the truth."""
+    """Return logits (C, 30, 40), correct more often where they are confident, and the truth."""
     random = torch.Generator().manual_seed(seed)
     truth = torch.randint(0, max(channels, 2), (30, 40), generator=random)
     logits = torch.randn(channels, 30, 40, generator=random) * 2
@@ -42,7 +42,7 @@ def prediction(seed: int, channels: int = CLASSES, ignored: bool = True
 
 def sample(logits: torch.Tensor, truth: torch.Tensor, name: str = '/data/tile.tif',
            threshold: float = 0.3) -> SegDataSample:
-    """Return what MMSegmentation's EncoderDecoder makes of logits."""
+    """Return logits as a data sample, like MMSegmentation's EncoderDecoder."""
     data = SegDataSample(metainfo=dict(img_path=name))
     scores = logits.sigmoid() if len(logits) == 1 else logits
     labels = (scores > threshold).to(scores) if len(logits) == 1 else \
@@ -57,46 +57,48 @@ def evaluate(samples: List[SegDataSample], size: Optional[int] = None, classes: 
     metric = CalibrationError(**options)
     evaluator = Evaluator([metric])
     evaluator.dataset_meta = dict(classes=NAMES[:classes])
-    for each in samples:
-        evaluator.process([each])
+    for data in samples:
+        evaluator.process([data])
     return evaluator.evaluate(len(samples) if size is None else size), metric
 
 
 def expected(pairs: List[Tuple[torch.Tensor, torch.Tensor]], bins: int = 15,
              threshold: float = 0.3) -> Tuple[float, float]:
     """Return ECE and overconfidence in percent by equation 3 of Guo et al., bin by bin."""
-    confidence, right = [], []
+    confidences, hits = [], []
     for logits, truth in pairs:
         scores = logits.double().sigmoid() if len(logits) == 1 else logits.double().softmax(0)
         if len(logits) == 1:
             labels = (scores[0] > threshold).long()
-            sure = torch.where(labels == 1, scores[0], 1 - scores[0])
+            confidence = torch.where(labels == 1, scores[0], 1 - scores[0])
         else:
-            sure, labels = scores.max(0)
-        known = truth != 255
-        confidence.append(sure[known].numpy())
-        right.append((labels == truth)[known].numpy())
-    sure, hits = np.concatenate(confidence), np.concatenate(right)
+            confidence, labels = scores.max(0)
+        labeled = truth != 255
+        confidences.append(confidence[labeled].numpy())
+        hits.append((labels == truth)[labeled].numpy())
+    confidence, hit = np.concatenate(confidences), np.concatenate(hits)
     error = 0.0
     for number in range(bins):
-        inside = (sure > number / bins) & (sure <= (number + 1) / bins)
+        inside = (confidence > number / bins) & (confidence <= (number + 1) / bins)
         if inside.any():
-            error += inside.sum() / len(sure) * abs(hits[inside].mean() - sure[inside].mean())
-    return 100 * error, 100 * (sure.mean() - hits.mean())
+            error += inside.sum() / len(confidence) * abs(
+                hit[inside].mean() - confidence[inside].mean())
+    return 100 * error, 100 * (confidence.mean() - hit.mean())
 
 
 @pytest.mark.parametrize('channels, bins', [(4, 15), (2, 15), (1, 15), (4, 3), (4, 100)])
-def test_the_error_is_that_of_the_formula(channels: int, bins: int) -> None:
+def test_the_error_equals_the_formula(channels: int, bins: int) -> None:
     pairs = [prediction(seed, channels) for seed in range(3)]
-    found, metric = evaluate([sample(*pair) for pair in pairs], classes=max(channels, 2), bins=bins)
+    samples = [sample(*pair) for pair in pairs]
+    result, metric = evaluate(samples, classes=max(channels, 2), bins=bins)
     error, over = expected(pairs, bins)
-    assert found == dict(ECE=pytest.approx(error, abs=0.0051),
+    assert result == dict(ECE=pytest.approx(error, abs=0.0051),
                          overconfidence=pytest.approx(over, abs=0.0051))
     assert 100 * calibration_error(metric.counts.sum(1)) == pytest.approx(error, abs=2e-5)
     assert metric.counts[0].sum() == sum(int((truth != 255).sum()) for _, truth in pairs)
 
 
-def test_a_calibrated_model_has_no_error_and_a_sure_one_has() -> None:
+def test_a_calibrated_model_has_no_error_and_an_overconfident_model_has() -> None:
     random = torch.Generator().manual_seed(3)
     share = torch.rand(200, 500, generator=random) * 0.5 + 0.5
     truth = (torch.rand(200, 500, generator=random) > share).long()
@@ -109,15 +111,15 @@ def test_a_calibrated_model_has_no_error_and_a_sure_one_has() -> None:
 
 
 @main_leg
-def test_bins_are_those_of_scikit_learn() -> None:
+def test_bins_equal_scikit_learns() -> None:
     curve = pytest.importorskip('sklearn.calibration').calibration_curve
     logits, truth = prediction(1, ignored=False)
     sure, labels = logits.softmax(0).max(0)
     shares, means = curve((labels == truth).flatten().numpy(), sure.flatten().numpy(), n_bins=15)
     counts = count_confidence(sure, labels, truth, CLASSES).sum(1).numpy()
-    there = counts[0] > 0
-    np.testing.assert_allclose(counts[1][there] / counts[0][there], shares, atol=1e-12)
-    np.testing.assert_allclose(counts[2][there] * 2.0**-24 / counts[0][there], means, atol=1e-7)
+    used = counts[0] > 0
+    np.testing.assert_allclose(counts[1][used] / counts[0][used], shares, atol=1e-12)
+    np.testing.assert_allclose(counts[2][used] * 2.0**-24 / counts[0][used], means, atol=1e-7)
 
 
 def test_edges_belong_to_the_bin_below() -> None:
@@ -128,28 +130,29 @@ def test_edges_belong_to_the_bin_below() -> None:
 
 def test_the_log_names_the_classes_that_are_too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, truth = prediction(0)
-    said: List[str] = []
-    monkeypatch.setattr(calibration_metric, 'print_log', lambda text, **_: said.append(text))
+    messages: List[str] = []
+    monkeypatch.setattr(calibration_metric, 'print_log', lambda text, **_: messages.append(text))
     _, metric = evaluate([sample(logits, truth)])
     by_class = 100 * calibration_error(metric.counts)
-    line = next(line for line in said[0].splitlines() if NAMES[2] in line)
+    line = next(line for line in messages[0].splitlines() if NAMES[2] in line)
     cells = [float(cell) for cell in line.split('|')[2:-1]]
-    labels, known = logits.argmax(0), truth != 255
-    mine = (labels == 2) & known
+    labels, labeled = logits.argmax(0), truth != 255
+    predicted = (labels == 2) & labeled
     assert cells == pytest.approx([
-        100 * float(mine.sum() / known.sum()), 100 * float(logits.softmax(0)[2][mine].mean()),
-        100 * float((truth == 2)[mine].float().mean()), by_class[2]], abs=0.0051)
+        100 * float(predicted.sum() / labeled.sum()),
+        100 * float(logits.softmax(0)[2][predicted].mean()),
+        100 * float((truth == 2)[predicted].float().mean()), by_class[2]], abs=0.0051)
 
 
-def test_probabilities_are_taken_as_such_when_told_so() -> None:
+def test_probabilities_need_no_softmax() -> None:
     logits, truth = prediction(2)
-    given = sample(logits, truth)
-    given.seg_logits.data = logits.softmax(0)
-    told, _ = evaluate([given], scores='probabilities')
-    assert told == evaluate([sample(logits, truth)])[0]
+    data = sample(logits, truth)
+    data.seg_logits.data = logits.softmax(0)
+    result, _ = evaluate([data], scores='probabilities')
+    assert result == evaluate([sample(logits, truth)])[0]
     with pytest.raises(ValueError, match="tile.tif: seg_logits are probabilities.*set scores="
                                          "'probabilities'"):
-        evaluate([given])
+        evaluate([data])
     with pytest.raises(ValueError, match="seg_logits hold .*set scores='logits'"):
         evaluate([sample(logits, truth)], scores='probabilities')
 

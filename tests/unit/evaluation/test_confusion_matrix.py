@@ -64,55 +64,59 @@ def test_labels_outside_the_classes_are_counted_apart() -> None:
     assert counts.matrix.sum() == 3 and counts.matrix[2, 6] == 1
     with pytest.raises(ValueError, match=r'4 truth pixel\(s\) and 2 predicted .* 0 to 6, or 255'):
         confusion_matrix(prediction, truth, 7)
-    with pytest.raises(ValueError, match='expected equal ones'):
+    with pytest.raises(ValueError, match='expected equal shapes'):
         count_pixels(prediction, truth[1:], 7)
     with pytest.raises(ValueError, match='ignore_index=100000'):
         count_pixels(prediction, truth, 7, 100000)
 
 
 def mmseg_areas(matrix: np.ndarray) -> List[torch.Tensor]:
-    both, truth, predicted = (torch.from_numpy(each.astype(np.float64)) for each in (
+    intersection, truth, predicted = (torch.from_numpy(areas.astype(np.float64)) for areas in (
         matrix.diagonal(), matrix.sum(1), matrix.sum(0)))
-    return [both, truth + predicted - both, predicted, truth]
+    return [intersection, truth + predicted - intersection, predicted, truth]
 
 
 @pytest.mark.parametrize('beta, nan_to_num', [(1, None), (2, None), (1, 0)])
-def test_scores_are_mmsegs_with_its_undefined_figures(beta: int, nan_to_num: Optional[int]) -> None:
+def test_scores_equal_mmsegs_and_the_same_are_undefined(
+        beta: int, nan_to_num: Optional[int]) -> None:
     matrix = confusion_matrix(*label_maps(3, 7), 7).numpy()
-    matrix[4], matrix[:, 4] = 0, 0  # neither occurs nor is predicted
-    matrix[2], matrix[:, 3] = 0, 0  # does not occur; is never predicted
-    matrix[6, 6] = 0  # is never right
+    # Class 4 neither occurs nor is predicted, 2 does not occur, 3 is never predicted, and 6 has no
+    # correct pixel.
+    matrix[4], matrix[:, 4] = 0, 0
+    matrix[2], matrix[:, 3] = 0, 0
+    matrix[6, 6] = 0
     expected = IoUMetric.total_area_to_metrics(*mmseg_areas(matrix), ['mIoU', 'mDice', 'mFscore'],
                                                nan_to_num, beta)
-    found = scores(matrix, beta, nan_to_num)
-    assert np.isnan(found['Fscore'][6]) == (nan_to_num is None) and found['Dice'][6] == 0
+    result = scores(matrix, beta, nan_to_num)
+    assert np.isnan(result['Fscore'][6]) == (nan_to_num is None) and result['Dice'][6] == 0
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-14, err_msg=name)
+        np.testing.assert_allclose(result[name], values, rtol=1e-14, err_msg=name)
         if name != 'aAcc':
-            assert found[f'm{name}'] == pytest.approx(np.nanmean(values), rel=1e-14)
+            assert result[f'm{name}'] == pytest.approx(np.nanmean(values), rel=1e-14)
 
 
-def test_scores_are_scikit_learns() -> None:
+def test_scores_equal_scikit_learns() -> None:
     metrics = pytest.importorskip('sklearn.metrics', reason='scikit-learn is not installed')
     for num_classes in (2, 7, 150):
         prediction, truth = label_maps(num_classes, num_classes, (200, 300))
         known = truth != 255
         matrix = confusion_matrix(prediction, truth, num_classes)
         pair = truth[known].numpy(), prediction[known].numpy()
-        found = scores(matrix, beta=2)
+        result = scores(matrix, beta=2)
         np.testing.assert_array_equal(matrix, metrics.confusion_matrix(*pair))
         for name, function in (('IoU', metrics.jaccard_score), ('Dice', metrics.f1_score),
                                ('Precision', metrics.precision_score),
                                ('Recall', metrics.recall_score)):
-            np.testing.assert_array_equal(found[name], function(*pair, average=None), err_msg=name)
-            assert found[f'm{name}'] == pytest.approx(function(*pair, average='macro'), rel=1e-15)
-        np.testing.assert_allclose(found['Fscore'],
+            np.testing.assert_array_equal(result[name], function(*pair, average=None), err_msg=name)
+            assert result[f'm{name}'] == pytest.approx(function(*pair, average='macro'), rel=1e-15)
+        np.testing.assert_allclose(result['Fscore'],
                                    metrics.fbeta_score(*pair, beta=2, average=None), rtol=1e-15)
-        rare = np.where(pair[1] == 1, 0, pair[1])  # class 1 is never right
+        # Class 1 has no correct pixel.
+        rare = np.where(pair[1] == 1, 0, pair[1])
         assert scores(by_hand(torch.from_numpy(rare), truth[known], num_classes, 255), beta=2)[
             'mFbeta'] == pytest.approx(metrics.fbeta_score(pair[0], rare, beta=2, average='macro'))
-        assert found['aAcc'] == metrics.accuracy_score(*pair)
-        assert found['kappa'] == pytest.approx(metrics.cohen_kappa_score(*pair), rel=1e-14)
+        assert result['aAcc'] == metrics.accuracy_score(*pair)
+        assert result['kappa'] == pytest.approx(metrics.cohen_kappa_score(*pair), rel=1e-14)
 
 
 def test_kappa_by_hand_and_what_is_undefined() -> None:

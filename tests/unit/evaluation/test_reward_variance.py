@@ -1,4 +1,4 @@
-"""The variance of a reward without a draw against the spread of drawn label maps."""
+"""The computed variance of a reward, compared with the variance over sampled label maps."""
 from __future__ import annotations
 
 import pytest
@@ -17,37 +17,38 @@ def tile(seed: int, sure: float) -> tuple:
     return logits.softmax(0), labels
 
 
-def sampled(chances: torch.Tensor, labels: torch.Tensor, draws: int) -> torch.Tensor:
-    """Return the variance of the mean IoU over drawn label maps."""
-    known = labels != 255
-    truth = labels[known]
+def sampled(probabilities: torch.Tensor, labels: torch.Tensor, samples: int) -> torch.Tensor:
+    """Return the variance of the mean IoU over sampled label maps."""
+    labeled = labels != 255
+    truth = labels[labeled]
     torch.manual_seed(2)
-    maps = torch.multinomial(chances[:, known].T, draws, replacement=True).T  # (draws, P)
+    # (samples, P)
+    maps = torch.multinomial(probabilities[:, labeled].T, samples, replacement=True).T
     ious = []
-    for each in truth.unique():
-        both = ((maps == each) & (truth == each)).sum(1).double()
-        ious.append(both / ((maps == each) | (truth == each)).sum(1))
+    for label in truth.unique():
+        intersection = ((maps == label) & (truth == label)).sum(1).double()
+        ious.append(intersection / ((maps == label) | (truth == label)).sum(1))
     return torch.stack(ious).mean(0).var()
 
 
 @pytest.mark.parametrize('sure', [0., 1.5, 4.])
-def test_it_predicts_the_spread_of_drawn_maps(sure: float) -> None:
-    chances, labels = tile(1, sure)
-    predicted = float(reward_variance(chances, labels)) ** .5
-    assert predicted == pytest.approx(float(sampled(chances, labels, 3000)) ** .5, rel=.06)
+def test_it_equals_the_variance_over_sampled_maps(sure: float) -> None:
+    probabilities, labels = tile(1, sure)
+    predicted = float(reward_variance(probabilities, labels)) ** .5
+    assert predicted == pytest.approx(float(sampled(probabilities, labels, 3000)) ** .5, rel=.06)
     assert 1e-3 < predicted < 2e-2
 
 
 def test_it_is_zero_where_nothing_can_vary() -> None:
-    chances, labels = tile(1, 2.)
-    assert reward_variance(chances, torch.full_like(labels, 255)) == 0
+    probabilities, labels = tile(1, 2.)
+    assert reward_variance(probabilities, torch.full_like(labels, 255)) == 0
     certain = torch.nn.functional.one_hot(labels.clamp(max=4), 5).permute(2, 0, 1).double()
     assert reward_variance(certain, labels) == 0
-    # A pixel that is no more certain matters more to a class of few pixels.
+    # A pixel in doubt has more influence on the IoU of a class with few pixels.
     rare = torch.zeros_like(labels)
     rare[20, 20] = 1
     doubt = torch.nn.functional.one_hot(rare, 5).permute(2, 0, 1).double()
     doubt[:2, 20, 20] = .5
-    other = torch.nn.functional.one_hot(rare, 5).permute(2, 0, 1).double()
-    other[[0, 2], 0, 0] = .5
-    assert reward_variance(doubt, rare) > 1000 * reward_variance(other, rare) > 0
+    frequent = torch.nn.functional.one_hot(rare, 5).permute(2, 0, 1).double()
+    frequent[[0, 2], 0, 0] = .5
+    assert reward_variance(doubt, rare) > 1000 * reward_variance(frequent, rare) > 0

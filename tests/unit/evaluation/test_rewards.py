@@ -1,4 +1,4 @@
-"""Rewards of label maps on drawn cases."""
+"""Rewards of hand-drawn label maps."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +14,7 @@ from mapsage.hooks.group_rewards.reward_functions import Rewards
 
 
 def drawn(*rows: str) -> np.ndarray:
-    return np.array([[255 if each == '.' else int(each) for each in row] for row in rows])
+    return np.array([[255 if cell == '.' else int(cell) for cell in row] for row in rows])
 
 
 TRUTH = drawn('1100011',
@@ -24,18 +24,20 @@ TRUTH = drawn('1100011',
               '....000')
 
 
-def test_components_found_counts_matches_misses_and_inventions() -> None:
+def test_components_found_counts_matches_misses_and_false_components() -> None:
     reward = TASK_UTILS.build(dict(type='ComponentsFound', classes=[1], min_pixels=2))
     assert reward(TRUTH, TRUTH) == 1
     lost = TRUTH.copy()
     lost[:2, 5:] = 0
     assert reward(lost, TRUTH) == pytest.approx(2 * 2 / (2 * 2 + 1))
     half = lost.copy()
-    half[0, 5:] = 1  # 2 of 4 pixels: an IoU of 0.5 is no match, and an invention
+    # 2 of 4 pixels: an IoU of 0.5 is no match, so the component is missed and a false one appears.
+    half[0, 5:] = 1
     assert reward(half, TRUTH) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
-    crumb = TRUTH.copy()
-    crumb[0, 3] = 1  # below min_pixels
-    assert reward(crumb, TRUTH) == 1
+    fragment = TRUTH.copy()
+    # Below min_pixels.
+    fragment[0, 3] = 1
+    assert reward(fragment, TRUTH) == 1
     merged = np.where(TRUTH == 255, 255, 1)
     assert reward(merged, TRUTH) == 0
 
@@ -56,7 +58,8 @@ def test_polygon_count_and_holes() -> None:
     filled = drawn('11111', '11101', '11111')
     holes = PolygonCount(holes=True, classes=[1])
     assert holes(ring, ring) == 1 and holes(filled, ring) == pytest.approx(.5)
-    open_ring = drawn('11011', '10101', '11111')  # to the outside, by a corner
+    # One hole is connected to the outside by a corner.
+    open_ring = drawn('11011', '10101', '11111')
     assert holes(open_ring, ring) == 0
 
 
@@ -68,9 +71,10 @@ def test_a_gap_breaks_a_road() -> None:
     wide = drawn('1111111', '1111111', '0000000')
     assert reward(wide, road) == pytest.approx(2 * 7 / (7 + 14))
     assert reward(road * 0, road) == 0
-    beside = drawn('1110000', '0001111', '0000000')  # leaves the road and comes back
-    assert reward(beside, road) == pytest.approx(2 * 4 / (7 + 7))
-    assert UnbrokenLength(tolerance=1, classes=[1])(beside, road) == 1
+    # Leaves the road and comes back.
+    shifted = drawn('1110000', '0001111', '0000000')
+    assert reward(shifted, road) == pytest.approx(2 * 4 / (7 + 7))
+    assert UnbrokenLength(tolerance=1, classes=[1])(shifted, road) == 1
     two = drawn('1111000', '0000000', '0000011')
     one = drawn('1111000', '0000000', '0000000')
     assert reward(one, two) == pytest.approx(2 * 4 / (6 + 4))
@@ -85,11 +89,11 @@ def test_the_metric_is_the_mean_over_images_of_the_predicted_maps() -> None:
     metric = METRICS.build(dict(type='MeanReward', rewards=[
         dict(type='UnbrokenLength', classes=[1]), dict(type='PolygonCount')]))
     road = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 255, 0]])
-    gap = road.clamp(max=1)  # predicts a class where the truth has none
+    # The prediction has a class where the truth has no label.
+    gap = road.clamp(max=1)
     gap[1, 1] = 0
-    metric.process({}, [data_sample(each, road).to_dict() for each in (road, gap)])
-    found = metric.evaluate(2)
-    assert found == {
+    metric.process({}, [data_sample(labels, road).to_dict() for labels in (road, gap)])
+    assert metric.evaluate(2) == {
         'UnbrokenLength': pytest.approx(50 * (1 + 2 * 2 / (4 + 3)), abs=.01),
         'PolygonCount': pytest.approx(50 * (1 + (2 / 3 + 1 / 2) / 2), abs=.01)}
 
@@ -97,26 +101,26 @@ def test_the_metric_is_the_mean_over_images_of_the_predicted_maps() -> None:
 ONE = data_sample(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64))
 
 
-def test_two_rewards_of_one_name_have_a_figure_each() -> None:
+def test_rewards_of_the_same_name_get_numbered_keys() -> None:
     metric = METRICS.build(dict(type='MeanReward', rewards=[
         dict(type='ComponentsFound', classes=[1]), dict(type='PolygonCount'),
         dict(type='ComponentsFound', classes=[0])]))
     pieces = torch.tensor(TRUTH)
     metric.process({}, [data_sample(pieces.clamp(min=1), pieces).to_dict()])
-    found = metric.evaluate(1)
-    assert list(found) == ['ComponentsFound_1', 'PolygonCount', 'ComponentsFound_3']
-    assert found['ComponentsFound_1'] == found['ComponentsFound_3'] == 0
+    means = metric.evaluate(1)
+    assert list(means) == ['ComponentsFound_1', 'PolygonCount', 'ComponentsFound_3']
+    assert means['ComponentsFound_1'] == means['ComponentsFound_3'] == 0
 
 
-def test_an_image_whose_reward_is_not_finite_is_left_out() -> None:
-    given = iter([.5, float('nan'), float('inf'), .7])
-    metric = METRICS.build(dict(type='MeanReward', rewards=[lambda predicted, truth: next(given)]))
+def test_a_reward_that_is_not_finite_is_left_out_of_the_mean() -> None:
+    values = iter([.5, float('nan'), float('inf'), .7])
+    metric = METRICS.build(dict(type='MeanReward', rewards=[lambda predicted, truth: next(values)]))
     metric.process({}, [ONE.to_dict()] * 4)
     assert metric.evaluate(4) == {'<lambda>': 60.}
 
 
 @pytest.mark.parametrize('value', [None, '0.5', [1., 2.], np.ones(3), torch.ones(2), 1j])
-def test_what_is_no_number_is_named(value: Any) -> None:
+def test_a_reward_that_is_no_number_is_an_error(value: Any) -> None:
     def road_length(predicted: np.ndarray, truth: np.ndarray) -> Any:
         return value
 
@@ -140,9 +144,9 @@ def test_a_reward_that_writes_into_its_maps_changes_no_other() -> None:
     assert [both(*maps, 'a tile') for _ in range(3)] == [2., 2., 2.]
 
 
-@pytest.mark.parametrize('given, told', [
+@pytest.mark.parametrize('rewards, message', [
     ([], r'rewards=\[\], expected one or more'),
     (['PolygonCount'], "has 'PolygonCount', expected a config")])
-def test_a_metric_without_a_function_is_refused(given: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        METRICS.build(dict(type='MeanReward', rewards=given))
+def test_a_metric_without_a_function_is_refused(rewards: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        METRICS.build(dict(type='MeanReward', rewards=rewards))

@@ -1,4 +1,4 @@
-"""The mIoU of a model that learned nothing."""
+"""The mIoU of a model that predicts the most frequent class everywhere."""
 from __future__ import annotations
 
 from pathlib import Path
