@@ -1,4 +1,11 @@
-"""PMT: a light transformer decoder with mask queries on the tokens of a frozen ViT."""
+"""PMT: a light transformer decoder with mask queries on the tokens of a frozen ViT.
+
+The head reads the tokens of several backbone levels, which may also come from a feature cache or
+from encoder ranks. For a backbone that is trained, use EoMT (eomt.py).
+
+Shapes: N images, C channels of a level, P prefix tokens (class and register tokens), T tokens (P
+prefix tokens, then rows * columns patches).
+"""
 from __future__ import annotations
 
 from functools import partial
@@ -17,15 +24,15 @@ from mapsage.models.backbones.rope import RotaryPositions
 
 from . import published
 from .loss import QueryPrediction
-from .query_head import QueryHead, pretrained_of
+from .query_head import QueryHead, find_pretrained_cfg
 
 
 class TokensError(UserError, ValueError):
-    """The features are not those that a head on tokens wants."""
+    """The features do not have the shapes that a head on tokens expects."""
 
 
 class Lateral(nn.Module):
-    """Prepares the tokens of one level: norm over channels, residual MLP, scale of channels.
+    """Prepares the tokens of one level: norm, residual MLP and channel-wise scale.
 
     Args:
         channels: Channels of the tokens.
@@ -40,36 +47,37 @@ class Lateral(nn.Module):
         self.scale = nn.Parameter(torch.ones(channels))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return tokens, (N, tokens, channels), for (N, channels, tokens)."""
+        """Transform tokens, (N, C, T), to (N, T, C)."""
         tokens = self.norm(tokens).transpose(1, 2)
         return (tokens + self.mlp(tokens)) * self.scale
 
 
 @MODELS.register_module()
 class PMTHead(QueryHead):
-    """Plain mask transformer: queries and the summed tokens of several levels, in a few blocks.
+    """Plain mask transformer: a few blocks over queries and the summed tokens of several levels.
 
-    For ``DINOv3ViT(frozen=True, prefix_tokens=True)``, whose features may be computed in place,
-    read from a cache or come from encoder ranks. The maps come first, then the maps of the class
-    and register tokens of the same levels. Positions are those of the encoder. The authors'
-    checkpoints hold the decoder alone: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` loads
-    it, with ``class_head=False`` but for the class head.
+    It needs the features of ``DINOv3ViT(frozen=True, prefix_tokens=True)``, computed in place, read
+    from a cache or received from encoder ranks: first the maps of all levels, then the maps of
+    their class and register tokens. Token positions are encoded as in the backbone. The authors'
+    checkpoints contain the decoder only: ``init_cfg=dict(type='Pretrained', checkpoint=...)`` loads
+    it, and ``class_head=False`` in it skips the class head.
 
     Source: PMT, https://arxiv.org/abs/2603.25398; tue-mps/pmt@54d73c9.
 
     Args:
         in_channels: Channels of each level, all the same.
-        num_heads: Number of attention heads of the blocks, that of the encoder: 6 for ViT-S, 12 for
-            B, 16 for L.
+        num_heads: Number of attention heads of the blocks, equal to the encoder's: 6 for ViT-S, 12
+            for B, 16 for L.
         num_blocks: Number of blocks.
         num_queries: Number of queries.
         num_prefix: Number of class and register tokens of a level.
-        norm_cfg: Config of the norm of each level's channels.
+        norm_cfg: Config of the norm for each level's channels.
         **kwargs: ``num_classes``, ``loss_decode``, ``ignore_index``, ``align_corners``,
             ``init_cfg``.
 
     Raises:
-        ValueError: If the levels have unequal channels, or 4 x num_heads does not divide them.
+        ValueError: If the levels have different numbers of channels, or the number is not a
+            multiple of 4 x num_heads.
     """
 
     def __init__(self, in_channels: Sequence[int], num_heads: int, num_blocks: int = 6,
@@ -94,57 +102,59 @@ class PMTHead(QueryHead):
         self.norm = nn.LayerNorm(dims, eps=NORM_EPS)
 
     def init_weights(self) -> None:
-        """Load the published decoder that ``init_cfg`` names; without any, as MMEngine does."""
-        cfg = pretrained_of(self)
+        """Load the published decoder that ``init_cfg`` names; otherwise do what MMEngine does."""
+        cfg = find_pretrained_cfg(self)
         if cfg is None:
             super().init_weights()
             return
-        parts = published.split(read_checkpoint(cfg['checkpoint']))
-        if parts.kind != 'pmt':
-            raise WeightsError(f"{cfg['checkpoint']} is of the format {parts.kind!r}, expected a "
+        weights = published.split_checkpoint(read_checkpoint(cfg['checkpoint']))
+        if weights.kind != 'pmt':
+            raise WeightsError(f"{cfg['checkpoint']} has the format {weights.kind!r}, expected a "
                                'checkpoint of PMT (names network.decoder.*)')
-        self.load_state_dict(published.fitted_head(parts, self.state_dict(),
-                                                   cfg.get('class_head', True)))
-        print_log(f"PMTHead: weights of {cfg['checkpoint']}, {len(parts.head)} tensors",
+        self.load_state_dict(published.fit_head(weights, self.state_dict(),
+                                                cfg.get('class_head', True)))
+        print_log(f"PMTHead: weights of {cfg['checkpoint']}, {len(weights.head)} tensors",
                   logger='current')
         self.is_init = True
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> List[QueryPrediction]:
-        """Return the predictions, one before each block that masks and one at the end.
+        """Return the queries' predictions, as from :meth:`decode`.
 
         Args:
-            inputs: Maps of the levels, float (N, channels, rows, columns), then of their prefixes,
-                (N, channels, prefix, 1).
+            inputs: Maps of the levels, float (N, C, rows, columns), then of their prefix tokens,
+                (N, C, P, 1).
 
         Raises:
-            TokensError: If the features are others.
+            TokensError: If the features have other shapes.
         """
-        maps, prefixes = self._levels(inputs)
+        maps, prefixes = self._split_levels(inputs)
         levels = [lateral(torch.cat((prefix.flatten(2), patches.flatten(2)), dim=2))
                   for lateral, prefix, patches in zip(self.laterals, prefixes, maps)]
         tokens = torch.stack(levels).sum(0)
         rows, columns = maps[0].shape[2:]
         sine, cosine = self.rope(rows, columns)
-        blocks = [partial(_apply, block) for block in self.blocks]
+        blocks = [partial(_apply_block, block) for block in self.blocks]
         return self.decode(tokens, (rows, columns), sine, cosine, blocks, self.norm)
 
-    def _levels(self, inputs: Sequence[torch.Tensor]
-                ) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def _split_levels(self, inputs: Sequence[torch.Tensor]
+                      ) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Return the maps and the prefix tokens of all levels, after a check of their shapes."""
         maps, prefixes = inputs[:self.num_levels], inputs[self.num_levels:]
         count, shape = len(inputs[0]), tuple(inputs[0].shape[2:])
-        wanted = [(count, self.in_channels, *shape)] * self.num_levels
-        wanted += [(count, self.in_channels, self.num_prefix, 1)] * self.num_levels
-        found = [tuple(each.shape) for each in inputs]
-        if found != wanted:
+        expected = [(count, self.in_channels, *shape)] * self.num_levels
+        expected += [(count, self.in_channels, self.num_prefix, 1)] * self.num_levels
+        shapes = [tuple(features.shape) for features in inputs]
+        if shapes != expected:
             raise TokensError(
-                f'PMTHead got features of the shapes {found}, expected {self.num_levels} maps '
+                f'PMTHead got features of the shapes {shapes}, expected {self.num_levels} maps '
                 f'(N, {self.in_channels}, rows, columns) and then as many of the class and '
                 f'register tokens, (N, {self.in_channels}, {self.num_prefix}, 1). Use '
                 f'DINOv3ViT(prefix_tokens=True) with {self.num_levels} out_indices, without a '
-                'neck; features in a cache have the layout of the backbone that made it')
+                'neck; cached features have the layout of the backbone that the cache was made '
+                'with')
         return maps, prefixes
 
 
-def _apply(block: nn.Module, tokens: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
-           allowed: torch.Tensor) -> torch.Tensor:
-    return block(tokens, sine, cosine, None, allowed)
+def _apply_block(block: nn.Module, tokens: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,
+                 attn_mask: torch.Tensor) -> torch.Tensor:
+    return block(tokens, sine, cosine, None, attn_mask)

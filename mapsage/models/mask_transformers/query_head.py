@@ -1,50 +1,62 @@
-"""What the decode heads of EoMT and PMT share: queries that read patches, and their surface."""
+"""Base class of the decode heads of EoMT and PMT.
+
+It puts the queries in front of the tokens, runs the blocks, and turns queries into masks and class
+scores. Its predictions are scores, not logits: code that blends or averages them checks
+``gives_scores`` and must not apply a softmax.
+
+Shapes: N images, T tokens (P prefix tokens, that is class and register tokens, then patches in row
+order), Q queries, C classes, h x w cells of a mask (stride 4), H x W pixels.
+"""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
+from mmengine.model import BaseModule
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.utils import resize
 from torch import nn
 from torch.nn import functional
 
-from .loss import MaskClassLoss, QueryPrediction
-from .parts import mask_mlp, upscaler
+from mapsage.models.frozen_weights import initializer_name
 
-# A transformer block: tokens, sine and cosine of their positions, what the queries may attend to.
+from .loss import MaskClassLoss, QueryPrediction
+from .parts import build_mask_mlp, build_upscaler
+
+# A transformer block, called with tokens, sine and cosine of their positions, and attention mask.
 MaskedBlock = Callable[..., torch.Tensor]
 
 
 class QueryHead(BaseDecodeHead):
-    """Queries in front of tokens, which predict a mask and a class each.
+    """Decode head whose queries each predict a mask and a class.
 
-    The output of :meth:`predict` are scores and not logits: the sum over the queries of
-    p(class) x p(mask), from 0 up, not normalized over the classes. What reads them asks
-    ``gives_scores``: scores are averaged as they are, without a softmax.
+    :meth:`predict` returns scores, not logits: the sum over the queries of p(class) x p(mask),
+    which is at least 0 and not normalized over the classes. Code that averages predictions checks
+    ``gives_scores`` and averages scores without a softmax.
 
-    In training, before each block that sees the queries, a prediction is made, which gets a loss,
-    and each query attends only to the patches in its mask. MaskAnnealingHook lets these masks fade
-    out, so that after the training one pass and one prediction suffice. Until then evaluation keeps
-    the masks of the blocks whose probability is above 0.5.
+    In training, the queries make a prediction before every block that sees them. It gets a loss,
+    and each query attends only to the patches inside its predicted mask. MaskAnnealingHook fades
+    these attention masks out, so a trained model needs one pass and one prediction. Until then,
+    evaluation masks the blocks whose probability is above 0.5.
 
     Args:
         embed_dims: Channels of the tokens.
         num_classes: Number of classes.
-        num_queries: Number of queries, at least that of the classes.
+        num_queries: Number of queries, at least the number of classes.
         num_blocks: Number of blocks that see the queries.
         num_prefix: Number of class and register tokens.
         loss_decode: Config of the loss, a ``MaskClassLoss``.
-        ignore_index: Label of pixels that do not count.
+        ignore_index: Label of ignored pixels.
         **kwargs: ``align_corners``, ``in_index``.
 
     Attributes:
-        gives_scores: Whether the output of :meth:`predict` are scores, and not logits.
-        attn_mask_probs: Probability that the mask of each block counts, float (num_blocks,).
+        gives_scores: Whether :meth:`predict` returns scores instead of logits.
+        attn_mask_probs: Probability that each block masks a query's attention, float
+            (num_blocks,).
 
     Raises:
-        ValueError: If the numbers of queries and classes do not fit, or ``loss_decode`` is of
-            another type.
+        ValueError: If the numbers of queries and classes do not fit, or ``loss_decode`` has another
+            type.
     """
 
     gives_scores = True
@@ -66,45 +78,46 @@ class QueryHead(BaseDecodeHead):
         self.num_queries, self.num_prefix = num_queries, num_prefix
         self.queries = nn.Embedding(num_queries, embed_dims)
         self.class_head = nn.Linear(embed_dims, num_classes + 1)
-        self.mask_head = mask_mlp(embed_dims)
-        self.upscale = upscaler(embed_dims)
+        self.mask_head = build_mask_mlp(embed_dims)
+        self.upscale = build_upscaler(embed_dims)
         self.register_buffer('attn_mask_probs', torch.ones(num_blocks))
-        self._masked: Optional[List[bool]] = None  # blocks that mask in evaluation, once known
+        # Whether each block masks attention in evaluation; None until attn_mask_probs is read.
+        self._masked_blocks: Optional[List[bool]] = None
 
     def decode(self, tokens: torch.Tensor, grid: Tuple[int, int], sine: torch.Tensor,
                cosine: torch.Tensor, blocks: Sequence[MaskedBlock],
                norm: Callable[[torch.Tensor], torch.Tensor]) -> List[QueryPrediction]:
-        """Run blocks over queries and tokens, and return what the queries predict.
+        """Run blocks over queries and tokens, and return the queries' predictions.
 
         Args:
-            tokens: Class, register and patch tokens, float (N, tokens, embed_dims).
+            tokens: Class, register and patch tokens, float (N, T, embed_dims).
             grid: Rows and columns of patches.
-            sine: Sine of the positions of the tokens, (tokens, head_dims).
-            cosine: Cosine of them.
-            blocks: Blocks, called with tokens, sine, cosine and what the queries may attend to.
-            norm: Norm in front of every prediction.
+            sine: Sine of the tokens' positions, (T, head_dims).
+            cosine: Cosine of the same shape.
+            blocks: Blocks that see the queries.
+            norm: Norm applied before every prediction.
 
         Returns:
-            One prediction before each block that masks, and one at the end.
+            One prediction before each block that masks attention, and one after the last block.
         """
-        # Where a model is cut, the blocks of an EoMT may be on other devices than its head.
+        # With model parallelism, the blocks of an EoMT may be on other devices than its head.
         queries = self.queries.weight.to(tokens).expand(tokens.shape[0], -1, -1)
         tokens = torch.cat((queries, tokens), dim=1)
-        # Queries have no position: their tokens are not rotated.
+        # Queries have no position; sine 0 and cosine 1 leave them unrotated.
         sine = functional.pad(sine, (0, 0, self.num_queries, 0))
         cosine = functional.pad(cosine, (0, 0, self.num_queries, 0), value=1.)
         predictions: List[QueryPrediction] = []
         for index, block in enumerate(blocks):
-            allowed = None
-            if self.training or self._masks_in_evaluation()[index]:
+            attn_mask = None
+            if self.training or self._read_masked_blocks()[index]:
                 predictions.append(self.predict_queries(norm(tokens), grid))
-                allowed = self._allowed(predictions[-1].masks, grid, index)
-            tokens = block(tokens, sine, cosine, allowed)
+                attn_mask = self._attention_mask(predictions[-1].masks, grid, index)
+            tokens = block(tokens, sine, cosine, attn_mask)
         predictions.append(self.predict_queries(norm(tokens), grid))
         return predictions
 
     def predict_queries(self, tokens: torch.Tensor, grid: Tuple[int, int]) -> QueryPrediction:
-        """Return the prediction of normed tokens, (N, queries + prefix + patches, embed_dims)."""
+        """Return the prediction from normed tokens, (N, Q + T, embed_dims)."""
         tokens = tokens.to(self.queries.weight.device)
         queries = tokens[:, :self.num_queries]
         patches = tokens[:, self.num_queries + self.num_prefix:].transpose(1, 2)
@@ -115,7 +128,7 @@ class QueryHead(BaseDecodeHead):
 
     def loss_by_feat(self, seg_logits: Any, batch_data_samples: Sequence[Any]
                      ) -> Dict[str, torch.Tensor]:
-        """Return the losses of predictions, with those before the last."""
+        """Return the losses of all predictions, including the ones before the last."""
         labels = self._stack_batch_gt(batch_data_samples).squeeze(1)
         labels = labels.masked_fill(labels == self.ignore_index, -1)
         names = [str(sample.metainfo.get('img_path', '')) for sample in batch_data_samples]
@@ -123,64 +136,74 @@ class QueryHead(BaseDecodeHead):
 
     def predict_by_feat(self, seg_logits: Any, batch_img_metas: Sequence[Dict[str, Any]]
                         ) -> torch.Tensor:
-        """Return scores, float32 (N, num_classes, H, W), of the last prediction.
+        """Return the class scores of the last prediction, float32 (N, C, H, W).
 
         Masks are resized before the sigmoid, as in the published code.
         """
         meta = batch_img_metas[0]
         size = meta['img_shape']
-        if not isinstance(size, torch.Size):  # MMSegmentation's sign of a sliding window
+        # MMSegmentation passes a torch.Size for windows of slide inference, which have no padding.
+        if not isinstance(size, torch.Size):
             size = meta.get('pad_shape', size)[:2]
         masks = resize(seg_logits[-1].masks.float(), size=tuple(size), mode='bilinear',
                        align_corners=self.align_corners)
         return class_scores(masks, seg_logits[-1].classes.float())
 
     def train(self, mode: bool = True) -> QueryHead:
-        """Switch to training or evaluation, which looks at ``attn_mask_probs`` anew."""
-        self._masked = None
+        """Set the mode. Evaluation reads the current ``attn_mask_probs``."""
+        self._masked_blocks = None
         if not mode:
-            self._masks_in_evaluation()  # here, where it interrupts no compiled graph
+            # Read here rather than in decode(), where it would break a compiled graph.
+            self._read_masked_blocks()
         return super().train(mode)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._masked = None
+        self._masked_blocks = None
         super()._load_from_state_dict(*args, **kwargs)
 
-    def _masks_in_evaluation(self) -> List[bool]:
-        if self._masked is None:  # waits for the device, so it is done once
-            self._masked = [value > .5 for value in self.attn_mask_probs.tolist()]
-        return self._masked
+    def _read_masked_blocks(self) -> List[bool]:
+        # tolist() waits for the device, so the result is cached.
+        if self._masked_blocks is None:
+            self._masked_blocks = [value > .5 for value in self.attn_mask_probs.tolist()]
+        return self._masked_blocks
 
     @torch.no_grad()
-    def _allowed(self, masks: torch.Tensor, grid: Tuple[int, int], index: int) -> torch.Tensor:
-        """Return what each query may attend to, bool (N, Q, Q + prefix + patches).
+    def _attention_mask(self, masks: torch.Tensor, grid: Tuple[int, int], index: int
+                        ) -> torch.Tensor:
+        """Return where each query may attend, bool (N, Q, Q + T).
 
-        All queries and the prefix are always allowed, so that no row is empty.
+        Queries and prefix tokens are always visible, so no row of the mask is empty.
+
+        Args:
+            masks: Mask logits of the queries, (N, Q, h, w).
+            grid: Rows and columns of patches.
+            index: Index of the block.
         """
         resized = functional.interpolate(masks.float(), size=grid, mode='bilinear',
                                          align_corners=False)
         patches = resized.flatten(2) > 0
+        # In training, a query's mask is dropped with the probability 1 - attn_mask_probs.
         if self.training:
             drawn = torch.rand(patches.shape[:2], device=masks.device)
             patches = patches | (drawn > self.attn_mask_probs[index])[..., None]
-        others = patches.new_ones(*patches.shape[:2], self.num_queries + self.num_prefix)
-        return torch.cat((others, patches), dim=2)
+        visible = patches.new_ones(*patches.shape[:2], self.num_queries + self.num_prefix)
+        return torch.cat((visible, patches), dim=2)
 
 
-def pretrained_of(module: Any) -> Optional[Dict[str, Any]]:
-    """Return the config of the checkpoint to initialize a module from, or None."""
+def find_pretrained_cfg(module: BaseModule) -> Optional[Dict[str, Any]]:
+    """Return the ``init_cfg`` that names a checkpoint; None without one, or if already loaded."""
     cfgs = module.init_cfg if isinstance(module.init_cfg, (list, tuple)) else [module.init_cfg]
-    found = [cfg for cfg in cfgs if cfg and getattr(cfg['type'], '__name__', cfg['type'])
-             in ('Pretrained', 'PretrainedInit')]
-    return found[-1] if found and not module.is_init else None
+    pretrained = [cfg for cfg in cfgs
+                  if cfg and initializer_name(cfg) in ('Pretrained', 'PretrainedInit')]
+    return pretrained[-1] if pretrained and not module.is_init else None
 
 
 def class_scores(mask_logits: torch.Tensor, class_logits: torch.Tensor) -> torch.Tensor:
-    """Return the scores of classes, float (N, C, H, W).
+    """Return the class scores of every pixel, float (N, C, H, W).
 
     Args:
         mask_logits: Float (N, Q, H, W).
-        class_logits: Float (N, Q, C + 1), the last of them 'no object'.
+        class_logits: Float (N, Q, C + 1), 'no object' last.
     """
     classes = class_logits.softmax(-1)[..., :-1].transpose(1, 2)
     scores = classes @ mask_logits.sigmoid().flatten(2)

@@ -1,8 +1,11 @@
-"""Labels as masks of all classes, on the grid of the predicted masks, whatever classes are there.
+"""Labels as masks of all classes, on the grid of the predicted masks.
 
-The published training draws points of full-size masks, one mask for each class of the image. Here
-each image has a mask for every class of the dataset, with a flag whether it is present, and the
-loss sees every cell of the masks' own grid: shapes never change, so that lazy devices compile once.
+The published training samples points of full-size masks, with one mask per class in the image. Here
+every image has a mask for every class of the dataset and a flag whether the class is present, and
+the loss covers every cell of the mask grid. Shapes therefore never change, and lazy devices (XLA,
+T20) compile only once.
+
+Shapes: N images, C classes, H x W label pixels, P cells of the mask grid.
 """
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ import torch
 
 
 class MaskTargets(NamedTuple):
-    """Masks of a batch; P is the number of cells, each of which covers pixels of the labels.
+    """Target masks of a batch.
 
     Attributes:
-        masks: Share of each cell's pixels that are of a class, float (N, C, P).
+        masks: Share of each cell's pixels that belong to a class, float (N, C, P).
         valid: Share of each cell's pixels that have a label, float (N, 1, P).
-        present: Classes of which an image has any pixel, bool (N, C).
+        present: Whether an image contains a class, bool (N, C).
     """
 
     masks: torch.Tensor
@@ -25,16 +28,17 @@ class MaskTargets(NamedTuple):
     present: torch.Tensor
 
 
-def mask_targets(labels: torch.Tensor, num_classes: int, size: Tuple[int, int]) -> MaskTargets:
-    """Return the masks of label maps.
+def build_mask_targets(labels: torch.Tensor, num_classes: int, size: Tuple[int, int]
+                       ) -> MaskTargets:
+    """Return the target masks of label maps.
 
-    A cell holds the mean of its pixels, so that the loss of a cell is that of its pixels under one
-    prediction, and pixels without a label have no share in it.
+    A cell has the mean of its pixels, so its loss equals the mean loss of its pixels for the cell's
+    one prediction. Pixels without a label contribute nothing.
 
     Args:
-        labels: Class indices, integers (N, H, W); any other value, such as 255, is no label.
+        labels: Class indices, integers (N, H, W); any other value, such as 255, means no label.
         num_classes: Number of classes, C.
-        size: Rows and columns of the cells.
+        size: Rows and columns of the mask grid.
 
     Raises:
         ValueError: If a cell would not cover a whole number of pixels.
@@ -45,7 +49,7 @@ def mask_targets(labels: torch.Tensor, num_classes: int, size: Tuple[int, int]) 
                          'cells: expected a whole multiple. Let the data preprocessor bring images '
                          'and labels to one size, a multiple of 16')
     classes = torch.arange(num_classes, device=labels.device).view(1, -1, 1, 1)
-    # Pixel by pixel of a cell, since a mask of every class at full size would be large.
+    # Summed pixel by pixel of a cell, because masks of all classes at full size would be large.
     masks = sum(
         (labels[:, None, row::factor, column::factor] == classes).float()
         for row in range(factor) for column in range(factor)) / factor**2

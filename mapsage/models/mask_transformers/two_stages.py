@@ -1,4 +1,8 @@
-"""EoMT's training in two stages: first the new parts warm up, then the encoder does."""
+"""EoMT's two-stage warm-up: first the new layers warm up, then the pretrained encoder.
+
+The constructor groups the parameters, and the scheduler reads from each group whether it belongs to
+the encoder. They work only together. Other models on a DINOv3ViT use layer_decay.py.
+"""
 from __future__ import annotations
 
 import re
@@ -12,28 +16,30 @@ from torch import nn
 
 from .eomt import EoMT
 
-_ENCODER = 'encoder'  # key of a parameter group: whether it is of the encoder
+# Key of a parameter group: whether its parameters belong to the encoder.
+_ENCODER = 'encoder'
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class TwoStageConstructor(DefaultOptimWrapperConstructor):
     """Parameter groups of an :class:`EoMT` for :class:`TwoStagePolyLR`, with layer decay.
 
-    Block i of n learns at ``lr * decay_rate**(n - 1 - i)``, the embedding as block 0, the final
-    norm and all new parts at ``lr``. Weight decay is for every parameter, as the authors have it.
+    Block i of n has the learning rate ``lr * decay_rate**(n - 1 - i)``, the embedding has the rate
+    of block 0, and the final norm and all new layers have ``lr``. Weight decay applies to every
+    parameter, as in the authors' code.
 
     Source: tue-mps/eomt@7bd19dd, ``training/lightning_module.py``.
 
     Args:
         optim_wrapper_cfg: Config of the optimizer wrapper, as in MMEngine; the optimizer needs
             ``lr``.
-        paramwise_cfg: Decay rate of the encoder's layers, as ``dict(decay_rate=...)``, greater than
-            0 and at most 1, and optionally ``decay_joint_blocks=False`` for the full rate in the
-            blocks that see the queries.
+        paramwise_cfg: Decay rate of the encoder's layers, as ``dict(decay_rate=...)``, above 0 and
+            at most 1. Optionally ``decay_joint_blocks=False``, for the full rate in the blocks that
+            see the queries.
 
     Raises:
-        ValueError: If ``paramwise_cfg`` is anything else, the optimizer has no ``lr``, or the model
-            is no EoMT.
+        ValueError: If ``paramwise_cfg`` has another form, the optimizer has no ``lr``, or the model
+            is not an EoMT.
     """
 
     def _validate_cfg(self) -> None:
@@ -42,24 +48,24 @@ class TwoStageConstructor(DefaultOptimWrapperConstructor):
         if not {'decay_rate'} <= set(self.paramwise_cfg) <= {'decay_rate', 'decay_joint_blocks'} \
                 or not 0 < rate <= 1:
             raise ValueError(f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=..., '
-                             'decay_joint_blocks=True or False), the rate in 0 .. 1, 0 excluded')
+                             'decay_joint_blocks=True or False), the rate above 0 and at most 1')
         if self.base_lr is None:
             raise ValueError(f'optimizer={self.optimizer_cfg} has no lr to scale; set it')
 
     def add_params(self, params: List[Dict[str, Any]], module: nn.Module, prefix: str = '',
                    is_dcn_module: Any = None) -> None:
-        """Append the groups of the encoder by rate, lowest first, and that of the new parts.
+        """Append the encoder's groups, lowest rate first, and the group of the new layers.
 
         Args:
-            params: List that is extended in place by groups with ``lr``, ``encoder``, and
-                ``group_name``.
+            params: List to which groups with ``lr``, ``encoder`` and ``group_name`` are appended.
             module: Model whose parameters are grouped.
             prefix: Unused argument of the base class.
             is_dcn_module: Unused argument of the base class.
         """
         if not isinstance(module, EoMT):
             raise ValueError(f'TwoStageConstructor is for an EoMT, not {type(module).__name__}; '
-                             "other models on a DINOv3ViT have 'DINOv3LayerDecayConstructor'")
+                             'for other models on a DINOv3ViT, use '
+                             "'DINOv3LayerDecayConstructor'")
         groups: Dict[Any, Dict[str, Any]] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
@@ -77,36 +83,37 @@ class TwoStageConstructor(DefaultOptimWrapperConstructor):
         params.extend(ordered)
 
     def _scale(self, name: str, model: EoMT) -> float:
-        """Return the factor of the rate of a parameter of the encoder."""
+        """Return the learning-rate factor of an encoder parameter."""
         blocks = len(model.backbone.blocks)
-        found = re.match(r'blocks\.(\d+)\.', name)
-        index = int(found.group(1)) if found else blocks - 1 if name.startswith('norm.') else 0
-        joint = found and index >= blocks - len(model.decode_head.attn_mask_probs)
-        if joint and not self.paramwise_cfg.get('decay_joint_blocks', True):
+        block = re.match(r'blocks\.(\d+)\.', name)
+        index = int(block.group(1)) if block else blocks - 1 if name.startswith('norm.') else 0
+        sees_queries = block and index >= blocks - len(model.decode_head.attn_mask_probs)
+        if sees_queries and not self.paramwise_cfg.get('decay_joint_blocks', True):
             return 1.
         return self.paramwise_cfg['decay_rate']**(blocks - 1 - index)
 
 
 @PARAM_SCHEDULERS.register_module()
 class TwoStagePolyLR(_ParamScheduler):
-    """Learning rates that warm up in two stages and fall by a polynomial.
+    """Learning rates that warm up in two stages and then decay by a polynomial.
 
-    New parts rise from 0 over the first ``warmup[0]`` steps, in which the encoder's rate is 0; then
-    the encoder's rises over ``warmup[1]`` steps. After its warm-up each falls by
-    ``(1 - share of the steps left)**power`` to 0 at ``end``.
+    The rate of the new layers rises from 0 over the first ``warmup[0]`` steps, during which the
+    encoder's rate is 0. Then the encoder's rate rises over ``warmup[1]`` steps. After its warm-up,
+    a rate decays as ``(1 - t)**power``, where t goes from 0 at the end of that warm-up to 1 at
+    ``end``.
 
     Source: tue-mps/eomt@7bd19dd, ``training/two_stage_warmup_poly_schedule.py``.
 
     Args:
         optimizer: Optimizer whose groups come from :class:`TwoStageConstructor`.
-        warmup: Steps of both warm-ups.
-        power: Exponent of the fall.
+        warmup: Number of steps of each warm-up: of the new layers, of the encoder.
+        power: Exponent of the decay.
         **kwargs: ``begin`` and ``end`` in steps, and other arguments of MMEngine's schedulers;
             ``param_name`` is 'lr'.
 
     Raises:
-        ValueError: If the groups do not say which are the encoder's, the schedule is by epochs, or
-            the warm-ups do not fit before its end.
+        ValueError: If no group is marked as the encoder's, the schedule is by epochs, or the
+            warm-ups do not fit before its end.
     """
 
     def __init__(self, optimizer: Any, warmup: Sequence[int] = (500, 1000), power: float = 0.9,
@@ -117,10 +124,11 @@ class TwoStagePolyLR(_ParamScheduler):
                 or sum(warmup) >= end - begin:
             raise ValueError(f'TwoStagePolyLR: warmup={tuple(warmup)}, begin={begin}, end={end}, '
                              f'by_epoch={kwargs["by_epoch"]}; expected steps (by_epoch=False), an '
-                             'end, and two warm-ups that together are shorter')
-        # MMEngine adds a group without parameters that shows the rate of the config.
+                             'end, and two warm-ups that are shorter together')
+        # any() instead of all(): MMEngine adds a group without parameters and without the key, to
+        # show the config's rate.
         if not any(_ENCODER in group for group in optimizer.param_groups):
-            raise ValueError('TwoStagePolyLR: the parameter groups do not say which are the '
+            raise ValueError('TwoStagePolyLR: the parameter groups do not say which ones are the '
                              "encoder's; set optim_wrapper.constructor='TwoStageConstructor'")
         self.warmup, self.power, self.steps = tuple(warmup), power, end - begin
         super().__init__(optimizer, **kwargs)

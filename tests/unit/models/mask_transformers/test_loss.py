@@ -14,8 +14,8 @@ from torch.nn import functional
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.models import MaskClassLoss
 from mapsage.models.mask_transformers.loss import QueryPrediction
-from mapsage.models.mask_transformers.matching import hungarian, match_costs
-from mapsage.models.mask_transformers.targets import mask_targets
+from mapsage.models.mask_transformers.matching import match_costs, match_hungarian
+from mapsage.models.mask_transformers.targets import build_mask_targets
 from mapsage.wrappers.batch_counts import BatchCounts
 
 
@@ -156,7 +156,7 @@ def test_matching_is_the_optimum_and_uses_each_query_once() -> None:
     generator = torch.Generator().manual_seed(0)
     costs = torch.randn(3, 40, QUERIES, CLASSES, generator=generator)
     present = torch.rand(40, CLASSES, generator=generator) < .6
-    queries = hungarian(costs, present)
+    queries = match_hungarian(costs, present)
     assert queries.shape == (3, 40, CLASSES) and queries.dtype == torch.int64
     for output in range(3):
         for image in range(40):
@@ -189,7 +189,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     exact = bound()(rounded, labels)
     with torch.autocast('cpu', dtype=torch.bfloat16):
         losses = bound()(half, labels)
-        targets = mask_targets(labels, CLASSES, (64, 64))
+        targets = build_mask_targets(labels, CLASSES, (64, 64))
         costs = match_costs(rounded[0].masks.flatten(2), rounded[0].classes, targets, (5, 5, 2))
     assert costs.dtype == torch.float32
     assert torch.equal(costs, match_costs(rounded[0].masks.flatten(2), rounded[0].classes, targets,

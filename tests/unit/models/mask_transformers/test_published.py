@@ -212,7 +212,7 @@ def test_checkpoints_of_another_kind(tmp_path: Path) -> None:
         loaded(dict(eomt_config(), init_cfg=dict(type='Pretrained', checkpoint=pmt)))
     with pytest.raises(WeightsError, match="format 'eomt', expected a checkpoint of PMT"):
         loaded(pmt_config(init_cfg=dict(type='Pretrained', checkpoint=eomt)))
-    with pytest.raises(WeightsError, match='no EoMT or PMT.*load_from'):
-        published.split({'decode_head.conv_seg.weight': torch.zeros(1)})
-    with pytest.raises(WeightsError, match='not those of an EoMT'):
+    with pytest.raises(WeightsError, match='not an EoMT or PMT.*load_from'):
+        published.split_checkpoint({'decode_head.conv_seg.weight': torch.zeros(1)})
+    with pytest.raises(WeightsError, match='not the weights of an EoMT'):
         published.to_huggingface(build(pmt_config()).state_dict())

@@ -87,14 +87,14 @@ def test_probabilities_mask_queries_at_random(model: Any) -> None:
     masks[..., :8] = 1.
     head.attn_mask_probs[1] = .25
     torch.manual_seed(0)
-    whole, some = (head._allowed(masks, (4, 4), index) for index in (0, 1))
+    whole, some = (head._attention_mask(masks, (4, 4), index) for index in (0, 1))
     assert whole[..., :QUERIES + 5].all() and some[..., :QUERIES + 5].all()
     patches = whole[..., QUERIES + 5:].reshape(40, QUERIES, 4, 4)
     assert patches[..., :2].all() and not patches[..., 2:].any()
     open_rows = some.all(2).float().mean()
     assert .7 < float(open_rows) < .8
     head.eval()
-    assert not head._allowed(masks, (4, 4), 1).all(2).any()
+    assert not head._attention_mask(masks, (4, 4), 1).all(2).any()
 
 
 def test_scores_are_sums_over_queries() -> None:

@@ -31,7 +31,7 @@ def test_equal_phases_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize('phases', [([1], None), ([1, 2], [3]), ([5], [5]), ([-1], [4]), ([], [])])
 def test_phases_that_are_none(phases: Any) -> None:
-    with pytest.raises(AnnealingError, match='expected as many of both'):
+    with pytest.raises(AnnealingError, match='expected one start and one end'):
         check_phases(*phases)
 
 
@@ -122,5 +122,5 @@ def test_models_and_groups_of_another_kind() -> None:
     dict(end=1500), dict(), dict(end=9000, by_epoch=True), dict(end=9000, warmup=(1, ))])
 def test_schedules_that_do_not_fit(settings: Dict[str, Any]) -> None:
     wrapper = wrapper_of(build(eomt_config()), decay_rate=1)
-    with pytest.raises(ValueError, match='two warm-ups that together are shorter'):
+    with pytest.raises(ValueError, match='two warm-ups that are shorter together'):
         PARAM_SCHEDULERS.build(dict(type='TwoStagePolyLR', optimizer=wrapper, **settings))
