@@ -79,10 +79,15 @@ def compare_round(consensus: Consensus, ranks: VirtualRanks, error: Optional[Exc
                           for rank, step in found.by_rank('step').items())
         raise LockstepError(f'ranks sample in different steps ({where}). Each must call sample() '
                             f'equally often and resume from the same checkpoint.')
-    processes = consensus.channel.ranks
-    return Round(found.min('status') == ENDED, *(
-        [found.by_rank(f'{name} {turn}')[process] for process, block in zip(processes, ranks.blocks)
-         for turn in range(len(block))] for name in COUNTS))
+    blocks = list(zip(consensus.channel.ranks, ranks.blocks))
+    turns = range(len(ranks.block(0)))
+    counts_by_name = []
+    for name in COUNTS:
+        # Once a turn, and not once a virtual rank: it goes over all processes.
+        by_turn = [found.by_rank(f'{name} {turn}') for turn in turns]
+        counts_by_name.append([by_turn[turn][process] for process, block in blocks
+                               for turn in range(len(block))])
+    return Round(found.min('status') == ENDED, *counts_by_name)
 
 
 def check_equal_settings(channel: Channel, settings: str) -> None:

@@ -8,6 +8,7 @@ the elements (torch 2.13; those of CUDA raise an error).
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from typing import Any, List, Optional, Tuple
 
@@ -19,11 +20,16 @@ from mapsage.accelerator import Accelerator, current_accelerator
 
 def why_not_fused(kind: Any, accelerator: Accelerator) -> Optional[str]:
     """Return why optimizers of a class cannot be fused on an accelerator, or None if they can."""
-    if 'fused' not in inspect.signature(kind).parameters:
+    if not _takes_fused(kind):
         return f'torch {torch.__version__} has no fused {kind.__name__}'
     if not accelerator.supports.fused_optimizer:
         return f'torch {torch.__version__} has no fused optimizers for {accelerator.name}'
     return None
+
+
+@functools.lru_cache(maxsize=None)
+def _takes_fused(kind: Any) -> bool:
+    return 'fused' in inspect.signature(kind).parameters
 
 
 def without_missing_fusion(config: Any, accelerator: Accelerator) -> Tuple[Any, List[str]]:
@@ -77,12 +83,12 @@ def prepare_fused_step(optimizer: torch.optim.Optimizer) -> None:
     Where there is no fused step, as after a move of the run to another kind of device, a plain one
     takes its place.
     """
-    for group in optimizer.param_groups:
-        if not group.get('fused'):
-            continue
-        if why_not_fused(type(optimizer), current_accelerator()) is not None:
+    groups = [group for group in optimizer.param_groups if group.get('fused')]
+    if groups and why_not_fused(type(optimizer), current_accelerator()) is not None:
+        for group in groups:
             group['fused'] = None
-            continue
+        return
+    for group in groups:
         for parameter in group['params']:
             if parameter.grad is None:
                 continue

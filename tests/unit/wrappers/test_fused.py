@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any, Dict, List
 
 import pytest
@@ -121,3 +122,20 @@ def test_a_fused_checkpoint_goes_on_where_there_is_none() -> None:
         wrapper.step()
     assert target.optimizer.param_groups[0]['fused'] is None
     assert torch.allclose(fused, plain, atol=1e-7)
+
+
+@needs_fused
+def test_a_step_costs_no_look_at_the_signature_of_the_optimizer(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[Any] = []
+    signature = inspect.signature
+    monkeypatch.setattr(inspect, 'signature', lambda kind, *arguments, **options: (
+        asked.append(kind), signature(kind, *arguments, **options))[1])
+    kind = type('UsersSGD', (torch.optim.SGD,), {})
+    groups = [dict(params=[weight(False)]) for _ in range(150)]
+    wrapper = watch_fused_steps(OptimWrapper(kind(groups, lr=0.1, fused=True)))
+    for _ in range(3):
+        for group in groups:
+            group['params'][0].grad = torch.ones(8, 4, 3, 3)
+        wrapper.step()
+    assert asked.count(kind) <= 1
