@@ -8,8 +8,10 @@ from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.hooks import Hook, LoggerHook
+from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS, TASK_UTILS
+from torch import nn
 
 from mapsage.accelerator import current_accelerator
 from mapsage.background_worker import BackgroundWorker
@@ -180,6 +182,8 @@ class DynamicSamplingHook(Hook):
                 itertools.repeat(None, discarded), self._steps) if discarded else self._steps
         else:
             loop.dataloader = SampledEpochs(loader, self._steps)
+        if self.uneven_batches and target > 1:
+            _warn_of_single_samples(runner.model)
         if self.uneven_batches and not getattr(self._scorer, 'weighs_loss', False):
             self._weigh(runner.optim_wrapper, names_of_counters(runner.model))
         if self._settings['unbiased']:
@@ -433,3 +437,17 @@ def _reload(loader: Any, index: int, seed: Sequence[int], score: Optional[float]
     candidate: Candidate = loader.samples.load(index, tuple(seed))
     candidate.score = score
     return candidate
+
+
+def _warn_of_single_samples(model: nn.Module) -> None:
+    """Warn of layers that cannot train on the single sample that ``'shrink'`` may leave a rank."""
+    # As the loop does after this hook: a model with norm_eval freezes its layers only now.
+    model.train()
+    layers = [name for name, layer in model.named_modules() if layer.training and isinstance(
+        layer, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)]
+    if layers:
+        print_log(f"[DynSample] shortfall='shrink' may leave a rank one sample, and BatchNorm "
+                  f'raises an error where it has one value for a channel, as behind a global '
+                  f'pooling ({len(layers)} layers, {layers[0]} the first). Choose '
+                  f"shortfall='pad', or norm_cfg=dict(type='GN', num_groups=32).",
+                  logger='current', level=30)

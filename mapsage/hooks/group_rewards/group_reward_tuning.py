@@ -194,11 +194,13 @@ class GroupRewardTuning:
             losses = {name: _scaled(value, self.anchor) if 'loss' in name else value
                       for name, value in own_loss(data['inputs'], data['data_samples']).items()}
         logits = self._logits(inputs)
-        valid = _labels(data_samples) != self.ignore_index
-        advantages = torch.stack([each.group_advantages for each in data_samples])
-        terms = surrogate(logits, torch.stack([each.group_actions for each in data_samples]),
-                          advantages, valid, self.region)
-        reward = torch.cat([each.group_reward for each in data_samples]).mean()
+        # The layers of a split model move what they are given, and labels meet logits here.
+        device = logits.device
+        valid = (_labels(data_samples) != self.ignore_index).to(device)
+        advantages = torch.stack([each.group_advantages for each in data_samples]).to(device)
+        actions = torch.stack([each.group_actions for each in data_samples]).to(device)
+        terms = surrogate(logits, actions, advantages, valid, self.region)
+        reward = torch.cat([each.group_reward for each in data_samples]).mean().to(device)
         reward = torch.nan_to_num(reward)
         gradient = terms.mean() * (batch.share * batch.loss_weight)
         losses['loss_reward'] = (1 - self.anchor) * (

@@ -12,9 +12,10 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapperDict
-from mmengine.registry import TASK_UTILS
+from mmengine.registry import MODELS, TASK_UTILS
 from support import write_tiny_config
 from torch.nn import functional
+from toy_runs import ToyRegression, log_of, toy_runner, toy_train
 
 from mapsage.engine import MapSageRunner
 from mapsage.evaluation import reward_variance
@@ -248,6 +249,41 @@ def test_shrink_needs_one_optimizer() -> None:
         hook._weigh(OptimWrapperDict())
     with pytest.raises(ValueError, match='JaccardLoss counts over the global batch already'):
         hook._weigh(None, ['JaccardLoss'])
+
+
+class FrozenNorms(ToyRegression):
+    """A model whose BatchNorm layers do not train."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.layers[1].eval()
+        return self
+
+
+MODELS.register_module(module=FrozenNorms, force=True)
+
+
+def one_valid_of_two(**changes: Any) -> DynamicSamplingHook:
+    return DynamicSamplingHook(
+        score=lambda samples: [float(number == 0) for number in range(len(samples))],
+        **dict(dict(validity=dict(low=0.5), max_resample_times=0, shortfall='shrink'), **changes))
+
+
+def test_shrink_says_that_batch_norm_may_get_one_sample(tmp_path: Path) -> None:
+    runner, _ = toy_runner(tmp_path, hooks=[one_valid_of_two()])
+    with pytest.raises(ValueError, match='more than 1 value per channel'):
+        runner.train()
+    assert "shortfall='shrink' may leave a rank one sample, and BatchNorm" in log_of(runner)
+    assert '(1 layers, layers.1 the first)' in log_of(runner)
+
+
+@pytest.mark.parametrize('model, hook', [
+    ('FrozenNorms', {}), ('ToyRegression', dict(shortfall='pad'))])
+def test_nothing_is_said_where_one_sample_is_enough_or_does_not_come(
+        model: str, hook: Dict[str, Any], tmp_path: Path) -> None:
+    runner, record = toy_train(tmp_path, hooks=[one_valid_of_two(**hook)], **{'model.type': model})
+    assert len(record.losses) == 8
+    assert 'may leave a rank one sample' not in log_of(runner)
 
 
 @pytest.mark.parametrize('palette, expected', [
