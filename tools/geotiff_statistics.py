@@ -11,21 +11,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mapsage.console import accept_any_text  # noqa: E402
 from mapsage.geo import GeoError, RasterBlockError, band_statistics, match  # noqa: E402
 
-_SUFFIXES = '.tif', '.tiff'
-
 
 def main(argv=None) -> None:
     accept_any_text()
     parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
-    parser.add_argument('scenes', nargs='+', help='files, folders of .tif and .tiff files, and '
-                        'other names that GDAL opens')
+    parser.add_argument('scenes', nargs='+', help='files, folders of them, and other names that '
+                        'GDAL opens')
     parser.add_argument('--bands', nargs='+', type=int,
                         help='bands counted from 1, in the order of the config (default: all but '
                         'alpha)')
     parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
                         help='largest number of pixels to read (default: 50,000,000)')
     args = parser.parse_args(argv)
-    paths = [path for scene in args.scenes for path in match(scene, _SUFFIXES)]
+    paths = [path for scene in args.scenes for path in match(scene)]
     try:
         found = band_statistics(paths, args.bands, args.samples)
     except (GeoError, RasterBlockError) as error:

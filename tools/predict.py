@@ -59,6 +59,8 @@ def main(argv=None) -> int:
     pseudo_label_options.add_arguments(parser)
     parser.add_argument('--overwrite', action='store_true',
                         help='make maps again that exist already')
+    parser.add_argument('--skip-broken', action='store_true',
+                        help='map the other inputs where some cannot be read; exit status 3')
     args = parser.parse_args(argv)
     if args.model is not None and args.amp:
         parser.error('--amp is for checkpoints: an exported model computes in float32')
@@ -68,6 +70,9 @@ def main(argv=None) -> int:
         parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
     if args.mosaic is not None and (Path(args.mosaic).name != args.mosaic or not args.mosaic):
         parser.error(f'--mosaic {args.mosaic!r}: expected the name of the map, without a folder')
+    if args.mosaic is not None and args.skip_broken:
+        parser.error('--skip-broken with --mosaic: one map of all inputs needs all of them; leave '
+                     'the broken ones out')
     if args.scale is not None and args.gsd is not None:
         parser.error('--scale and --gsd say the same in two ways: give one of them')
     for name in ('scale', 'gsd'):

@@ -127,6 +127,7 @@ class Prediction:
         with self._together('preparing the prediction'), ExitStack() as stack:
             self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
             self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
+            self._broken: Dict[str, str] = {}  # why an input is skipped, by name; on rank 0
             self._members = find_members(args.inputs, args.allow_remote) if args.mosaic else []
             self._inputs = self.find_inputs()
             if self._rank == 0:
@@ -211,8 +212,8 @@ class Prediction:
         self._check_names()
         jobs, in_pixels = [], []
         sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
-        for name, path in self._inputs.items():
-            scene = self._scene(path)
+        for name, scene in self._open_inputs().items():
+            path = self._inputs[name]
             if isinstance(scene.raster, Mosaic):
                 self._say(scene.raster.describe())
             size, why = choose_size(scene, self._bands.resize, self._args.scale, self._args.gsd)
@@ -254,6 +255,29 @@ class Prediction:
         self._say_of_area(jobs)
         return jobs
 
+    def _open_inputs(self) -> Dict[str, Scene]:
+        """Open every input before the first is predicted; return those that can be mapped.
+
+        Raises:
+            PredictError: If one cannot be mapped, unless such are to be skipped; if none can.
+        """
+        scenes: Dict[str, Scene] = {}
+        for name, path in self._inputs.items():
+            try:
+                scenes[name] = self._scene(path)
+            except PredictError as error:
+                self._broken[name] = str(error)
+        skips = self._args.skip_broken and scenes
+        if self._broken and not skips:
+            if len(self._inputs) == 1:
+                raise PredictError(*self._broken.values())
+            raise PredictError(f'{len(self._broken)} of {len(self._inputs)} input(s) cannot be '
+                               f'mapped: {" ".join(self._broken.values())}'
+                               + ' --skip-broken maps the others.' * bool(scenes))
+        for reason in self._broken.values():
+            self._say(f'note: skipped: {reason}')
+        return scenes
+
     def _windows_in_area(self, scene: Scene, size: Tuple[int, int]) -> Optional[List[List[int]]]:
         """Return which columns of each row of windows touch the area; None without an area."""
         if self._area is None:
@@ -269,7 +293,7 @@ class Prediction:
         for name in self._beside:
             with self._scene(self._inputs[name]).raster as raster:
                 line = self._area.beside(raster)
-            if len(self._beside) == len(self._inputs):
+            if len(self._beside) + len(self._broken) == len(self._inputs):
                 raise PredictError(f'{line}. Check that the files belong together and that each '
                                    f'has the CRS it was made in.')
             self._say(f'note: {line}: it is left out.')
@@ -322,7 +346,7 @@ class Prediction:
     def _summarize(self) -> int:
         status = 0
         for name in self._inputs:
-            if name in self._beside:
+            if name in self._beside or name in self._broken:
                 continue
             outputs = self._outputs(name)
             report = outputs.read_report()
@@ -338,8 +362,11 @@ class Prediction:
         if windows and self._seconds:
             self._say(f'{windows} windows in {self._seconds:.1f} s on {self._world_size} rank(s): '
                       f'{windows / self._seconds:.1f} windows/s')
-        if status == PARTIAL:
-            text = f'partial: damaged parts of the input are no data in the map(s); status {status}'
+        reasons = ['damaged parts of the input are no data in the map(s)'] * (status == PARTIAL) + [
+            f'{len(self._broken)} of {len(self._inputs)} input(s) skipped'] * bool(self._broken)
+        if reasons:
+            status = PARTIAL
+            text = f'partial: {"; ".join(reasons)}; status {status}'
             self._say(text)
             self._model.note(text)
         refresh_report(self._folder.parent, self._say)
@@ -372,7 +399,7 @@ def predict(args: argparse.Namespace,
         say: Function that prints a line; called on rank 0 only.
 
     Returns:
-        0, or 3 when parts of an input could not be read.
+        0, or 3 when parts of an input could not be read, or inputs were skipped.
     """
     return Prediction(args, say).run()
 

@@ -12,6 +12,8 @@ from .cog import (
 )
 from .ellipsoid import pixel_side
 from .gdal_names import (
+    PICTURE_SUFFIXES,
+    SCENE_SUFFIXES,
     content_of,
     files_of,
     is_gdal_name,
@@ -39,9 +41,10 @@ from .window_outlines import reprojected, window_outline
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
     'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'MapInfo', 'Mosaic', 'PARTS',
-    'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels', 'SceneArea', 'ScenePart',
-    'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path',
-    'content_of', 'files_of', 'find_labels', 'forbid_servers', 'hidden_data_band', 'is_gdal_name',
-    'locate', 'match', 'open_raster', 'output_name', 'pixel_side', 'probabilities_path',
-    'read_classes', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'to_map',
-    'window_outline', 'without_secrets', 'write_cog', 'write_polygons']
+    'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels',
+    'SCENE_SUFFIXES', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
+    'band_statistics', 'confidence_path', 'content_of', 'files_of', 'find_labels',
+    'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
+    'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'remote_file',
+    'reprojected', 'server_in', 'stamp', 'suffix_of', 'to_map', 'window_outline',
+    'without_secrets', 'write_cog', 'write_polygons']

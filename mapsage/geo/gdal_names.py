@@ -42,6 +42,9 @@ _USER = re.compile(r'(?<=://)[^/@]*@')
 # Of subdatasets and suffixes whose driver has another name than they have.
 _DRIVERS_OF_PREFIX = {'netcdf': 'netCDF', 'hdf5': 'HDF5', 'bag': 'BAG', 'gtiff_dir': 'GTiff',
                       'zarr': 'Zarr', 'nitf_im': 'NITF', 'wms': 'WMS', 'wmts': 'WMTS', 'wcs': 'WCS'}
+# What is taken from a folder of scenes. A file that is named is opened whatever its name ends in.
+PICTURE_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
+SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2') + PICTURE_SUFFIXES
 _DRIVERS_OF_SUFFIX = {'.nc': 'netCDF', '.h5': 'HDF5', '.hdf5': 'HDF5', '.he5': 'HDF5',
                       '.hdf': 'HDF4', '.jp2': 'JP2OpenJPEG', '.j2k': 'JP2OpenJPEG', '.ecw': 'ECW',
                       '.sid': 'MrSID', '.grib': 'GRIB', '.grb': 'GRIB', '.grib2': 'GRIB',
@@ -77,7 +80,7 @@ def files_of(name: str, suffixes: Sequence[str]) -> List[str]:
     return [name]
 
 
-def match(pattern: str, suffixes: Sequence[str]) -> List[str]:
+def match(pattern: str, suffixes: Sequence[str] = SCENE_SUFFIXES) -> List[str]:
     """Return the files that a path, a folder, a pattern of paths or a name for GDAL means."""
     if not is_gdal_name(pattern) and glob.has_magic(pattern) and not os.path.exists(pattern):
         return sorted(glob.glob(pattern))

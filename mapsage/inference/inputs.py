@@ -10,6 +10,8 @@ import numpy as np
 from PIL import Image
 
 from mapsage.geo import (
+    PICTURE_SUFFIXES,
+    SCENE_SUFFIXES,
     GeoError,
     Mosaic,
     Raster,
@@ -29,9 +31,6 @@ from .errors import PredictError
 
 Box = Tuple[int, int, int, int]  # column, row, width, height in pixels
 
-_PICTURES = ('.png', '.jpg', '.jpeg', '.bmp')
-# What is taken from a folder. A file that is named is opened whatever its name ends in.
-SUFFIXES = _PICTURES + ('.tif', '.tiff', '.jp2', '.vrt')
 _ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 
 
@@ -62,10 +61,10 @@ def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, s
     for path in paths:
         if not (os.path.exists(path) or is_gdal_name(path)):
             raise PredictError(f'input {path} does not exist.')
-        files = files_of(path, SUFFIXES)
+        files = files_of(path, SCENE_SUFFIXES)
         if not files:
             raise PredictError(f"the folder {path} holds no image: expected files that end in "
-                               f"{', '.join(SUFFIXES)}. Folders below are not looked into.")
+                               f"{', '.join(SCENE_SUFFIXES)}. Folders below are not looked into.")
         for file in files:
             server = '' if allow_remote or files == [path] else server_in(file)
             if server:
@@ -115,7 +114,7 @@ class Scene:
         self._bands = bands
         self.size = size or (self.raster.height, self.raster.width)
         self.is_picture = (bands.like_opencv and bands.chosen is None
-                           and suffix_of(path) in _PICTURES)
+                           and suffix_of(path) in PICTURE_SUFFIXES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
         if self.is_picture:
             self._check_upright()

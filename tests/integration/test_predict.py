@@ -342,6 +342,30 @@ def test_a_picture_that_cannot_be_decoded_does_not_stop_the_others(
     np.testing.assert_array_equal(read(tmp_path / 'out' / 'whole.tif'), classes)
 
 
+def test_broken_files_of_a_folder_are_named_at_the_start(
+        model: Tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    """Two of five: all are named before the first map, and --skip-broken maps the others."""
+    classes = paint(80, 100)
+    (tmp_path / 'in').mkdir()
+    for name in 'acde':
+        write_scene(tmp_path / f'in/{name}.tif', classes, **UTM)
+    (tmp_path / 'in/b.tif').write_bytes(b'II*\0 of a download that ended')
+    (tmp_path / 'in/d.tif').write_bytes(b'')
+    out = tmp_path / 'out'
+    with pytest.raises(PredictError, match=r'2 of 5 input\(s\) cannot be mapped: .*in/b\.tif.*'
+                                           r'in/d\.tif.*--skip-broken maps the others'):
+        run(model, tmp_path / 'in', '--out', out)
+    assert list(out.glob('*.tif')) == []
+    for _ in range(2):  # the second time all of them are there
+        assert run(model, tmp_path / 'in', '--out', out, '--skip-broken') == PARTIAL
+        output = capsys.readouterr().out
+        assert 'in/b.tif' in output and 'in/d.tif' in output and '2 of 5 input(s) skipped' in output
+        assert sorted(path.name for path in out.glob('*.tif')) == ['a.tif', 'c.tif', 'e.tif']
+    np.testing.assert_array_equal(read(out / 'e.tif'), classes)
+    with pytest.raises(PredictError, match='no raster that GDAL reads'):
+        run(model, tmp_path / 'in/b.tif', '--out', out, '--skip-broken')
+
+
 def test_a_full_disk_leaves_nothing_under_a_final_name(model: Tuple[Path, Path], tmp_path: Path,
                                                        capsys: Any) -> None:
     random = np.random.RandomState(0).randint(0, 4, (400, 400)).astype(np.uint8)

@@ -13,6 +13,7 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 
 from mapsage.geo import (
+    SCENE_SUFFIXES,
     VECTOR_SUFFIXES,
     GeoError,
     Raster,
@@ -30,8 +31,6 @@ from .shared_scan import scan_scenes
 from .split import SceneSplit
 from .transforms import LoadGeoTiffLabels
 from .windows import RandomWindows
-
-_SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2')
 
 # Number of pixels examined in each direction of a window; if none is valid, the whole is read.
 _LOOKS = 32
@@ -289,10 +288,10 @@ class GeoTiffDataset(BaseSegDataset):
     def _find_scenes(self) -> List[str]:
         found: List[str] = []
         for pattern in self.scenes:
-            found += match(locate(self.data_root, pattern), _SCENE_SUFFIXES)
+            found += match(locate(self.data_root, pattern))
         if not found:
             raise GeoError(f'no scenes in {self.scenes} (data_root={self.data_root!r}); expected '
-                           f'a file, a folder or a pattern of {", ".join(_SCENE_SUFFIXES)}.')
+                           f'a file, a folder or a pattern of {", ".join(SCENE_SUFFIXES)}.')
         return found
 
     def _labels_of(self, scene: Raster) -> Any:

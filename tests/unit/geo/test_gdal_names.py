@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mapsage.geo import gdal_names
+from mapsage.datasets import GeoTiffDataset
+from mapsage.geo import gdal_names, match
+from mapsage.inference.inputs import find_inputs
 
 
 @pytest.mark.parametrize('name, vsi, remote, made', [
@@ -83,3 +85,16 @@ def test_drivers_that_this_gdal_lacks() -> None:
     assert gdal_names.missing_driver('/vsicurl/https://h/a.ecw') == 'ECW'
     for name in ('a.tif', 'NETCDF:"a.nc":b', 'a.jp2', 's3://b/a.tif', 'a'):
         assert gdal_names.missing_driver(name) == ''
+
+
+def test_one_rule_says_what_a_folder_of_scenes_holds(tmp_path: Path) -> None:
+    """The statistics, the dataset and the prediction take the same files of a folder."""
+    names = ['a.tif', 'b.TIFF', 'c.vrt', 'd.img', 'e.jp2', 'f.png', 'g.jpg', 'h.jpeg', 'i.bmp']
+    for name in [*names, 'a.tif.aux.xml', 'b.tfw', 'labels.gpkg', 'notes.txt', 'scene.qml']:
+        (tmp_path / name).touch()
+    (tmp_path / 'folder.tif').mkdir()
+    paths = [str(tmp_path / name) for name in names]
+    dataset = GeoTiffDataset(scenes=str(tmp_path), window=8, lazy_init=True,
+                             metainfo=dict(classes=('a',)))
+    assert match(str(tmp_path)) == dataset._find_scenes() == paths
+    assert sorted(find_inputs([str(tmp_path)]).values()) == paths
