@@ -16,6 +16,9 @@ class UserError(Exception):
     Attributes:
         final: Whether the same run would fail again if its ranks were started anew. An elastic job
             does not restart its ranks after a final error.
+        on_every_rank: Whether every rank raises it for the same reason, such as a wrong config, so
+            that no rank is to blame.
     """
 
     final = True
+    on_every_rank = False

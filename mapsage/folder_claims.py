@@ -35,6 +35,8 @@ NO_LOCKS = ('the file system of {folder} has no locks: nobody notices if a secon
 class FolderClaimedError(UserError, ValueError):
     """Another process writes what this one was about to write."""
 
+    on_every_rank = True
+
 
 @contextlib.contextmanager
 def claimed(folder: Any, names: Sequence[str], advice: str, job: str = '') -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Start the ranks of a training with torchrun; if ranks fail, print the first one's error last.
+"""Start the ranks of a training with torchrun; if ranks fail, print the cause last.
 
     python tools/launch.py [options of torchrun] tools/train.py CONFIG [options of tools/train.py]
 
@@ -8,7 +8,6 @@ mapsage nor MMSegmentation, so that errors in the arguments are reported at once
 """
 import importlib.util
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -41,57 +40,14 @@ def check_port_free(port: int) -> None:
                      f'another, or leave MASTER_PORT unset on one node to get a free one.')
 
 
-# torchrun waits 30 s for ranks to end on its SIGTERM, then it kills them. This is somewhat less,
-# since it notes the times in whole seconds.
-_SECONDS_UNTIL_KILLED = 25
-
-
-def report(failed, notes: Path) -> str:
-    """Return which rank failed first, with its own error.
-
-    If a rank was killed, this is the cause of the other ranks' errors. Three ways to be killed are
-    no cause: SIGUSR2, with which the other ranks are ended (SIGTERM where torchrun does it);
-    torchrun's SIGKILL for those that do not react, which are named at the end, because a rank that
-    hangs is often what the others have waited for; and SIGABRT of a rank that has left an error, or
-    beside such a hung rank, since the watchdog of a communication backend ends a rank in this way
-    that has waited for another one. If no rank was killed, the earliest error decides: torchrun may
-    notice the end of a rank that has lost its peer before that of the peer.
+def report(failed: Any, notes: Path) -> str:
+    """Return which rank is the cause, with its error, see failure_report.py.
 
     Args:
         failed: ``ChildFailedError`` of torchrun.
-        notes: Folder of files with the ranks' errors, named after time and rank.
+        notes: Folder of files with the ranks' errors.
     """
-    ended = failed.get_first_failure()[1].timestamp + _SECONDS_UNTIL_KILLED
-    stuck = sorted(rank for rank, failure in failed.failures.items()
-                   if failure.exitcode == -signal.SIGKILL and failure.timestamp >= ended)
-    # files are named after time and rank; there are none if the folder is gone
-    written = sorted(path for path in notes.glob('*-*') if path.is_file())
-    explained = {int(path.name.split('-')[1]) for path in written}
-    killed = [rank for rank, failure in failed.failures.items()
-              if failure.exitcode < 0 and rank not in stuck
-              and failure.exitcode not in (-signal.SIGUSR2, -signal.SIGTERM)
-              and not (failure.exitcode == -signal.SIGABRT and (stuck or rank in explained))]
-    if killed or not written:
-        rank = killed[0] if killed else failed.get_first_failure()[0]
-        failure = failed.failures[rank]
-        by = failure.signal_name() if failure.exitcode < 0 else ''
-        message = f'killed by {by}' if by else (
-            f'it ended with status {failure.exitcode} and left no error. What it printed is above; '
-            f'if that says nothing, its code or a library called exit.')
-        if by == 'SIGKILL':
-            message += '. If nobody has sent it, the machine ran out of memory: see `dmesg`.'
-        if by == 'SIGABRT':
-            message += ('. Native code gave up, and what it printed is above. The watchdog of a '
-                        'communication backend (NCCL, ECCL) does so with a rank that has waited '
-                        'for another one longer than env_cfg.dist_cfg.timeout.')
-    else:
-        rank = int(written[0].name.split('-')[1])
-        # a rank that was killed while it wrote may have cut a character
-        message = written[0].read_text(encoding='utf-8', errors='replace')
-    if stuck:
-        message += (f'\nrank(s) {stuck} did not end when asked to and were killed: they '
-                    f'were stopped, or hung in native code or on a device.')
-    return f'\nerror: rank {rank} failed first:\n{message}'
+    return str(load('failure_report').describe_failure(failed, notes))
 
 
 def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], None]:

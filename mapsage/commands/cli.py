@@ -28,10 +28,15 @@ from mapsage.distributed import (
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
 from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
-from mapsage.distributed.nodes.launcher_notes import note_for_launcher
+from mapsage.distributed.nodes.launcher_notes import (
+    blamed_ranks,
+    keep_descriptor,
+    note_for_launcher,
+)
 from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.ranks.failure_report import EVERY_RANK
 from mapsage.engine.ranks.fork_server import freeze_imports
 from mapsage.engine.ranks.leftover_encoders import note_finished
 from mapsage.errors import UserError
@@ -229,6 +234,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
     """
     if 'TORCHELASTIC_RUN_ID' in os.environ:
         die_with_launcher()
+        keep_descriptor()
         if os.environ.get('RANK', '0') != '0':
             warnings.simplefilter('ignore')  # rank 0 shows the same ones
     accept_any_text()
@@ -250,7 +256,8 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         error = explain_config_error(_without_worker_traceback(caught))
         tell_why(error)
         text = error_text(error)
-        note_for_launcher(text, _kind(error))
+        alike = isinstance(error, UserError) and error.on_every_rank
+        note_for_launcher(text, _kind(error), [EVERY_RANK] if alike else blamed_ranks(error))
         rank = os.environ.get('RANK')
         where = '' if rank is None else f'[rank {rank}] '
         try:

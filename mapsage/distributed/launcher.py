@@ -27,6 +27,8 @@ ENCODERS_VARIABLE = 'MAPSAGE_ENCODERS'
 class LauncherError(UserError, ValueError):
     """The environment lacks the variables of the named launcher."""
 
+    on_every_rank = True
+
 
 def launcher_environment(launcher: str, environ: Mapping[str, str],
                          first_host: Optional[Callable[[str], str]] = None) -> Dict[str, str]:
@@ -122,7 +124,8 @@ def die_with_parent() -> None:
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    number = signal.SIGRTMIN + 9  # a signal that nothing else uses
+    # The one signal that a stopped process takes, too. If somebody else sends it, nothing happens.
+    number = signal.SIGCONT
     try:
         signal.signal(number, end_if_orphaned)
     except ValueError:  # not the main thread; torch's own workers look every five seconds

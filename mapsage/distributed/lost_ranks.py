@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
-from .channels.group_channel import known_ends
+from .channels.group_channel import known_ends, known_pause
+from .channels.roll_call import describe_pause
 from .nodes.heartbeat import lost_by_heartbeat
 from .store import LockedStore
 
@@ -71,6 +72,9 @@ def _cause(place: str, error: Exception, what: str) -> Optional[Exception]:
     rank, broken = dist.get_rank(), _is_broken_collective(error)
     own = not broken and not isinstance(error, (RankError, RankLostError))
     store.set(f'{place}/note/{rank}', error_text(error) if own else '')
+    paused = known_pause()
+    if paused:
+        store.add(f'{place}/paused/{rank}', int(paused))
     store.add(f'{place}/notes', 1)
     if not broken:
         return None
@@ -82,19 +86,23 @@ def _cause(place: str, error: Exception, what: str) -> Optional[Exception]:
         return RankError(*found.failed, what)
     if lost_by_heartbeat():  # these broke it; others that left no note were too late
         return _lost(lost_by_heartbeat(), error, what)
-    # This one may have failed after the look.
-    return _lost({each: why for each, why in found.lost.items() if each != rank}, error, what)
+    return _lost(found.lost, error, what)
 
 
 def _lost(ranks: Dict[int, str], error: Exception, what: str) -> RankLostError:
     """Return the error about missing ranks, given what is known about their ends."""
-    who = (f'rank(s) {list(ranks)} did not come to it, nor fail' if ranks else
+    rank = dist.get_rank()
+    # One that is not alone in the finding may have failed after the look.
+    ranks = {each: why for each, why in ranks.items() if each != rank} or ranks
+    who = (f'the others have waited for it, rank {rank}, in vain' if rank in ranks else
+           f'rank(s) {list(ranks)} did not come to it in time' if ranks else
            'every rank failed in it, so one was late')
     known = ''.join(f'{why[:1].upper()}{why[1:]}. ' for why in ranks.values() if why)
+    advice = ('The others have given up.' if rank in ranks else 'They died, hang, or took a path '
+              'without this collective: look at the first error in their log.')
     return RankLostError(
-        f'rank {dist.get_rank()} waited in a collective of torch.distributed in {what} and {who} '
-        f'({(str(error).splitlines() or [""])[0]}). {known}They died, hang, or took a path without '
-        f'this collective: look at the first error in their log.', list(ranks))
+        f'rank {rank} waited in a collective of torch.distributed in {what} and {who} '
+        f'({(str(error).splitlines() or [""])[0]}). {known}{advice}', list(ranks))
 
 
 def _is_broken_collective(error: BaseException) -> bool:
@@ -125,18 +133,21 @@ def _find(store: LockedStore, place: str) -> Optional[_Finding]:
 
 
 def _look(store: LockedStore, place: str) -> _Finding:
-    silent = []
+    silent, late = [], {}
     for rank in range(dist.get_world_size()):
         text = store.find(f'{place}/note/{rank}')
         if text:
             return _Finding((rank, text), {})
         if text is None:
             silent.append(rank)
+        paused = store.add(f'{place}/paused/{rank}', 0)
+        if paused:
+            late[rank] = f'rank {rank} {describe_pause(paused)}'
     # Only neighbors of a rank that died notice it at once. The others wait on, for ranks which have
     # failed, and leave no note for now.
     ended = known_ends(silent)
     silent = [rank for rank in silent if rank in ended] or silent
-    return _Finding(None, {rank: ended.get(rank, '') for rank in silent})
+    return _Finding(None, {rank: ended.get(rank, '') for rank in silent} if silent else late)
 
 
 def _await_notes(store: LockedStore, place: str) -> None:

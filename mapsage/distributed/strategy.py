@@ -26,6 +26,8 @@ LAUNCHER_VARIABLES = (
 class StrategyError(UserError, ValueError):
     """The requested strategy does not suit the launcher or the devices."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class Strategy:

@@ -16,6 +16,8 @@ from mapsage.errors import UserError
 class VirtualRanksError(UserError, ValueError):
     """The virtual ranks of a run do not suit its processes, its config or its checkpoint."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class VirtualRanks:

@@ -21,6 +21,8 @@ _PRECISIONS = ('highest', 'high', 'medium')  # those of torch.set_float32_matmul
 class ConfigError(UserError, ValueError):
     """A config asks for something that MapSage cannot do."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class EnvCfg:

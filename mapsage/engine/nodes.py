@@ -47,6 +47,8 @@ _OWN_KEYS = ('work_dir', 'resume', 'load_from', 'launcher')
 class NodesDifferError(UserError, ValueError):
     """The nodes of a job do not run the same code or config, or see different data."""
 
+    on_every_rank = True
+
 
 def meet_nodes(cfg: Config, work_dir: str, heartbeat_timeout: float) -> str:
     """Compare code and config of all nodes, and start the heartbeat between them. Collective.

@@ -8,9 +8,9 @@ from typing import Iterator
 
 from mmengine.dist import is_main_process
 
-from mapsage.distributed import all_ranks_or_none
+from mapsage.distributed import RankError, all_ranks_or_none
 from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
-from mapsage.folder_claims import claimed
+from mapsage.folder_claims import FolderClaimedError, claimed
 
 _ADVICE = 'Wait for its end, stop it, or choose another --work-dir.'
 
@@ -27,13 +27,19 @@ def alone_in_work_dir(work_dir: str, logger: logging.Logger) -> Iterator[None]:
         logger: Logger for a warning where the file system has no locks.
 
     Raises:
-        FolderClaimedError: On rank 0, if another training writes there; RankError on the others.
+        FolderClaimedError: On every rank, if another training writes there.
     """
     job = os.environ.get('TORCHELASTIC_RUN_ID', '') if ELASTIC_VARIABLE in os.environ else ''
     with ExitStack() as stack:
-        with all_ranks_or_none('claiming the work dir'):
-            if is_main_process():
-                warning = stack.enter_context(claimed(work_dir, ['the training'], _ADVICE, job))
-                if warning:
-                    logger.warning(warning)
+        try:
+            with all_ranks_or_none('claiming the work dir'):
+                if is_main_process():
+                    warning = stack.enter_context(claimed(work_dir, ['the training'], _ADVICE, job))
+                    if warning:
+                        logger.warning(warning)
+        except RankError as error:
+            name, _, text = error.text.partition(': ')
+            if name != FolderClaimedError.__name__:
+                raise
+            raise FolderClaimedError(text) from error  # no rank is to blame
         yield

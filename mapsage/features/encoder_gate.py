@@ -14,6 +14,8 @@ from .source import Features, StreamingError
 class FeatureSourceError(UserError, ValueError):
     """``feature_source`` does not fit the config's model, loader or launcher."""
 
+    on_every_rank = True
+
 
 class EncoderGate:
     """Replaces an encoder's ``forward``: it returns a step's features while the gate is open.

@@ -33,6 +33,8 @@ _LEAST_SHARE = 0.1
 class CheckpointFitError(UserError, ValueError):
     """The weights of a checkpoint do not fit the model."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class Fit:

@@ -27,6 +27,8 @@ _STATISTICS = re.compile(r'(^|\.)(running_mean|running_var|num_batches_tracked)$
 class FrozenWeightsError(UserError, ValueError):
     """The frozen weights that a checkpoint leaves out cannot be restored, or there are none."""
 
+    on_every_rank = True
+
 
 def left_out_names(model: nn.Module) -> List[str]:
     """Return the names of the frozen parameters and constant buffers of ``model.backbone``.

@@ -27,6 +27,8 @@ COUNTS = ('valid', 'judged', 'passed', 'not_finite', 'original')
 class LockstepError(UserError, RuntimeError):
     """Ranks sample with different settings, or are in different steps."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class Round:

@@ -15,6 +15,8 @@ POLICIES = (FALLBACK, 'pad', 'shrink', 'raise')
 class ShortfallError(UserError, RuntimeError):
     """There are too few valid samples, and the policy cannot or must not make up for them."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class Decision:

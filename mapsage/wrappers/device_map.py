@@ -24,6 +24,8 @@ _WHOLE_BACKBONES = ('CGNet', 'DDRNet', 'ICNet', 'PIDNet',
 class DeviceMapError(UserError, ValueError):
     """A ``device_map`` does not fit the model or the devices."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class Unit:

@@ -1,61 +1,171 @@
-"""Breaks one process of a launched run once, as MAPSAGE_TEST_FAULT says; see fault_runs.py."""
+"""Breaks one process of a launched run, as MAPSAGE_TEST_FAULT says; see fault_kinds.py.
+
+The process that is struck writes a line into the file ``struck`` right before: what happens next is
+compared with this record, and not with the plan.
+"""
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import multiprocessing
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 import torch
+import torch.distributed as dist
 from mmcv.transforms import BaseTransform
+from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
-from mmengine.registry import HOOKS
-from mmseg.registry import MODELS, TRANSFORMS
+from mmengine.registry import FUNCTIONS, HOOKS
+from mmseg.evaluation import IoUMetric
+from mmseg.registry import METRICS, MODELS, TRANSFORMS
 
+from mapsage.distributed.channels import mesh
 from mapsage.models import DINOv3ViT
 
 TEXT = 'this fault was planted'
+FOREVER = 3600
 _FAULT: Dict[str, Any] = json.loads(os.environ.get('MAPSAGE_TEST_FAULT', '{}'))
 _FOLDER = Path(os.environ.get('MAPSAGE_TEST_FOLDER', '/nowhere'))
 # Of the launcher: an encoder rank keeps it, and loader workers inherit it.
-_HERE = bool(_FAULT) and os.environ.get('RANK') == str(_FAULT['rank'])
+_RANK = int(os.environ.get('RANK', '-1'))
+# A broken sample is broken for every rank.
+_HERE = bool(_FAULT) and (_RANK == _FAULT['rank'] or _FAULT['place'] == 'sample')
 
 
 def _is(*places: str) -> bool:
     return _HERE and _FAULT['place'] in places
 
 
-def _mark() -> bool:
-    """Note when and in which process the fault strikes; return whether it is the first time."""
+def _record() -> bool:
+    """Record what strikes which process now; return whether it shall, as the first or again."""
+    line = json.dumps(dict(time=time.time(), pid=os.getpid(), rank=_RANK, kind=_FAULT['kind'],
+                           action=_FAULT['action'], place=_FAULT['place'])) + '\n'
     try:
-        with open(_FOLDER / 'struck', 'x') as file:
-            file.write(f'{time.time()} {os.getpid()}')
-        return True
+        handle = os.open(str(_FOLDER / 'struck'), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
-        return bool(_FAULT['again'])
+        if not _FAULT['again']:
+            return False
+        handle = os.open(str(_FOLDER / 'struck'), os.O_WRONLY | os.O_APPEND)
+    os.write(handle, line.encode())
+    os.close(handle)
+    return True
 
 
 def strike(*_: Any) -> None:
     """End, break or stop this process."""
-    if not _mark():
-        return
-    kind = _FAULT['kind']
-    if kind == 'kill' and _FAULT['how'] == 'exit':
-        os._exit(3)
-    elif kind == 'kill':
-        os.kill(os.getpid(), getattr(signal, _FAULT['how']))
-    elif kind == 'stop':
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif kind == 'stall':
-        time.sleep(3600)
-    elif kind == 'exception':
-        # with what the name of a file in another encoding becomes
-        raise ArithmeticError(f"{TEXT} in a {_FAULT['place']} \udcb5\udcd8")
+    if _record():
+        _ACTIONS[_FAULT['action']]()
+
+
+def _raise() -> None:
+    # with what the name of a file in another encoding becomes
+    raise ArithmeticError(f"{TEXT} in a {_FAULT['place']} \udcb5\udcd8")
+
+
+def _raise_memory_error() -> None:
+    raise MemoryError
+
+
+def _raise_out_of_memory() -> None:
+    raise RuntimeError('DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes: '
+                       'out of memory')
+
+
+def _continue_when(condition: Callable[[], bool], seconds: float) -> None:
+    """Stop this process; a child continues it when a condition holds, or after some seconds."""
+    parent = os.getpid()
+    if os.fork() == 0:
+        end = time.monotonic() + seconds
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.005)
+        os.kill(parent, signal.SIGCONT)
+        os._exit(0)
+    os.kill(parent, signal.SIGSTOP)
+
+
+def _others_gave_up() -> bool:
+    return any(Path(os.environ['MAPSAGE_ERROR_NOTES']).glob('*-*'))
+
+
+def _kill_worker() -> None:
+    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+
+def _hang_in_c() -> None:
+    ctypes.PyDLL(None).sleep(FOREVER)  # without letting other threads of the interpreter run
+
+
+def _receive() -> None:
+    dist.recv(torch.ones(3), src=(dist.get_rank() + 1) % dist.get_world_size())
+
+
+def _close_mesh() -> None:
+    for connections in list(mesh._meshes):
+        for connection in list(connections._sockets):
+            connection.shutdown(2)
+
+
+def _forbid_descriptors() -> None:
+    count = len(os.listdir('/proc/self/fd'))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count - 1, hard))
+
+
+def _forbid_large_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, resource.RLIM_INFINITY))
+
+
+def _put_folders_in_place() -> None:
+    work = Path(os.environ['MAPSAGE_TEST_FOLDER'], 'work')
+    for name in [f'iter_{number}.pth' for number in range(1, 9)] + [
+            f'epoch_{number}.pth' for number in range(1, 9)]:
+        if not (work / name).exists():
+            (work / name).mkdir(parents=True)
+
+
+def _ask_to_leave() -> None:
+    words = _FAULT['action'].split()
+    if len(words) == 1:  # the others are for the launcher, whose number the test knows
+        os.kill(os.getpid(), getattr(signal, words[0]))
+        time.sleep(0.1)
+
+
+_ACTIONS: Dict[str, Callable[[], Any]] = {
+    'SIGKILL': lambda: os.kill(os.getpid(), signal.SIGKILL),
+    'SIGSEGV': lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    'SIGSTOP': lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    'SIGSTOP, continued late': lambda: _continue_when(_others_gave_up, 100),
+    'SIGSTOP, continued': lambda: _continue_when(lambda: False, 4),
+    'abort': os.abort,
+    'sys.exit 0': lambda: sys.exit(0),
+    'sys.exit 3': lambda: sys.exit(3),
+    'os._exit 0': lambda: os._exit(0),
+    'os._exit 3': lambda: os._exit(3),
+    'exception': _raise,
+    'MemoryError': _raise_memory_error,
+    'RuntimeError': _raise_out_of_memory,
+    'kill worker': _kill_worker,
+    'hang': lambda: time.sleep(FOREVER),
+    'sleep': lambda: time.sleep(4),
+    'hang in C': _hang_in_c,
+    'receive': _receive,
+    'close mesh': _close_mesh,
+    'no descriptors': _forbid_descriptors,
+    'small files': _forbid_large_files,
+    'folders': _put_folders_in_place,
+    'SIGTERM': _ask_to_leave, 'SIGUSR1': _ask_to_leave,
+    'SIGTERM to the launcher': _ask_to_leave, 'SIGUSR1 to the launcher': _ask_to_leave,
+}
+_NUMBERS = {'nan': float('nan'), 'inf': float('inf')}
 
 
 def _count() -> int:
@@ -67,13 +177,19 @@ def _count() -> int:
     return size
 
 
-def _to_nan(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
-    return output * float('nan') if _mark() else output
+def _break_number(output: torch.Tensor) -> torch.Tensor:
+    return output * _NUMBERS[_FAULT['action']] if _record() else output
+
+
+if _is('import'):
+    strike()
 
 
 @HOOKS.register_module()
 class PlantedFault(Hook):
     """Strikes in the hooks, the model or the optimizer of one rank, in a given step."""
+
+    priority = 'HIGH'  # before the checks of the same step
 
     def before_run(self, runner: Any) -> None:
         if _is('start'):
@@ -83,7 +199,11 @@ class PlantedFault(Hook):
         if not _HERE or runner.iter != _FAULT['step']:
             return
         head = _model(runner).decode_head
-        if _is('hook before the step'):
+        weight = next(each for each in head.parameters() if each.requires_grad)
+        if _FAULT['action'] == 'shape':
+            if _record():
+                data_batch['inputs'] = [image[:1] for image in data_batch['inputs']]
+        elif _is('before the step'):
             strike()
         elif _is('moment'):
             timer = threading.Timer(_FAULT['delay'], strike)
@@ -92,22 +212,25 @@ class PlantedFault(Hook):
         elif _is('forward'):
             head.conv_seg.register_forward_pre_hook(strike)
         elif _is('loss'):
-            head.loss_decode.register_forward_hook(_to_nan)
+            head.loss_decode.register_forward_hook(lambda _, __, output: _break_number(output))
         elif _is('gradient'):
-            weight = next(each for each in head.parameters() if each.requires_grad)
-            weight.register_hook(lambda gradient: _to_nan(None, None, gradient))
+            weight.register_hook(_break_number)
+        elif _is('backward'):
+            weight.register_hook(strike)
         elif _is('optimizer'):
             runner.optim_wrapper.optimizer.register_step_pre_hook(strike)
+        elif _is('log'):
+            runner.log_processor.get_log_after_iter = strike
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
         if not _HERE or runner.iter != _FAULT['step']:
             return
-        if _is('hook after the step'):
+        if _is('after the step'):
             strike()
-        elif _is('weight') and _mark():
+        elif _is('weight') and _record():
             weights = [each for each in _model(runner).parameters() if each.requires_grad]
-            weights[-1].data.view(-1)[0] = float('nan')
+            weights[-1].data.view(-1)[0] += _NUMBERS.get(_FAULT['action'], 1.0)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         if _is('save') and runner.iter >= _FAULT['step']:
@@ -120,12 +243,35 @@ class PlantedFault(Hook):
 
 @TRANSFORMS.register_module()
 class PlantedTransform(BaseTransform):
-    """Strikes in the loader of one rank, about when it loads the samples of a given step."""
+    """Strikes in the loader of one rank, about when it loads the samples of a given step.
+
+    Or in a given sample, whoever loads it.
+    """
 
     def transform(self, results: dict) -> dict:
         if _is('transform') and _count() > _FAULT['step'] * _FAULT['batch']:
             strike()
+        if _is('sample') and Path(results['img_path']).stem == str(_FAULT['step']):
+            strike()
         return results
+
+
+@FUNCTIONS.register_module()
+def planted_collate(samples: Any) -> Any:
+    """Strike in the loader of one rank, when it makes the batch of a given step."""
+    if _is('collate') and _count() > _FAULT['step']:
+        strike()
+    return pseudo_collate(samples)
+
+
+@METRICS.register_module()
+class PlantedMetric(IoUMetric):
+    """Strikes in the metric of one rank, in the first validation behind a given step."""
+
+    def process(self, data_batch: dict, data_samples: Any) -> None:
+        if _is('metric') and _count() > _FAULT['step'] % 2:
+            strike()
+        super().process(data_batch, data_samples)
 
 
 @MODELS.register_module()
@@ -135,8 +281,8 @@ class PlantedViT(DINOv3ViT):
     def forward(self, images: torch.Tensor) -> Any:
         features = super().forward(images)
         if _is('encoder') and _count() > _FAULT['step']:
-            if _FAULT['kind'] == 'nan':
-                return tuple(_to_nan(None, None, each) for each in features)
+            if _FAULT['action'] == 'nan':
+                return tuple(_break_number(each) for each in features)
             strike()
         return features
 
@@ -156,6 +302,10 @@ class CheckpointWitness(Hook):
 
     def after_train_epoch(self, runner: Any) -> None:
         self._look(runner)
+
+    def after_run(self, runner: Any) -> None:
+        if not runner.rank and _FOLDER.is_dir():
+            (_FOLDER / 'final').write_text(digest(_model(runner).state_dict()))
 
     def _look(self, runner: Any) -> None:
         if runner.rank or not _FOLDER.is_dir():

@@ -26,7 +26,7 @@ from mapsage.distributed.store import LockedStore
 
 from .channel import Channel, RankLostError, SerialChannel, error_text
 from .mesh import LinkLostError
-from .roll_call import Lane, Missing, RollCall
+from .roll_call import Lane, Missing, RollCall, is_late
 
 
 class _GivenUpError(Exception):
@@ -220,7 +220,7 @@ class GroupChannel(Channel):
 
     def _fail(self, what: str, error: Exception, lost: Dict[int, str]) -> NoReturn:
         """Report the failure to the other ranks, find out which are missing, and raise."""
-        self._roll.alarm(self._lane, lost)
+        self._roll.alarm(self._lane, lost, self.timeout)
         missing = self._roll.find_missing(self._lane)
         self._roll.mesh.drop(self._lane.key)
         refused = self._roll.mesh.refused()
@@ -240,12 +240,15 @@ def describe_missing(missing: Optional[Missing],
 
     Args:
         missing: Answer of :meth:`RollCall.find_missing`.
-        rank: Global rank of this process, which is never named.
+        rank: Global rank of this process.
     """
     log = 'look at the first error in their log.'
     if missing is None:
         return ('the rendezvous store does not answer', 'The process that keeps it has ended or '
                 f'hangs: the launcher, or rank 0 where there is none: {log}'), [0]
+    if missing.ranks == [rank]:
+        return (f'the others have waited for it, rank {rank}, in vain',
+                f'{_known(missing)}The others have given up: {log}'), [rank]
     ranks = [each for each in missing.ranks if each != rank]
     if not ranks:
         return ('every rank came to it, this one perhaps too late',
@@ -345,6 +348,19 @@ def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
     mesh = _roll_calls[default].mesh
     mesh.probe(probed)
     return mesh.reasons()
+
+
+def known_pause() -> float:
+    """Return for how many seconds this process did not run lately; 0.0 if not for long.
+
+    A pause counts if the others may have waited for it until the timeout of the default group.
+    """
+    default: Any = _c10d()._get_default_group() if dist.is_initialized() else None
+    if default not in _roll_calls:
+        return 0.0
+    waited = _group_timeout(default)
+    paused = _roll_calls[default].mesh.paused(2 * waited)
+    return paused if is_late(paused, waited) else 0.0
 
 
 def roll_call() -> RollCall:

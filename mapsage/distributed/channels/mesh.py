@@ -16,7 +16,19 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Set, Tuple
+from collections import deque
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    NoReturn,
+    Optional,
+    Set,
+    Tuple,
+)
 
 from mapsage.distributed.descriptors import check_limit
 from mapsage.distributed.host_address import reachable_host
@@ -40,6 +52,8 @@ _FIRST_POLL_SECONDS = 0.005  # for the address of a rank that has just started
 # For a connection and its handshake: of who waits for it anyway, and of who goes on without it.
 _CONNECT_SECONDS, _TRY_SECONDS = 5.0, 1.0
 _PURPOSE = 'mesh'  # of the handshake
+# The reading thread notices that its process did not run for this long, in seconds.
+_PAUSE_SECONDS = 2.0
 
 
 class LinkLostError(RuntimeError):
@@ -89,6 +103,7 @@ class Mesh:
         self._sockets: Set[socket.socket] = set()  # of all connections; a pair may have two
         self._connecting: Dict[int, threading.Lock] = {}
         self._last_words: Dict[int, str] = {}
+        self._pauses: Deque[Tuple[float, float]] = deque(maxlen=100)  # end, seconds
         self._closed = False
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
@@ -100,6 +115,7 @@ class Mesh:
             lambda connection: self._watch(MeshLink(connection, None, '')))
         store.set(f'{prefix}/address/{rank}', json.dumps(
             [host, listener.getsockname()[1], number.hex(), socket.gethostname()]))
+        self._awake = time.monotonic()  # when the reading thread ran the last time
         threading.Thread(target=self._read, daemon=True, name='mapsage mesh').start()
         _meshes.add(self)
 
@@ -199,6 +215,20 @@ class Mesh:
         except RuntimeError:  # the process that keeps the store has ended
             return None
         return None if text is None else tuple(json.loads(text))
+
+    def paused(self, seconds: float) -> float:
+        """Return the longest time in which this process did not run, of those that ended lately.
+
+        It was stopped, its machine was, or code in it kept the interpreter to itself.
+
+        Args:
+            seconds: How long ago the pause may have ended.
+        """
+        since = time.monotonic() - seconds
+        # read by the thread that keeps them, which may not have had the time to note the last one
+        open_pause = time.monotonic() - self._awake
+        pauses = [pause for end, pause in list(self._pauses) if end >= since]
+        return max([*pauses, open_pause if open_pause >= _PAUSE_SECONDS else 0.0])
 
     def connections(self) -> int:
         """Return how many ranks this process is connected with."""
@@ -325,8 +355,10 @@ class Mesh:
         ended: Dict[MeshLink, str] = {}
         until = 0.0
         while not self._closed:
+            self._note_pause()
             try:
-                ready = [key for key, _ in self._selector.select() if key.data not in ended]
+                ready = [key for key, _ in self._selector.select(POLL_SECONDS)
+                         if key.data not in ended]
             except (OSError, ValueError):  # closed
                 return
             # An end counts once all is read that has arrived: a peer may have sent its last frame
@@ -343,6 +375,12 @@ class Mesh:
                 except Exception as error:  # this thread must go on for the other ranks
                     until = until if ended else time.monotonic() + POLL_SECONDS
                     ended[key.data] = str(error)
+
+    def _note_pause(self) -> None:
+        now = time.monotonic()
+        if now - self._awake >= _PAUSE_SECONDS:
+            self._pauses.append((now, now - self._awake))
+        self._awake = now
 
     def _take(self, link: MeshLink) -> None:
         frame = link.read()

@@ -43,6 +43,22 @@ class Lane:
         self.entered, self.inside = 0, False
 
 
+def is_late(paused: float, waited: float) -> bool:
+    """Return whether a pause of a process may be what others have waited for. Pure.
+
+    Args:
+        paused: Seconds of the pause.
+        waited: Seconds that a rank may be late.
+    """
+    return paused > 0 and paused >= waited / 2
+
+
+def describe_pause(seconds: float) -> str:
+    """Return words about a pause of a process, to stand behind its name. Pure."""
+    return (f'did not run for {seconds:.0f} s: it was stopped, or its machine was, or native code '
+            f'kept the interpreter to itself')
+
+
 class Missing(NamedTuple):
     """Whom the ranks found missing.
 
@@ -86,15 +102,16 @@ class RollCall:
         """Return whether a rank has given up this lane."""
         return lane.key in self._failed
 
-    def alarm(self, lane: Lane, lost: Dict[int, str]) -> None:
+    def alarm(self, lane: Lane, lost: Dict[int, str], waited: float = 0.0) -> None:
         """Make known that this rank gives up the lane.
 
         Args:
             lane: Lane that failed.
             lost: Reason by global rank, for ranks whose connection broke.
+            waited: Seconds that a rank may be late in the lane.
         """
         message = dict(kind='failed', lane=lane.key, name=lane.name, ranks=lane.ranks,
-                       lost=[[rank, reason] for rank, reason in lost.items()])
+                       lost=[[rank, reason] for rank, reason in lost.items()], waited=waited)
         if self._note(message):
             self._spread(message, connect=False)  # before this process may end
             threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
@@ -192,7 +209,10 @@ class RollCall:
             self._reported.add(message['lane'])
         lane = self._lanes.get(message['lane'])
         entered, inside = (lane.entered, lane.inside) if lane else (0, False)
+        paused = self.mesh.paused(message['waited'] + _MOST_SECONDS)
         try:
+            if is_late(paused, message['waited']):
+                self.store.add(f'{message["name"]}/paused/{self.rank}', int(paused))
             self.store.add(f'{message["name"]}/at/{self.rank}', 2 * entered + 1 + inside)
             self.store.add(f'{message["name"]}/reported', 1)
         except RuntimeError:  # the process that keeps the store has ended
@@ -213,6 +233,13 @@ class RollCall:
         # A broadcast ends sooner on some ranks, so a rank that waits may be one collective behind.
         elsewhere = [rank for rank in behind if far[rank] % 2]
         reasons = {**self.mesh.reasons(), **self._lost(lane)}
+        if not silent:
+            paused = {rank: self.store.add(f'{lane.name}/paused/{rank}', 0) for rank in lane.ranks}
+            late = [rank for rank in lane.ranks if paused[rank]]
+            if late:
+                return Missing(late, False, {
+                    rank: f'{self.mesh.locate(rank)} {describe_pause(paused[rank])}'
+                    for rank in late})
         ranks = silent or elsewhere or behind
         answer = 'does not answer' if silent else 'answers'
         return Missing(ranks, bool(silent), {

@@ -21,6 +21,8 @@ _connections = itertools.count()
 class RoleError(UserError, ValueError):
     """The ranks of a job cannot be split into encoders and heads as the config says."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class Role:

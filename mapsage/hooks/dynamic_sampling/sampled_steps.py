@@ -20,6 +20,8 @@ from mapsage.wrappers.rank_batches import batches_of, carry
 class LoaderError(UserError, ValueError):
     """The training loader does not suit dynamic sampling."""
 
+    on_every_rank = True
+
 
 class LoaderStream:
     """The endless batches of a training loader, as lists of candidates.

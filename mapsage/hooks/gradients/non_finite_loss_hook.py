@@ -45,6 +45,8 @@ _REPLAY = (
 class NonFiniteLossError(UserError, RuntimeError):
     """A loss, a gradient or a weight of the training is NaN or infinite."""
 
+    on_every_rank = True
+
 
 @HOOKS.register_module()
 class NonFiniteLossHook(Hook):

@@ -46,6 +46,8 @@ class DeviceCheckError(UserError, RuntimeError):
         compared: Whether ranks differ, so that nobody knows which of them is wrong.
     """
 
+    on_every_rank = True
+
     def __init__(self, when: str, problems: Dict[int, List[str]], compared: bool = False) -> None:
         self.problems, self.compared = problems, compared
         lines = [f'  rank {rank}: {text}' for rank in sorted(problems) for text in problems[rank]]

@@ -20,6 +20,8 @@ _CHECKED_BATCHES = 8
 class BackboneInputError(UserError, ValueError):
     """An image has a size or values that the backbone does not accept."""
 
+    on_every_rank = True
+
 
 class PixelRange:
     """Checks that the first batches are RGB in 0..255, before a backbone normalizes them.

@@ -15,6 +15,8 @@ from mapsage.errors import UserError
 class LoRAError(UserError, ValueError):
     """A config's ``lora`` has a wrong value or does not fit the backbone."""
 
+    on_every_rank = True
+
 
 @dataclass(frozen=True)
 class LoRASettings:

@@ -1,0 +1,251 @@
+"""What may break in a launched training: the kinds of faults, and the fault of each seed.
+
+``tests/distributed/planted_faults.py`` makes a fault strike, ``tests/fault_runs.py`` runs it.
+"""
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from frozen_config import PLAIN
+from support import TINY_CONFIG
+
+STEPS, EVERY = 8, 2  # steps of a run, and from one checkpoint to the next
+TIMEOUT = 12  # seconds, of the config: how long a rank may be late
+SAMPLES = 16  # of the training data
+
+# How a run must end: with an error that names the rank; with the bits of an undisturbed run; by
+# leaving with a checkpoint, as it was asked to.
+NAMED, GOES_ON, LEAVES = 'named', 'goes on', 'leaves'
+
+STEP = ('before the step', 'after the step')
+PLANTED = 'this fault was planted'
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        actions: What happens, one of them.
+        places: Where it happens, one of them.
+        end: How the run must end: NAMED, GOES_ON or LEAVES.
+        says: Pattern of what the last error says beside the rank.
+        workers: Workers of the loader; None for any number.
+        role: Who is struck: 'any' head rank, 'writer' (rank 0), or an 'encoder'.
+        plain: Whether the run has neither sampling nor a feature source.
+        spreads: Whether other ranks have the fault too before it is noticed, so that the error need
+            not name one.
+    """
+
+    actions: Tuple[str, ...]
+    places: Tuple[str, ...] = STEP
+    end: str = NAMED
+    says: str = ''
+    workers: Optional[int] = None
+    role: str = 'any'
+    plain: bool = False
+    spreads: bool = False
+
+
+_ANYWHERE = ('start', *STEP, 'forward', 'validation', 'moment')
+
+KINDS: Dict[str, Kind] = {
+    # a process ends
+    'killed': Kind(('SIGKILL',), (*_ANYWHERE, 'save', 'moment'), says='SIGKILL|signal: Killed'),
+    'segmentation fault': Kind(('SIGSEGV',), _ANYWHERE, says='SIGSEGV|Segmentation fault'),
+    'aborted': Kind(('abort',), _ANYWHERE, says='SIGABRT'),
+    'sys.exit(0)': Kind(('sys.exit 0',), ('start', *STEP, 'forward', 'validation')),
+    'sys.exit(3)': Kind(('sys.exit 3',), ('start', *STEP, 'forward', 'validation')),
+    'os._exit(0)': Kind(('os._exit 0',), _ANYWHERE),
+    'ends at import': Kind(('SIGKILL', 'os._exit 3', 'exception'), ('import',)),
+    'never starts': Kind(('hang', 'SIGSTOP'), ('import',)),
+    # a loader
+    'worker killed': Kind(('SIGKILL',), ('transform',), says='worker', workers=1),
+    'idle worker killed': Kind(('kill worker',), says='worker', workers=1),
+    'worker stopped': Kind(('SIGSTOP',), ('transform',), workers=1),
+    'dead item': Kind(('hang',), ('transform',)),
+    'broken sample': Kind(('exception',), ('sample',), says=PLANTED),
+    'collate': Kind(('exception',), ('collate',), says=PLANTED),
+    'batch shape': Kind(('shape',), ('before the step',), plain=True),
+    # an exception
+    'hook': Kind(('exception',), ('start', *STEP, 'validation'), says=PLANTED),
+    'forward': Kind(('exception',), ('forward',), says=PLANTED),
+    'backward': Kind(('exception',), ('backward',), says=PLANTED),
+    'optimizer': Kind(('exception',), ('optimizer',), says=PLANTED),
+    'metric': Kind(('exception',), ('metric',), says=PLANTED),
+    'save': Kind(('exception',), ('save',), says=PLANTED, role='writer'),
+    'log': Kind(('exception',), ('log',), says=PLANTED),
+    'out of memory': Kind(('MemoryError', 'RuntimeError'), (*STEP, 'forward', 'backward'),
+                          says=r'out of memory|MemoryError'),
+    # numbers
+    'NaN loss': Kind(('nan',), ('loss',), says=r'\bnan\b|not finite|non-finite'),
+    'infinite gradient': Kind(('inf',), ('gradient',), says=r'\binf\b|not finite|non-finite',
+                              spreads=True),
+    'NaN weight': Kind(('nan',), ('weight',), says=r'\bnan\b|not finite|non-finite'),
+    'changed weight': Kind(('add',), ('weight',), says='not equal'),
+    # a process does not go on
+    'stopped': Kind(('SIGSTOP',), ('start', *STEP, 'forward', 'validation', 'moment')),
+    'stopped, continued late': Kind(('SIGSTOP, continued late',), (*STEP, 'validation')),
+    'hang': Kind(('hang',), ('start', *STEP, 'forward', 'optimizer', 'validation')),
+    'hang in C': Kind(('hang in C',), ('start', *STEP, 'forward', 'validation')),
+    'alone in a collective': Kind(('receive',), ('start', *STEP), says='', spreads=True),
+    'closed connections': Kind(('close mesh',), spreads=True),
+    # machine
+    'no descriptors': Kind(('no descriptors',), ('before the step',), says='Too many open files|'
+                           'open files', workers=0, plain=True),
+    'full disk': Kind(('small files', 'folders'), ('save',), says='File too large|directory|'
+                      'checkpoint', role='writer'),
+    # the run goes on
+    'slow rank': Kind(('sleep', 'SIGSTOP, continued'), (*STEP, 'forward', 'validation'), GOES_ON),
+    'slow item': Kind(('sleep',), ('transform',), GOES_ON),
+    'asked to leave': Kind(('SIGTERM', 'SIGUSR1', 'SIGTERM to the launcher',
+                            'SIGUSR1 to the launcher'), STEP, LEAVES),
+    # encoders
+    'encoder ends': Kind(('SIGKILL', 'os._exit 3', 'exception'), ('encoder',), role='encoder'),
+    'encoder hangs': Kind(('hang', 'SIGSTOP', 'nan'), ('encoder',), role='encoder'),
+}
+
+SOURCES: List[Optional[str]] = [None, None, 'Local', 'Prefetched', 'Cached', 'Streamed']
+LOOPS = {
+    'iterations': 'train_cfg.update(max_iters={steps}, val_interval=4)\n',
+    'epochs': '''
+train_dataloader['sampler'] = dict(type='DefaultSampler', shuffle=True)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs={epochs}, val_interval={val})
+''',
+}
+SAMPLING: Dict[str, List[Dict[str, Any]]] = {
+    'none': [], 'plain': [dict(type='DynamicSamplingHook', score=dict(type='LabelScore'),
+                               validity=dict(low=0.45), max_age=2)]}
+SAMPLING['prefetch'] = [dict(SAMPLING['plain'][0], prefetch=True)]
+
+CONFIG = '''
+custom_imports = dict(imports=['mapsage', 'planted_faults'])
+env_cfg = dict(accelerator='cpu', dist_cfg=dict(timeout={timeout}))
+train_pipeline.insert(-1, dict(type='PlantedTransform'))
+train_dataloader.update(num_workers={workers}, persistent_workers={persistent},
+                        collate_fn=dict(type='planted_collate'))
+val_evaluator['type'] = 'PlantedMetric'
+default_hooks['checkpoint'] = dict(type='CheckpointHook', max_keep_ckpts=1, **{checkpoint})
+default_hooks['device_check'] = dict(type='DeviceCheckHook', interval={every})
+custom_hooks = [*{sampling}, dict(type='PlantedFault'), dict(type='CheckpointWitness')]
+param_scheduler = None
+'''
+FROZEN = PLAIN + "model['backbone']['type'] = 'PlantedViT'\nfeature_source = {source}\n"
+
+
+@dataclass
+class Fault:
+    """A run and what breaks in it."""
+
+    seed: int
+    kind: str
+    action: str
+    place: str
+    rank: int = 0
+    step: int = 3
+    ranks: int = 2
+    encoders: int = 0
+    source: Optional[str] = None
+    fallback: bool = True  # whether heads may encode
+    loop: str = 'iterations'
+    by_epoch: bool = False  # whether checkpoints are written at the end of epochs
+    sampling: str = 'none'
+    workers: int = 0
+    persistent: bool = False
+    batch: int = 2
+    again: bool = False  # whether each later item or sample fails too
+    delay: float = 0.0  # seconds behind the begin of the step, for the place 'moment'
+
+    @property
+    def heads(self) -> int:
+        return self.ranks - self.encoders
+
+    @property
+    def reference(self) -> Tuple[Any, ...]:
+        """What the bits of the run depend on."""
+        return self.heads, bool(self.source), self.loop, self.sampling != 'none'
+
+    def __str__(self) -> str:
+        settings = {name: value for name, value in asdict(self).items() if value and name not in
+                    ('seed', 'kind', 'action', 'place', 'rank', 'ranks', 'batch')}
+        return (f'seed {self.seed}: {self.kind} ({self.action}, {self.place}) on rank {self.rank} '
+                f'of {self.ranks}, ' + ', '.join(f'{k}={v}' for k, v in settings.items()))
+
+
+def draw(seed: int) -> Fault:
+    """Return the fault of a seed; as many seeds in a row as there are kinds have all of them."""
+    dice = random.Random(seed)
+    name = list(KINDS)[seed % len(KINDS)]
+    kind = KINDS[name]
+    fault = Fault(seed, name, dice.choice(kind.actions), dice.choice(kind.places),
+                  step=dice.randrange(STEPS), ranks=dice.randint(2, 5),
+                  workers=dice.randrange(2) if kind.workers is None else kind.workers,
+                  loop=dice.choice(list(LOOPS)))
+    fault.persistent = bool(fault.workers) and dice.random() < 0.6
+    fault.by_epoch = fault.loop == 'epochs' and dice.random() < 0.5
+    if kind.role == 'encoder':
+        fault.source = 'Streamed'
+    elif not kind.plain:
+        fault.source = dice.choice(SOURCES)
+    if fault.source == 'Cached' and fault.place in ('transform', 'sample'):
+        fault.source = None  # the loader decodes nothing then
+    if fault.source == 'Streamed':
+        fault.encoders = 2 if fault.ranks > 3 and dice.random() < 0.4 else 1
+        fault.fallback = dice.random() < 0.7
+        if fault.heads == 1:  # nobody waits for the only rank
+            fault.ranks += 1
+    elif fault.source != 'Prefetched' and not kind.plain:  # it works ahead, sampling does not
+        fault.sampling = dice.choice(list(SAMPLING) if fault.workers else ['none', 'plain'])
+    fault.rank = dice.randrange(fault.heads)
+    if kind.role == 'encoder':
+        fault.rank = dice.randrange(fault.heads, fault.ranks)
+        fault.step, fault.again = dice.randrange(3), dice.random() < 0.5
+    if kind.role == 'writer' or fault.place == 'save':  # rank 0 alone writes
+        fault.rank = 0
+    if fault.place == 'sample':
+        fault.step = dice.randrange(SAMPLES)  # the number of the sample
+        fault.again = True  # as a broken file is
+    if fault.place == 'moment':
+        fault.delay = round(dice.random() * 0.5, 3)
+    if name == 'closed connections':  # those of the first step are still being made
+        fault.step = max(fault.step, 2)
+    if name == 'asked to leave':  # the last steps end the run anyway
+        fault.step = min(fault.step, STEPS - 3)
+    return fault
+
+
+def config_of(fault: Fault, data: Path, cache: Path) -> str:
+    """Return the text of the run's config."""
+    epoch = -(-SAMPLES // (2 * fault.heads))  # steps
+    text = TINY_CONFIG.replace('{data_root!r}', repr(str(data))) + CONFIG.format(
+        timeout=TIMEOUT, workers=fault.workers, persistent=fault.persistent, every=EVERY,
+        sampling=SAMPLING[fault.sampling],
+        checkpoint=dict(by_epoch=True, interval=-(-EVERY // epoch)) if fault.by_epoch
+        else dict(by_epoch=False, interval=EVERY))
+    text += LOOPS[fault.loop].format(steps=STEPS, epochs=-(-STEPS // epoch), val=-(-4 // epoch))
+    if fault.source:
+        source: Dict[str, Any] = dict(type=fault.source)
+        if fault.source == 'Cached':
+            source['folder'] = str(cache)
+        if fault.source == 'Streamed':
+            # shorter than the others wait for a head that waits for an encoder
+            source.update(encoders=fault.encoders, timeout=TIMEOUT / 2, peer_timeout=TIMEOUT / 2,
+                          local_fallback=fault.fallback)
+        text += FROZEN.format(source=source)
+    return text
+
+
+def may_go_on(fault: Fault) -> bool:
+    """Return whether the run may succeed without the encoder that fails."""
+    return (fault.place == 'encoder' and fault.action in ('hang', 'SIGSTOP', 'exception')
+            and (fault.fallback or fault.encoders > 1))
+
+
+def first_of_each_kind(count: int, kinds: Sequence[str] = ()) -> List[int]:
+    """Return the first ``count`` seeds whose kinds are among ``kinds``, or all kinds."""
+    chosen = [number for number, name in enumerate(KINDS) if not kinds or name in kinds]
+    return [round_ * len(KINDS) + number for round_ in range(1 + count // max(1, len(chosen)))
+            for number in chosen][:count]
