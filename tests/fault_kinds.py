@@ -38,6 +38,7 @@ class Kind:
         plain: Whether the run has neither sampling nor a feature source.
         spreads: Whether other ranks have the fault too before it is noticed, so that the error need
             not name one.
+        pair: Whether two ranks cannot know which of them is struck.
     """
 
     actions: Tuple[str, ...]
@@ -48,6 +49,7 @@ class Kind:
     role: str = 'any'
     plain: bool = False
     spreads: bool = False
+    pair: bool = False
 
 
 _ANYWHERE = ('start', *STEP, 'forward', 'validation', 'moment')
@@ -82,17 +84,17 @@ KINDS: Dict[str, Kind] = {
                           says=r'out of memory|MemoryError'),
     # numbers
     'NaN loss': Kind(('nan',), ('loss',), says=r'\bnan\b|not finite|non-finite'),
-    'infinite gradient': Kind(('inf',), ('gradient',), says=r'\binf\b|not finite|non-finite',
+    'infinite gradient': Kind(('inf',), ('gradient',), says=r'\binf|not finite|\bnan\b',
                               spreads=True),
     'NaN weight': Kind(('nan',), ('weight',), says=r'\bnan\b|not finite|non-finite'),
-    'changed weight': Kind(('add',), ('weight',), says='not equal'),
+    'changed weight': Kind(('add',), ('weight',), says='not equal', pair=True),
     # a process does not go on
     'stopped': Kind(('SIGSTOP',), ('start', *STEP, 'forward', 'validation', 'moment')),
     'stopped, continued late': Kind(('SIGSTOP, continued late',), (*STEP, 'validation')),
     'hang': Kind(('hang',), ('start', *STEP, 'forward', 'optimizer', 'validation')),
     'hang in C': Kind(('hang in C',), ('start', *STEP, 'forward', 'validation')),
     'alone in a collective': Kind(('receive',), ('start', *STEP), says='', spreads=True),
-    'closed connections': Kind(('close mesh',), spreads=True),
+    'closed connections': Kind(('close mesh',), pair=True),
     # machine
     'no descriptors': Kind(('no descriptors',), ('before the step',), says='Too many open files|'
                            'open files', workers=0, plain=True),

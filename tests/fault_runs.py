@@ -217,6 +217,8 @@ def named_culprits(error: str) -> Set[int]:
         r'error: rank\(s\) \[([\d, ]+)\] (?:was|were) waited for in vain', heading)
     if match:
         return {int(rank) for rank in match.group(1).split(',')}
+    if 'RankLostError: ' in error:  # which says that it does not know
+        return set()
     # All ranks report the same error, which names the rank.
     names = re.findall(r'(?m)^ *rank (\d+)\b', error) or re.findall(r'\brank (\d+)\b', error)
     return {int(rank) for rank in names}
@@ -262,10 +264,14 @@ def unnamed(fault: Fault, error: str, outcome: Outcome) -> List[str]:
     if not re.search(says, error, re.IGNORECASE):
         wrong.append(f'the last words do not say {says!r}')
     struck = {record['rank'] for record in outcome.struck}
-    if not outcome.culprits <= struck or not (outcome.culprits or kind.spreads):
-        if not kind.spreads or len(outcome.culprits) == 1:
-            wrong.append(f'the last words name {sorted(outcome.culprits) or "no rank"}, and rank '
-                         f'{sorted(struck)} was struck')
+    innocents = outcome.culprits - struck
+    if kind.spreads:  # all of them, or whom it struck
+        innocents = innocents if len(outcome.culprits) < fault.heads else set()
+    if kind.pair and fault.heads == 2 and len(outcome.culprits) == 1:
+        innocents = set()
+    if innocents or not (outcome.culprits or kind.spreads):
+        wrong.append(f'the last words name {sorted(outcome.culprits) or "no rank"}, and rank '
+                     f'{sorted(struck)} was struck')
     return wrong
 
 

@@ -47,7 +47,7 @@ def report(failed: Any, notes: Path) -> str:
         failed: ``ChildFailedError`` of torchrun.
         notes: Folder of files with the ranks' errors.
     """
-    return str(load('failure_report').describe_failure(failed, notes))
+    return str(load('failure_report', 'distributed/nodes').describe_failure(failed, notes))
 
 
 def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], None]:

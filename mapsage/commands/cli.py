@@ -36,7 +36,6 @@ from mapsage.distributed.nodes.launcher_notes import (
 from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.ranks.failure_report import EVERY_RANK
 from mapsage.engine.ranks.fork_server import freeze_imports
 from mapsage.engine.ranks.leftover_encoders import note_finished
 from mapsage.errors import UserError
@@ -256,8 +255,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         error = explain_config_error(_without_worker_traceback(caught))
         tell_why(error)
         text = error_text(error)
-        alike = isinstance(error, UserError) and error.on_every_rank
-        note_for_launcher(text, _kind(error), [EVERY_RANK] if alike else blamed_ranks(error))
+        note_for_launcher(text, _kind(error), blamed_ranks(error))
         rank = os.environ.get('RANK')
         where = '' if rank is None else f'[rank {rank}] '
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -26,8 +27,9 @@ _MESSAGE_BYTES = 64 << 20  # as much memory is needed beside the tensors
 class WeightsDifferError(UserError, RuntimeError):
     """Parameters or buffers that must be equal on all ranks are not."""
 
-    # a restart from the last checkpoint makes them equal again
+    # A restart from the last checkpoint makes them equal again.
     final = False
+    on_every_rank = True
 
 
 def check_equal_weights(module: nn.Module, when: str,
@@ -51,10 +53,10 @@ def check_equal_weights(module: nn.Module, when: str,
     if len(set(channel.gather_texts(total_digest(digests)))) == 1:
         return
     every = [json.loads(text) for text in channel.gather_texts(json.dumps(digests))]
-    name, odd = first_difference(every)
+    name, odd, usual = first_difference(every)
     raise WeightsDifferError(
         f'{when}, {name!r} on rank(s) {[channel.ranks[each] for each in odd]} is not equal to rank '
-        f'{channel.ranks[0]}. Weights must be loaded or initialized alike on every rank: load '
+        f'{channel.ranks[usual]}. Weights must be loaded or initialized alike on every rank: load '
         f"them through init_cfg or load_from, not in the module's __init__, and give every rank "
         f'the same files.')
 
@@ -170,14 +172,19 @@ def total_digest(digests: Mapping[str, int]) -> str:
     return f'{zlib.crc32(repr(list(digests.items())).encode()):08x}'
 
 
-def first_difference(every: Sequence[Mapping[str, int]]) -> Tuple[str, List[int]]:
-    """Return the first name whose digests differ, and the indices that differ from the first.
+def first_difference(every: Sequence[Mapping[str, int]]) -> Tuple[str, List[int], int]:
+    """Return the first name whose digests differ, and where it differs from what most have.
 
-    Pure; the digests must differ somewhere.
+    Pure; the digests must differ somewhere. Of two that differ the second is the odd one.
+
+    Returns:
+        The name, the indices of the odd ones, and the index of one that is as most are.
     """
     names = dict.fromkeys(name for each in every for name in each)
     name = next(name for name in names if len({each.get(name) for each in every}) > 1)
-    return name, [i for i, each in enumerate(every) if each.get(name) != every[0].get(name)]
+    values = [each.get(name) for each in every]
+    usual = values.index(Counter(values).most_common(1)[0][0])
+    return name, [i for i, value in enumerate(values) if value != values[usual]], usual
 
 
 def _digest(tensor: torch.Tensor) -> int:

@@ -202,7 +202,7 @@ class PlantedFault(Hook):
         weight = next(each for each in head.parameters() if each.requires_grad)
         if _FAULT['action'] == 'shape':
             if _record():
-                data_batch['inputs'] = [image[:1] for image in data_batch['inputs']]
+                data_batch['inputs'] = [image[:2] for image in data_batch['inputs']]
         elif _is('before the step'):
             strike()
         elif _is('moment'):

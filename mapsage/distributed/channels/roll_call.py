@@ -213,6 +213,8 @@ class RollCall:
         try:
             if is_late(paused, message['waited']):
                 self.store.add(f'{message["name"]}/paused/{self.rank}', int(paused))
+            for rank in set(message['ranks']) & set(self.mesh.lost):
+                self.store.add(f'{message["name"]}/unconnected/{rank}', 1)
             self.store.add(f'{message["name"]}/at/{self.rank}', 2 * entered + 1 + inside)
             self.store.add(f'{message["name"]}/reported', 1)
         except RuntimeError:  # the process that keeps the store has ended
@@ -234,16 +236,33 @@ class RollCall:
         elsewhere = [rank for rank in behind if far[rank] % 2]
         reasons = {**self.mesh.reasons(), **self._lost(lane)}
         if not silent:
-            paused = {rank: self.store.add(f'{lane.name}/paused/{rank}', 0) for rank in lane.ranks}
-            late = [rank for rank in lane.ranks if paused[rank]]
-            if late:
-                return Missing(late, False, {
-                    rank: f'{self.mesh.locate(rank)} {describe_pause(paused[rank])}'
-                    for rank in late})
+            apart = self._read_pauses(lane) or self._read_broken_connections(lane)
+            if apart:
+                return Missing(list(apart), False, apart)
         ranks = silent or elsewhere or behind
         answer = 'does not answer' if silent else 'answers'
         return Missing(ranks, bool(silent), {
             rank: reasons.get(rank) or f'{self.mesh.locate(rank)} {answer}' for rank in ranks})
+
+    def _read_pauses(self, lane: Lane) -> Dict[int, str]:
+        """Return the ranks that did not run for as long as others waited, with words about it."""
+        paused = {rank: self.store.add(f'{lane.name}/paused/{rank}', 0) for rank in lane.ranks}
+        return {rank: f'{self.mesh.locate(rank)} {describe_pause(seconds)}'
+                for rank, seconds in paused.items() if seconds}
+
+    def _read_broken_connections(self, lane: Lane) -> Dict[int, str]:
+        """Return the ranks that most others lost, though all of them answer, with words about it.
+
+        A connection has two ends. That of others, who are just not there yet, is no reason.
+        """
+        if not self._lost(lane):
+            return {}
+        counts = {rank: self.store.add(f'{lane.name}/unconnected/{rank}', 0)
+                  for rank in lane.ranks}
+        most = max(counts.values())
+        return {rank: f'{self.mesh.locate(rank)} answers, and {count} rank(s) have lost the '
+                      f'connection with it' for rank, count in counts.items()
+                if count and count == most}
 
     def _await_reports(self, lane: Lane) -> None:
         """Wait until all ranks have reported that can, or none has for a while."""

@@ -11,9 +11,12 @@ from typing import Any, List, NoReturn, Sequence
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
 from mapsage.distributed.channels.group_channel import tell_why
+from mapsage.errors import UserError
 
 from .elastic import MET_FILE
+from .failure_report import NOBODY
 
+_JOINING = 'joining.'  # with the rank: names of the signs of ranks that come to the meeting
 _kept: List[int] = []
 
 
@@ -25,13 +28,13 @@ def keep_descriptor() -> None:
 
 
 def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> None:
-    """Write down why this rank failed, for mapsage/engine/ranks/failure_report.py.
+    """Write down why this rank failed, for mapsage/distributed/nodes/failure_report.py.
 
     Args:
         text: Words for the error.
         kind: ``FINAL_FILE`` if it would come again were the ranks started anew, ``BROKEN_FILE`` if
             the devices of this machine are at fault.
-        blamed: Ranks that the error blames; ``[EVERY_RANK]`` for one that every rank raises alike.
+        blamed: Ranks that the error blames, see :func:`blamed_ranks`.
     """
     folder = os.environ.get('MAPSAGE_ERROR_NOTES')
     if not folder:
@@ -47,22 +50,50 @@ def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> 
         pass
 
 
-def blamed_ranks(error: BaseException) -> List[int]:
-    """Return the ranks that an error says were lost or failed; empty if it is this rank's own."""
+def blamed_ranks(error: BaseException) -> Sequence[Any]:
+    """Return the ranks that an error blames.
+
+    Empty for an error of this rank, and ``[NOBODY]`` for one that every rank raises.
+    """
     if isinstance(error, RankError):
         return [error.rank]
-    return error.ranks if isinstance(error, RankLostError) else []
+    if isinstance(error, RankLostError):
+        return error.ranks or [NOBODY]
+    return [NOBODY] if isinstance(error, UserError) and error.on_every_rank else []
 
 
 def end_process(error: RankLostError) -> NoReturn:
     """Report an error from a thread, and end a process whose main thread cannot be interrupted."""
     try:
-        note_for_launcher(error_text(error), blamed=error.ranks)
+        note_for_launcher(error_text(error), blamed=blamed_ranks(error))
         sys.stderr.write(f"[rank {os.environ.get('RANK', '0')}] {error_text(error)}\n")
         sys.stderr.flush()
         tell_why(error)
     finally:
         os._exit(1)
+
+
+def note_joining() -> None:
+    """Leave a sign that this rank comes to the meeting of all ranks."""
+    folder = os.environ.get('MAPSAGE_ERROR_NOTES')
+    if folder:
+        with contextlib.suppress(OSError):
+            Path(folder, f"{_JOINING}{os.environ.get('RANK', '0')}").touch()
+
+
+def absent_ranks() -> List[int]:
+    """Return the ranks of this machine that have not come to the meeting of all ranks.
+
+    Empty if all have, and where the launcher's folder or the ranks of the machine are not known.
+    """
+    folder, environ = Path(os.environ.get('MAPSAGE_ERROR_NOTES', '')), os.environ
+    names = ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
+    if not (folder.is_dir() and (folder / f"{_JOINING}{environ.get('RANK')}").exists()
+            and all(environ.get(name, '').isdigit() for name in names)):
+        return []
+    first = int(environ['RANK']) - int(environ['LOCAL_RANK'])
+    return [rank for rank in range(first, first + int(environ['LOCAL_WORLD_SIZE']))
+            if not (folder / f'{_JOINING}{rank}').exists()]
 
 
 def note_met() -> None:

@@ -16,7 +16,7 @@ from mapsage.distributed import die_with_parent
 from mapsage.distributed.stop_request import is_listening, spare_worker
 
 from .data_order import SampleKey, seed_sample, without_seed
-from .loader_workers import name_dead_workers
+from .loader_workers import WorkerIterator
 
 _NUMBER = (int, np.integer)
 
@@ -118,9 +118,7 @@ class KeyedLoader(DataLoader):
         vars(read)['dataset'] = self.samples
         spare = is_listening()
         read.worker_init_fn = _WorkerInit(self.worker_init_fn, spare)
-        if self.num_workers:
-            name_dead_workers()
-        iterator = super(KeyedLoader, read)._get_iterator()
+        iterator = WorkerIterator.adopt(super(KeyedLoader, read)._get_iterator())
         if spare:
             for worker in getattr(iterator, '_workers', ()):
                 # torch calls it for a worker that does not end by itself when its iterator goes

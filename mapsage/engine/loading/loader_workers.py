@@ -5,11 +5,16 @@ pass for a failure of the collective, and ranks that wait there would be named f
 """
 from __future__ import annotations
 
+from multiprocessing.connection import wait
 from typing import Any
 
 from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.errors import UserError
+
+# How long after a broken connection the end of the worker may be seen, in seconds.
+_END_SECONDS = 2.0
 
 
 class LoaderWorkerError(UserError):
@@ -18,7 +23,29 @@ class LoaderWorkerError(UserError):
     final = False
 
 
-def name_dead_workers() -> None:
+class WorkerIterator(_MultiProcessingDataLoaderIter):
+    """An iterator of torch that says so where a batch breaks off because a worker was killed."""
+
+    @classmethod
+    def adopt(cls, iterator: Any) -> Any:
+        """Turn an iterator with workers into one of this class, in place; return it."""
+        if type(iterator) is _MultiProcessingDataLoaderIter:
+            _name_dead_workers()
+            iterator.__class__ = cls
+        return iterator
+
+    def _try_get_data(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super()._try_get_data(*args, **options)
+        except (OSError, EOFError) as error:
+            ended = wait([worker.sentinel for worker in self._workers], _END_SECONDS)
+            numbers = [worker.pid for worker in self._workers if worker.sentinel in ended]
+            if not numbers:
+                raise
+            raise _lost_worker(f'process {", ".join(map(str, numbers))}', True) from error
+
+
+def _name_dead_workers() -> None:
     """Let the handler that torch has for the end of its workers raise LoaderWorkerError."""
     if not isinstance(signal_handling._error_if_any_worker_fails, _NamingCheck):
         signal_handling._error_if_any_worker_fails = _NamingCheck(
@@ -39,7 +66,11 @@ class _NamingCheck:
         try:
             self._check()
         except RuntimeError as error:
-            advice = ('If nobody has sent it, the machine ran out of memory: see `dmesg`, and take '
-                      'fewer workers (num_workers).' if 'Killed' in str(error) else '')
-            raise LoaderWorkerError(f'a loader worker of this rank has ended: {str(error).strip()} '
-                                    f'{advice}'.strip()) from None
+            raise _lost_worker(str(error).strip(), 'Killed' in str(error)) from None
+
+
+def _lost_worker(what: str, maybe_memory: bool) -> LoaderWorkerError:
+    advice = (' If nobody has killed it, the machine ran out of memory: see `dmesg`, and take fewer '
+              'workers (num_workers).' if maybe_memory else '')
+    return LoaderWorkerError(f'a loader worker of this rank has ended: {what}.{advice}'.replace(
+        '..', '.'))

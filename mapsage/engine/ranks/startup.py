@@ -14,7 +14,9 @@ import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
 from mapsage.distributed import (
+    RankLostError,
     apply_launcher_environment,
+    error_text,
     init_process_group,
     local_rank,
     resolve_strategy,
@@ -22,6 +24,7 @@ from mapsage.distributed import (
 from mapsage.distributed.device_checks import check_own_cards
 from mapsage.distributed.groups.process_group import select_device
 from mapsage.distributed.nodes.backend_watch import watch_backends
+from mapsage.distributed.nodes.launcher_notes import absent_ranks, note_joining
 
 
 def identify_process(launcher: str, port: Optional[int] = None) -> Dict[str, str]:
@@ -83,11 +86,25 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
         AcceleratorError: If more ranks were started on this node than it has devices, or two
             ranks were given the same card.
         BackendError: If the accelerator cannot use the backend, or the timeout is no time.
+        RankLostError: Naming the ranks of this machine that have not come, if some have not.
     """
     if launcher == 'none':
         select_device(accelerator)
         return
     if not dist.is_initialized():
-        init_process_group(accelerator, backend, timeout)
+        note_joining()
+        try:
+            init_process_group(accelerator, backend, timeout)
+        except (RuntimeError, OSError) as error:
+            if type(error) is not RuntimeError and not type(error).__module__.startswith('torch'):
+                raise  # one of ours, which says more
+            absent = absent_ranks()
+            if not absent:
+                raise
+            raise RankLostError(
+                f"rank {os.environ.get('RANK')} waited {timeout:g} s for the others to join and "
+                f'rank(s) {absent} have not come ({error_text(error).splitlines()[0]}). They hang, were '
+                f'stopped, or still start: look at the last lines in their log.',
+                absent) from error
         watch_backends(accelerator.device_type)
     check_own_cards(accelerator, local_rank())

@@ -294,13 +294,13 @@ def _compare_weights(every: Sequence[DeviceReport], digests: Dict[str, int]) -> 
     problems: List[List[str]] = [[] for _ in every]
     channel = open_channel()
     if len({report.digest for report in every}) > 1:
-        name, odd = first_difference(
+        name, odd, usual = first_difference(
             [json.loads(text) for text in channel.gather_texts(json.dumps(digests))])
         for rank in odd:
             problems[rank].append(
-                f'{name!r} is not equal to that of rank 0. Change weights alike on every rank, or '
-                f'not at all: look for hooks and model code that depend on the rank or its data, '
-                f'and for parameters outside DDP.')
+                f'{name!r} is not equal to that of rank {usual}. Change weights alike on every '
+                f'rank, or not at all: look for hooks and model code that depend on the rank or '
+                f'its data, and for parameters outside DDP.')
     return problems
 
 

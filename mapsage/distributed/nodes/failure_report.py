@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-# What a note blames for an error that every rank raises alike, such as that of a config.
-EVERY_RANK = 'all'
+# What a note blames for an error that no rank is to blame for, such as that of a config.
+NOBODY = 'nobody'
 # torchrun waits 30 s for ranks to end on its signal, then it kills them. This is somewhat less,
 # since it notes the times in whole seconds.
 _SECONDS_UNTIL_KILLED = 25
@@ -24,13 +24,13 @@ class Note(NamedTuple):
     Attributes:
         rank: Global rank that wrote it.
         blamed: Ranks that it says were lost or failed; empty for an error of its own.
-        alike: Whether every rank raises this error.
+        blames_nobody: Whether no rank is to blame for the error, this one included.
         text: The error.
     """
 
     rank: int
     blamed: List[int]
-    alike: bool
+    blames_nobody: bool
     text: str
 
 
@@ -42,7 +42,7 @@ def read_notes(folder: Path) -> List[Note]:
         blamed = rest[0] if rest else ''
         notes.append(Note(
             int(rank), [int(number) for number in blamed.split(',') if number.isdigit()],
-            blamed == EVERY_RANK,
+            blamed == NOBODY,
             # a rank that was killed while it wrote may have cut a character
             path.read_text(encoding='utf-8', errors='replace')))
     return notes
@@ -124,7 +124,7 @@ def _report_notes(notes: Sequence[Note]) -> str:
         # Its own error says more than that it is missing.
         first = next((own[rank] for rank in first.blamed if rank in own), first)
     same = sorted({note.rank for note in notes if note.text == first.text})
-    if not first.blamed and (first.alike or len(same) > 1):
+    if not first.blamed and (first.blames_nobody or len(same) > 1):
         return f'rank(s) {same} report:\n{first.text}'
     if first.blamed and first.blamed != [first.rank]:
         return f'{_lost(first.blamed)}, rank {first.rank} reports:\n{first.text}'

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from mapsage.engine.ranks.failure_report import describe_failure, read_notes
+from mapsage.distributed.nodes.failure_report import describe_failure, read_notes
 
 
 def failed(**exit_codes: int) -> ChildFailedError:
@@ -70,14 +70,15 @@ def test_first_failure(exit_codes: dict, notes: dict, expected: str, tmp_path: P
      'error: rank 2 failed first:\nValueError: tile'),
     ({'100-2-': 'ValueError: tile', '200-0-2': 'lost 2'}, 'error: rank 2 failed first:\nValueErr'),
     # nobody is to blame for what every rank says
-    ({'100-1-all': 'ConfigError: a', '200-0-all': 'ConfigError: a', '300-2-all': 'ConfigError: a'},
+    ({'100-1-nobody': 'ConfigError: a', '200-0-nobody': 'ConfigError: a',
+      '300-2-nobody': 'ConfigError: a'},
      'error: rank(s) [0, 1, 2] report:\nConfigError: a'),
-    ({'100-1-all': 'ConfigError: a'}, 'error: rank(s) [1] report:\nConfigError: a'),
+    ({'100-1-nobody': 'ConfigError: a'}, 'error: rank(s) [1] report:\nConfigError: a'),
     ({'100-1-': 'ImportError: b', '200-2-': 'ImportError: b'},
      'error: rank(s) [1, 2] report:\nImportError: b'),
     # where one refuses for all, the others say so
     ({'100-1-0': 'rank 0 failed in claiming', '200-2-0': 'rank 0 failed in claiming',
-      '300-0-all': 'FolderClaimedError'}, 'error: rank(s) [0] report:\nFolderClaimedError'),
+      '300-0-nobody': 'FolderClaimedError'}, 'error: rank(s) [0] report:\nFolderClaimedError'),
 ])
 @pytest.mark.parametrize('reported', [(0, 1, 2, 3), (3, 2, 1, 0)])
 def test_the_heading_blames_whom_the_notes_blame(notes: dict, expected: str, reported: tuple,
