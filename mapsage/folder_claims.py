@@ -6,7 +6,9 @@ a killed process leaves behind stops nobody; whoever comes next removes it. No c
 
 ``flock`` works between the processes of a machine, and through NFS (Linux 2.6.12 and later) and
 SMB between machines. A file system without locks (some FUSE and Lustre mounts) protects nothing,
-which the caller is told.
+which the caller is told. So it is if a claim of another machine has no lock: its process has ended,
+or the locks of this file system do not reach from one machine to the other. A network file system
+may keep the lock of a machine that is gone; the error then says which file to remove.
 """
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import socket
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Set
+from typing import Any, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 from mapsage.errors import UserError
 
@@ -30,6 +32,9 @@ _locked: Set[Any] = set()  # open files of the claims of this process
 
 NO_LOCKS = ('the file system of {folder} has no locks: nobody notices if a second process writes '
             'there.')
+_UNLOCKED = ('{folder} held the claim of {who}, without a lock: that process has ended. If it '
+             'still runs, the locks of this file system do not reach from one machine to another, '
+             'and two processes write there.')
 
 
 class FolderClaimedError(UserError, ValueError):
@@ -49,7 +54,7 @@ def claimed(folder: Any, names: Sequence[str], advice: str, job: str = '') -> It
         job: Name of the job; processes of one job do not stop each other. '' for no job.
 
     Yields:
-        A warning where the file system has no locks; else ''.
+        A warning where the file system may have no locks that protect; else ''.
 
     Raises:
         FolderClaimedError: If another process has claimed one of the names: with its host, number
@@ -60,13 +65,16 @@ def claimed(folder: Any, names: Sequence[str], advice: str, job: str = '') -> It
     facts = dict(names=list(names), host=socket.gethostname(), process=os.getpid(),
                  since=time.strftime('%Y-%m-%d %H:%M:%S %z'), job=job)
     deadline = time.monotonic() + _PATIENCE
+    warning = ''
     while True:
         try:
             file = _create(folder, facts)
         except _NoLocksError:
             yield NO_LOCKS.format(folder=folder)
             return
-        holder = _other_holder(folder, file, facts)
+        holder, ended = _other_claims(folder, file, facts)
+        if ended and ended.get('host', facts['host']) != facts['host']:
+            warning = _UNLOCKED.format(folder=folder, who=_describe_holder(ended))
         if holder is None:
             break
         _remove(file)
@@ -74,7 +82,7 @@ def claimed(folder: Any, names: Sequence[str], advice: str, job: str = '') -> It
             raise FolderClaimedError(_describe(folder, facts, holder, advice))
         time.sleep(random.SystemRandom().uniform(0, 2 * _PAUSE))
     try:
-        yield ''
+        yield warning
     finally:
         _remove(file)
 
@@ -112,8 +120,13 @@ def _remove(file: Any) -> None:
         file.close()
 
 
-def _other_holder(folder: Path, own: Any, facts: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return the facts of another claim to one of the names, or None."""
+def _other_claims(folder: Path, own: Any, facts: Dict[str, Any],
+                  ) -> Tuple[Optional[Dict[str, Any]], Dict[str, Any]]:
+    """Return the facts of another claim to one of the names, or None; remove those without a lock.
+
+    The second value has the facts of one that was removed.
+    """
+    ended: Dict[str, Any] = {}
     for path in sorted(folder.glob(f'{_PREFIX}*')):
         if str(path) == own.name:
             continue
@@ -125,6 +138,9 @@ def _other_holder(folder: Path, own: Any, facts: Dict[str, Any]) -> Optional[Dic
                 except BlockingIOError:
                     text = file.read()
                 else:  # of a process that was killed
+                    left = _parse(file.read())
+                    if set(left.get('names', ())) & set(facts['names']):
+                        ended = left
                     path.unlink()
                     continue
         except OSError:  # it has been removed, or is another user's
@@ -133,8 +149,8 @@ def _other_holder(folder: Path, own: Any, facts: Dict[str, Any]) -> Optional[Dic
         if facts['job'] and holder.get('job') == facts['job']:
             continue
         if not holder or set(holder.get('names', ())) & set(facts['names']):
-            return holder
-    return None
+            return dict(holder, file=path.name), ended
+    return None, ended
 
 
 def _parse(text: str) -> Dict[str, Any]:
@@ -147,10 +163,17 @@ def _parse(text: str) -> Dict[str, Any]:
 
 def _describe(folder: Path, facts: Dict[str, Any], holder: Dict[str, Any], advice: str) -> str:
     shared = [name for name in facts['names'] if name in holder.get('names', ())]
-    who = (f"process {holder['process']} on {holder['host']}, since {holder['since']}"
-           if {'process', 'host', 'since'} <= holder.keys() else 'a process that has just started')
+    if holder.get('host', facts['host']) != facts['host']:
+        advice += (f" If {holder['host']} is gone, its lock may outlive it on a network file "
+                   f"system: remove {holder['file']} there.")
     what = ', '.join(shared[:3]) + (f' and {len(shared) - 3} more' if len(shared) > 3 else '')
-    return f'{folder} is in use: {who}, writes {what or "into it"}. {advice}'
+    return (f'{folder} is in use: {_describe_holder(holder)}, writes {what or "into it"}. '
+            f'{advice}')
+
+
+def _describe_holder(holder: Dict[str, Any]) -> str:
+    return (f"process {holder['process']} on {holder['host']}, since {holder['since']}"
+            if {'process', 'host', 'since'} <= holder.keys() else 'a process that has just started')
 
 
 def _let_go() -> None:

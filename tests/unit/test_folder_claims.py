@@ -1,6 +1,7 @@
 """One writer at a time, by real processes that end in every way."""
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import multiprocessing
@@ -167,10 +168,44 @@ def test_a_claim_that_is_being_written_is_one(tmp_path: Path) -> None:
             pass
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path,
+ELSEWHERE = dict(names=['a'], host='node7', process=4711, since='2026-01-01 00:00:00 +0000', job='')
+
+
+def test_a_lock_that_outlives_its_machine_says_which_file_to_remove(tmp_path: Path) -> None:
+    """As an NFS server keeps it for a client that lost its power."""
+    claim = tmp_path / '.claim-12345678'
+    with open(claim, 'x') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(ELSEWHERE))
+        file.flush()
+        with pytest.raises(FolderClaimedError, match=(
+                r'process 4711 on node7, since .*, writes a\. Wait\. If node7 is gone, its lock '
+                r'may outlive it on a network file system: remove \.claim-12345678 there\.$')), \
+                claimed(tmp_path, ['a'], 'Wait.'):
+            pass
+        claim.unlink()
+        with claimed(tmp_path, ['a'], 'Wait.') as warning:
+            assert warning == ''
+
+
+def test_a_claim_of_another_machine_without_a_lock_is_told(tmp_path: Path) -> None:
+    """Its process has ended, or locks are local to a machine (mounted with local_lock=flock)."""
+    (tmp_path / '.claim-12345678').write_text(json.dumps(ELSEWHERE))
+    with claimed(tmp_path, ['a'], '') as warning:
+        assert warning.startswith(f'{tmp_path} held the claim of process 4711 on node7, since ')
+        assert 'do not reach from one machine to another' in warning
+        assert len(claims(tmp_path)) == 1
+    for other in (dict(host=socket.gethostname()), dict(names=['b'])):
+        (tmp_path / '.claim-12345678').write_text(json.dumps(dict(ELSEWHERE, **other)))
+        with claimed(tmp_path, ['a'], '') as warning:
+            assert warning == ''
+
+
+@pytest.mark.parametrize('number', [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_without_locks_is_told(number: int, tmp_path: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: Any, operation: int) -> None:
-        raise OSError(37, 'No locks available')
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(folder_claims.fcntl, 'flock', refuse)
     with claimed(tmp_path, ['a'], '') as warning:

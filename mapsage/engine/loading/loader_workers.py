@@ -66,11 +66,10 @@ class _NamingCheck:
         try:
             self._check()
         except RuntimeError as error:
-            raise _lost_worker(str(error).strip(), 'Killed' in str(error)) from None
+            raise _lost_worker(str(error).strip(' .'), 'Killed' in str(error)) from None
 
 
 def _lost_worker(what: str, maybe_memory: bool) -> LoaderWorkerError:
-    advice = (' If nobody has killed it, the machine ran out of memory: see `dmesg`, and take fewer '
-              'workers (num_workers).' if maybe_memory else '')
-    return LoaderWorkerError(f'a loader worker of this rank has ended: {what}.{advice}'.replace(
-        '..', '.'))
+    advice = (' If nobody has killed it, the machine ran out of memory: see `dmesg`, and take '
+              'fewer workers (num_workers).' if maybe_memory else '')
+    return LoaderWorkerError(f'a loader worker of this rank has ended: {what}.{advice}')

@@ -103,8 +103,8 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
                 raise
             raise RankLostError(
                 f"rank {os.environ.get('RANK')} waited {timeout:g} s for the others to join and "
-                f'rank(s) {absent} have not come ({error_text(error).splitlines()[0]}). They hang, were '
-                f'stopped, or still start: look at the last lines in their log.',
+                f'rank(s) {absent} have not come ({error_text(error).splitlines()[0]}). They hang, '
+                f'were stopped, or still start: look at the last lines in their log.',
                 absent) from error
         watch_backends(accelerator.device_type)
     check_own_cards(accelerator, local_rank())
