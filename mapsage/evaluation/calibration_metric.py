@@ -153,7 +153,8 @@ class CalibrationError(BaseMetric):
                           level=logging.WARNING)
             if self.picture and pixels:
                 bins = self.counts.sum(1)
-                plot_reliability(self.picture, bins[0], *reliability(bins), subtitle=(
+                bin_confidence, bin_correct = reliability(bins)
+                plot_reliability(self.picture, bins[0], bin_confidence, bin_correct, subtitle=(
                     f'ECE {error:.2f} %, mean probability {confidence:.2f} %, right '
                     f'{correct:.2f} % of {pixels:,} pixels'))
         return dict(ECE=round(error, 2), overconfidence=round(float(confidence - correct), 2))

@@ -268,7 +268,7 @@ def use_fallback(port: int) -> Any:
         store.get(f'rank {other}')
     addresses = [each.address for each in listening([os.getpid()]) if each.kind == 'tcp']
     store.add('read', 1)
-    while store.add('read', 0) < 3 and rank == 0:
+    while rank == 0 and store.add('read', 0) < 3:
         time.sleep(0.01)
     return addresses
 
