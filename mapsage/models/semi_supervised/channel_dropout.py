@@ -1,6 +1,10 @@
-"""Complementary channel dropout: what one view of the features lacks, the other has.
+"""Complementary channel dropout: each of two views keeps the channels that the other view drops.
+
+The factors are drawn on the CPU, so a run draws the same ones on any device.
 
 Yang et al. 2024 (UniMatch V2), https://arxiv.org/abs/2410.10777.
+
+Shapes: N images, C channels of a level, H x W cells of its feature map.
 """
 from __future__ import annotations
 
@@ -8,38 +12,40 @@ from typing import Dict, Sequence, Tuple
 
 import torch
 
-_UNTOUCHED = 0.5  # share of the pairs that are left as they are
+# Share of the images whose two views keep all channels.
+_UNTOUCHED = 0.5
 
 
 def channel_factors(images: int, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return the factors of the channels of both views, float (N, C), in host memory.
+    """Draw the channel factors of both views from torch's CPU generator, float (N, C) on the CPU.
 
-    They are 0 or 2 with equal probability, and sum up to 2; both are 1 for half of the pairs,
-    rounded down. All is drawn from torch's CPU generator.
+    A channel has the factor 0 in one view and 2 in the other, with equal probability. For half of
+    the images, rounded down, all factors are 1.
     """
-    one = torch.randint(0, 2, (images, channels)).float() * 2
+    first = torch.randint(0, 2, (images, channels)).float() * 2
     untouched = torch.randperm(images)[:int(images * _UNTOUCHED)]
-    one[untouched] = 1.
-    return one, 2 - one
+    first[untouched] = 1.
+    return first, 2 - first
 
 
 def drop_channels(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
                   ) -> Tuple[Tuple[torch.Tensor, ...], Tuple[torch.Tensor, ...]]:
-    """Return two views of features, each without the channels that the other keeps.
+    """Drop complementary channels of two views.
 
-    Levels of equal width lose the same channels.
+    Levels with the same number of channels drop the same ones.
 
     Args:
-        first: Features of the first view, a (N, C, H, W) a level.
-        second: Those of the second view, of the same shapes.
+        first: Features of the first view, one (N, C, H, W) per level.
+        second: Features of the second view, of the same shapes.
     """
-    drawn: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+    # By number of channels: the factors of the first and of the second view.
+    factors: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
     for level in first:
-        if level.shape[1] not in drawn:
-            drawn[level.shape[1]] = channel_factors(len(level), level.shape[1])
+        if level.shape[1] not in factors:
+            factors[level.shape[1]] = channel_factors(len(level), level.shape[1])
     views = []
-    for number, view in enumerate((first, second)):
+    for index, view in enumerate((first, second)):
         views.append(tuple(
-            level * drawn[level.shape[1]][number].to(level.device, level.dtype)[..., None, None]
+            level * factors[level.shape[1]][index].to(level.device, level.dtype)[..., None, None]
             for level in view))
     return views[0], views[1]

@@ -1,7 +1,12 @@
-"""CutMix: a box of each image is replaced by that of another, and so is all that belongs to it.
+"""CutMix: a box of each image is replaced by the same box of another image.
+
+The same boxes are applied to images, features and pseudo-labels. Their edges therefore lie on the
+grid of the coarsest of these maps.
 
 Yun et al. 2019, https://arxiv.org/abs/1905.04899; size and shape of the boxes as in UniMatch V2,
 Yang et al. 2024, https://arxiv.org/abs/2410.10777.
+
+Shapes: N images, H x W cells of a map.
 """
 from __future__ import annotations
 
@@ -9,15 +14,18 @@ from typing import Tuple
 
 import torch
 
-_AREA = (0.02, 0.4)  # share of the image
-_RATIO = (0.3, 1 / 0.3)  # height to width
+# Range of a box's area, as a share of the image.
+_AREA = (0.02, 0.4)
+# Range of a box's aspect ratio, height to width.
+_RATIO = (0.3, 1 / 0.3)
 
 
 def draw_boxes(images: int, probability: float, grid: Tuple[int, int]) -> torch.Tensor:
-    """Return a box for each image, drawn from torch's CPU generator, float (N, 4) in host memory.
+    """Draw one box per image from torch's CPU generator, float (N, 4) on the CPU.
 
-    Rows are top, bottom, left and right as shares of the sides; an empty box for an image that is
-    left as it is. Edges lie between cells of ``grid``, so that features and pixels are cut alike.
+    The columns are top, bottom, left and right, as shares of the image's sides. An image that stays
+    unchanged gets an empty box. Edges lie between cells of ``grid``, so features and pixels are cut
+    at the same positions.
 
     Args:
         images: Number of images.
@@ -36,17 +44,19 @@ def draw_boxes(images: int, probability: float, grid: Tuple[int, int]) -> torch.
 
 
 def box_masks(boxes: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
-    """Return which cells of a map lie in the boxes, bool (N, H, W), on the device of ``boxes``."""
+    """Return the cells of a map inside the boxes, bool (N, H, W), on the device of ``boxes``."""
     inside = []
     for cells, begin, end in ((size[0], boxes[:, 0], boxes[:, 1]),
                               (size[1], boxes[:, 2], boxes[:, 3])):
-        middle = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) / cells
-        inside.append((middle >= begin[:, None]) & (middle < end[:, None]))
+        centers = (torch.arange(cells, device=boxes.device, dtype=boxes.dtype) + 0.5) / cells
+        inside.append((centers >= begin[:, None]) & (centers < end[:, None]))
     return inside[0][:, :, None] & inside[1][:, None]
 
 
 def paste(values: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Return maps whose boxes are those of the batch in reverse order.
+    """Replace the box of each image by the same box of its partner.
+
+    The partner of image i is image N - 1 - i.
 
     Args:
         values: Images, features or masks, (N, ..., H, W).

@@ -1,7 +1,16 @@
-"""One training step of FixMatch: the loss of a batch with labeled and unlabeled images."""
+"""One training step of FixMatch: the loss of a batch with labeled and unlabeled images.
+
+The teacher's classes on the weak view are the pseudo-labels of the strong views; pixels where the
+teacher is not confident are ignored. Random numbers of the views are drawn on the CPU, so every
+device draws the same ones.
+
+Shapes: N images of the batch, U unlabeled ones among them, V strong views of each, C classes,
+H x W pixels.
+"""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -13,41 +22,42 @@ from .cut_mix import draw_boxes, paste
 from .given_features import Levels, as_levels, given_features
 from .strong_view import StrongView
 from .teacher import Teacher
-from .unlabeled_loss import UnlabeledLoss, is_unlabeled, stacked_hidden
+from .unlabeled_loss import UnlabeledLoss, is_unlabeled, stack_hidden_masks
 
 VIEWS = ('images', 'features')
 
 
 class BatchError(UserError, ValueError):
-    """A batch does not hold labeled images first and unlabeled ones behind them."""
+    """A batch does not consist of labeled images followed by unlabeled images."""
 
 
 class FixMatchStep:
-    """Takes the place of a segmentor's ``loss``: half the loss of labels, half that of the teacher.
+    """Replaces a segmentor's ``loss`` by the mean of its supervised loss and the unlabeled loss.
 
     ``(L(x) + mean over views sum CE(s, argmax t) [max t >= threshold] / #valid) / 2``, where L is
-    the segmentor's own loss of the labeled images with all its terms.
+    the segmentor's loss of the labeled images with all its terms.
 
-    - ``views='images'``: the weak view is the image of the loader; in the strong one colors change,
-      images are blurred, and boxes are mixed. With ``channel_dropout`` there are two strong views,
-      and of the backbone's features each lacks the channels that the other keeps.
-    - ``views='features'``: the backbone, which is frozen, runs once on the image of the loader, or
-      not at all where its features come from elsewhere. These are the weak view; in both strong
-      ones channels are dropped and boxes are mixed.
+    - ``views='images'``: The weak view is the image from the loader. In the strong view, colors
+      change, the image is blurred, and boxes are mixed. With ``channel_dropout`` there are two
+      strong views, and each drops the backbone channels that the other keeps.
+    - ``views='features'``: The frozen backbone runs once on the image from the loader, or not at
+      all if its features come from a cache or from encoder ranks. These features are the weak view.
+      In both strong views, channels are dropped and boxes are mixed.
 
     Args:
         student: Segmentor that is trained, with ``encode_decode``.
-        teacher: Its average.
+        teacher: Moving average of the student.
         loss: Loss of unlabeled images.
-        views: What strong views are made of, 'images' or 'features'.
-        channel_dropout: Whether images too have two strong views with complementary channels.
-        cut_mix: Probability that an image has a box of another one.
-        strong: Colors and blur of strong images.
+        views: Input of the strong views, 'images' or 'features'.
+        channel_dropout: Whether ``views='images'`` has two strong views, with complementary
+            channels.
+        cut_mix: Probability that an image gets a box of another image.
+        strong: Color changes and blur of the strong images.
 
     Attributes:
-        seen: Counts of each call since it was emptied: how many pixels of unlabeled images the
-            teacher gives to each class, how many of these pass the threshold, for how many of those
-            the truth is known and how many are right: float (4, C), on the device.
+        seen: One float (4, C) on the device for each call since the list was last cleared. Its rows
+            count the pixels of unlabeled images by the teacher's class: all pixels, confident
+            pixels, confident pixels with a known label, and correct ones among these.
     """
 
     def __init__(self, student: Any, teacher: Teacher, loss: UnlabeledLoss, views: str,
@@ -56,144 +66,154 @@ class FixMatchStep:
         self.views, self.channel_dropout = views, channel_dropout
         self.cut_mix, self.strong = cut_mix, strong
         self.seen: List[torch.Tensor] = []
-        self._plain: Callable[..., Dict[str, Any]] = student.loss
+        self._supervised_loss: Callable[..., Dict[str, Any]] = student.loss
 
     def __call__(self, inputs: torch.Tensor, data_samples: Sequence[Any]) -> Dict[str, Any]:
-        """Return the losses of a batch, by name; ``unlabeled.passed`` is the share of sure pixels.
+        """Return the losses of a batch by name, and the share of confident pixels.
+
+        The share has the name ``unlabeled.passed``.
 
         Args:
-            inputs: Normalized images, float (N, C, H, W), labeled ones first.
-            data_samples: Their data samples.
+            inputs: Normalized images, float (N, bands, H, W), labeled images first.
+            data_samples: Data samples of the images.
 
         Raises:
-            BatchError: If the batch lacks a kind, or they are in another order.
+            BatchError: If the batch has no labeled or no unlabeled image, or another order.
         """
         labeled = _count_labeled(data_samples)
+        labeled_features: Optional[Levels] = None
+        unlabeled_features: Optional[Levels] = None
+        if self.views == 'features':
+            features = self._run_backbone(inputs)
+            labeled_features = _slice_images(features, None, labeled)
+            unlabeled_features = _slice_images(features, labeled, None)
         samples = list(data_samples[labeled:])
-        size = (int(inputs.shape[2]), int(inputs.shape[3]))
-        hidden = stacked_hidden(samples, size)
-        of_features = self.views == 'features'
-        features = self._levels(self.student.backbone(inputs)) if of_features else None
-        classes, sure = self._taught(inputs[labeled:], _part(features, labeled, None))
-        sure = sure & (hidden != OUTSIDE)
-        self.seen.append(_counted(classes, sure, hidden, int(self.student.num_classes)))
-        if features is None:
-            losses = self._plain(inputs[:labeled], list(data_samples[:labeled]))
-        else:
-            with given_features(self.student.backbone, _part(features, None, labeled)):
-                losses = self._plain(inputs[:labeled], list(data_samples[:labeled]))
-        logits, mixed = self._strong_logits(inputs[labeled:], _part(features, labeled, None),
-                                            torch.stack([classes, sure.long()], 1))
-        # As count_batch, but without a wait for the device.
+        hidden = stack_hidden_masks(samples, (int(inputs.shape[2]), int(inputs.shape[3])))
+        classes, confident = self._predict_pseudo_labels(inputs[labeled:], unlabeled_features)
+        confident = confident & (hidden != OUTSIDE)
+        self.seen.append(
+            _count_pixels(classes, confident, hidden, int(self.student.num_classes)))
+        with _use_features(self.student, labeled_features):
+            losses = self._supervised_loss(inputs[:labeled], list(data_samples[:labeled]))
+        logits, mixed = self._strong_logits(inputs[labeled:], unlabeled_features,
+                                            torch.stack([classes, confident.long()], 1))
+        # The same count as UnlabeledLoss.count_batch(), but without waiting for the device.
         valid = (hidden != OUTSIDE).sum().float()
         count = torch.stack([valid, torch.ones_like(valid)])
         losses['unlabeled.loss_ce'] = self.unlabeled_loss(
             logits, mixed[:, 0], mixed[:, 1] > 0, count, len(mixed) // len(samples))
-        halved = {name: _half(value) if 'loss' in name else value
+        halved = {name: _halve(value) if 'loss' in name else value
                   for name, value in losses.items()}
-        halved['unlabeled.passed'] = sure.sum() / valid.clamp(min=1)
+        halved['unlabeled.passed'] = confident.sum() / valid.clamp(min=1)
         return halved
 
     @torch.no_grad()
-    def _taught(self, images: torch.Tensor, features: Optional[Levels]
-                ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the teacher's classes, int64 (N, H, W), and where it is sure of them, bool."""
+    def _predict_pseudo_labels(self, images: torch.Tensor, features: Optional[Levels]
+                               ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the teacher's classes, int64 (U, H, W), and where it is confident, bool."""
         teacher = self.teacher.module
-        if features is None:
-            logits = _logits(teacher, images)
-        else:
-            with given_features(teacher.backbone, features):
-                logits = _logits(teacher, images)
+        with _use_features(teacher, features):
+            logits = _compute_logits(teacher, images)
         confidence, classes = logits.float().softmax(1).max(1)
         return classes, confidence >= self.unlabeled_loss.threshold
 
     def _strong_logits(self, images: torch.Tensor, features: Optional[Levels],
-                       answers: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the student's logits of the strong views, and the answers, cut alike.
+                       pseudo_labels: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the student's logits of the strong views, and their pseudo-labels.
+
+        Boxes are mixed in both at the same positions.
 
         Args:
-            images: Weak views, (N, C, H, W).
-            features: Their features, if strong views are made of these.
-            answers: Classes and sure pixels, int64 (N, 2, H, W).
+            images: Weak views, (U, bands, H, W).
+            features: Features of the weak views with ``views='features'``, otherwise None.
+            pseudo_labels: Classes and confident pixels, int64 (U, 2, H, W).
 
         Returns:
-            Logits (V N, C, H, W) and answers (V N, 2, H, W), view by view.
+            Logits (V * U, C, H, W) and pseudo-labels (V * U, 2, H, W), view by view.
         """
-        backbone = getattr(self.student, 'backbone', None)
-        twice = self.channel_dropout or features is not None
+        has_two_views = self.channel_dropout or features is not None
         grid = images.shape[2:] if features is None else min(
-            (level.shape[2:] for level in features), key=lambda each: each[0])
+            (level.shape[2:] for level in features), key=lambda size: size[0])
+        # The boxes of each view.
         boxes = [draw_boxes(len(images), self.cut_mix, (int(grid[0]), int(grid[1]))).to(
-            images.device) for _ in range(1 + twice)]
-        mixed = torch.cat([paste(answers, each) for each in boxes])
-        several = torch.cat([images] * len(boxes))
+            images.device) for _ in range(1 + has_two_views)]
+        mixed = torch.cat([paste(pseudo_labels, view_boxes) for view_boxes in boxes])
         if features is None:
-            several = torch.cat([paste(self._strong_images(images), each) for each in boxes])
-            if not twice:
-                return _logits(self.student, several), mixed
-            levels = self._levels(backbone(several))  # type: ignore[misc]
-            first, second = (_part(levels, *ends) for ends in ((None, len(images)),
-                                                               (len(images), None)))
-            first, second = drop_channels(first or (), second or ())
+            inputs = torch.cat([paste(self._strengthen(images), view_boxes)
+                                for view_boxes in boxes])
+            if not has_two_views:
+                return _compute_logits(self.student, inputs), mixed
+            levels = self._run_backbone(inputs)
+            first, second = drop_channels(_slice_images(levels, None, len(images)),
+                                          _slice_images(levels, len(images), None))
         else:
-            # Dropped before they are mixed: each part of a view keeps the channels of its image.
+            # The backbone is skipped, so only the size of these images matters.
+            inputs = torch.cat([images] * len(boxes))
+            # Channels are dropped before boxes are mixed: a pasted box keeps the channels of the
+            # image that it comes from.
             first, second = drop_channels(features, features)
-            first, second = (tuple(paste(level, each) for level in view)
-                             for view, each in zip((first, second), boxes))
+            first, second = (tuple(paste(level, view_boxes) for level in view)
+                             for view, view_boxes in zip((first, second), boxes))
         both = tuple(torch.cat(pair) for pair in zip(first, second))
-        with given_features(backbone, both):  # type: ignore[arg-type]
-            return _logits(self.student, several), mixed
+        with given_features(self.student.backbone, both):
+            return _compute_logits(self.student, inputs), mixed
 
-    def _strong_images(self, images: torch.Tensor) -> torch.Tensor:
-        preprocessor = getattr(self.student, 'data_preprocessor', None)
+    def _strengthen(self, images: torch.Tensor) -> torch.Tensor:
+        # A preprocessor that does not normalize has no mean and std.
+        preprocessor = self.student.data_preprocessor
         mean, std = (getattr(preprocessor, name, None) for name in ('mean', 'std'))
         return self.strong(images, mean, std)
 
-    def _levels(self, features: Any) -> Levels:
-        return as_levels(features, self.student.backbone)
+    def _run_backbone(self, images: torch.Tensor) -> Levels:
+        return as_levels(self.student.backbone(images), self.student.backbone)
 
 
 def _count_labeled(samples: Sequence[Any]) -> int:
-    """Return how many labeled samples a batch begins with."""
-    marks = [is_unlabeled(sample) for sample in samples]
-    labeled = len(marks) - sum(marks)
-    if not 0 < labeled < len(marks) or marks != sorted(marks):
+    """Return the number of labeled samples, which must come before the unlabeled ones."""
+    unlabeled = [is_unlabeled(sample) for sample in samples]
+    labeled = len(unlabeled) - sum(unlabeled)
+    if not 0 < labeled < len(unlabeled) or unlabeled != sorted(unlabeled):
+        kinds = ''.join('U' if is_marked else 'L' for is_marked in unlabeled)
         raise BatchError(
-            f'a batch with the kinds {"".join("U" if each else "L" for each in marks)} (L labeled, '
+            f'a batch with the kinds {kinds} (L labeled, '
             'U unlabeled), expected some labeled images and then some unlabeled ones: set '
             "train_dataloader.sampler=dict(type='LabeledUnlabeledSampler', labeled=..., "
-            'unlabeled=...), whose numbers add up to batch_size.')
+            'unlabeled=...), with numbers that add up to batch_size.')
     return labeled
 
 
-def _part(levels: Optional[Levels], start: Optional[int], stop: Optional[int]) -> Any:
-    """Return some of the images of features; None where there are none."""
-    return None if levels is None else tuple(level[start:stop] for level in levels)
+def _slice_images(levels: Levels, start: Optional[int], stop: Optional[int]) -> Levels:
+    return tuple(level[start:stop] for level in levels)
 
 
-def _logits(model: Any, images: torch.Tensor) -> torch.Tensor:
-    """Return a segmentor's logits at the size of the images, float (N, C, H, W)."""
+def _use_features(model: Any, features: Optional[Levels]) -> ContextManager[None]:
+    """Return a context in which a segmentor's backbone returns ``features``, unless they are None.
+    """
+    return nullcontext() if features is None else given_features(model.backbone, features)
+
+
+def _compute_logits(model: Any, images: torch.Tensor) -> torch.Tensor:
+    """Return a segmentor's logits at the size of the images, float (images, C, H, W)."""
     size = images.shape[2:]
     metas = [dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
              for _ in range(len(images))]
     logits = model.encode_decode(images, metas)
-    if logits.shape[1] == 1:  # of class 1 against class 0
+    # A head with one output channel predicts class 1 against class 0.
+    if logits.shape[1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], 1)
     return logits
 
 
-def _half(value: Any) -> Any:
-    return [each / 2 for each in value] if isinstance(value, (list, tuple)) else value / 2
+def _halve(value: Any) -> Any:
+    return [item / 2 for item in value] if isinstance(value, (list, tuple)) else value / 2
 
 
-def _counted(classes: torch.Tensor, sure: torch.Tensor, hidden: torch.Tensor, count: int
-             ) -> torch.Tensor:
-    """Return pixels of each class: all, sure, with known truth and right ones, float (4, C).
-
-    By comparison instead of scatter, whose order is not certain on every device.
-    """
+def _count_pixels(classes: torch.Tensor, confident: torch.Tensor, hidden: torch.Tensor,
+                  num_classes: int) -> torch.Tensor:
+    """Return the rows of :attr:`FixMatchStep.seen`, float (4, C)."""
     inside = hidden != OUTSIDE
-    known = sure & (hidden < UNKNOWN)
-    kinds = torch.stack([inside, sure, known, known & (classes == hidden)])
-    return torch.stack([(kinds & (classes == each)).flatten(1).sum(1) for each in range(count)],
-                       1).float()
+    known = confident & (hidden < UNKNOWN)
+    rows = torch.stack([inside, confident, known, known & (classes == hidden)])
+    # A comparison instead of scatter, whose order is undefined on some devices.
+    return torch.stack([(rows & (classes == index)).flatten(1).sum(1)
+                        for index in range(num_classes)], 1).float()

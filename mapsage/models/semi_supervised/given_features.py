@@ -1,4 +1,8 @@
-"""Lets a model compute with features that are there already."""
+"""Runs a segmentor on features that were computed before.
+
+Segmentors call their backbone inside ``loss`` and ``encode_decode``. While the context manager is
+open, the backbone returns the given features instead, so any segmentor can be reused unchanged.
+"""
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -13,25 +17,26 @@ Levels = Tuple[torch.Tensor, ...]
 
 
 class FeatureLevelsError(UserError, ValueError):
-    """A backbone does not return what channel dropout and mixing of features need."""
+    """A backbone's output is not the feature maps that channel dropout and mixing need."""
 
 
 @contextmanager
 def given_features(backbone: nn.Module, features: Levels) -> Iterator[None]:
-    """Make a backbone return ``features``, whatever its images, while the context is open."""
-    held = backbone.__dict__.get('forward')
+    """Make a backbone return ``features`` for any input, while the context is open."""
+    # An attribute of the instance, such as a compiled or checkpointed forward.
+    instance_forward = backbone.__dict__.get('forward')
 
-    def answer(*_: Any, **__: Any) -> Levels:
+    def return_features(*_: Any, **__: Any) -> Levels:
         return features
 
-    backbone.forward = answer  # type: ignore[method-assign]
+    backbone.forward = return_features  # type: ignore[method-assign]
     try:
         yield
     finally:
-        if held is None:
+        if instance_forward is None:
             del backbone.__dict__['forward']
         else:
-            backbone.forward = held  # type: ignore[method-assign]
+            backbone.forward = instance_forward  # type: ignore[method-assign]
 
 
 def as_levels(features: Any, backbone: nn.Module) -> Levels:
@@ -45,5 +50,5 @@ def as_levels(features: Any, backbone: nn.Module) -> Levels:
         return tuple(features)
     raise FeatureLevelsError(
         f'{type(backbone).__name__} returns {type(features).__name__}, expected a tuple of tensors '
-        "(N, C, H, W), whose channels can be dropped. Use FixMatchHook with views='images' and "
+        "(N, C, H, W) with channels to drop. Use FixMatchHook with views='images' and "
         'channel_dropout=False.')

@@ -1,4 +1,9 @@
-"""The teacher: a moving average of the model that is trained."""
+"""The teacher of FixMatch: a moving average of the trained model.
+
+Only tensors that training changes are averaged and saved; a frozen backbone is shared with the
+student instead of copied. On several ranks, all teachers follow the buffers of one rank, so they
+stay equal without any broadcast of the average.
+"""
 from __future__ import annotations
 
 import copy
@@ -9,58 +14,62 @@ from torch import nn
 
 
 def weight_of_student(steps: int, momentum: float) -> float:
-    """Return how much of the student goes into the teacher behind step ``steps`` (from 0). Pure.
+    """Return the student's weight in the average after step ``steps``, counted from 0.
 
-    It is ``1 - min(1 - 1 / (steps + 1), momentum)``: the mean of all steps at first, as in
-    UniMatch V2, Yang et al. 2024, https://arxiv.org/abs/2410.10777.
+    It is ``1 - min(1 - 1 / (steps + 1), momentum)``: at first the teacher is the mean over all
+    steps, as in UniMatch V2, Yang et al. 2024, https://arxiv.org/abs/2410.10777.
     """
     return max(1 / (steps + 1), 1 - momentum)
 
 
 class Teacher:
-    """A copy of a model, in evaluation mode, that follows it step by step.
+    """A copy of a model in evaluation mode that follows the model step by step.
 
-    Trained parameters, and the buffers of modules in training mode such as the statistics of
-    BatchNorm, move by ``teacher + (student - teacher) * weight``; whole numbers among the buffers
-    are copied. All else is equal in both and does not move.
+    Trained parameters and the buffers of modules in training mode, such as BatchNorm statistics,
+    become ``teacher + (student - teacher) * weight``. Integer buffers are copied. All other tensors
+    are equal in student and teacher and stay so.
 
     Args:
-        student: Model that is trained, in training mode.
-        momentum: Most of the teacher that a step keeps, 0 to 1.
-        shared: Modules of the student that the teacher has too, as they never change.
+        student: Trained model, in training mode.
+        momentum: Largest share of the teacher that a step keeps, 0 to 1.
+        shared: Modules of the student that never change, which the teacher uses without a copy.
 
     Attributes:
-        module: The teacher.
-        steps: Number of steps that it has followed.
+        module: The teacher's model.
+        steps: Number of steps that the teacher has followed.
     """
 
     def __init__(self, student: nn.Module, momentum: float, shared: Sequence[nn.Module] = ()
                  ) -> None:
         self.momentum, self.steps = momentum, 0
-        self.module: Any = copy.deepcopy(student, {id(each): each for each in shared})
-        kept = {id(each) for module in shared for each in module.modules()}
+        # The memo makes deepcopy reuse the shared modules.
+        self.module: Any = copy.deepcopy(student, {id(module): module for module in shared})
+        shared_modules = {id(module) for root in shared for module in root.modules()}
         for module in self.module.modules():
-            if id(module) not in kept:
+            if id(module) not in shared_modules:
                 module.training = False
         for parameter in self.module.parameters():
             parameter.requires_grad_(False)
         self._shared = tuple(shared)
-        self._moved: Dict[str, None] = {}
-        self.names(student)
+        # An ordered set of names.
+        self._averaged_names: Dict[str, None] = {}
+        self.averaged_names(student)
 
-    def names(self, student: nn.Module) -> List[str]:
-        """Return the names, as in a state dict, of all in which student and teacher may differ."""
-        kept = {id(each) for module in self._shared
-                for each in (*module.parameters(), *module.buffers())}
-        trained = [name for name, each in student.named_parameters() if each.requires_grad]
-        moving = [f'{path}.{name}' if path else name
-                  for path, module in student.named_modules() if module.training
-                  for name, buffer in module._buffers.items()
-                  if buffer is not None and id(buffer) not in kept
-                  and name not in module._non_persistent_buffers_set]
-        # A parameter that was trained for a while differs from then on.
-        self._moved.update(dict.fromkeys((*trained, *moving)))
-        return list(self._moved)
+    def averaged_names(self, student: nn.Module) -> List[str]:
+        """Return the names of the tensors in which student and teacher may differ."""
+        shared_tensors = {id(tensor) for module in self._shared
+                          for tensor in (*module.parameters(), *module.buffers())}
+        parameters = [name for name, parameter in student.named_parameters()
+                      if parameter.requires_grad]
+        buffers = [f'{path}.{name}' if path else name
+                   for path, module in student.named_modules() if module.training
+                   for name, buffer in module._buffers.items()
+                   if buffer is not None and id(buffer) not in shared_tensors
+                   and name not in module._non_persistent_buffers_set]
+        # Names are never removed: a parameter that was trained for a while and then frozen still
+        # differs.
+        self._averaged_names.update(dict.fromkeys((*parameters, *buffers)))
+        return list(self._averaged_names)
 
     @torch.no_grad()
     def follow(self, student: nn.Module,
@@ -68,17 +77,17 @@ class Teacher:
         """Move the teacher by one step.
 
         Args:
-            student: Model that is trained.
-            shared_buffers: Function that returns the buffers to follow, given those of this
-                process: those of one rank for all, so that the teachers of all ranks are equal.
+            student: Trained model.
+            shared_buffers: Function from this process's buffers to the buffers of one rank, the
+                same on all ranks, so that the teachers of all ranks stay equal.
         """
-        mine, theirs = self._tensors(self.module), self._tensors(student)
-        names = self.names(student)
+        averages, current = self._tensors(self.module), self._tensors(student)
+        names = self.averaged_names(student)
         parameters = dict(student.named_parameters())
         buffers = [name for name in names if name not in parameters]
-        followed = dict(zip(buffers, shared_buffers([theirs[name] for name in buffers])))
+        buffers_to_follow = dict(zip(buffers, shared_buffers([current[name] for name in buffers])))
         for name in names:
-            value, average = followed.get(name, theirs[name]), mine[name]
+            value, average = buffers_to_follow.get(name, current[name]), averages[name]
             if average.is_floating_point():
                 average.lerp_(value.detach(), self._weight(average))
             else:
@@ -87,34 +96,34 @@ class Teacher:
 
     @torch.no_grad()
     def exchange(self, student: nn.Module) -> None:
-        """Give the student's weights to the teacher and the teacher's to the student."""
-        mine, theirs = self._tensors(self.module), self._tensors(student)
-        for name in self.names(student):
-            held = theirs[name].detach().clone()
-            theirs[name].copy_(mine[name])
-            mine[name].copy_(held)
+        """Swap the weights of student and teacher."""
+        averages, current = self._tensors(self.module), self._tensors(student)
+        for name in self.averaged_names(student):
+            student_value = current[name].detach().clone()
+            current[name].copy_(averages[name])
+            averages[name].copy_(student_value)
 
     def state(self, student: nn.Module) -> Dict[str, torch.Tensor]:
-        """Return what of the teacher may differ from the student, by name."""
-        mine = self._tensors(self.module)
-        return {name: mine[name].detach() for name in self.names(student)}
+        """Return the teacher's tensors that may differ from the student's, by name."""
+        averages = self._tensors(self.module)
+        return {name: averages[name].detach() for name in self.averaged_names(student)}
 
     @torch.no_grad()
     def load(self, state: Dict[str, torch.Tensor], steps: int) -> None:
-        """Take a :meth:`state` of an earlier run.
+        """Load a :meth:`state` of an earlier run.
 
         Raises:
-            KeyError: If the model has no tensor of a name.
+            KeyError: If the model has no tensor with a name of the state.
         """
-        mine = self._tensors(self.module)
+        averages = self._tensors(self.module)
         for name, value in state.items():
-            mine[name].copy_(value)
-            self._moved[name] = None
+            averages[name].copy_(value)
+            self._averaged_names[name] = None
         self.steps = steps
 
     def _weight(self, like: torch.Tensor) -> torch.Tensor:
-        """Return the weight of the student as a tensor: a new number would be a new graph on XLA.
-        """
+        """Return the student's weight as a tensor, (), with the dtype and device of ``like``."""
+        # XLA compiles a new graph for every new Python number, but not for a new tensor value.
         value = weight_of_student(self.steps, self.momentum)
         return torch.full((), value, dtype=like.dtype).to(like.device)
 

@@ -51,7 +51,7 @@ def test_it_is_the_average_worked_out_by_hand() -> None:
     assert not any(each.requires_grad for each in teacher.module.parameters())
     assert not any(each.training for each in teacher.module)
     # What cannot move does not drift by roundings either.
-    names = set(teacher.names(model))
+    names = set(teacher.averaged_names(model))
     assert {'0.weight', '1.running_mean', '1.num_batches_tracked'} <= names
     assert not any(name.startswith(('2.', '3.')) for name in names)
 
