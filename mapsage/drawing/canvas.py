@@ -1,18 +1,20 @@
 """A picture made of text, charts and arrays, placed at exact pixels.
 
-Matplotlib is imported on first use, and only through its object interface, so that the figures of a
-training script that uses pyplot are not affected.
+Arrays are copied into the finished drawing, so their pixels are not resampled. Matplotlib is
+imported on first use, and only through its object interface, so the figures of a training script
+that uses pyplot are not affected.
 """
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 import numpy as np
 
 from mapsage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, FAINT, PAPER = '#1b1f24', '#5b636d', '#ffffff'
@@ -31,7 +33,7 @@ class Canvas:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         self._width, self._height = width, height
-        # Without the hundredth of a pixel, float rounding may cut off a row or a column.
+        # Without the additional hundredth of a pixel, float rounding may cut off a row or column.
         self._figure: Figure = Figure(
             figsize=((width + 0.01) / _DPI, (height + 0.01) / _DPI), dpi=_DPI, facecolor=PAPER)
         self._canvas = FigureCanvasAgg(self._figure)
@@ -40,12 +42,12 @@ class Canvas:
     def text(self, left: int, baseline: int, text: str, size: float, weight: str = 'normal',
              color: str = INK) -> None:
         """Write a line of text; ``left`` and ``baseline`` are in pixels, ``size`` is in points."""
-        # Without parse_math=False, a class called 'a$b$' would be shown as a formula.
+        # Without parse_math=False, a class named 'a$b$' would be drawn as a formula.
         self._figure.text(left / self._width, 1 - baseline / self._height, text, fontsize=size,
                           fontweight=weight, color=color, va='baseline', parse_math=False)
 
-    def axes(self, left: int, top: int, width: int, height: int) -> Any:
-        """Return Matplotlib axes whose frame encloses these pixels."""
+    def axes(self, left: int, top: int, width: int, height: int) -> Axes:
+        """Return new Matplotlib axes with a frame around these pixels."""
         return self._figure.add_axes((left / self._width, 1 - (top + height) / self._height,
                                       width / self._width, height / self._height))
 
@@ -55,7 +57,7 @@ class Canvas:
 
     def legend(self, left: int, top: int, entries: Sequence[Tuple[str, np.ndarray]],
                columns: int, column_width: int, line_height: int) -> None:
-        """Write names beside swatches, ``columns`` of them per line; lengths in pixels.
+        """Write names next to color swatches, ``columns`` entries per line; lengths in pixels.
 
         Args:
             left: Left edge of the first swatch.
@@ -76,14 +78,14 @@ class Canvas:
         drawn = np.array(self._canvas.buffer_rgba(), dtype=np.uint8)[:, :, :3]
         for left, top, pixels in self._pictures:
             height, width = pixels.shape[:2]
-            # A thin frame, without which white classes could not be told from the background.
+            # Without a thin frame, white classes could not be distinguished from the background.
             drawn[top - 1:top + height + 1, left - 1:left + width + 1] = 168
             drawn[top:top + height, left:left + width] = pixels
         return np.ascontiguousarray(drawn)
 
 
 def save_png(path: str, pixels: np.ndarray) -> None:
-    """Write an array, RGB uint8 ``(height, width, 3)``, to ``path`` in one step.
+    """Write an array, RGB uint8 ``(height, width, 3)``, to ``path`` atomically.
 
     The folder is created if it does not exist.
 

@@ -1,27 +1,35 @@
-"""A picture of a confusion matrix."""
+"""Picture of a confusion matrix: one row per true class, in percent of the row.
+
+Percentages make rows comparable although classes differ in size; the pixels of a row are written
+next to it.
+"""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence, Union
+from typing import TYPE_CHECKING, Sequence, Union
 
 import numpy as np
 
 from .canvas import FAINT, INK, Canvas, save_png
 
-if TYPE_CHECKING:  # maps are drawn without it, too
+# Not imported at run time: the room draws pictures on machines without PyTorch too.
+if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
 
+# All in pixels.
 _MARGIN, _HEADER, _LETTER, _SUMS, _SIDE = 28, 84, 7, 96, 1280
 _MIN_CELL, _MAX_CELL = 11, 84
-_TEXT_CELL = 46  # smallest cell, in pixels, that has room for '100.0' and '999.9k'
+# The smallest cell with room for '100.0' and '999.9k'.
+_TEXT_CELL = 46
 
 
 def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
                      title: str = 'Confusion matrix', subtitle: str = '') -> np.ndarray:
-    """Draw a confusion matrix, whose rows show the percentages of each class of the truth.
+    """Draw a confusion matrix with cells in percent of their row.
 
-    A higher percentage gives a darker blue, so brightness alone is enough to read it. If there is
-    room, a cell contains its percentage and its number of pixels. Rows of classes that do not occur
-    are gray.
+    A higher percentage gives a darker blue, so the picture is readable without color vision. If
+    there is room, a cell contains its percentage and its number of pixels. Rows of classes that do
+    not occur are gray.
 
     Args:
         matrix: Confusion matrix, integers ``(C, C)``; rows are the truth.
@@ -33,18 +41,18 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
         Picture, RGB uint8 ``(H, W, 3)``.
 
     Raises:
-        ValueError: If the number of names is not that of the classes.
+        ValueError: If the number of names differs from the number of classes.
     """
     counts = np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.cpu())
     number = len(classes)
     if counts.shape != (number, number):
         raise ValueError(f'a confusion matrix of shape {counts.shape} has {number} class names, '
-                         'expected one name a row and a column')
+                         'expected one name for every row and column')
     names = [name if len(name) <= 24 else f'{name[:21]}...' for name in map(str, classes)]
     cell = max(_MIN_CELL, min(_MAX_CELL, _SIDE // number))
     size = 7.0 if cell < 16 else 9.5
-    beside = _LETTER * max(4, *(len(name) for name in names)) + 14
-    left, top, side = _MARGIN + 22 + beside, _HEADER + 26 + beside, cell * number
+    label_space = _LETTER * max(4, *(len(name) for name in names)) + 14
+    left, top, side = _MARGIN + 22 + label_space, _HEADER + 26 + label_space, cell * number
     canvas = Canvas(max(left + side + _SUMS, 460) + _MARGIN, top + side + _MARGIN)
     canvas.text(_MARGIN, 32, title, size=15, weight='bold')
     canvas.text(_MARGIN, 56, subtitle, size=11, color=FAINT)
@@ -55,7 +63,7 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
     _draw_cells(axes, counts, cell)
     axes.set_xticks(range(number))
     axes.set_yticks(range(number))
-    # Without parse_math=False, a class called 'a$b$' would be shown as a formula.
+    # Without parse_math=False, a class named 'a$b$' would be drawn as a formula.
     axes.set_xticklabels(names, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticklabels(names, fontsize=size, parse_math=False)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False,
@@ -66,7 +74,7 @@ def render_confusion(matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[
     return canvas.pixels()
 
 
-def _draw_cells(axes: Any, counts: np.ndarray, cell: int) -> None:
+def _draw_cells(axes: Axes, counts: np.ndarray, cell: int) -> None:
     number, totals = len(counts), counts.sum(1, keepdims=True)
     shares = np.ma.masked_array(100 * counts / np.maximum(totals, 1),
                                 np.broadcast_to(totals == 0, counts.shape))
@@ -90,14 +98,14 @@ def _draw_cells(axes: Any, counts: np.ndarray, cell: int) -> None:
 
 def plot_confusion(path: str, matrix: Union[np.ndarray, torch.Tensor], classes: Sequence[str],
                    title: str = 'Confusion matrix', subtitle: str = '') -> None:
-    """Draw a confusion matrix and write it to ``path`` in one step, as PNG.
+    """Draw a confusion matrix and write it to ``path`` as PNG, atomically.
 
     Args:
         path: Path of the file; its folder is created.
         matrix, classes, title, subtitle: Arguments of :func:`render_confusion`.
 
     Raises:
-        ValueError: For the same reasons as in :func:`render_confusion`.
+        ValueError: As in :func:`render_confusion`.
         OSError: If the folder cannot be written.
     """
     save_png(path, render_confusion(matrix, classes, title, subtitle))
@@ -106,7 +114,7 @@ def plot_confusion(path: str, matrix: Union[np.ndarray, torch.Tensor], classes: 
 def short_count(count: int) -> str:
     """Return a count in at most six characters: 999, 12.3k, 4.5M, 678.9G."""
     for factor, unit in ((10**9, 'G'), (10**6, 'M'), (10**3, 'k')):
-        # A count that would round to 1000.0 of a unit is shown as 1.0 of the next.
+        # A count that would round to 1000.0 of a unit is written as 1.0 of the next unit.
         if count >= factor * 0.99995 and count >= 1000:
             return f'{count / factor:.1f}{unit}'
     return str(count)

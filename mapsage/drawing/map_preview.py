@@ -1,4 +1,7 @@
-"""A picture of a whole map beside its scene, with a legend that gives the share of each class."""
+"""Preview of a whole map: the scene on the left, the map on the right, and a legend with shares.
+
+The scene is read in blocks and reduced by averaging, so memory does not grow with its size.
+"""
 from __future__ import annotations
 
 from typing import Callable, List, Optional, Sequence, Tuple
@@ -10,33 +13,37 @@ from mapsage.geo import Raster, RasterBlockError
 from . import tiles
 from .canvas import FAINT, Canvas, save_png
 
-_SIDE = 780  # longer side of either picture, in pixels
-_READ = 1024  # approximate side of the part of a scene that is read at a time, in pixels
+# All in pixels. _SIDE is the longer side of the two pictures, _READ the approximate side of a block
+# that is read at a time.
+_SIDE = 780
+_READ = 1024
 _MARGIN, _GAP, _HEADER, _LEGEND_LINE = 28, 16, 92, 26
 
 
 def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] = None
               ) -> np.ndarray:
-    """Return a scene reduced by averaging, part by part, so that memory does not grow with it.
+    """Return a scene reduced by averaging, block by block. Unreadable blocks are NaN.
 
-    Of a scene on a server the overviews are taken, which programs reduce in various ways.
+    A remote scene is read from its overviews instead, so that it is not downloaded a second time.
+    Overviews may have been reduced with another method than averaging.
 
     Args:
         raster: Scene to reduce.
-        factor: Number of pixels of the scene for each pixel of the result, along each axis.
-        meets: Function that tells of a part (column, row, width, height) whether it is read.
+        factor: Number of scene pixels per pixel of the result, along each axis.
+        meets: Function (column, row, width, height) -> whether a block is read; None for all
+            blocks.
 
     Returns:
         Reduced scene, float32 ``(height, width, bands)``, sizes rounded up; NaN without data.
     """
     if raster.is_remote and meets is None:
-        # Its overviews, so that the whole scene is not asked for twice.
         try:
             values, valid = raster.read_reduced(factor)
             return np.where(valid, values, np.nan).transpose(1, 2, 0).astype(np.float32)
         except RasterBlockError:
-            pass  # part by part, without those that cannot be read
-    # Small parts where an area is chosen, so that little beside it is read.
+            # Read block by block below, without the blocks that cannot be read.
+            pass
+    # Smaller blocks follow the outline of an area more closely, so less outside of it is read.
     step = max(1, (_READ if meets is None else _READ // 4) // factor) * factor
     rows, columns = -(-raster.height // factor), -(-raster.width // factor)
     small = np.full((rows, columns, len(raster.bands)), np.nan, np.float32)
@@ -50,21 +57,20 @@ def thumbnail(raster: Raster, factor: int, meets: Optional[Callable[..., bool]] 
                 values, valid = raster.read(column, row, width, height)
             except RasterBlockError:
                 continue
-            part = np.s_[row // factor:(row + height) // factor,
-                         column // factor:(column + width) // factor]
-            small[part] = _average(values, valid, factor)
+            small[row // factor:(row + height) // factor,
+                  column // factor:(column + width) // factor] = _average(values, valid, factor)
     return small
 
 
 def shrink_labels(labels: np.ndarray, row: int, factor: int) -> np.ndarray:
-    """Return every ``factor``-th pixel of a strip that begins at ``row`` of its map."""
+    """Return every ``factor``-th pixel of a strip of labels that starts at ``row`` of its map."""
     return labels[-row % factor::factor, ::factor]
 
 
 def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int, title: str,
                      names: Sequence[str], palette: np.ndarray, shares: Sequence[float],
                      no_data: int, meets: Optional[Callable[..., bool]] = None) -> None:
-    """Draw the scene beside its map and write the picture to ``path`` in one step.
+    """Draw the scene next to its map and write the picture to ``path`` atomically.
 
     Args:
         path: Path of the PNG file.
@@ -73,16 +79,16 @@ def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int,
         factor: Factor by which the map was reduced.
         title: First line.
         names: Class names.
-        palette: Color of each class, RGB uint8 ``(classes, 3)``.
-        shares: Share of each class among the pixels with data, 0 to 1.
+        palette: Colors of the classes, RGB uint8 ``(classes, 3)``.
+        shares: Shares of the classes among the pixels with data, 0 to 1.
         no_data: Label of pixels without data.
-        meets: Function that tells which parts of the scene are shown; see :func:`thumbnail`.
+        meets: Function that selects blocks of the scene; see :func:`thumbnail`.
 
     Raises:
         OSError: If the file cannot be written.
     """
     scene = thumbnail(raster, factor, meets)
-    pictures = [_fit(_shown(scene), False), tiles.color_labels(_fit(labels, True), palette)]
+    pictures = [_fit(_to_rgb(scene), False), tiles.color_labels(_fit(labels, True), palette)]
     entries = [(f'{name}  {100 * share:.1f} %', np.tile(palette[index], (18, 18, 1)))
                for index, (name, share) in enumerate(zip(names, shares))
                if share > 0 or len(names) <= 24]
@@ -94,7 +100,7 @@ def save_map_preview(path: str, raster: Raster, labels: np.ndarray, factor: int,
 def _average(values: np.ndarray, valid: np.ndarray, factor: int) -> np.ndarray:
     bands, height, width = values.shape
     blocks = (height // factor, factor, width // factor, factor)
-    # Part of the last block may lie beyond the scene; valid is False there.
+    # The last block may extend beyond the scene; valid is False there.
     count = valid.reshape(blocks).sum((1, 3), dtype=np.float32)
     total = np.stack([np.where(valid, band, 0).reshape(blocks).sum((1, 3), dtype=np.float64)
                       for band in values], axis=-1)
@@ -102,7 +108,7 @@ def _average(values: np.ndarray, valid: np.ndarray, factor: int) -> np.ndarray:
                     np.nan).astype(np.float32)
 
 
-def _shown(scene: np.ndarray) -> np.ndarray:
+def _to_rgb(scene: np.ndarray) -> np.ndarray:
     """Return a thumbnail as RGB uint8; values that fit into 8 bits are not stretched."""
     finite = scene[np.isfinite(scene)]
     is_bytes = finite.size == 0 or (finite.min() >= 0 and finite.max() <= 255

@@ -1,7 +1,8 @@
 """The preview picture: rows of image, truth, prediction and disagreement, with a legend.
 
 :func:`render_preview` is pure (arrays in, one uint8 RGB array out); :func:`save_preview` writes
-the picture in one step, so that no reader sees an incomplete file.
+the picture atomically, so no reader sees an incomplete file. Label maps are resized once, by
+selecting pixels, so that the picture shows no label that the model did not predict.
 """
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ import numpy as np
 from . import tiles
 from .canvas import FAINT, Canvas, save_png
 
-# In pixels. Four columns of tiles give a width of about 1900, which fits the screen of a laptop.
+# In pixels. Four columns of tiles are about 1900 wide, which fits the screen of a laptop.
 TILE_WIDTH = 450
 MAX_TILE_HEIGHT = 600
 MAX_STORED_SIDE = 1024
 _MARGIN, _GAP, _CAPTION, _HEADER, _LEGEND_LINE = 28, 14, 26, 84, 26
-# The legend of a longer class list contains only the classes in the picture.
+# With more classes, the legend lists only the classes in the picture.
 FULL_LEGEND = 24
 
 
@@ -29,8 +30,8 @@ class PreviewSample:
     Attributes:
         image: Image, ``(H, W)`` or ``(H, W, B)`` of any numeric dtype, with bands in RGB order.
         prediction: Predicted labels, integers ``(H', W')``.
-        truth: True labels, integers ``(H', W')``, or None for a test set without them. Labels that
-            are not a class, such as the ignore index, are shown as no data.
+        truth: True labels, integers ``(H', W')``; None for a test set without labels. Labels that
+            are not a class, such as the ignore index, are drawn as no data.
         name: Caption, usually the file name of the image.
     """
 
@@ -55,13 +56,13 @@ def render_preview(samples: Sequence[PreviewSample],
     """Draw the preview.
 
     Args:
-        samples: Samples, one for each row; their sizes may differ.
+        samples: Samples, one per row; their sizes may differ.
         classes: Class names in the order of the labels, any number.
-        palette: RGB triples of 0..255 in the order of the labels; missing ones are added, always
-            in the same way.
+        palette: RGB triples of 0..255 in the order of the labels; missing colors are added, always
+            the same ones.
         title: First line, such as the name of the experiment.
         subtitle: Second line, such as iteration and mIoU.
-        labels: Title of the column of ``prediction``, which may be other labels.
+        labels: Title of the column of ``prediction``, which may show other labels.
 
     Returns:
         Picture, RGB uint8 ``(H, W, 3)``.
@@ -70,7 +71,7 @@ def render_preview(samples: Sequence[PreviewSample],
         ValueError: If there is no sample, a class list is empty, or an array has a wrong shape.
     """
     if not samples:
-        raise ValueError('a preview of 0 samples was asked for, expected at least one')
+        raise ValueError('a preview of 0 samples was requested, expected at least one')
     if not classes:
         raise ValueError('a preview needs class names, got none; set METAINFO of the dataset')
     colors = tiles.class_palette(len(classes), palette)
@@ -78,7 +79,7 @@ def render_preview(samples: Sequence[PreviewSample],
     rows = [_row(sample, colors, with_truth) for sample in samples]
     entries, note = _legend_entries(samples, classes, colors)
     return _draw(rows, _column_titles(with_truth, labels), entries, title,
-                 '   '.join(part for part in (subtitle, note) if part))
+                 '   '.join(filter(None, (subtitle, note))))
 
 
 def save_preview(path: str,
@@ -88,14 +89,14 @@ def save_preview(path: str,
                  title: str = '',
                  subtitle: str = '',
                  labels: str = 'Prediction') -> None:
-    """Draw the preview and write it to ``path`` in one step, replacing the previous one.
+    """Draw the preview and write it to ``path`` atomically, replacing the previous one.
 
     Args:
         path: Path of the PNG file; its folder is created.
         samples, classes, palette, title, subtitle, labels: Arguments of :func:`render_preview`.
 
     Raises:
-        ValueError: For the same reasons as in :func:`render_preview`.
+        ValueError: As in :func:`render_preview`.
         OSError: If the folder cannot be written.
     """
     save_png(path, render_preview(samples, classes, palette, title, subtitle, labels))
@@ -106,7 +107,7 @@ def _column_titles(with_truth: bool, labels: str) -> List[str]:
 
 
 def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_PreviewTile]:
-    """Return the tiles of one sample, which all have the same size."""
+    """Return the tiles of one sample; all have the same size."""
     if sample.prediction.ndim != 2 or sample.prediction.size == 0:
         raise ValueError(f'the prediction of {sample.name or "a sample"} has shape '
                          f'{sample.prediction.shape}, expected (H, W) labels')
@@ -130,7 +131,7 @@ def _row(sample: PreviewSample, palette: np.ndarray, with_truth: bool) -> List[_
 
 
 def tile_size(shape: Tuple[int, ...]) -> Tuple[int, int]:
-    """Return height and width of the tile, in pixels, that an image of a shape fills."""
+    """Return height and width in pixels of the tile for an image of this shape."""
     height, width = shape[:2]
     scale = min(TILE_WIDTH / width, MAX_TILE_HEIGHT / height)
     return max(1, round(height * scale)), max(1, round(width * scale))
@@ -140,40 +141,40 @@ def _accuracy(sample: PreviewSample, num_classes: int) -> str:
     assert sample.truth is not None
     height, width = sample.prediction.shape
     truth = tiles.resize(sample.truth, height, width, nearest=True)
-    known = tiles.is_class(truth, num_classes)
-    if not known.any():
+    labeled = tiles.is_class(truth, num_classes)
+    if not labeled.any():
         return 'no labeled pixel'
-    right = float((truth == sample.prediction)[known].mean())
-    return f'{100 * right:.1f} % of labeled pixels right'
+    accuracy = float((truth == sample.prediction)[labeled].mean())
+    return f'{100 * accuracy:.1f} % of labeled pixels right'
 
 
 def _legend_entries(samples: Sequence[PreviewSample], classes: Sequence[str],
                     palette: np.ndarray) -> Tuple[List[Tuple[str, np.ndarray]], str]:
     """Return (name, 18x18 swatch) pairs, and a note if the list was shortened."""
-    found: Set[int] = set()
+    labels: Set[int] = set()
     for sample in samples:
-        for labels in (sample.truth, sample.prediction):
-            if labels is not None:
-                found.update(int(label) for label in np.unique(labels))
-    entries, note = legend_of(found, classes, palette)
+        for label_map in (sample.truth, sample.prediction):
+            if label_map is not None:
+                labels.update(int(label) for label in np.unique(label_map))
+    entries, note = legend_of(labels, classes, palette)
     if any(sample.truth is not None for sample in samples):
         entries.append(('wrong pixel', np.full((18, 18, 3), tiles.WRONG, dtype=np.uint8)))
     return entries, note
 
 
-def legend_of(found: Set[int], classes: Sequence[str], palette: np.ndarray
+def legend_of(labels: Set[int], classes: Sequence[str], palette: np.ndarray
               ) -> Tuple[List[Tuple[str, np.ndarray]], str]:
     """Return (name, 18x18 swatch) pairs for labels, and a note if the list was shortened.
 
     Args:
-        found: Labels in the picture.
+        labels: Labels in the picture.
         classes: Class names in the order of the labels.
-        palette: Color of each class, RGB uint8 ``(num_classes, 3)``.
+        palette: Colors of the classes, RGB uint8 ``(num_classes, 3)``.
     """
     shown = [index for index in range(len(classes))
-             if len(classes) <= FULL_LEGEND or index in found]
+             if len(classes) <= FULL_LEGEND or index in labels]
     entries = [(str(classes[index]), np.tile(palette[index], (18, 18, 1))) for index in shown]
-    outside = sorted(label for label in found if not 0 <= label < len(classes))
+    outside = sorted(label for label in labels if not 0 <= label < len(classes))
     if outside:
         values = ', '.join(str(label) for label in outside[:4])
         entries.append((f'no data ({values}{", ..." if len(outside) > 4 else ""})',
@@ -185,7 +186,7 @@ def legend_of(found: Set[int], classes: Sequence[str], palette: np.ndarray
 
 def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
           entries: Sequence[Tuple[str, np.ndarray]], title: str, subtitle: str) -> np.ndarray:
-    """Place the tiles without resampling, which would change the label maps a second time."""
+    """Place the tiles without resampling them: label maps were resized once already."""
     columns = len(column_titles)
     width = 2 * _MARGIN + columns * TILE_WIDTH + (columns - 1) * _GAP
     per_line = max(1, (width - 2 * _MARGIN) // legend_column(entries))
@@ -211,10 +212,10 @@ def _draw(rows: Sequence[Sequence[_PreviewTile]], column_titles: Sequence[str],
 
 
 def legend_column(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
-    """Return the width in pixels for the longest name, 8 pixels for a letter at size 10."""
+    """Return the width of a legend column in pixels: 8 pixels per letter at size 10."""
     return 26 + 16 + 8 * max(len(name) for name, _ in entries)
 
 
 def shorten(name: str, limit: int = 58) -> str:
-    """Keep the end of a long caption, because file names usually differ there."""
+    """Return the end of a long caption, because file names usually differ there."""
     return name if len(name) <= limit else '...' + name[3 - limit:]

@@ -1,6 +1,7 @@
-"""A picture of what dynamic sampling did in a run: charts over iterations, and samples.
+"""Picture of dynamic sampling in a run: eight charts over iterations, and kept and dropped samples.
 
-It is drawn from the files that :mod:`sampling_records` reads.
+It is drawn from the files that :mod:`sampling_records` reads. Tiles are placed without resampling,
+at positions that :func:`tile_places` computes.
 """
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from .sampling_records import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# In pixels. Two blocks of four tiles of 96 pixels, each beside its labels, fill this width.
+# In pixels. Two blocks of four tiles of 96 pixels, with their labels, fill this width.
 WIDTH, MARGIN, HEADER = 1760, 28, 82
 # A panel is 350 pixels wide; with more points the line would look like a band.
 MAX_POINTS = 160
@@ -39,9 +40,10 @@ CHARTS_BOTTOM = HEADER + 2 * _PANEL_HEIGHT
 _BLOCK_WIDTH, _BLOCK_GAP, _BLOCK_TITLE = 832, 40, 58
 TILES_TOP = CHARTS_BOTTOM + _BLOCK_TITLE
 _SPLIT, _CELL_GAP, _CAPTION, _LEGEND_GAP, _LEGEND_LINE = 2, 14, 30, 14, 26
-_MIN_CELL = 194  # smallest width, in pixels, that has room for a caption
+# The smallest width with room for a caption.
+_MIN_CELL = 194
 
-# The colors of Okabe and Ito, which can be distinguished with every common color blindness
+# The palette of Okabe and Ito, which is distinguishable with every common color blindness
 # (https://jfly.uni-koeln.de/color/), in the order of the stacks.
 _LINE = '#0072b2'
 _COLORS = {
@@ -50,12 +52,13 @@ _COLORS = {
                                             '#56b4e9')))}
 _SPARE = ('#cc79a7', '#f0e442', '#5b636d')
 
+
 def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None) -> Path:
-    """Draw the picture of a run and write it in one step.
+    """Draw the picture of a run and write it atomically.
 
     Args:
-        work_dir: Folder of the run.
-        out: Path of the PNG file, whose folder is created; None for
+        work_dir: Work dir of the run.
+        out: Path of the PNG file; its folder is created. None for
             ``WORK_DIR/dynamic_sampling.png``.
 
     Returns:
@@ -79,7 +82,7 @@ def plot_sampling(work_dir: Union[str, Path], out: Union[str, Path, None] = None
 
 
 def _colors(key: str, names: Iterable[str]) -> Dict[str, str]:
-    """Return a color for every known name of ``key`` and for other names."""
+    """Return colors for the known names of ``key`` and for further ``names``."""
     known = _COLORS[key]
     unknown = in_order(key, names)[len(known):]
     return {**known, **{name: _SPARE[index % len(_SPARE)] for index, name in enumerate(unknown)}}
@@ -89,11 +92,11 @@ def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTile
                     title: str = 'Dynamic sampling') -> np.ndarray:
     """Draw the picture.
 
-    It is :data:`WIDTH` pixels wide. The tiles begin at row :data:`TILES_TOP` and are not resampled.
+    It is :data:`WIDTH` pixels wide. The tiles start at row :data:`TILES_TOP` and are not resampled.
 
     Args:
         rows: Result of :func:`read_steps`.
-        samples: Result of :func:`read_tiles`, or None for charts only.
+        samples: Result of :func:`read_tiles`; None for charts only.
         title: First line.
 
     Returns:
@@ -121,7 +124,7 @@ def render_sampling(rows: Sequence[Dict[str, Any]], samples: Optional[SampleTile
     return canvas.pixels()
 
 
-# Title, label of the y axis, key in series() or the first part of several, factor, upper end.
+# Title, label of the y axis, key in series() (or the prefix of several keys), factor, upper end.
 _PANELS: Tuple[Tuple[str, str, str, float, Optional[float]], ...] = (
     ('Pass rate', '% of samples judged', 'pass_rate', 100, 100),
     ('Dropped, by reason', 'samples / step', 'dropped', 1, None),
@@ -152,7 +155,7 @@ def _draw_charts(canvas: Canvas, rows: Sequence[Dict[str, Any]]) -> None:
 
 
 def _stack(axes: Axes, arrays: Dict[str, np.ndarray], key: str, factor: float) -> float:
-    """Draw the counts of each interval as a stack; return the highest sum."""
+    """Draw the counts of every interval as a stack and return the highest sum."""
     layers = {name.split('/', 1)[1]: np.nan_to_num(values) for name, values in arrays.items()
               if name.startswith(f'{key}/')}
     colors = _colors(key, layers)
@@ -160,14 +163,14 @@ def _stack(axes: Axes, arrays: Dict[str, np.ndarray], key: str, factor: float) -
     base = np.zeros(len(end))
     for name, values in layers.items():
         top = base + values
-        # Every interval begins and ends at the base, so that nothing is drawn where one is missing.
+        # Every interval starts and ends at the base, so nothing is drawn where one is missing.
         axes.fill_between(np.stack([begin, begin, end, end], 1).ravel(),
                           factor * np.repeat(base, 4),
                           factor * np.stack([base, top, top, base], 1).ravel(),
                           color=colors[name], linewidth=0, label=name)
         base = top
     if layers:
-        # The legend is between title and axes, where it hides no data.
+        # Between title and axes, the legend hides no data.
         axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncol=len(layers), fontsize=7.5,
                     frameon=False, borderaxespad=0, borderpad=0.2, handlelength=0.8,
                     handletextpad=0.4, columnspacing=0.9)
@@ -204,10 +207,11 @@ def _in_order(block: TileBlock) -> TileBlock:
 
 
 def tile_places(block: TileBlock, left: int) -> Tuple[List[Tuple[int, int]], int]:
-    """Return the (left, top) pixel of each image, and the first row below all of them.
+    """Return the (left, top) pixels of the images, and the first row below all of them.
 
     Args:
-        block: Samples, with sides of T pixels; labels are T + 2 pixels to the right of an image.
+        block: Samples, with sides of T pixels. The labels are T + 2 pixels to the right of their
+            image.
         left: Left edge of the block in pixels.
     """
     if not block.reasons:
@@ -245,17 +249,17 @@ def _significant(score: float) -> str:
 
 
 def _legend(samples: SampleTiles) -> List[Tuple[str, np.ndarray]]:
-    """Return (name, 18x18 swatch) pairs; a long class list is reduced to those in the picture."""
-    found = {int(label) for block in (samples.kept, samples.dropped)
-             for label in np.unique(block.labels)}
+    """Return (name, 18x18 swatch) pairs, of a long class list only for classes in the picture."""
+    labels = {int(label) for block in (samples.kept, samples.dropped)
+              for label in np.unique(block.labels)}
     names = samples.classes
     entries = [(name, np.tile(samples.palette[index], (18, 18, 1)))
-               for index, name in enumerate(names) if len(names) <= FULL_LEGEND or index in found]
-    if any(not 0 <= label < len(names) for label in found):
+               for index, name in enumerate(names) if len(names) <= FULL_LEGEND or index in labels]
+    if any(not 0 <= label < len(names) for label in labels):
         entries.append(('no class', tiles.hatch(18, 18)))
     return entries
 
 
 def _legend_pitch(entries: Sequence[Tuple[str, np.ndarray]]) -> int:
-    """Return the width in pixels for the longest name, 8 pixels for a letter at size 10."""
+    """Return the width of a legend column in pixels: 8 pixels per letter at size 10."""
     return 42 + 8 * max([len(name) for name, _ in entries], default=1)

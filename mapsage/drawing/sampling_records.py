@@ -1,7 +1,12 @@
-"""The numbers that a run with dynamic sampling recorded.
+"""Records of a run with dynamic sampling.
 
-Rank 0 writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl`` holds sums over each
-log interval and all ranks, ``tiles.npz`` holds a few samples that were kept or dropped.
+Rank 0 writes two files into ``WORK_DIR/dynamic_sampling/``: ``steps.jsonl`` has sums over all
+ranks, one line per log interval; ``tiles.npz`` has a few kept and dropped samples. A killed run
+may leave an incomplete last line, and a resumed run repeats iterations; `read_steps` handles both.
+
+Shapes:
+    images  (N, T, T, 3)  RGB uint8
+    labels  (N, T, T)     integers; labels that are not a class mean no data
 """
 from __future__ import annotations
 
@@ -18,11 +23,12 @@ from . import tiles
 
 _SUMS = ('steps', 'attempts', 'judged', 'passed', 'moved_samples', 'sent_bytes', 'surplus',
          'seconds', 'interval_seconds')
-# Counts by name, in the order in which they are listed and stacked.
+# Counts by name, in the order of lists and stacks.
 COUNTS = dict(
     shortfalls=('fallback', 'pad', 'shrink', 'raise'),
     dropped=('too_low', 'too_high', 'no_spread', 'not_finite', 'expired', 'surplus'))
-MAX_SIDE = 415  # longest side of a tile that fits the picture, in pixels
+# The longest side of a tile, in pixels, that fits the picture.
+MAX_SIDE = 415
 
 
 class SamplingPlotError(UserError, ValueError):
@@ -38,7 +44,7 @@ class TileBlock:
         labels: Label maps, integers ``(N, T, T)``; labels that are not a class mean no data.
         scores: Scores, floats ``(N,)``.
         iters: Iterations in which the samples were judged, integers ``(N,)``.
-        reasons: Reason why each sample was dropped; ``''`` for samples that were kept.
+        reasons: Reasons why the samples were dropped; ``''`` for kept samples.
     """
 
     images: np.ndarray
@@ -55,7 +61,7 @@ class SampleTiles:
     Attributes:
         kept: Samples that passed.
         dropped: Samples that did not pass.
-        palette: Color of each class, RGB uint8 ``(C, 3)``.
+        palette: Colors of the classes, RGB uint8 ``(C, 3)``.
         classes: Names of the C classes.
     """
 
@@ -68,14 +74,14 @@ class SampleTiles:
 def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
     """Read ``steps.jsonl`` as the history of the current weights, with increasing iterations.
 
-    If a resumed run repeats iterations, earlier records count only up to the iteration that it
-    resumed from. The last line may be incomplete.
+    If a resumed run repeats iterations, its records replace the earlier ones. The last line may be
+    incomplete.
 
     Args:
         path: Path of the file.
 
     Returns:
-        One dict for each log interval, at least one.
+        One dict per log interval, at least one.
 
     Raises:
         SamplingPlotError: If there is no file or no complete line, or a line has another format.
@@ -104,10 +110,10 @@ def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
 
 
 def _parse(line: str) -> Optional[Dict[str, Any]]:
-    """Return the object of a line, also if it follows a line that a kill left incomplete."""
-    for begin in [place for place, letter in enumerate(line) if letter == '{']:
+    """Return the object of a line, also if it follows an incomplete object on the same line."""
+    for begin in [index for index, letter in enumerate(line) if letter == '{']:
         try:
-            # Text that begins inside an object cannot be parsed, because it has one brace too many.
+            # Text that starts inside an object cannot be parsed: it has one closing brace too many.
             row: Dict[str, Any] = json.loads(line[begin:])
         except ValueError:
             continue
@@ -116,7 +122,7 @@ def _parse(line: str) -> Optional[Dict[str, Any]]:
 
 
 def _check_row(row: Dict[str, Any], where: str) -> None:
-    """Raise an error unless all figures that the picture needs are present."""
+    """Raise an error unless all numbers that the picture needs are present."""
     for key in ('iter', *_SUMS):
         if not _is_number(row.get(key)):
             raise SamplingPlotError(f'{key} in {where} is {row.get(key)!r}, expected a number; '
@@ -128,12 +134,12 @@ def _check_row(row: Dict[str, Any], where: str) -> None:
                                     'numbers; plot with the version of MapSage that trained')
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
-    """Return the values of the charts, each a float64 array ``(len(rows),)``.
+    """Return the values of the charts: key -> float64 array ``(len(rows),)``.
 
     The keys are ``begin`` and ``iter`` (the interval is ``(begin, iter]``); ``pass_rate``, the
     share of judged samples that passed; ``resamples``, ``moved_samples`` and ``moved_mib``, all per
@@ -144,15 +150,15 @@ def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
     Args:
         rows: Result of :func:`read_steps`.
     """
-    given = {key: np.array([row[key] for row in rows], dtype=np.float64)
-             for key in ('iter', *_SUMS)}
-    steps = given['steps']
-    arrays = dict(begin=given['iter'] - steps, iter=given['iter'], surplus=given['surplus'],
-                  pass_rate=_ratio(given['passed'], given['judged']),
-                  resamples=_ratio(given['attempts'], steps),
-                  moved_samples=_ratio(given['moved_samples'], steps),
-                  moved_mib=_ratio(given['sent_bytes'] / 2**20, steps),
-                  time_share=_ratio(given['seconds'], given['interval_seconds']))
+    columns = {key: np.array([row[key] for row in rows], dtype=np.float64)
+               for key in ('iter', *_SUMS)}
+    steps = columns['steps']
+    arrays = dict(begin=columns['iter'] - steps, iter=columns['iter'], surplus=columns['surplus'],
+                  pass_rate=_ratio(columns['passed'], columns['judged']),
+                  resamples=_ratio(columns['attempts'], steps),
+                  moved_samples=_ratio(columns['moved_samples'], steps),
+                  moved_mib=_ratio(columns['sent_bytes'] / 2**20, steps),
+                  time_share=_ratio(columns['seconds'], columns['interval_seconds']))
     for key in COUNTS:
         for name in in_order(key, {name for row in rows for name in row[key]}):
             counts = np.array([row[key].get(name, 0) for row in rows], dtype=np.float64)
@@ -164,42 +170,43 @@ def series(rows: Sequence[Dict[str, Any]]) -> Dict[str, np.ndarray]:
 def merged(rows: Sequence[Dict[str, Any]], at_most: int) -> List[Dict[str, Any]]:
     """Merge consecutive intervals, so that a long run has few points.
 
-    The figures are those of the longer interval: sums, and the last surplus and iteration.
+    A merged row has sums over its intervals, and the surplus and iteration of the last interval.
 
     Args:
         rows: Result of :func:`read_steps`.
         at_most: Largest number of rows to return.
     """
     size = -(-len(rows) // at_most)
-    longer = []
+    merged_rows = []
     for begin in range(0, len(rows), size):
-        part = rows[begin:begin + size]
-        row: Dict[str, Any] = {key: sum(each[key] for each in part) for key in _SUMS}
-        row.update({key: _summed([each[key] for each in part]) for key in COUNTS},
-                   iter=part[-1]['iter'], surplus=part[-1]['surplus'])
-        longer.append(row)
-    return longer
+        group = rows[begin:begin + size]
+        merged_row: Dict[str, Any] = {key: sum(row[key] for row in group) for key in _SUMS}
+        merged_row.update({key: _sum_by_name([row[key] for row in group]) for key in COUNTS},
+                          iter=group[-1]['iter'], surplus=group[-1]['surplus'])
+        merged_rows.append(merged_row)
+    return merged_rows
 
 
 def in_order(key: str, names: Iterable[str]) -> List[str]:
-    """Return the known names of ``key`` of :data:`COUNTS`, then the others of ``names``."""
+    """Return the known names of ``key`` in :data:`COUNTS`, then the rest of ``names``, sorted."""
     return [*COUNTS[key], *sorted(set(names) - set(COUNTS[key]))]
 
 
-def _summed(counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
-    names = sorted({name for each in counts for name in each})
-    return {name: sum(each.get(name, 0) for each in counts) for name in names}
+def _sum_by_name(counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
+    names = sorted({name for count in counts for name in count})
+    return {name: sum(count.get(name, 0) for count in counts) for name in names}
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan),
+                     where=denominator > 0)
 
 
 def headline(rows: Sequence[Dict[str, Any]]) -> str:
     """Return a line with the totals: steps, pass rate, dropped samples, shortfalls."""
     total = {key: sum(row[key] for row in rows) for key in _SUMS}
     judged = f'{total["judged"]:,} samples judged'
-    policies = _summed([row['shortfalls'] for row in rows])
+    policies = _sum_by_name([row['shortfalls'] for row in rows])
     listed = ', '.join(f'{name} {policies[name]:,}' for name in in_order('shortfalls', policies)
                        if policies.get(name))
     return '  ·  '.join([
@@ -225,9 +232,10 @@ def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
         classes = tuple(str(name) for name in arrays['classes'])
         return SampleTiles(_block(arrays, 'kept'), _block(arrays, 'dropped'),
                            tiles.class_palette(len(classes), arrays['palette']), classes)
-    except Exception as error:  # zipfile, zlib, ast or NumPy may fail
-        what = f'no {error}' if isinstance(error, KeyError) else error or type(error).__name__
-        raise SamplingPlotError(f'{path} cannot be read ({what}), expected the tiles that '
+    # A damaged file raises classes of zipfile, zlib, ast or NumPy.
+    except Exception as error:
+        reason = f'no {error}' if isinstance(error, KeyError) else error or type(error).__name__
+        raise SamplingPlotError(f'{path} cannot be read ({reason}), expected the tiles that '
                                 'DynamicSamplingHook writes; remove the file to plot without '
                                 'them') from error
 

@@ -1,7 +1,12 @@
-"""Images and label maps as tiles for display, made by pure functions of arrays.
+"""Images and label maps as tiles for display. Pure functions on arrays.
 
-In shapes, ``H`` and ``W`` are the numbers of rows and columns, ``B`` that of bands. A label map is
-an integer array ``(H, W)``; a tile is RGB uint8 ``(H, W, 3)``.
+Label maps are always resized by selecting pixels (``nearest=True``): averaging would invent labels.
+
+Shapes:
+    image      (H, W) or (H, W, B)  any numeric dtype, B bands
+    label map  (H, W)               integers
+    tile       (H, W, 3)            RGB uint8
+    palette    (num_classes, 3)     RGB uint8
 """
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ import numpy as np
 
 Color = Tuple[int, int, int]
 
-# Twenty colors that most readers can distinguish, after Sasha Trubetskoy's list of simple distinct
-# colors; black and gray are left out because the hatch for no data uses them.
+# Twenty colors that most readers can distinguish, from Sasha Trubetskoy's list of simple distinct
+# colors. Black and gray are left out, because the hatch for no data uses them.
 _DISTINCT: Tuple[Color, ...] = (
     (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48),
     (145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212),
@@ -23,17 +28,18 @@ _GOLDEN_RATIO = 0.618033988749895
 
 HATCH_DARK: Color = (58, 58, 58)
 HATCH_LIGHT: Color = (118, 118, 118)
-# Magenta is free in the usual land-cover palettes, while red is building or clutter in most.
+# The usual land-cover palettes do not use magenta, while red is building or clutter in most.
 WRONG: Color = (222, 0, 140)
-_TINT = 0.4  # weight of a class color over an image
+# The weight of a class color over an image.
+_TINT = 0.4
 
 
 def default_palette(num_colors: int) -> np.ndarray:
     """Return ``num_colors`` distinct colors, the same ones on every call.
 
     Args:
-        num_colors: Number of colors. Beyond twenty they are spread over the hue circle in steps of
-            the golden ratio, so that successive colors differ clearly.
+        num_colors: Number of colors. From the 21st on, hues advance by the golden ratio, so that
+            successive colors differ clearly.
 
     Returns:
         Colors, RGB uint8 ``(num_colors, 3)``.
@@ -48,11 +54,11 @@ def default_palette(num_colors: int) -> np.ndarray:
 
 def class_palette(num_classes: int,
                   palette: Optional[Sequence[Sequence[int]]] = None) -> np.ndarray:
-    """Return one color for each class: those of the dataset, and default ones if it has too few.
+    """Return one color per class: the dataset's palette, completed with default colors.
 
     Args:
         num_classes: Number of classes.
-        palette: RGB triples of 0..255 from the dataset's metainfo, or None.
+        palette: RGB triples of 0..255 from the dataset's metainfo; None for default colors only.
 
     Returns:
         Colors, RGB uint8 ``(num_classes, 3)``.
@@ -63,13 +69,13 @@ def class_palette(num_classes: int,
     colors = default_palette(num_classes)
     if palette is None or len(palette) == 0:
         return colors
-    given = np.asarray(palette)
-    if given.ndim != 2 or given.shape[1] != 3 or given.min() < 0 or given.max() > 255:
-        raise ValueError(f'the palette in metainfo has shape {given.shape}, expected '
+    values = np.asarray(palette)
+    if values.ndim != 2 or values.shape[1] != 3 or values.min() < 0 or values.max() > 255:
+        raise ValueError(f'the palette in metainfo has shape {values.shape}, expected '
                          f'({num_classes}, 3) RGB values of 0..255; correct METAINFO of the '
                          'dataset or remove its palette to get a default one')
-    known = min(num_classes, len(given))
-    colors[:known] = given[:known]
+    count = min(num_classes, len(values))
+    colors[:count] = values[:count]
     return colors
 
 
@@ -79,11 +85,10 @@ def shrink(array: np.ndarray, max_side: int, nearest: bool) -> np.ndarray:
     Args:
         array: Image or label map, ``(H, W)`` or ``(H, W, B)``.
         max_side: Upper limit of height and width in pixels.
-        nearest: Whether to select pixels, which keeps the values of label maps, instead of
-            averaging them.
+        nearest: Whether to select pixels, for label maps, instead of averaging them.
 
     Returns:
-        The array itself if it is small enough, otherwise a smaller one of the same dtype.
+        The array itself if it is small enough, otherwise a smaller array of the same dtype.
     """
     height, width = array.shape[:2]
     scale = max_side / max(height, width)
@@ -95,8 +100,8 @@ def shrink(array: np.ndarray, max_side: int, nearest: bool) -> np.ndarray:
 def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndarray:
     """Return ``array`` resized to ``(height, width)``.
 
-    With ``nearest=True``, for label maps, pixels are selected, so that every dtype works and no new
-    value appears. Images are averaged if they become smaller and interpolated if larger.
+    With ``nearest=True``, for label maps, pixels are selected: every dtype works, and no new value
+    appears. Otherwise pixels are averaged if the array shrinks and interpolated if it grows.
     """
     if array.shape[:2] == (height, width):
         return array
@@ -106,7 +111,7 @@ def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndar
         return array[rows[:, None], columns]
     import cv2
     shrinking = height * width < array.shape[0] * array.shape[1]
-    # OpenCV can resize these three types; others (int32, float64, bool) are converted to float32.
+    # OpenCV can resize these three dtypes. The rest (int32, float64, bool) is converted to float32.
     direct = array if array.dtype in (np.uint8, np.uint16, np.float32) \
         else array.astype(np.float32)
     resized = cv2.resize(np.ascontiguousarray(direct), (width, height),
@@ -117,9 +122,9 @@ def resize(array: np.ndarray, height: int, width: int, nearest: bool) -> np.ndar
 def display_rgb(image: np.ndarray) -> np.ndarray:
     """Return any remote-sensing image as uint8 RGB.
 
-    The first three bands are shown as red, green and blue; of fewer than three bands the first is
-    shown as gray. uint8 values are kept. Bands of any other dtype are stretched between their 2nd
-    and 98th percentile, and values that are not finite become black.
+    The first three bands become red, green and blue. If there are fewer than three, the first
+    becomes gray. uint8 values do not change. Bands of any other dtype are stretched between their
+    2nd and 98th percentile, and values that are not finite become black.
 
     Args:
         image: Image, ``(H, W)`` or ``(H, W, B)`` of any numeric dtype.
@@ -155,19 +160,19 @@ def _stretch(band: np.ndarray) -> np.ndarray:
 
 
 def color_labels(labels: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """Return a label map in the colors of a palette; other labels are hatched.
+    """Return a label map in the colors of a palette; labels outside the palette are hatched.
 
     Args:
         labels: Label map, integers ``(H, W)``. 0..len(palette)-1 are classes; any other label,
             such as the ignore index 255, means no data.
-        palette: Color of each class, RGB uint8 ``(num_classes, 3)``.
+        palette: Colors of the classes, RGB uint8 ``(num_classes, 3)``.
 
     Returns:
         Tile, RGB uint8 ``(H, W, 3)``.
     """
-    known = is_class(labels, len(palette))
+    labeled = is_class(labels, len(palette))
     tile = hatch(*labels.shape)
-    tile[known] = palette[labels[known].astype(np.intp)]
+    tile[labeled] = palette[labels[labeled].astype(np.intp)]
     return tile
 
 
@@ -176,8 +181,8 @@ def overlay(image: np.ndarray, labels: np.ndarray, palette: np.ndarray) -> np.nd
 
     Args:
         image: Image, RGB uint8 ``(H, W, 3)``.
-        labels: Label map, integers ``(H, W)``; where it is not a class, the image is hatched.
-        palette: Color of each class, RGB uint8 ``(num_classes, 3)``.
+        labels: Label map, integers ``(H, W)``; pixels that are not a class are hatched.
+        palette: Colors of the classes, RGB uint8 ``(num_classes, 3)``.
 
     Returns:
         Tile, RGB uint8 ``(H, W, 3)``.
@@ -198,7 +203,7 @@ def disagreement(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray,
 
     Args:
         image: Image, RGB uint8 ``(H, W, 3)``.
-        truth: True labels, ``(H, W)``; the tile is hatched where they are not a class.
+        truth: True labels, ``(H, W)``; pixels that are not a class are hatched.
         prediction: Predicted labels, ``(H, W)``.
         num_classes: Number of classes.
 
@@ -208,21 +213,21 @@ def disagreement(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray,
     gray = image.astype(np.float32).mean(axis=2, keepdims=True)
     # The image is faint and light, so that only magenta stands out.
     tile = np.repeat(150 + gray * 0.4, 3, axis=2).astype(np.uint8)
-    known = is_class(truth, num_classes)
-    tile[known & (truth != prediction)] = WRONG
-    tile[~known] = hatch(*truth.shape)[~known]
+    labeled = is_class(truth, num_classes)
+    tile[labeled & (truth != prediction)] = WRONG
+    tile[~labeled] = hatch(*truth.shape)[~labeled]
     return tile
 
 
 def is_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return where a label is a class and not no data, bool ``(H, W)``."""
+    """Return whether the labels are classes (and not no data), bool ``(H, W)``."""
     return (labels >= 0) & (labels < num_classes)
 
 
 def hatch(height: int, width: int, period: int = 12) -> np.ndarray:
-    """Return a tile of diagonal stripes, the sign for no data.
+    """Return a tile of diagonal stripes, which stand for no data.
 
-    A plain color would not do, because datasets use black and white as class colors.
+    A plain color could be a class: datasets use even black and white.
     """
     diagonal = np.add.outer(np.arange(height), np.arange(width)) % period < period // 2
     return np.where(diagonal[:, :, None], np.array(HATCH_LIGHT, dtype=np.uint8),

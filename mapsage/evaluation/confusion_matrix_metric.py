@@ -187,7 +187,7 @@ class ConfusionMatrixMetric(BaseMetric):
         if any(outside):
             ranks = [index for index, row in enumerate(facts[:, 1:].tolist()) if any(row)]
             where = tally.first_outside() if rank in ranks else \
-                f"images of rank(s) {', '.join(map(str, ranks))}; their message names the first"
+                f"images of rank(s) {', '.join(map(str, ranks))}, whose message names the first"
             raise ValueError(f'{where}: ' + describe_outside(
                 outside, len(self._classes()), self.ignore_index))
         check_images(images, size)

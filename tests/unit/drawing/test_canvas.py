@@ -35,4 +35,4 @@ def test_a_saved_picture_replaces_another_and_can_be_read_by_all(tmp_path: Path)
         save_png(str(path), np.full((4, 5, 3), (value, 0, 99), np.uint8))
     np.testing.assert_array_equal(cv2.imread(str(path))[0, 0], (99, 0, 200))
     assert path.stat().st_mode & 0o777 == 0o644
-    assert [each.name for each in path.parent.iterdir()] == ['a.png']
+    assert [file.name for file in path.parent.iterdir()] == ['a.png']

@@ -17,15 +17,16 @@ from mapsage.evaluation import (
 
 def test_picture_shows_rows_in_percent(tmp_path: Path) -> None:
     matrix = np.array([[990000, 10000, 0], [500, 500, 0], [0, 0, 0]])
-    found = render_confusion(matrix, ('field', 'a$b$', 'water'), subtitle='mIoU 12.34')
+    picture = render_confusion(matrix, ('field', 'a$b$', 'water'), subtitle='mIoU 12.34')
     scaled = render_confusion(matrix * np.array([[1], [7], [1]]), ('field', 'a$b$', 'water'))
-    assert found.dtype == np.uint8 and found.shape[2] == 3
-    blue = [found.reshape(-1, 3) == color for color in ((8, 48, 107), (247, 251, 255))]
-    strong, none = (int(each.all(1).sum()) for each in blue)
-    assert none > 1500  # the cell of 0 %; that of 99 % is one step from the darkest
-    assert strong == 0 and (found.sum(2) < 200).sum() > 1500
+    assert picture.dtype == np.uint8 and picture.shape[2] == 3
+    darkest, lightest = (int((picture.reshape(-1, 3) == color).all(1).sum())
+                         for color in ((8, 48, 107), (247, 251, 255)))
+    # The cell with 0 % has the lightest color, the cell with 99 % is one step from the darkest.
+    assert lightest > 1500
+    assert darkest == 0 and (picture.sum(2) < 200).sum() > 1500
     rows = slice(140, None)
-    assert np.abs(found[rows, :400].astype(int) - scaled[rows, :400]).mean() < 1
+    assert np.abs(picture[rows, :400].astype(int) - scaled[rows, :400]).mean() < 1
     metric = ConfusionMatrixMetric(picture=str(tmp_path / 'new' / 'matrix.png'))
     metric.dataset_meta = dict(classes=NAMES)
     metric.process(None, [data_sample(*label_maps(0, 7)).to_dict()])
@@ -37,9 +38,10 @@ def test_picture_shows_rows_in_percent(tmp_path: Path) -> None:
 
 def test_picture_of_many_classes(tmp_path: Path) -> None:
     matrix = np.diag(np.arange(120)) + 1
-    found = render_confusion(matrix, [f'class {number}' for number in range(120)])
-    save_png(str(tmp_path / 'many.png'), found)
-    assert 120 * 11 < found.shape[0] < 120 * 11 + 300  # a row is high enough for its name
+    picture = render_confusion(matrix, [f'class {number}' for number in range(120)])
+    save_png(str(tmp_path / 'many.png'), picture)
+    # A row is high enough for its name.
+    assert 120 * 11 < picture.shape[0] < 120 * 11 + 300
 
 
 def test_short_counts() -> None:

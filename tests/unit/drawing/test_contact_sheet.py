@@ -23,9 +23,9 @@ def sample(**changes: Any) -> LabeledImage:
     return LabeledImage(**fields)
 
 
-def holds(picture: np.ndarray, tile: np.ndarray) -> bool:
-    found = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
-    top, left = np.unravel_index(found.argmin(), found.shape)
+def contains(picture: np.ndarray, tile: np.ndarray) -> bool:
+    differences = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
+    top, left = np.unravel_index(differences.argmin(), differences.shape)
     height, width = tile.shape[:2]
     return bool((picture[top:top + height, left:left + width] == tile).all())
 
@@ -33,28 +33,29 @@ def holds(picture: np.ndarray, tile: np.ndarray) -> bool:
 def test_labels_tint_the_image_and_have_outlines() -> None:
     shown = sample()
     tile = tiles.overlay(shown.image, shown.labels, np.array(PALETTE, np.uint8))
-    assert tile[15, 10].tolist() == [120, 60, 132]  # 0.6 of the image, 0.4 of water
-    assert tile[10, 5:25].tolist() == [PALETTE[1]] * 20  # its upper edge
+    # 0.6 of the image and 0.4 of water; the upper edge of water has its full color.
+    assert tile[15, 10].tolist() == [120, 60, 132]
+    assert tile[10, 5:25].tolist() == [PALETTE[1]] * 20
     assert tile[25, 5].tolist() == [120, 96, 30]
     hatched = {tuple(pixel) for pixel in tile[0].tolist()}
     assert len(hatched) == 2 and not hatched & {(200, 100, 50), (120, 96, 30)}
 
 
-def test_the_sheet_holds_image_and_overlay_of_each_sample() -> None:
-    other = sample(image=np.full((60, 30, 3), 90, np.uint8), labels=np.ones((60, 30), int))
-    bare = sample(labels=None, image=np.full((30, 30, 3), 33, np.uint8))
-    picture = render_contact_sheet([sample(), other, bare], CLASSES, PALETTE, 'title')
+def test_the_sheet_contains_image_and_overlay_of_every_sample() -> None:
+    tall = sample(image=np.full((60, 30, 3), 90, np.uint8), labels=np.ones((60, 30), int))
+    unlabeled = sample(labels=None, image=np.full((30, 30, 3), 33, np.uint8))
+    picture = render_contact_sheet([sample(), tall, unlabeled], CLASSES, PALETTE, 'title')
     side = TILE_WIDTH
-    for each, (height, width) in ((sample(), (side, side)), (other, (600, 300)),
-                                  (bare, (side, side))):
-        image = tiles.resize(each.image, height, width, nearest=False)
-        assert holds(picture, image)
-        if each.labels is not None:
-            labels = tiles.resize(each.labels, height, width, nearest=True)
-            assert holds(picture, tiles.overlay(image, labels, np.array(PALETTE, np.uint8)))
+    for shown, (height, width) in ((sample(), (side, side)), (tall, (600, 300)),
+                                   (unlabeled, (side, side))):
+        image = tiles.resize(shown.image, height, width, nearest=False)
+        assert contains(picture, image)
+        if shown.labels is not None:
+            labels = tiles.resize(shown.labels, height, width, nearest=True)
+            assert contains(picture, tiles.overlay(image, labels, np.array(PALETTE, np.uint8)))
     assert picture.shape[1] > 4 * side
-    alone = render_contact_sheet([bare], ())
-    assert 2 * side < alone.shape[1] < 3 * side
+    single = render_contact_sheet([unlabeled], ())
+    assert 2 * side < single.shape[1] < 3 * side
 
 
 def test_what_it_refuses() -> None:

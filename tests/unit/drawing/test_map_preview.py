@@ -23,12 +23,13 @@ def test_a_thumbnail_is_the_mean_of_valid_pixels(tmp_path: Path, read: int,
     assert small.shape == (6, 8, 2) and small.dtype == np.float32
     assert np.isnan(small[0]).all() and not np.isnan(small[1:]).any()
     np.testing.assert_allclose(small[2, 3], values[:, 8:12, 12:16].mean((1, 2)), rtol=1e-6)
-    block = values[:, 4:8, :4].reshape(2, -1)[:, 1:]  # without the invalid pixel
+    # Without the invalid pixel.
+    block = values[:, 4:8, :4].reshape(2, -1)[:, 1:]
     np.testing.assert_allclose(small[1, 0], block.mean(1), rtol=1e-6)
     np.testing.assert_allclose(small[5, 7], values[:, 20:22, 28:30].mean((1, 2)), rtol=1e-6)
 
 
-def test_labels_of_strips_are_those_of_the_whole_map() -> None:
+def test_labels_of_strips_equal_those_from_the_whole_map() -> None:
     labels = np.arange(22 * 30).reshape(22, 30)
     strips = [map_preview.shrink_labels(labels[row:row + 5], row, 4) for row in range(0, 22, 5)]
     np.testing.assert_array_equal(np.concatenate(strips), labels[::4, ::4])
@@ -42,4 +43,5 @@ def test_the_picture_shows_the_colors_of_the_map(tmp_path: Path) -> None:
         CLASSES, np.array(PALETTE, np.uint8), [.8, .1, .1], 255)
     picture = cv2.imread(str(tmp_path / 'p.png'))[..., ::-1].reshape(-1, 3)
     for color in PALETTE:
-        assert (picture == color).all(1).sum() > 18 * 18  # more than its swatch in the legend
+        # More pixels than the swatch in the legend has.
+        assert (picture == color).all(1).sum() > 18 * 18

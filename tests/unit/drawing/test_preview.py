@@ -27,10 +27,10 @@ def sample(side: int = 32, **changes: object) -> PreviewSample:
     return PreviewSample(**fields)  # type: ignore[arg-type]
 
 
-def holds(picture: np.ndarray, tile: np.ndarray) -> bool:
+def contains(picture: np.ndarray, tile: np.ndarray) -> bool:
     """Return whether the tile is somewhere in the picture, pixel for pixel."""
-    found = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
-    top, left = np.unravel_index(found.argmin(), found.shape)
+    differences = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
+    top, left = np.unravel_index(differences.argmin(), differences.shape)
     height, width = tile.shape[:2]
     return bool((picture[top:top + height, left:left + width] == tile).all())
 
@@ -46,7 +46,7 @@ def test_the_picture_holds_all_four_tiles() -> None:
     for tile in (image, tiles.color_labels(truth, colors),
                  tiles.color_labels(prediction, colors),
                  tiles.disagreement(image, truth, prediction, 3)):
-        assert holds(picture, tile)
+        assert contains(picture, tile)
 
 
 def test_missing_truth_leaves_two_columns() -> None:
@@ -57,7 +57,7 @@ def test_missing_truth_leaves_two_columns() -> None:
     assert mixed.shape[1] == with_truth.shape[1]
 
 
-def test_truth_and_prediction_of_other_sizes_are_shown_at_the_image_s_place() -> None:
+def test_truth_and_prediction_may_differ_in_size_from_the_image() -> None:
     shown = sample(prediction=np.ones((64, 128), dtype=np.uint8))
     assert render_preview([shown, sample(8)], CLASSES, PALETTE).ndim == 3
 
@@ -81,7 +81,7 @@ def test_sixty_classes_fit() -> None:
     labels = np.arange(3600).reshape(60, 60) % 60
     picture = render_preview([sample(prediction=labels, truth=labels)],
                              [f'a long class name {index}' for index in range(60)])
-    assert holds(picture, np.tile(tiles.default_palette(60)[59], (18, 18, 1)))
+    assert contains(picture, np.tile(tiles.default_palette(60)[59], (18, 18, 1)))
 
 
 def test_save_replaces_the_file_in_one_step(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_mistakes_are_named(samples: list, classes: tuple, palette: object,
         render_preview(samples, classes, palette)  # type: ignore[arg-type]
 
 
-def test_pyplot_is_left_alone() -> None:
+def test_pyplot_is_not_affected() -> None:
     render_preview([sample(8)], CLASSES)
     assert 'matplotlib.pyplot' not in sys.modules \
         or not sys.modules['matplotlib.pyplot'].get_fignums()
@@ -131,7 +131,7 @@ def test_a_real_pair(tmp_path: Path) -> None:
     truth = mask - np.uint8(1)  # 0 is no data and wraps to 255
     picture = render_preview([PreviewSample(image, truth, truth)],
                              [f'class {index}' for index in range(7)])
-    assert holds(picture, tiles.resize(image, TILE_WIDTH, TILE_WIDTH, nearest=False))
+    assert contains(picture, tiles.resize(image, TILE_WIDTH, TILE_WIDTH, nearest=False))
     assert not (picture == np.array(tiles.WRONG)).all(axis=2)[:TILE_WIDTH].any()
 
 

@@ -63,16 +63,16 @@ def test_the_tiles_are_in_the_picture_pixel_for_pixel(tmp_path: Path) -> None:
 
 
 def test_the_picture_has_the_documented_size(tmp_path: Path) -> None:
-    alone = render_sampling([row(50)])
-    assert alone.dtype == np.uint8 and alone.shape[1:] == (WIDTH, 3)
-    assert CHARTS_BOTTOM < alone.shape[0] < TILES_TOP + SIDE
+    charts = render_sampling([row(50)])
+    assert charts.dtype == np.uint8 and charts.shape[1:] == (WIDTH, 3)
+    assert CHARTS_BOTTOM < charts.shape[0] < TILES_TOP + SIDE
     heights = []
     for count in (0, 4, 5, 24):
         path = write_tiles(tmp_path, **tile_arrays(count, 1))
         picture = render_sampling([row(50)], read_tiles(path))
         assert picture.shape[1] == WIDTH
         heights.append(picture.shape[0])
-    # Four tiles a line, 30 pixels of caption below each.
+    # Four tiles per line, with 30 pixels of caption below.
     assert [height - heights[1] for height in heights] == [0, 0, SIDE + 30, 5 * (SIDE + 30)]
 
 
@@ -80,9 +80,9 @@ def test_the_picture_has_the_documented_size(tmp_path: Path) -> None:
 def test_tiles_of_other_sizes_stay_inside_their_block(tmp_path: Path, side: int) -> None:
     samples = read_tiles(write_tiles(tmp_path, **tile_arrays(24, 3, side)))
     assert samples is not None
-    places, _ = tile_places(samples.kept, 0)
-    assert len(set(places)) == 24
-    assert max(x for x, _ in places) + 2 * side + 2 <= _BLOCK_WIDTH
+    positions, _ = tile_places(samples.kept, 0)
+    assert len(set(positions)) == 24
+    assert max(x for x, _ in positions) + 2 * side + 2 <= _BLOCK_WIDTH
     render_sampling([row(50)], samples)
 
 
@@ -110,27 +110,28 @@ def test_scores_have_three_significant_digits(score: float, shown: str) -> None:
     assert _significant(score) == shown
 
 
-@pytest.mark.parametrize('iters, part', [((50, 100), 1 / 2), ((50, 200), 1 / 4)])
-def test_the_charts_show_what_was_dropped_and_no_missing_interval(iters: Sequence[int],
-                                                                  part: float) -> None:
+@pytest.mark.parametrize('iters, width', [((50, 100), 1 / 2), ((50, 200), 1 / 4)])
+def test_the_charts_show_dropped_samples_and_no_missing_interval(iters: Sequence[int],
+                                                                 width: float) -> None:
     def blue(*dropped: Dict[str, int]) -> int:
-        pixels = render_sampling([row(each, dropped=counts)
-                                  for each, counts in zip(iters, dropped)])
+        pixels = render_sampling([row(iteration, dropped=counts)
+                                  for iteration, counts in zip(iters, dropped)])
         return int((pixels == np.array([0x00, 0x72, 0xb2], np.uint8)).all(axis=2).sum())
 
     one = {'too_low': 300, 'expired': 100}
-    # Of a chart 348 x 156 pixels the tallest stack takes 1/1.1 of the height.
+    # The chart has 348 x 156 pixels, and the tallest stack takes 1/1.1 of its height. `width` is
+    # the share of the chart's width that an interval takes.
     height = 156 / 1.1 * 300 / 400
-    assert abs((blue(one, {}) - blue({}, {})) / (348 * part * height) - 1) < 0.05
-    assert abs((blue(one, one) - blue({}, {})) / (348 * 2 * part * height) - 1) < 0.05
+    assert abs((blue(one, {}) - blue({}, {})) / (348 * width * height) - 1) < 0.05
+    assert abs((blue(one, one) - blue({}, {})) / (348 * 2 * width * height) - 1) < 0.05
 
 
-def test_the_picture_is_put_in_place_whole(tmp_path: Path) -> None:
+def test_the_picture_is_written_atomically(tmp_path: Path) -> None:
     record(tmp_path, [row(50)], torn='{"iter')
     write_tiles(tmp_path)
     path = plot_sampling(tmp_path)
     assert path == tmp_path / 'dynamic_sampling.png'
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         'dynamic_sampling', 'dynamic_sampling.png']
     expected = render_sampling(read_steps(tmp_path / 'dynamic_sampling' / 'steps.jsonl'),
                                read_tiles(tmp_path / 'dynamic_sampling' / 'tiles.npz'),
@@ -141,13 +142,13 @@ def test_the_picture_is_put_in_place_whole(tmp_path: Path) -> None:
     assert out.read_bytes() == path.read_bytes()
 
 
-def test_a_picture_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     record(tmp_path, [row(50)])
     out = tmp_path / 'pictures'
     out.mkdir()
     with pytest.raises(OSError):
         plot_sampling(tmp_path, out)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ['dynamic_sampling', 'pictures']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['dynamic_sampling', 'pictures']
 
 
 def test_the_tool_prints_the_path_or_what_is_wrong(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_ratio_of_nothing_is_nan() -> None:
     assert render_sampling(rows).shape[1] == WIDTH
 
 
-def test_the_headline_holds_the_totals() -> None:
+def test_the_headline_has_the_totals() -> None:
     rows = [row(50), row(100, judged=1200, passed=300, shortfalls={'raise': 2, 'fallback': 1})]
     assert headline(rows).split('  ·  ') == [
         '100 steps, up to iteration 100', 'pass rate 35.0 % of 2,000 samples judged',
@@ -75,8 +75,8 @@ def test_a_long_run_is_merged_to_few_points_with_the_same_totals() -> None:
     rows = [row(50 * (index + 1), surplus=index, judged=800 + index) for index in range(7)]
     few = merged(rows, 3)
     assert iterations(few) == [150, 300, 350]
-    assert [each['surplus'] for each in few] == [2, 5, 6]
-    assert [each['judged'] for each in few] == [2403, 2412, 806]
+    assert [interval['surplus'] for interval in few] == [2, 5, 6]
+    assert [interval['judged'] for interval in few] == [2403, 2412, 806]
     assert few[0]['dropped'] == {'too_low': 900, 'expired': 300}
     assert headline(few) == headline(rows)
     assert series(few)['begin'].tolist() == [0, 150, 300]
@@ -100,7 +100,7 @@ def test_a_torn_last_line_is_ignored(tmp_path: Path, cut: int) -> None:
     assert iterations(read_steps(path)) == [50]
 
 
-def test_a_line_that_a_resumed_run_glued_to_a_torn_one_counts(tmp_path: Path) -> None:
+def test_a_line_that_a_resumed_run_appended_to_a_torn_line_counts(tmp_path: Path) -> None:
     torn = json.dumps(row(100))
     for cut in (1, 60, torn.index('fallback') + 3, len(torn) - 1):
         path = record(tmp_path, [row(50)], torn[:cut] + json.dumps(row(75)) + '\n\n'
