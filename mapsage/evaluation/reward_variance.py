@@ -22,8 +22,8 @@ def reward_variance(probabilities: torch.Tensor, labels: torch.Tensor,
     labels, and D is the change of R when one pixel of truth g goes from its most likely label y to
     a sampled label b. Sums over all pixels stay close to their expectations, so R is linear in a
     single pixel, one table D of C x C x C numbers holds for the whole tile, and the variances of
-    independent pixels add up. A group of sampled label maps would only estimate this number, and
-    cost more than the single forward pass it needs.
+    independent pixels add up. The result needs a single forward pass; a group of sampled label maps
+    would only estimate it.
 
     Args:
         probabilities: Probabilities of the classes, ``(C, H, W)``.

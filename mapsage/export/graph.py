@@ -2,7 +2,8 @@
 
 The graph comes from PyTorch's tracing exporter, because only that one writes opset 13, which
 Enflame's runtimes need. A trace records one run: a shape that became a constant by mistake shows
-up as a wrong result for another batch size, so the graph is run before it is returned.
+up only with another batch size, so `trace` runs a graph with an open batch size before returning
+it.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Index of the existing labels in a config's datasets: file path -> label mask.
 
-Masks are read through the datasets' own loading transforms, so a pixel counts as labeled here only
-if training would see its label. Paths are compared after `os.path.realpath`.
+Masks are read through the datasets themselves, so a pixel counts as labeled here only if training
+would see its label. Paths are compared after `os.path.realpath`.
 """
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from mapsage.geo import Raster, reprojected, window_outline
 from .window_facts import Place
 from .window_source import WindowSource
 
-# Images without coordinates have no distance between them. This one, in sides of a window, exceeds
-# any minimum distance.
+# Images without coordinates have no distance between them. This one, in sides of a window, is
+# larger than any sensible minimum distance.
 _FAR = 1e6
 
 

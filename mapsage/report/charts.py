@@ -1,8 +1,7 @@
 """Line charts as SVG text in an HTML page.
 
-Rank 0 writes the page at the end of a run while the other ranks wait, so a chart must be fast: as
-SVG text it takes about a millisecond, Matplotlib would take seconds. The browser's fonts also
-cover any language.
+Rank 0 writes the page at the end of a run while the other ranks wait, so a chart must be fast: SVG
+text takes about a millisecond. The browser draws the letters, with fonts for any language.
 """
 from __future__ import annotations
 

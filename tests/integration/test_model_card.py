@@ -182,7 +182,7 @@ def test_the_license_of_dinov3_travels_with_its_weights(tmp_path) -> None:
         assert (found['license'], found['license_name']) == ('other', 'dinov3-license')
         assert found['license_link'].startswith(link)
         assert ('is a copy of it' in readme) == (license_ is with_text)
-        assert ('has to be added to this folder' in readme) == (license_ is without)
+        assert ('Add a copy of it to this folder' in readme) == (license_ is without)
 
 
 def test_the_preview_leaves_out_what_an_image_was_mirrored_by() -> None:
