@@ -41,10 +41,10 @@ def load_window(dataset: GeoTiffDataset, index: int) -> Tuple[np.ndarray, np.nda
 
 
 def write_vector(path: Path, polygons: List[Any], classes: List[Any], crs: str,
-                 field: str = 'class_name', kind: str = 'Polygon') -> None:
+                 field: str = 'class_name', kind: str = 'Polygon', **options: Any) -> None:
     """Write polygons with a field of classes as GeoPackage, GeoJSON or Shapefile."""
     values = np.array(classes, object if isinstance(classes[0], str) else np.int32)
     pyogrio.raw.write(str(path), shapely.to_wkb(np.array(polygons)), [values], [field],
-                      geometry_type=kind, crs=crs,
+                      geometry_type=kind, crs=crs, **options,
                       driver={'.gpkg': 'GPKG', '.shp': 'ESRI Shapefile'}.get(path.suffix,
                                                                              'GeoJSON'))

@@ -210,7 +210,7 @@ class Prediction:
             **(dict(mosaic=True) if self._members else {}),
             **(dict(probabilities=True) if self._args.probabilities else {}))
         self._check_names()
-        jobs, in_pixels = [], []
+        jobs, in_pixels, gap = [], [], ''
         sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
         for name, scene in self._open_inputs().items():
             path = self._inputs[name]
@@ -235,6 +235,7 @@ class Prediction:
             job = Job(name, path, *size, settings, [], [], kept)
             if not results.has_transform(raster):
                 in_pixels.append(path)
+                gap = raster.georeference_gap
             elif not raster.is_georeferenced:
                 self._say(f'note: {path} has coordinates and no CRS; so has its map, and its '
                           f'polygons have areas in pixels only.')
@@ -251,7 +252,7 @@ class Prediction:
         if in_pixels:
             self._say(f'note: {in_pixels[0]}'
                       + f' and {len(in_pixels) - 1} more' * (len(in_pixels) > 1)
-                      + ' has no georeference: its map is in pixels.')
+                      + f' {gap}: its map is in pixels.')
         self._say_of_area(jobs)
         return jobs
 

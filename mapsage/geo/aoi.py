@@ -64,7 +64,7 @@ class AreaOfInterest:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
         """
         if not scene.is_georeferenced:
-            raise GeoError(f'{scene.path} has no CRS or no transform, so the area of {self.path} '
+            raise GeoError(f'{scene.path} {scene.georeference_gap}, so the area of {self.path} '
                            f'has no place in it; georeference it, or leave the area out.')
         assert scene.crs is not None  # it is georeferenced
         crs = scene.crs.to_wkt()

@@ -30,7 +30,7 @@ class Globe:
 
     def __init__(self, scene: Raster) -> None:
         if not scene.is_georeferenced:
-            raise GeoError(f'{scene.path} has no georeference.')
+            raise GeoError(f'{scene.path} {scene.georeference_gap}.')
         assert scene.crs is not None  # it is georeferenced
         earth = pyproj.CRS.from_epsg(4326)
         try:

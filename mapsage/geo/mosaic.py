@@ -210,8 +210,8 @@ class _Member:
 
 def _check_alike(raster: Raster, first: Raster) -> None:
     if raster.transform == affine.identity:
-        raise GeoError(f'{raster.path} has no georeference, so that nobody knows where in the '
-                       f'mosaic it lies; georeference it, or leave it out.')
+        raise GeoError(f'{raster.path} {raster.georeference_gap}, so that nobody knows where '
+                       f'in the mosaic it lies; georeference it, or leave it out.')
     if (raster.crs is None) != (first.crs is None):
         without, other = (raster, first) if raster.crs is None else (first, raster)
         raise GeoError(f'{without.path} has no CRS and {other.path} has '

@@ -88,6 +88,7 @@ class Raster:
         transform: Affine map (``affine.Affine``) from (column, row) of a pixel's corner to
             coordinates of ``crs``.
         may_have_gaps: Whether a pixel may be invalid; False only if all are known to be valid.
+        control_points: Number of ground control points, which are no georeference of pixels.
         is_georeferenced: Whether there are both a CRS and a transform; if not, positions in the
             scene are known in pixels only.
         nodata: Value that means "no data" in the first of ``bands``, or None.
@@ -113,6 +114,7 @@ class Raster:
             self.width, self.height = int(source.width), int(source.height)
             self.dtype = _common_dtype(source, self.path, self.bands)
             self.crs = source.crs or None
+            self.control_points = len(source.gcps[0])
             self.transform: affine.Affine = source.transform
             self.nodata: Optional[float] = source.nodatavals[self.bands[0] - 1]
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
@@ -120,6 +122,15 @@ class Raster:
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
         self.may_have_gaps = self.validity.may_hide
         self.is_georeferenced = self.crs is not None and self.transform != affine.identity
+
+    @property
+    def georeference_gap(self) -> str:
+        """What a scene without georeference lacks, after its path: 'has no georeference'."""
+        if not self.control_points:
+            return 'has no georeference' if self.crs is None else \
+                'has no georeference (a CRS, and no transform)'
+        return (f'has no georeference, but {self.control_points} ground control points (gdalwarp '
+                f'-r bilinear IN OUT.tif makes a georeferenced scene of them)')
 
     def read(self, column: int, row: int, width: int, height: int
              ) -> Tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import pyogrio.raw
@@ -29,12 +29,14 @@ class LabeledPolygons(NamedTuple):
         polygons: shapely geometries, object (N,).
         indices: Class index of each, int32 (N,).
         defaults: Number of features that have the default class, as they have no value.
+        guess: Sentence on the encoding of the file if that is a guess that matters, or ''.
     """
 
     crs: pyproj.CRS
     polygons: np.ndarray
     indices: np.ndarray
     defaults: int
+    guess: str = ''
 
 
 def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
@@ -53,14 +55,53 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
     Raises:
         GeoError: If the file, the layer, the field or a value is not as expected.
     """
-    names = {name: number for number, name in enumerate(classes)}
     default = None
+    names = {name: number for number, name in enumerate(classes)}
     if default_class is not None:
         default = _class_index(default_class, names, extra)
         if default is None:
             raise GeoError(f'default_class={default_class!r}, expected a class of {classes} or '
                            f'its index 0 to {len(classes) - 1}, or {extra} to ignore the pixels.')
-    crs, polygons, values, features = _read_layer(path, field, layer, classes, default is not None)
+    refusals: List[GeoError] = []
+    for encoding in _encodings(path):
+        try:
+            return _read(path, field, names, extra, layer, default, encoding)
+        except UnicodeDecodeError:
+            continue
+        except GeoError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _encodings(path: str) -> Tuple[Optional[str], ...]:
+    """Return the encodings to try, in their order; None for the one that the file names.
+
+    A shapefile names its encoding in a ``.cpg`` beside it or in a byte of its table. Many have
+    neither, and GDAL reads them as ISO-8859-1, in which any bytes are text.
+    """
+    try:
+        named = Path(path).suffix.lower() != '.shp' \
+            or pyogrio.read_info(path)['encoding'] != 'ISO-8859-1'
+    except (DataSourceError, DataLayerError):
+        named = True  # the reading says what is wrong
+    return (None,) if named else ('UTF-8', 'GBK', 'ISO-8859-1')
+
+
+def _guess(path: str, encoding: Optional[str], texts: Iterable[Any]) -> str:
+    """Return a sentence on the encoding, or '' where it is named or makes no difference."""
+    if encoding is None or all(str(text).isascii() for text in texts):
+        return ''
+    table = Path(path).with_suffix('.cpg').name
+    return (f'{path} is read as {encoding}, a guess, since no {table} beside it names the '
+            f'encoding. If that is another, write it there: echo {encoding} > {table}')
+
+
+def _read(path: str, field: str, names: Dict[str, int], extra: int, layer: Optional[str],
+          default: Optional[int], encoding: Optional[str]) -> LabeledPolygons:
+    classes = list(names)
+    crs, polygons, values, features = _read_layer(path, field, layer, classes, default is not None,
+                                                  encoding)
+    guess = _guess(path, encoding, [field, *set(values)])
     known = {value: default if value is None else _class_index(value, names, extra)
              for value in set(values)}
     unknown = sorted(_shown(value) for value, index in known.items() if index is None)
@@ -72,18 +113,18 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
             f'{classes} or its index 0 to {len(classes) - 1}, or {extra} for ignored pixels. '
             f'Feature {first} of the layer holds {unknown[0]}. Correct the file or metainfo'
             + (f', or set default_class={classes[:2][-1]!r} for features without a value.'
-               if None in known else '.'))
+               if None in known else '.') + f' {guess}' * bool(guess))
     return LabeledPolygons(crs, polygons, np.array([known[value] for value in values], np.int32),
-                           values.count(None) if default is not None else 0)
+                           values.count(None) if default is not None else 0, guess)
 
 
-def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool
-                ) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
+def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,
+                encoding: Optional[str]) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
     """Return the CRS, the valid polygons, their values of ``field`` or None, their numbers."""
     try:
-        layer, has_field = _choose_layer(path, field, name, classes, may_lack)
+        layer, has_field = _choose_layer(path, field, name, classes, may_lack, encoding)
         meta, _, geometry, fields = pyogrio.raw.read(
-            path, columns=[field] if has_field else [], layer=layer)
+            path, columns=[field] if has_field else [], layer=layer, encoding=encoding)
     except (DataSourceError, DataLayerError) as error:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
         raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
@@ -112,8 +153,8 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
     return pyproj.CRS.from_user_input(meta['crs']), valid[has_area], values, features
 
 
-def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool
-                  ) -> Tuple[str, bool]:
+def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,
+                  encoding: Optional[str]) -> Tuple[str, bool]:
     """Return the layer of a file to read, ``name`` if that is not None, and if it has the field.
 
     Tables without shapes, such as ``layer_styles`` of QGIS, are no layers. Layers of points or
@@ -124,7 +165,7 @@ def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str]
     if name is not None and name not in kinds:
         raise GeoError(f'{path} has no layer {name!r}; it has {list(kinds)}. Set layer to the one '
                        f'with the labels.')
-    fields = {layer: list(pyogrio.read_info(path, layer=layer)['fields'])
+    fields = {layer: list(pyogrio.read_info(path, layer=layer, encoding=encoding)['fields'])
               for layer in (kinds if name is None else [name])}
     labeled = _flat_first([layer for layer, names in fields.items() if field in names], kinds)
     has_field = bool(labeled)
@@ -135,7 +176,8 @@ def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str]
         raise GeoError(
             f'{path} has no field {field!r}: {described or "it has no layer"}. Set class_field to '
             f'the one with the class, or default_class={classes[:2][-1]!r} if all polygons are of '
-            f'one class.')
+            f'one class.' + ''.join(f' {guess}' for guess in [_guess(
+                path, encoding, [name for names in fields.values() for name in names])] if guess))
     if len(labeled) > 1:
         what = f'the field {field!r}' if has_field else 'polygons'
         raise GeoError(f'{path} has {len(labeled)} layers with {what}: {labeled}. Set layer to the '
@@ -152,7 +194,9 @@ def _flat_first(layers: List[str], kinds: Dict[str, str]) -> List[str]:
 
 def _class_index(value: Any, names: Dict[str, int], extra: int) -> Optional[int]:
     if isinstance(value, str):
-        return names.get(value)
+        if value in names or not value.strip().isdecimal():
+            return names.get(value)
+        value = int(value)  # an index in a column of text
     if not isinstance(value, (int, float)) or not float(value).is_integer():
         return None  # infinity or a date, for example
     return int(value) if 0 <= value < len(names) or value == extra else None

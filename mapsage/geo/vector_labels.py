@@ -90,6 +90,7 @@ class VectorLabels:
 
     Attributes:
         defaults: Number of features that have the default class.
+        guess: Sentence on the file's encoding if that is a guess that matters, or ''.
 
     Raises:
         GeoError: If the file, the layer, the field or a value is not as expected, or if several
@@ -102,7 +103,7 @@ class VectorLabels:
         self.path, self.field, self.layer = str(path), field, layer
         self.default_class = default_class
         file = read_labeled_polygons(self.path, field, list(classes), extra, layer, default_class)
-        self._crs, self.defaults = file.crs, file.defaults
+        self._crs, self.defaults, self.guess = file.crs, file.defaults, file.guess
         self._polygons, self._indices = _large_first(file.polygons, file.indices, self.path)
         self._in_crs: Dict[str, PlacedPolygons] = {}
         self._met = False
@@ -119,7 +120,7 @@ class VectorLabels:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
         """
         if not scene.is_georeferenced:
-            raise GeoError(f'{scene.path} has no georeference, so polygons have no place in '
+            raise GeoError(f'{scene.path} {scene.georeference_gap}, so polygons have no place in '
                            f'it; georeference it, or give labels as a raster of its size instead '
                            f'of {self.path}.')
         assert scene.crs is not None  # it is georeferenced

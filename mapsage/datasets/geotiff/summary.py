@@ -99,6 +99,8 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
     yield logging.INFO, (
         f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({each}); shares '
         f'by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
+    yield from ((logging.INFO, vector.guess) for vector in dataset._vectors.values()
+                if vector.guess)
     defaults = sum(vector.defaults for vector in dataset._vectors.values())
     if defaults:
         name = dataset.default_class

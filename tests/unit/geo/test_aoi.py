@@ -117,7 +117,7 @@ def test_areas_that_cannot_be_used(tmp_path: Path, scene: Raster) -> None:
     with pytest.warns(UserWarning, match='features that are Points are left out'):
         AreaOfInterest(write_areas(tmp_path / 'mixed.gpkg', [point, blob()]))
     area = AreaOfInterest(write_areas(tmp_path / 'a.gpkg', [blob()]))
-    with pytest.raises(GeoError, match='b.tif has no CRS or no transform.*a.gpkg'):
+    with pytest.raises(GeoError, match='b.tif has no georeference.*a.gpkg'):
         area.of_scene(Raster(write_raster(tmp_path / 'b.tif', draw_classes(), PIXELS)))
     away = Raster(write_raster(tmp_path / 'c.tif', draw_classes(), DEGREES))
     assert not area.of_scene(away).meets(0, 0, 300, 260)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import List, Optional
 
 import numpy as np
 import pyogrio.raw
@@ -12,6 +13,7 @@ import shapely
 from geo_scenes import (
     CLASSES,
     DEGREES,
+    PALETTE,
     PIXELS,
     UTM,
     draw_classes,
@@ -21,9 +23,12 @@ from geo_scenes import (
     write_raster,
 )
 from geotiff_data import build_dataset, load_window, write_scene, write_vector
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
 
 from mapsage.datasets.geotiff.summary import summarize
-from mapsage.geo import GeoError, write_polygons
+from mapsage.geo import AreaOfInterest, GeoError, Mosaic, Raster, write_polygons
+from mapsage.geo.raster import open_file
 
 
 @pytest.mark.parametrize('place', [UTM, DEGREES], ids=['utm', 'degrees'])
@@ -240,3 +245,78 @@ def test_a_default_class_that_does_not_fit(tmp_path: Path) -> None:
     # a layer with the field goes before those without
     write_layer(tmp_path / 'a.gpkg', 'labels', (0, 0, 30, 30))
     assert houses(tmp_path, default_class='water') == 900
+
+
+@pytest.mark.parametrize('crs', [None, 'EPSG:4326'])
+def test_a_scene_with_ground_control_points_alone(tmp_path: Path, crs: Optional[str]) -> None:
+    """As scanned maps and raw radar scenes are: QGIS shows them, and no pixel has a place."""
+    points = [GroundControlPoint(row, column, 10 + column / 1000, 60 - row / 1000)
+              for row in (0, 260) for column in (0, 300)]
+    write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes()), PIXELS)
+    with open_file(tmp_path / 'scenes/a.tif', 'r+') as file:
+        file.gcps = points, CRS.from_user_input(crs or 'EPSG:32650')
+    write_areas(tmp_path / 'a.gpkg', [rectangle(UTM, 0, 0, 10, 10)], kind='Polygon')
+    words = r'a\.tif has no georeference, but 4 ground control points \(gdalwarp .* makes'
+    with pytest.raises(GeoError, match=words):
+        build_dataset(tmp_path, labels='a.gpkg', default_class='house')
+    scene = Raster(tmp_path / 'scenes/a.tif')
+    assert not scene.is_georeferenced and scene.control_points == 4
+    with pytest.raises(GeoError, match=words):
+        Mosaic([tmp_path / 'scenes/a.tif'])
+    with pytest.raises(GeoError, match=words):
+        AreaOfInterest(tmp_path / 'a.gpkg').of_scene(scene)
+
+
+@pytest.mark.parametrize('field', ['类别', 'class_name'])
+@pytest.mark.parametrize('encoding', ['GBK', 'UTF-8', 'ISO-8859-1'])
+def test_a_shapefile_that_does_not_say_its_encoding(tmp_path: Path, encoding: str, field: str
+                                                    ) -> None:
+    """Many programs write no .cpg: the encoding is the one in which the values are classes."""
+    names = ('Äcker', 'Häuser') if encoding == 'ISO-8859-1' else ('地面', '房屋')
+    field = 'class_name' if encoding == 'ISO-8859-1' else field
+    metainfo = dict(classes=(*names, 'water'), palette=PALETTE)
+    write_scene(tmp_path)
+    write_vector(tmp_path / 'a.shp', [rectangle(UTM, 0, 0, 10, 10)], [names[1]], 'EPSG:32650',
+                 field, encoding=encoding)
+    said = dict(labels='a.shp', metainfo=metainfo, class_field=field)
+
+    def guesses() -> List[str]:
+        dataset = build_dataset(tmp_path, **said)
+        assert (load_window(dataset, 0)[1] == 1).sum() == 100
+        return [text for _, text in summarize(dataset) if 'encoding' in text]
+
+    assert guesses() == []
+    (tmp_path / 'a.cpg').unlink()
+    guess, = guesses()
+    assert f'a.shp is read as {encoding}, a guess' in guess and 'a.cpg' in guess
+    said['metainfo'] = dict(metainfo, classes=(names[0], 'other', 'water'))
+    # Bytes that are no UTF-8 are text in GBK nearly always.
+    read_as = 'GBK' if encoding == 'ISO-8859-1' else encoding
+    with pytest.raises(GeoError, match=rf'holds .* read as {read_as}, a guess.*a\.cpg'):
+        build_dataset(tmp_path, **said)
+
+
+def test_where_all_text_is_plain_nothing_is_guessed(tmp_path: Path) -> None:
+    write_scene(tmp_path)
+    write_vector(tmp_path / 'a.shp', [rectangle(UTM, 0, 0, 10, 10)], ['house'], 'EPSG:32650')
+    (tmp_path / 'a.cpg').unlink()
+    notes = summarize(build_dataset(tmp_path, labels='a.shp'))
+    assert not any('encoding' in text for _, text in notes)
+    with pytest.raises(GeoError, match='(?!.*a guess)no field'):
+        build_dataset(tmp_path, labels='a.shp', class_field='kind')
+
+
+@pytest.mark.parametrize('suffix', ['.gpkg', '.shp'])
+def test_an_index_as_text_is_the_index(tmp_path: Path, suffix: str) -> None:
+    write_scene(tmp_path)
+    boxes = [rectangle(UTM, 10 * i, 0, 10 * i + 10, 10) for i in range(4)]
+    write_vector(tmp_path / f'a{suffix}', boxes, ['1', '2', '255', ' 01 '], 'EPSG:32650')
+    mask = load_window(build_dataset(tmp_path, labels=f'a{suffix}'), 0)[1]
+    assert [mask[5, column] for column in (5, 15, 25, 35)] == [1, 2, 255, 1]
+    # a class that is called so goes first
+    numbered = dict(classes=('2018', '1', '0'), palette=PALETTE)
+    mask = load_window(build_dataset(tmp_path, labels=f'a{suffix}', metainfo=numbered), 0)[1]
+    assert [mask[5, column] for column in (5, 15)] == [1, 2]
+    write_vector(tmp_path / f'b{suffix}', boxes[:1], ['3'], 'EPSG:32650')
+    with pytest.raises(GeoError, match='holds 3; expected a class'):
+        build_dataset(tmp_path, labels=f'b{suffix}')
