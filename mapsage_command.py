@@ -41,8 +41,10 @@ COMMANDS: Dict[str, Command] = {
     'doctor': Command('doctor.py', 'say whether a training would start here, and why'),
     'prepare': Command('prepare_data.py', 'write LoveDA, Potsdam, Vaihingen or iSAID for training'),
     'suggest': Command('suggest_labels.py', 'choose the windows to label next'),
-    'report': Command('report.py', 'write the report of a run as one HTML file'),
-    'compare': Command('compare.py', 'compare runs: scores, classes, settings, curves'),
+    'report': Command('report.py', 'write the report of a run as one HTML file',
+                      without_hosts=True),
+    'compare': Command('compare.py', 'compare runs: scores, classes, settings, curves',
+                       without_hosts=True),
     'configs': Command('list_configs.py', 'list the configs that come with MapSage, or copy them',
                        without_hosts=True),
 }

@@ -120,7 +120,7 @@ def test_scenes_beside_the_area(model: Tuple[Path, Path], tmp_path: Path, capsys
     assert run(model, here, there, *out) == 0
     with pytest.raises(PredictError, match='there.tif: in EPSG:32633 .*Check that the files'):
         run(model, there, *out)
-    with pytest.raises(GeoError, match='bare.tif has no CRS or no transform'):
+    with pytest.raises(GeoError, match='bare.tif has no georeference'):
         run(model, bare, *out)
     with pytest.raises(GeoError, match='none.gpkg: no such file'):
         run(model, here, '--out', tmp_path / 'out', '--aoi', tmp_path / 'none.gpkg')

@@ -2,11 +2,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
+from support import ROOT
 
 from mapsage.report import ReportError, compare_runs, write_report
 from mapsage.report.record import config_of_file, flat_config
@@ -188,3 +192,33 @@ def test_configs_of_files_and_of_memory_are_alike(tmp_path: Path) -> None:
     assert flat_config(dict(x=[[dict(a=1, b=2)]])) == flat_config(dict(x=[[dict(b=2, a=1)]]))
     path.write_text('a = (')
     assert config_of_file(path) == {}
+
+
+WITHOUT_HOSTS = '''
+import sys
+
+class Absent:
+    """A finder by which this Python has no PyTorch and no MM package."""
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('torch', 'mmengine', 'mmcv', 'mmseg'):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+sys.argv = ['mapsage', *sys.argv[1:]]
+import mapsage_command
+mapsage_command.main()
+'''
+
+
+@pytest.mark.parametrize('arguments, page', [
+    (['report', 'one'], 'one/report.html'), (['compare', 'one', 'two'], 'compare.html')])
+def test_reports_need_no_pytorch(arguments: List[str], page: str, tmp_path: Path) -> None:
+    """On the machine where the logs are looked at, which is not that of the training."""
+    for name in ('one', 'two'):
+        write_start(tmp_path / name, '20261122_090000', 50)
+    done = subprocess.run(
+        [sys.executable, '-c', WITHOUT_HOSTS, *arguments], cwd=str(tmp_path), timeout=200,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, universal_newlines=True)
+    assert done.returncode == 0, done.stdout
+    assert '</html>' in (tmp_path / page).read_text(encoding='utf-8')
