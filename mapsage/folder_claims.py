@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 from mapsage.errors import UserError
+from mapsage.json_text import parse_json
 
 _PREFIX = '.claim-'
+_LONGEST = 1 << 16  # characters of a claim that are read
 _PATIENCE = 5.0  # seconds in which a process that was killed a moment ago is gone
 _PAUSE = 0.1  # seconds on average: two processes that see each other try again at other times
 _locked: Set[Any] = set()  # open files of the claims of this process
@@ -132,11 +134,11 @@ def _other_claims(folder: Path, own: Any, facts: Dict[str, Any],
             continue
         try:
             # NFS gives an exclusive lock to those alone who may write.
-            with open(path, 'r+', encoding='utf-8') as file:
+            with open(path, 'r+', encoding='utf-8', errors='replace') as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    text = file.read()
+                    text = file.read(_LONGEST)
                 else:  # of a process that was killed
                     left = _parse(file.read())
                     if set(left.get('names', ())) & set(facts['names']):
@@ -155,10 +157,13 @@ def _other_claims(folder: Path, own: Any, facts: Dict[str, Any],
 
 def _parse(text: str) -> Dict[str, Any]:
     try:
-        facts = json.loads(text)
+        facts = parse_json(text)
     except ValueError:  # it is being written
         return {}
-    return facts if isinstance(facts, dict) else {}
+    if not isinstance(facts, dict) or not isinstance(facts.get('names', []), list) \
+            or not all(isinstance(name, str) for name in facts.get('names', [])):
+        return {}
+    return facts
 
 
 def _describe(folder: Path, facts: Dict[str, Any], holder: Dict[str, Any], advice: str) -> str:

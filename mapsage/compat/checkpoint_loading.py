@@ -8,7 +8,6 @@ Remove when: the host's loader of local files has an allow-list and no fallback.
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import re
@@ -26,6 +25,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from mmengine.structures import BaseDataElement, InstanceData, LabelData, PixelData
 
 from mapsage.errors import UserError
+from mapsage.json_text import parse_json
 
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
@@ -85,8 +85,10 @@ def _read_safetensors(filename: str, map_location: Any) -> Dict[str, Any]:
     try:
         weights = load(content)
         # The format: 8 bytes with the length of a JSON header, then the header.
-        header = json.loads(content[8:8 + int.from_bytes(content[:8], 'little')])
-        meta = json.loads(header.get('__metadata__', {}).get('meta', '{}'))
+        header = parse_json(content[8:8 + int.from_bytes(content[:8], 'little')])
+        meta = parse_json(header.get('__metadata__', {}).get('meta', '{}'))
+        if not isinstance(meta, dict):
+            raise ValueError(f'its meta is {str(meta)[:40]!r}')
     except (SafetensorError, ValueError) as error:
         raise RuntimeError(f'checkpoint {filename} is truncated or damaged, or no safetensors file '
                            f'({error}).') from error

@@ -1,8 +1,6 @@
 """Semantic segmentation from COCO polygons, which are rasterized while loading."""
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -13,6 +11,10 @@ from mmcv.transforms import BaseTransform
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 from rasterio.features import rasterize
+
+from mapsage.json_text import parse_json
+
+_FARTHEST = 1e9  # pixels from the corner of an image to a point of a polygon
 
 
 @DATASETS.register_module()
@@ -82,23 +84,27 @@ class CocoPolygonDataset(BaseSegDataset):
             raise ValueError(f'ann_file={self.ann_file!r} does not exist, expected COCO JSON; '
                              f'check data_root={self.data_root!r}')
         try:
-            source = json.loads(fileio.get_text(self.ann_file, backend_args=self.backend_args))
-        except json.JSONDecodeError as error:
+            source = parse_json(fileio.get_text(self.ann_file, backend_args=self.backend_args))
+        except ValueError as error:
             raise ValueError(f'{self.ann_file} is not valid JSON ({error}); it may be cut off, '
                              'copy it again') from error
-        fields = dict(
-            images=('id', 'file_name', 'height', 'width'),
-            categories=('id', 'name'),
-            annotations=('image_id', 'category_id'))
+        numbers: Any = (int, str)  # of images and categories
+        fields: Dict[str, Dict[str, Any]] = dict(
+            images=dict(id=numbers, file_name=str, height=int, width=int),
+            categories=dict(id=numbers, name=str),
+            annotations=dict(image_id=numbers, category_id=numbers))
         for key, names in fields.items():
             if not isinstance(source, dict) or not isinstance(source.get(key), list):
                 raise ValueError(f'{self.ann_file} has no list {key!r}; expected COCO JSON with '
                                  f'{sorted(fields)}')
             for index, item in enumerate(source[key]):
-                absent = [name for name in names if name not in item]
+                item = item if isinstance(item, dict) else {}
+                absent = [name for name, kind in names.items()
+                          if not isinstance(item.get(name), kind)]
                 if absent:
                     raise ValueError(f'{self.ann_file}: {key}[{index}] (id {item.get("id")}) lacks '
-                                     f'{absent}; expected {list(names)}')
+                                     f'{absent}, or they hold something else; expected '
+                                     f'{list(names)}')
         return source
 
     def _match_categories(self, categories: Sequence[Dict[str, Any]]) -> Dict[Any, int]:
@@ -210,7 +216,7 @@ def _check_polygons(segmentation: Any, shape: Tuple[int, int], where: str) -> Li
     parts = []
     for part in segmentation:
         numbers = isinstance(part, list) and all(
-            isinstance(v, (int, float)) and math.isfinite(v) for v in part)
+            isinstance(v, (int, float)) and abs(v) < _FARTHEST for v in part)
         if not numbers or len(part) < 6 or len(part) % 2:
             raise ValueError(f'{where} has a malformed polygon {str(part)[:80]}, expected 3 or '
                              'more pairs of finite numbers [x0, y0, x1, y1, ...]; correct it')

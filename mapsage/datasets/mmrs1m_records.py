@@ -5,10 +5,11 @@ docs/datasets.md describes which parts of the data itself were examined.
 """
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from mapsage.json_text import parse_json
 
 _OBJECT = re.compile(r'<p>(.*?)</p>\s*\[([^\[\]]*)\]', re.DOTALL)
 _REGION = re.compile(r':\s*\[([^\[\]]*)\]\s*$')
@@ -47,7 +48,7 @@ def read_conversations(path: Path) -> List[Conversation]:
         raise ValueError(f'{path} does not exist, expected a JSON file of MMRS-1M such as '
                          'data/json/detection/<set>/<set>.json; check ann_file and data_root')
     try:
-        source = json.loads(path.read_text(encoding='utf-8'))
+        source = parse_json(path.read_text(encoding='utf-8'))
     except ValueError as error:
         raise ValueError(f'{path} is not valid JSON ({error}); it may be cut off, copy it again'
                          ) from error

@@ -10,7 +10,6 @@ Shapes:
 """
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
@@ -18,6 +17,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from mapsage.errors import UserError
+from mapsage.json_text import parse_json
 
 from . import tiles
 
@@ -29,6 +29,10 @@ COUNTS = dict(
     dropped=('too_low', 'too_high', 'no_spread', 'not_finite', 'expired', 'surplus'))
 # The longest side of a tile, in pixels, that fits the picture.
 MAX_SIDE = 415
+
+
+# How many braces of a line are tried as the begin of its object.
+_MAX_BRACES = 64
 
 
 class SamplingPlotError(UserError, ValueError):
@@ -111,10 +115,11 @@ def read_steps(path: Union[str, Path]) -> List[Dict[str, Any]]:
 
 def _parse(line: str) -> Optional[Dict[str, Any]]:
     """Return the object of a line, also if it follows an incomplete object on the same line."""
-    for begin in [index for index, letter in enumerate(line) if letter == '{']:
+    # A row has fewer braces; each of them begins a text that is parsed.
+    for begin in [index for index, letter in enumerate(line) if letter == '{'][:_MAX_BRACES]:
         try:
             # Text that starts inside an object cannot be parsed: it has one closing brace too many.
-            row: Dict[str, Any] = json.loads(line[begin:])
+            row: Dict[str, Any] = parse_json(line[begin:])
         except ValueError:
             continue
         return row

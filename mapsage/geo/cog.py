@@ -21,6 +21,7 @@ import rasterio.shutil
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
+from mapsage.json_text import parse_json
 from mapsage.xml_text import xml_text
 
 from .raster import GeoError, open_file
@@ -207,9 +208,9 @@ def read_classes(path: Any) -> List[dict]:
     with open_file(path) as source:
         text = source.tags().get(_TAG, '[]')
     try:
-        classes = json.loads(text)
+        classes = parse_json(text)
         is_list = isinstance(classes, list) and all(map(_is_class, classes))
-    except (ValueError, RecursionError):
+    except ValueError:
         is_list = False
     if not is_list:
         raise GeoError(f'{path}: the tag {_TAG} holds {text[:60]!r}, expected a list of classes '

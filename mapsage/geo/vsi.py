@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from typing import Any, Dict, List, Optional
 
@@ -120,7 +121,7 @@ def size_in(said: Dict[str, str]) -> Optional[int]:
     """Return the size of a file in bytes by its headers, or None if they do not say it."""
     # GDAL asks some stores for the first part of a file instead of its headers alone.
     text = said.get('content-range', '').rpartition('/')[2] or said.get('content-length', '')
-    return int(text) if text.isdigit() else None
+    return int(text) if re.fullmatch('[0-9]{1,18}', text) else None
 
 
 def read_bytes(path: str) -> bytes:

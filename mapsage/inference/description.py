@@ -2,15 +2,18 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
+from mapsage.json_text import parse_json
 from mapsage.shipped import program
 
 from .errors import PredictError
 
+_MOST = 1 << 16  # pixels of a side, scores of a pixel, bands of a scene
 KEY = 'mapsage'  # of the description in the metadata of an ONNX file
 
 
@@ -102,7 +105,7 @@ class ExportedDescription:
                 f"{', '.join(sorted(metadata)) or 'none'}): classes, bands and window are unknown. "
                 f'Write the file with `{program("export")} CONFIG CHECKPOINT --out {path}`.')
         try:
-            found = json.loads(metadata[KEY])
+            found = parse_json(metadata[KEY])
         except ValueError:
             found = None
         found = found if isinstance(found, dict) else {}
@@ -117,10 +120,8 @@ class ExportedDescription:
         try:
             known.update(classes=tuple(map(str, found['classes'])), bands=_read_bands(bands),
                          palette=tuple(tuple(map(int, color)) for color in found['palette']))
-            for name in ('window', 'overlap', 'scores', 'threshold'):
-                if not isinstance(known[name], (int, float)):
-                    raise TypeError(f'{name} is {known[name]!r}')
-        except (TypeError, ValueError) as error:
+            _check_numbers(known)
+        except (TypeError, ValueError, OverflowError) as error:
             raise PredictError(f'{path}: its description cannot be read: {error}. Write the file '
                                f'again with tools/export.py.') from error
         return cls(**known)
@@ -130,9 +131,30 @@ class ExportedDescription:
         return Classes(self.classes, np.array(self.palette, np.uint8).reshape(-1, 3))
 
 
+def _check_numbers(known: Dict[str, Any]) -> None:
+    """Raise ValueError unless the numbers of a description are such as a file can have."""
+    least = dict(window=1, overlap=0, scores=1)
+    for name, low in least.items():
+        if type(known[name]) is not int or not low <= known[name] <= _MOST:
+            raise ValueError(f'{name} is {known[name]!r}, expected {low} to {_MOST}')
+    if known['overlap'] >= known['window']:
+        raise ValueError(f"overlap is {known['overlap']}, the window {known['window']}")
+    if known['batch'] is not None and (type(known['batch']) is not int or known['batch'] < 1):
+        raise ValueError(f"batch is {known['batch']!r}")
+    if not isinstance(known['threshold'], (int, float)) or not math.isfinite(known['threshold']):
+        raise ValueError(f"threshold is {known['threshold']!r}")
+    colors = known['palette']
+    if len(colors) != len(known['classes']) or not all(
+            len(color) == 3 and all(0 <= value <= 255 for value in color) for color in colors):
+        raise ValueError(f"palette is not red, green and blue of {len(known['classes'])} classes")
+
+
 def _read_bands(found: Dict[str, Any]) -> Bands:
     known = {each.name: found[each.name] for each in fields(Bands) if each.name in found}
     chosen = known.get('chosen')
+    for numbers in ([known['count']], chosen or []):
+        if not all(type(number) is int and 1 <= number <= _MOST for number in numbers):
+            raise ValueError(f'bands are {numbers!r}, expected numbers from 1 on')
     known.update(chosen=tuple(chosen) if chosen else None,
                  ignored=tuple(known.get('ignored') or ()))
     return Bands(**known)

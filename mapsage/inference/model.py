@@ -47,8 +47,11 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
         check_whole(model, weights, path)
     except CheckpointFitError as error:
         raise PredictError(str(error)) from error
+    meta = checkpoint.get('meta') or {}
+    if not isinstance(meta, dict):
+        raise PredictError(f'checkpoint {path} is damaged: its meta is {str(meta)[:80]}.')
     model.load_state_dict(weights, strict=False)
-    return dict(checkpoint.get('meta') or {})
+    return meta
 
 
 def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes:

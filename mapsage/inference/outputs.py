@@ -24,6 +24,7 @@ from mapsage.geo import (
 )
 from mapsage.geo.polygons import write_polygons
 from mapsage.geo.qgis_style import is_own_style, map_style
+from mapsage.json_text import parse_json
 
 from .blending import NO_DATA, PROBABILITY_STEPS
 from .description import Classes
@@ -87,10 +88,15 @@ class Outputs:
     def read_report(self) -> Optional[Dict[str, Any]]:
         """Return the report, or None if there is none or it cannot be read."""
         try:
-            report = json.loads(self.report.read_text(encoding='utf-8'))
+            report = parse_json(self.report.read_text(encoding='utf-8'))
         except (OSError, ValueError):
             return None
-        return report if isinstance(report, dict) and 'settings' in report else None
+        # The files that it lists may be removed, so they are names in this folder and nothing else.
+        is_report = (isinstance(report, dict) and isinstance(report.get('settings'), dict)
+                     and isinstance(report.get('files'), list) and all(
+                         isinstance(name, str) and Path(name).name == name != ''
+                         and '\0' not in name for name in report['files']))
+        return report if is_report else None
 
 
 def is_done(outputs: Outputs, settings: Dict[str, Any]) -> bool:

@@ -11,11 +11,13 @@ from typing import Any, Dict, List
 import numpy as np
 
 from mapsage.atomic_write import atomic_write
+from mapsage.json_text import parse_json
 
 from .errors import PredictError
 from .strips import Strip
 from .windows import Grid
 
+_MOST_DAMAGE = 1 << 26  # bytes of the lines on what could not be read
 _LEVEL = 1  # of zlib: the fastest, and class maps are easy
 
 
@@ -75,12 +77,20 @@ class Parts:
         start, stop = self._grid.strip(number)
         path = self._path(number)
         try:
-            head, pixels = zlib.decompress(path.read_bytes()).split(b'\n', 1)
             first = 1 + self._confidence
             shape = (first + self._probabilities, stop - start, self._grid.width)
+            unpacker = zlib.decompressobj()
+            most = int(np.prod(shape)) + _MOST_DAMAGE  # a few bytes may unpack into gigabytes
+            content = unpacker.decompress(path.read_bytes(), most)
+            if not unpacker.eof:
+                raise ValueError('it is cut off, or longer than a strip')
+            head, pixels = content.split(b'\n', 1)
             planes = np.frombuffer(pixels, np.uint8).reshape(shape)
-            return Strip(number, planes[0], planes[1] if self._confidence else None,
-                         json.loads(head), planes[first:] if self._probabilities else None)
+            damage = parse_json(head)
+            if not isinstance(damage, list) or not all(isinstance(line, str) for line in damage):
+                raise ValueError('it does not say what could not be read')
+            return Strip(number, planes[0], planes[1] if self._confidence else None, damage,
+                         planes[first:] if self._probabilities else None)
         except FileNotFoundError as error:
             raise PredictError(f'{path} is missing. With several ranks, --out must be on a storage '
                                f'that all of them share.') from error

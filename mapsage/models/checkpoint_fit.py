@@ -81,7 +81,8 @@ def plain_weights(checkpoint: Any, path: str) -> Dict[str, Any]:
         CheckpointFitError: If it contains no weights.
     """
     weights = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, Mapping) else None
-    if not isinstance(weights, Mapping) or not weights:
+    if not isinstance(weights, Mapping) or not weights \
+            or not all(isinstance(name, str) for name in weights):
         raise CheckpointFitError(f'{path} is not a checkpoint of a training: it has no state_dict.')
     return {name[len(_WRAPPER):] if name.startswith(_WRAPPER) else name: weight
             for name, weight in weights.items()}

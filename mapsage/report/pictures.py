@@ -5,11 +5,12 @@ Embedding keeps the report a single file. Files that are too large or cannot be 
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
+
+from mapsage.json_text import parse_json
 
 # In pixels.
 _MAX_WIDTH = 1500
@@ -77,11 +78,12 @@ def _read_map_report(path: Path) -> Dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_REPORT_BYTES:
             return {}
-        report = json.loads(path.read_text(encoding='utf-8'))
+        report = parse_json(path.read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return {}
     is_map_report = isinstance(report, dict) and 'settings' in report \
-        and isinstance(report.get('files'), list)
+        and isinstance(report.get('files'), list) \
+        and all(isinstance(name, str) and Path(name).name == name for name in report['files'])
     return report if is_map_report else {}
 
 

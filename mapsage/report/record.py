@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from mapsage.atomic_write import atomic_write
 from mapsage.errors import UserError
+from mapsage.json_text import parse_json
 
 RECORD = 'run.json'
 
@@ -36,10 +37,48 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def read_record(folder: Path) -> Dict[str, Any]:
     """Return the record of a start; empty if the file is missing or cannot be read."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding='utf-8'))
+        record = parse_json((folder / RECORD).read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return record if _is_record(record) else {}
+
+
+def _is_record(record: Any) -> bool:
+    """Return whether a value of JSON has the form of what ``RunReportHook`` writes."""
+    if not isinstance(record, dict):
+        return False
+    counts = ('begin_iter', 'end_iter', 'max_iters', 'world_size')
+    times = [record.get(name) or 0 for name in ('started', 'ended', 'written')]
+    evaluations = record.get('evaluations') or []
+    return (all(_is_number(record.get(name), int) for name in counts)
+            and all(_is_number(time) and 0 <= time < 1e11 for time in times)
+            and isinstance(evaluations, list) and all(map(_is_evaluation, evaluations)))
+
+
+def _is_evaluation(stored: Any) -> bool:
+    if not isinstance(stored, dict):
+        return False
+    metrics, tables = stored.get('metrics') or {}, stored.get('tables') or []
+    return (_is_number(stored.get('iteration'), int) and isinstance(metrics, dict)
+            and isinstance(tables, list) and all(map(_is_table, tables)))
+
+
+def _is_table(table: Any) -> bool:
+    if not isinstance(table, dict) or not isinstance(table.get('classes'), list) \
+            or not isinstance(table.get('columns'), dict) or 'name' not in table:
+        return False
+    size, matrix = len(table['classes']), table.get('matrix')
+    rows = [*table['columns'].values(), *(matrix if isinstance(matrix, list) else [])]
+    return ((matrix is None or isinstance(matrix, list) and len(matrix) == size
+             and all(isinstance(row, list) and None not in row for row in matrix))
+            and all(isinstance(row, list) and len(row) == size and all(map(_is_number, row))
+                    for row in rows))
+
+
+def _is_number(value: Any, kind: Any = (int, float)) -> bool:
+    """Return whether a value is a number of a size that something may have, or None."""
+    return value is None or (isinstance(value, kind) and not isinstance(value, bool)
+                             and abs(value) < 1e18)
 
 
 def flat_config(config: Mapping[str, Any]) -> Dict[str, str]:

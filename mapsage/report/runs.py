@@ -7,12 +7,13 @@ run without the report hook, still gets its curves.
 """
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from mapsage.json_text import parse_json
 
 from .record import ReportError, config_of_file, finite, read_record
 
@@ -315,7 +316,7 @@ def _read_scalars(folder: Path) -> List[Dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         # MMEngine's lines of an evaluation have data_time too, but no 'iter'.

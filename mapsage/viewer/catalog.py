@@ -1,7 +1,6 @@
 """The maps of a folder, with what belongs to each: scene, confidence, truth, polygons."""
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from mapsage.geo import (
     server_in,
     without_secrets,
 )
+from mapsage.json_text import parse_json
 from mapsage.shipped import program
 
 from .errors import ViewError
@@ -198,8 +198,8 @@ def _entry(path: Path, classes: List[Dict[str, Any]], scenes: Dict[str, Path],
 def _report(path: Path) -> Dict[str, Any]:
     """Return what tools/predict.py has noted of a map, or nothing."""
     try:
-        report = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError):
+        report = parse_json(path.with_suffix('.json').read_text(encoding='utf-8'))
+    except (OSError, ValueError):
         return {}
     return report if isinstance(report, dict) else {}
 

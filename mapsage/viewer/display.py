@@ -23,6 +23,7 @@ from rasterio.windows import Window
 from mapsage.geo import ClassMapWriter, MapInfo, Mosaic, Raster, stamp, write_cog
 from mapsage.geo.cog import disk_errors, temporary_beside
 from mapsage.geo.raster import open_file
+from mapsage.json_text import parse_json
 
 from .catalog import NO_DATA, MapEntry
 from .errors import ViewError
@@ -95,8 +96,8 @@ def truth_for_display(entry: MapEntry, progress: Progress, reduce_zero_label: bo
 def _read_counts(path: Path) -> Optional[List[int]]:
     """Return the numbers of right and of labeled pixels, or None where they are not known."""
     try:
-        counts = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError):
+        counts = parse_json(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError):
         return None
     if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
         return None

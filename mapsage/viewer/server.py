@@ -12,6 +12,8 @@ from urllib.parse import parse_qs
 
 from pyogrio.errors import DataLayerError, DataSourceError
 
+from mapsage.json_text import parse_json
+
 from .admission import Admission
 from .byte_ranges import as_bytes, requested_part
 from .connections import BoundedHandler, BoundedServer
@@ -274,12 +276,12 @@ class _Handler(BoundedHandler):
 
     def _decide(self, review: Review, body: bytes) -> None:
         try:
-            tile, decision, before = (json.loads(body.decode())[name]
+            tile, decision, before = (parse_json(body.decode())[name]
                                       for name in ('tile', 'decision', 'before'))
             if not (isinstance(tile, str) and isinstance(before, str)
                     and (decision is None or decision in list(DECISIONS))):
                 raise ValueError(f'{decision!r}')
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             self._refuse(HTTPStatus.BAD_REQUEST, f'This is no decision ({error!r}); expected tile, '
                          f'before, and decision: null or one of {", ".join(DECISIONS)}.')
             return

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, List
 
 import pytest
+from fuzzing import documents
+from hypothesis import given
 
 from mapsage import folder_claims
 from mapsage.folder_claims import FolderClaimedError, claimed
@@ -243,3 +245,17 @@ def test_of_many_that_start_at_once_one_is_inside(tmp_path: Path) -> None:
             process.join(100)
             assert process.exitcode == 0
     assert most.value == 1 and claims(tmp_path) == []
+
+
+@given(documents(dict(names=['a'], host='h', process=7, since='now', job='')))
+def test_any_claim_of_another_process(tmp_path_factory: Any, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / 'any claim'
+    folder.mkdir(exist_ok=True)
+    path = folder / '.claim-00000000'
+    path.write_bytes(content)
+    with open(path) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # of this process, by another open file
+        with open(folder / 'own', 'w') as own:
+            facts = dict(names=['a'], job='mine')
+            holder = folder_claims._other_holder(folder, own, facts)
+        assert str(folder) in folder_claims._describe(folder, facts, holder or {}, 'Wait.')

@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Callable, Dict
 
+from mapsage.json_text import parse_json
+
 MARKER = 'demo.json'
 
 
@@ -59,7 +61,11 @@ def is_complete(root: Path, marker: Dict[str, object]) -> bool:
     if not path.is_file():
         raise ValueError(f'{root} is in use and has no {MARKER}, so it is no demo dataset; '
                          'choose another folder or empty this one')
-    found = json.loads(path.read_text())
+    try:
+        found = parse_json(path.read_text())
+    except ValueError:
+        found = None
+    found = found if isinstance(found, dict) else {}
     if found != marker:
         differing = ', '.join(f'{key}={found.get(key)!r} (asked for {value!r})'
                               for key, value in marker.items() if found.get(key) != value)

@@ -20,6 +20,7 @@ import cv2
 import numpy as np
 
 from mapsage.atomic_write import atomic_write
+from mapsage.json_text import parse_json
 
 from .layouts import LAYOUTS, ArchiveLayout, SourceImage
 from .source_files import EXTRACTED, PrepareError, SourceFile, list_files
@@ -138,17 +139,28 @@ def _open_ledger(out: Path, asked: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
                                'empty this one')
         atomic_write(path, (json.dumps(asked) + '\n').encode())
         return {}
-    lines = path.read_text().split('\n')
+    lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
     if lines[-1]:  # an incomplete line, left by a killed run
         atomic_write(path, '\n'.join([*lines[:-1], '']).encode())
-    found = json.loads(lines[0])
+    try:
+        found, *entries = map(parse_json, lines[:-1])
+    except ValueError as error:
+        raise PrepareError(f'{path} is damaged: {error}; choose another folder or empty this one'
+                           ) from error
     if found != asked:
         raise PrepareError(f'{out} was written with {found}, asked for now is {asked}; choose '
                            'another folder or empty this one')
     present = {str(p.relative_to(out)) for kind in ('img_dir', 'ann_dir')
                for p in (out / kind).rglob('*.png')}
-    entries = [json.loads(line) for line in lines[1:-1]]
-    return {entry['image']: entry for entry in entries if present.issuperset(entry['files'])}
+    return {entry['image']: entry for entry in entries
+            if _is_entry(entry) and present.issuperset(entry['files'])}
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return whether a line of the ledger is one of this module."""
+    return (isinstance(entry, dict) and isinstance(entry.get('image'), str)
+            and isinstance(entry.get('files'), list)
+            and all(isinstance(name, str) for name in entry['files']))
 
 
 def _run(jobs: List[Tuple[Any, ...]], workers: int) -> Iterator[_Written]:

@@ -226,4 +226,10 @@ def _meta(checkpoint: Any, path: str) -> dict:
         raise WeightsAlone(
             f"{path} is no checkpoint of a training run (those hold {', '.join(sorted(parts))}): "
             f'use load_from without --resume for weights alone')
-    return checkpoint['meta']
+    meta = checkpoint['meta']
+    if not isinstance(meta, dict) or not all(
+            meta.get(name) is None or type(meta[name]) is int
+            for name in ('seed', 'virtual_ranks', 'iter')):
+        raise RuntimeError(f'checkpoint {path} is damaged: its meta is {str(meta)[:80]}, expected '
+                           f'whole numbers as seed, virtual_ranks and iter')
+    return meta

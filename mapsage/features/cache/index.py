@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mapsage.atomic_write import atomic_write
+from mapsage.json_text import parse_json
 
 from .keys import CacheKeys, hash_of
 from .shards import (
@@ -91,7 +92,7 @@ def read_index(folder: Path) -> Optional[CacheIndex]:
     """
     path = folder / INDEX
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
         version = content['version']
         if version == VERSION:
             keys = dict(content['keys'], samples=tuple(content['keys']['samples']))

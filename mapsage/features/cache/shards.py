@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from mapsage.atomic_write import atomic_write
 from mapsage.features.source import StreamingError
+from mapsage.json_text import parse_json
 
 # A killed run loses at most one unfinished shard of each rank, and a shard is kept in memory until
 # it is written. This size is two dozen 512 x 512 images of a ViT-L with four float32 levels.
@@ -201,21 +202,25 @@ class Shard:
 
     def _parse(self, header: bytes, begin: int, size: int) -> None:
         """Read the header of a safetensors file whose data begins at byte ``begin``."""
-        known = json.loads(header.decode())
+        known = parse_json(header.decode())
         metadata = known.pop('__metadata__')
         self.cache: str = metadata['cache']
         self._checksums = {int(item): int(value)
-                           for item, value in json.loads(metadata['checksums']).items()}
+                           for item, value in parse_json(metadata['checksums']).items()}
         self.samples = {int(item): str(sample)
-                        for item, sample in json.loads(metadata['samples']).items()}
+                        for item, sample in parse_json(metadata['samples']).items()}
         self._positions: Dict[int, List[Tuple[Form, int]]] = {}
         # Equal forms of many items are one object, to save memory.
         forms: Dict[Form, Form] = {}
         end = begin
         for name in sorted(known):
             item, level, layout = name.split('.')
-            form = Form(layout, _DTYPES[known[name]['dtype']], tuple(known[name]['shape']))
-            start, stop = (begin + offset for offset in known[name]['data_offsets'])
+            shape, offsets = known[name]['shape'], known[name]['data_offsets']
+            if not all(type(number) is int and number >= 0 for number in [*shape, *offsets]) \
+                    or len(shape) != 3:
+                raise ValueError(f'{name} has the shape {shape} at {offsets}')
+            form = Form(layout, _DTYPES[known[name]['dtype']], tuple(shape))
+            start, stop = (begin + offset for offset in offsets)
             levels = self._positions.setdefault(int(item), [])
             if int(level) != len(levels) or stop - start != form.bytes:
                 raise ValueError(f'{name} does not fit its place')

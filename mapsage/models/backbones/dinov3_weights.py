@@ -9,7 +9,6 @@ Sources: facebookresearch/dinov3@6876159 (hub), transformers 4.57.6 and 5.23.0
 """
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -19,6 +18,7 @@ import torch
 from mmengine.runner import CheckpointLoader
 
 from mapsage.errors import UserError
+from mapsage.json_text import parse_json
 
 State = Dict[str, torch.Tensor]
 
@@ -367,8 +367,13 @@ def _safetensors_files(path: str) -> List[str]:
     if not os.path.exists(index):
         raise WeightsError(f'{path} contains neither model.safetensors nor '
                            f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
-    with open(index, encoding='utf-8') as file:
-        shards = sorted(set(json.load(file)['weight_map'].values()))
+    try:
+        with open(index, 'rb') as file:
+            shards = sorted(set(parse_json(file.read())['weight_map'].values()))
+        if not all(os.path.basename(name) == name != '' for name in shards):
+            raise ValueError('names of files in this folder are expected')
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f'{index} cannot be read ({error!r}); download it again') from error
     missing = [name for name in shards if not os.path.exists(os.path.join(path, name))]
     if missing:
         raise WeightsError(f'{index} names {missing}, which {path} does not contain; complete '

@@ -9,12 +9,15 @@ from typing import List, Set
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from range_server import RangeServer
 from support import PATIENT, ROOT
 from view_maps import write_raster
 from warm_python import warm_python
 
 from mapsage.geo import server_in
+from mapsage.geo.vsi import size_in
 
 URL = 'http://127.0.0.1:9/a.tif'
 VRT = ('<VRTDataset rasterXSize="9" rasterYSize="9">{}<VRTRasterBand dataType="Byte" band="1">'
@@ -115,3 +118,10 @@ def test_no_server_is_asked_in_such_a_process(tmp_path: Path, server: RangeServe
 
     assert asked_for('forbid') == set()
     assert asked_for('allow') >= {*range(1, 15)}
+
+
+@given(st.one_of(st.text(), st.sampled_from(['9' * 5000, '²', '٣', '-1', '1e3', 'bytes 0-1/7'])))
+def test_any_size_that_a_server_says(text: str) -> None:
+    for name in ('content-range', 'content-length'):
+        size = size_in({name: text})
+        assert size is None or 0 <= size < 10**18

@@ -1,0 +1,78 @@
+"""What an earlier prediction, or somebody else, left in the folder of the maps."""
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzzing import damaged, documents
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mapsage.inference.errors import PredictError
+from mapsage.inference.outputs import Outputs, _retire, is_done
+from mapsage.inference.parts import Parts
+from mapsage.inference.strips import Strip
+from mapsage.inference.windows import Grid
+
+REPORT = dict(settings=dict(input=[['a.tif', 1, 1]], window=[64, 64]), files=['a.tif', 'a.gpkg'])
+
+
+def outputs_in(folder: Path) -> Outputs:
+    return Outputs.of(folder, 'a', confidence=False, polygons=False, alone=False, preview=False)
+
+
+@given(documents(REPORT))
+@example(json.dumps(dict(REPORT, files=['../keep'])).encode())
+@example(json.dumps(dict(REPORT, files=['sub/keep'])).encode())
+@example(json.dumps(dict(REPORT, files=['..', '.', '', '/etc'])).encode())
+def test_any_report(tmp_path_factory: Any, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / 'reports'
+    (folder / 'sub').mkdir(parents=True, exist_ok=True)
+    kept = [folder.parent / 'keep', folder / 'sub/keep']
+    for path in kept:
+        path.write_text('')
+    outputs = outputs_in(folder)
+    outputs.report.write_bytes(content)
+    try:
+        is_done(outputs, REPORT['settings'])  # type: ignore[arg-type]
+    except PredictError as error:
+        assert 'a.' in str(error)
+    _retire(outputs)
+    assert all(path.exists() for path in kept)
+
+
+@given(st.data())
+def test_any_strip(tmp_path_factory: Any, data: st.DataObject) -> None:
+    grid = Grid(40, 50, (32, 32), 8)
+    parts = Parts(tmp_path_factory.getbasetemp() / 'strips', grid, True)
+    start, stop = grid.strip(0)
+    plane = np.zeros((stop - start, 50), np.uint8)
+    parts.write(Strip(0, plane, plane, ['a line']))
+    path = parts._path(0)
+    valid = path.read_bytes()
+    head, pixels = zlib.decompress(valid).split(b'\n', 1)
+    path.write_bytes(data.draw(st.one_of(
+        st.binary(max_size=60), damaged(valid),
+        documents(json.loads(head)).map(lambda text: zlib.compress(text + b'\n' + pixels)))))
+    try:
+        strip = parts.read(0)
+        assert all(isinstance(line, str) for line in strip.damage)
+    except PredictError as error:
+        assert 'strip000000' in str(error)
+
+
+def test_a_strip_that_unpacks_into_gigabytes_is_not_unpacked(tmp_path: Path) -> None:
+    grid = Grid(40, 50, (32, 32), 8)
+    parts = Parts(tmp_path, grid, True)
+    packer = zlib.compressobj(9)
+    packed = b''.join(packer.compress(bytes(1 << 24)) for _ in range(256)) + packer.flush()
+    parts._path(0).write_bytes(packed)  # 4 MB for 4 GB
+    import resource
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PredictError, match='is damaged'):
+        parts.read(0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KiB
