@@ -6,6 +6,8 @@ traceback (`mapsage/commands/cli.py`). Modules that the launcher loads by their 
 """
 from __future__ import annotations
 
+from typing import Sequence
+
 
 class UserError(Exception):
     """A message that says the value, what was expected and the next step.
@@ -18,7 +20,10 @@ class UserError(Exception):
             does not restart its ranks after a final error.
         on_every_rank: Whether every rank raises it for the same reason, such as a wrong config, so
             that no rank is to blame.
+        ranks: Global ranks that are at fault; empty if it is the rank that raises the error, or if
+            they are not known.
     """
 
     final = True
     on_every_rank = False
+    ranks: Sequence[int] = ()

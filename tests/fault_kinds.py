@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from frozen_config import PLAIN
 from support import TINY_CONFIG
@@ -182,11 +182,14 @@ def draw(seed: int) -> Fault:
     dice = random.Random(seed)
     name = list(KINDS)[seed % len(KINDS)]
     kind = KINDS[name]
-    fault = Fault(seed, name, dice.choice(kind.actions), dice.choice(kind.places),
-                  step=dice.randrange(STEPS), ranks=dice.randint(2, 5),
-                  workers=dice.randrange(2) if kind.workers is None else kind.workers,
-                  loop=dice.choice(list(LOOPS)))
-    fault.persistent = bool(fault.workers) and dice.random() < 0.6
+    # Each time that its turn comes, a kind has another action.
+    action = kind.actions[seed // len(KINDS) % len(kind.actions)]
+    fault = Fault(seed, name, action, dice.choice(kind.places), step=dice.randrange(STEPS),
+                  ranks=dice.randint(2, 5), loop=dice.choice(list(LOOPS)),
+                  workers=dice.randrange(2) if kind.workers is None else kind.workers)
+    # An idle worker is there between two epochs only if it is kept.
+    fault.persistent = bool(fault.workers) and (
+        name == 'idle worker killed' or dice.random() < 0.6)
     fault.by_epoch = fault.loop == 'epochs' and dice.random() < 0.5
     if kind.role == 'encoder':
         fault.source = 'Streamed'
@@ -244,10 +247,3 @@ def may_go_on(fault: Fault) -> bool:
     """Return whether the run may succeed without the encoder that fails."""
     return (fault.place == 'encoder' and fault.action in ('hang', 'SIGSTOP', 'exception')
             and (fault.fallback or fault.encoders > 1))
-
-
-def first_of_each_kind(count: int, kinds: Sequence[str] = ()) -> List[int]:
-    """Return the first ``count`` seeds whose kinds are among ``kinds``, or all kinds."""
-    chosen = [number for number, name in enumerate(KINDS) if not kinds or name in kinds]
-    return [round_ * len(KINDS) + number for round_ in range(1 + count // max(1, len(chosen)))
-            for number in chosen][:count]

@@ -94,10 +94,12 @@ class FaultRuns:
 
     Args:
         folder: An empty folder.
+        resumes: Whether what ended is resumed, and its weights compared with those of a run that
+            nothing disturbs.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, resumes: bool = True) -> None:
+        self._folder, self._resumes = folder, resumes
         self._data = write_tiny_data(folder / 'data')
         self._cache = folder / 'cache'
         self._environ = {'PYTHONPATH': str(HERE / 'distributed')}
@@ -147,9 +149,11 @@ class FaultRuns:
         outcome.wrong = [*judge_end(fault, finished, outcome)]
         outcome.checkpoint = any(work.glob('*.pth'))
         outcome.wrong += [('checkpoint', what) for what in judge_checkpoints(folder, work)]
-        if outcome.status == 0 and not outcome.wrong:
+        if outcome.wrong or not self._resumes:
+            return outcome
+        if outcome.status == 0:
             self._compare(outcome, folder)
-        elif (folder / 'checkpoints').exists() and not outcome.wrong:
+        elif (folder / 'checkpoints').exists():
             self._resume(outcome, config, folder)
         return outcome
 
@@ -298,9 +302,9 @@ def judge_checkpoints(folder: Path, work: Path) -> List[str]:
 
 
 def run_faults(faults: Sequence[Fault], folder: Path, jobs: int,
-               tell: Callable[[Outcome], None]) -> List[Outcome]:
+               tell: Callable[[Outcome], None], resumes: bool = True) -> List[Outcome]:
     """Run faults, ``jobs`` at a time; ``tell`` gets each outcome when the run has ended."""
-    runs = FaultRuns(folder)
+    runs = FaultRuns(folder, resumes)
     if any(fault.source == 'Cached' for fault in faults):
         runs.make_cache()
     outcomes = []

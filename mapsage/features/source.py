@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, List, Tuple
+from typing import Callable, ClassVar, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -18,7 +18,15 @@ Encode = Callable[[torch.Tensor], Features]
 
 
 class StreamingError(UserError, RuntimeError):
-    """Features did not arrive; the message says which, why, and what to do."""
+    """Features did not arrive; the message says which, why, and what to do.
+
+    Attributes:
+        ranks: Global ranks of the encoders that failed, where it is their fault.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from mapsage.distributed import (
     open_channel,
     tell_why,
 )
+from mapsage.distributed.channels.group_channel import roll_call
 from mapsage.distributed.store import LockedStore
 
 pytestmark = main_leg
@@ -49,6 +50,8 @@ def run_scenarios(folder: Path) -> Dict[Tuple[str, int], Any]:
         ('last words', 3): (end_with_words, 3, Path),
         ('raises in training', 3): (end_past_the_channels, 3, 'raises', Path),
         ('dies in training', 3): (end_past_the_channels, 3, 'dies', Path),
+        ('cut', 2): (cut_connections, 2, Path), ('cut', 3): (cut_connections, 3, Path),
+        ('cut', 5): (cut_connections, 5, Path),
         ('worker', 2): (end_before_a_worker, 2, Path),
         ('forks', 2): (fork_between_collectives, 2),
         ('threads', 4): (talk_in_other_orders, 4),
@@ -263,6 +266,31 @@ def test_an_end_in_a_collective_of_torch_names_rank_and_host(how: str, answers: 
     for ranks, text in answers.of(f'{how} in training', 3)[::2]:
         assert ranks == [1] and f'Rank 1 on host {socket.gethostname()}: it' in text
         assert ("it ended with KeyError: 'tile 7'" in text) == (how == 'raises')
+
+
+def cut_connections(folder: Path) -> Any:
+    rank, world = start(), dist.get_world_size()
+    channel = open_channel(None, 4)
+    for _ in range(2):
+        channel.gather(torch.tensor(rank))
+    if rank == world - 1:
+        for connection in list(roll_call().mesh._sockets):
+            connection.shutdown(socket.SHUT_RDWR)
+    else:
+        time.sleep(0.2 * rank)  # who is not there yet is no suspect
+    error = error_of(lambda: [channel.gather(torch.tensor(rank)) for _ in range(3)])
+    wait_for_others(folder, list(range(world)))
+    return error
+
+
+@pytest.mark.parametrize('world', [2, 3, 5])
+def test_a_rank_that_lost_all_its_connections_is_named(world: int, answers: Answers) -> None:
+    *others, cut = answers.of('cut', world)
+    for error in others:
+        assert error['ranks'] == [world - 1], error
+        assert 'answers, and' in error['message']
+    # one of two cannot know which end it was
+    assert cut['ranks'] == [0 if world == 2 else world - 1]
 
 
 def end_before_a_worker(folder: Path) -> Any:

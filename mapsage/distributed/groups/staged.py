@@ -29,9 +29,17 @@ _Base: Any = dist.ProcessGroup if SUPPORTED else object
 
 
 class CollectiveError(UserError, RuntimeError):
-    """A collective did not complete, since a rank did not come or has ended."""
+    """A collective did not complete, since a rank did not come or has ended.
+
+    Attributes:
+        ranks: Ranks of the group that did not come; empty when they are not known.
+    """
 
     final = False
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
 
 
 class StagedProcessGroup(_Base):
@@ -169,19 +177,21 @@ class StagedProcessGroup(_Base):
         try:
             start().wait()
         except RuntimeError as error:
-            raise CollectiveError(self._roll_call(error)) from error
+            raise self._roll_call(error) from error
 
-    def _roll_call(self, error: RuntimeError) -> str:
-        """Return a text that names the missing ranks: those that do not report a failure too."""
+    def _roll_call(self, error: RuntimeError) -> CollectiveError:
+        """Return an error that names the missing ranks: those that do not report a failure too."""
         number = self._collectives
+        missing: List[int] = []
         try:
             missing = silent_ranks(self._store, f'broken/{number}', self.rank(), self.size(),
                                    _ROLL_CALL_SECONDS)
             who = f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
         except RuntimeError as lost:  # the process that keeps the store has ended
             who = f'and which rank is missing cannot be asked ({lost})'
-        return (f'collective {number} of accelerator tensors did not complete within '
-                f'{self._timeout.total_seconds():g} s on rank {self.rank()}: {who}. {error}')
+        return CollectiveError(
+            f'collective {number} of accelerator tensors did not complete within '
+            f'{self._timeout.total_seconds():g} s on rank {self.rank()}: {who}. {error}', missing)
 
     def _in_place(self, tensors: Any, collective: Callable[[List[torch.Tensor]], Any]) -> Any:
         tensors = _as_list(tensors)

@@ -118,11 +118,17 @@ def _describe_status(failure: Any) -> str:
 
 def _report_notes(notes: Sequence[Note]) -> str:
     """Return the report of what the ranks wrote: the earliest, or what the rank it blames wrote."""
-    first = notes[0]
-    own = {note.rank: note for note in reversed(notes) if not note.blamed}
-    if first.blamed:
-        # Its own error says more than that it is missing.
-        first = next((own[rank] for rank in first.blamed if rank in own), first)
+    first, seen = notes[0], {notes[0].rank}
+    by_rank = {note.rank: note for note in reversed(notes)}
+    while first.blamed:
+        # What a rank says of itself, or of others, says more than that it is missing. If it blames
+        # those who blame it, it was late.
+        others = [by_rank[rank] for rank in first.blamed if rank in by_rank and rank not in seen
+                  and not seen & set(by_rank[rank].blamed)]
+        if not others:
+            break
+        first = others[0]
+        seen.add(first.rank)
     same = sorted({note.rank for note in notes if note.text == first.text})
     if not first.blamed and (first.blames_nobody or len(same) > 1):
         return f'rank(s) {same} report:\n{first.text}'

@@ -59,7 +59,9 @@ def blamed_ranks(error: BaseException) -> Sequence[Any]:
         return [error.rank]
     if isinstance(error, RankLostError):
         return error.ranks or [NOBODY]
-    return [NOBODY] if isinstance(error, UserError) and error.on_every_rank else []
+    if not isinstance(error, UserError):
+        return []
+    return [NOBODY] if error.on_every_rank else list(error.ranks)
 
 
 def end_process(error: RankLostError) -> NoReturn:

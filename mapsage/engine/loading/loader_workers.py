@@ -37,6 +37,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _try_get_data(self, *args: Any, **options: Any) -> Any:
         try:
             return super()._try_get_data(*args, **options)
+        except RuntimeError as error:
+            if 'exited unexpectedly' not in str(error):
+                raise
+            raise _lost_worker(str(error).strip(' .'), True) from error
         except (OSError, EOFError) as error:
             ended = wait([worker.sentinel for worker in self._workers], _END_SECONDS)
             numbers = [worker.pid for worker in self._workers if worker.sentinel in ended]

@@ -1,6 +1,7 @@
 """One item on the head's side, from the request to the last byte: the owner of its states."""
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
@@ -108,6 +109,12 @@ class RemoteItem:
     def arrived(self) -> int:
         """Bytes, from byte 0 on, that may be read."""
         return self._progress.arrived
+
+    @property
+    def failed_encoders(self) -> List[int]:
+        """Global ranks of the encoders that did not encode it."""
+        found = (re.match(r'encoder rank (\d+): ', cause) for cause in self._causes)
+        return sorted({int(match.group(1)) for match in found if match})
 
     @property
     def layout(self) -> Optional[Layout]:

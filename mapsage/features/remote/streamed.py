@@ -139,7 +139,8 @@ class Streamed(FeatureSource):
         self._waited += time.monotonic() - begin
         try:
             if remote.state == State.FAILED:
-                raise StreamingError(f'{remote.error} Look at the logs of the encoders.')
+                raise StreamingError(f'{remote.error} Look at the logs of the encoders.',
+                                     remote.failed_encoders)
             assert remote.layout is not None and remote.total is not None
             return remote.layout.unpack(remote.read(0, remote.total), self._device)
         finally:

@@ -150,7 +150,7 @@ def test_applied_to_the_environment() -> None:
 
 
 PARENT = '''
-import importlib.util, multiprocessing, os, sys, threading, time
+import importlib.util, multiprocessing, os, signal, sys, threading, time
 spec = importlib.util.spec_from_file_location('launcher', sys.argv[1])
 launcher = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(launcher)
@@ -160,6 +160,8 @@ def work(ready, seconds):
     time.sleep(seconds)
     launcher.die_with_parent()
     ready.set()
+    if sys.argv[3] == 'stopped':
+        os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         time.sleep(60)
 
@@ -182,10 +184,10 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='prctl is Linux only')
-@pytest.mark.parametrize('seconds', ['0', '0.5'])
+@pytest.mark.parametrize('seconds, state', [('0', 'runs'), ('0.5', 'runs'), ('0', 'stopped')])
 def test_a_worker_outlives_the_thread_that_started_it_and_dies_with_the_process(
-        seconds: str) -> None:
-    parent = subprocess.Popen([sys.executable, '-c', PARENT, launcher.__file__, seconds],
+        seconds: str, state: str) -> None:
+    parent = subprocess.Popen([sys.executable, '-c', PARENT, launcher.__file__, seconds, state],
                               stdout=subprocess.PIPE)
     assert parent.stdout is not None
     pid, alive = parent.stdout.readline().decode().split()

@@ -19,7 +19,12 @@ from mapsage.distributed import (
     init_process_group,
     weights,
 )
-from mapsage.distributed.weights import LARGEST_DRIFT, largest_drift, weight_samples
+from mapsage.distributed.weights import (
+    LARGEST_DRIFT,
+    first_difference,
+    largest_drift,
+    weight_samples,
+)
 
 KINDS = {
     'float32': torch.linspace(-1, 1, 7), 'bfloat16': torch.linspace(-1, 1, 7).bfloat16(),
@@ -74,6 +79,14 @@ def test_equal_weights_of_every_kind_pass(messages: list) -> None:
 def test_differing_tensor_is_named_on_every_rank(messages: list, name: str) -> None:
     for each in messages:
         assert f"after a test, '{name}_' on rank(s) [1] is not equal to rank 0" in each[name]
+
+
+@pytest.mark.parametrize('values, odd, usual', [
+    ([1, 2], [1], 0), ([2, 1, 1], [0], 1), ([1, 2, 1], [1], 0), ([1, 1, 2], [2], 0),
+    ([1, 1, 2, 1, 3], [2, 4], 0), ([7, 1, 1, 1, 8], [0, 4], 1), ([None, 1, 1], [0], 1)])
+def test_what_most_ranks_have_is_right(values: list, odd: list, usual: int) -> None:
+    digests = [dict(same=0) if value is None else dict(same=0, weight=value) for value in values]
+    assert first_difference(digests) == ('weight', odd, usual)
 
 
 def test_tensor_that_only_one_rank_has(messages: list) -> None:

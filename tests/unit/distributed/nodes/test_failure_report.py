@@ -69,6 +69,10 @@ def test_first_failure(exit_codes: dict, notes: dict, expected: str, tmp_path: P
     ({'100-0-2': 'rank 2 failed: ValueError', '200-1-2': 'the same', '300-2-': 'ValueError: tile'},
      'error: rank 2 failed first:\nValueError: tile'),
     ({'100-2-': 'ValueError: tile', '200-0-2': 'lost 2'}, 'error: rank 2 failed first:\nValueErr'),
+    ({'100-1-0': 'rank 0 failed: no encoder', '200-0-3': 'StreamingError: encoder rank 3'},
+     'error: rank(s) [3] was waited for in vain, rank 0 reports:\nStreamingError'),
+    ({'100-1-2,3': 'lost', '200-2-3': 'lost 3', '300-3-': 'ValueError: tile'},
+     'error: rank 3 failed first:\nValueError: tile'),
     # nobody is to blame for what every rank says
     ({'100-1-nobody': 'ConfigError: a', '200-0-nobody': 'ConfigError: a',
       '300-2-nobody': 'ConfigError: a'},

@@ -1,0 +1,93 @@
+"""A loader's worker that is killed is an error of its own, wherever the rank is then."""
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable, List
+
+import pytest
+from forked import fork_ranks
+from ranks import run_ranks
+from support import on_host
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from mapsage.engine.loading.keyed_loader import KeyedLoader
+from mapsage.engine.loading.loader_workers import LoaderWorkerError
+
+pytestmark = on_host
+DEADLINE = 60.0
+
+
+class Killed(Dataset):
+    """Numbers; the worker that is asked for one of them is killed.
+
+    Args:
+        at: That number; -1 for none.
+    """
+
+    def __init__(self, at: int = -1) -> None:
+        self.at = at
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def loader(dataset: Dataset, workers: int, **settings: Any) -> KeyedLoader:
+    return KeyedLoader.adopt(DataLoader(dataset, batch_size=2, num_workers=workers, **settings),
+                             lambda *_: None, lambda *_: _[-1])
+
+
+def kill_in_an_item(workers: int) -> None:
+    list(loader(Killed(at=40), workers))
+
+
+def kill_an_idle_one(workers: int) -> None:
+    iterator = iter(loader(Killed(), workers, persistent_workers=True))
+    next(iterator)
+    os.kill(iterator._workers[-1].pid, signal.SIGKILL)
+    end = time.monotonic() + DEADLINE
+    try:
+        while time.monotonic() < end:  # as in a collective, where torch's error would be taken for
+            time.sleep(0.01)           # that of the collective
+    except RuntimeError as error:
+        raise AssertionError('others catch it') from error
+
+
+def error_of_each(case: Callable[[int], None], workers: int) -> Any:
+    try:
+        case(workers)
+    except LoaderWorkerError as error:
+        return str(error)
+    return None
+
+
+def run_case(case: Callable[[int], None], workers: int, folder: Any) -> List[Any]:
+    return fork_ranks(error_of_each, 1, folder / 'fork', case, workers)
+
+
+@pytest.mark.parametrize('workers', [1, 3])
+@pytest.mark.parametrize('case', [kill_in_an_item, kill_an_idle_one])
+def test_a_killed_worker_is_named_as_such(case: Callable[[int], None], workers: int,
+                                          tmp_path: Any) -> None:
+    [[message]] = run_ranks(run_case, 1, tmp_path, case, workers, tmp_path, timeout=200)
+    assert message is not None and message.startswith('a loader worker of this rank has ended: ')
+    assert 'see `dmesg`' in message
+
+
+def broken_item(workers: int) -> None:
+    class Broken(Killed):
+        def __getitem__(self, index: int) -> int:
+            raise ConnectionResetError('a file on another machine')
+
+    list(loader(Broken(), workers))
+
+
+def test_an_error_of_a_sample_stays_what_it_is() -> None:
+    with pytest.raises(ConnectionResetError, match='a file on another machine'):
+        broken_item(1)
