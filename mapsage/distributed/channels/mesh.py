@@ -357,8 +357,9 @@ class Mesh:
         while not self._closed:
             self._note_pause()
             try:
-                ready = [key for key, _ in self._selector.select(POLL_SECONDS)
-                         if key.data not in ended]
+                # A peer that sent what is none of ours may leave its connection open.
+                events = self._selector.select(0 if ended else POLL_SECONDS)
+                ready = [key for key, _ in events if key.data not in ended]
             except (OSError, ValueError):  # closed
                 return
             # An end counts once all is read that has arrived: a peer may have sent its last frame

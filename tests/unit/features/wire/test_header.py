@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mapsage.features.wire.header import (
+    _MAGIC,
     WORDS,
     Header,
     HeaderError,
     Kind,
+    _crc,
     decode_header,
     encode_header,
 )
@@ -52,6 +54,19 @@ def test_a_changed_bit_is_seen(header, byte, bit):
 def test_what_is_no_header_is_refused(words):
     with pytest.raises(HeaderError):
         decode_header(torch.tensor(words))
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 7, 8, -1, 2**63 - 1, -2**63])
+                | st.integers(-2**63, 2**63 - 1), min_size=WORDS - 2, max_size=WORDS - 2))
+def test_numbers_under_a_right_checksum_are_a_header_or_refused(numbers):
+    """As a peer could send them who means no good, or runs another version."""
+    words = [_MAGIC, *numbers]
+    try:
+        header = decode_header(torch.tensor([*words, _crc(words)]))
+    except HeaderError:
+        return
+    assert 0 <= header.nbytes < 2**63
+    assert header.layout is None or header.layout.nbytes >= 0
 
 
 def test_an_offer_whose_layout_and_total_differ_is_refused():
