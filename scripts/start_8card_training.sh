@@ -10,8 +10,10 @@
 #   NPROC_PER_NODE   number of ranks on this machine (default: one for each visible card; 8 where
 #                    there is none)
 #   NNODES           machines (default 1)      NODE_RANK     number of this one (default 0)
-#   MASTER_ADDR      address of machine 0      MASTER_PORT   its port (default: a free one;
-#                    (needed if NNODES > 1)                  29500 with several machines)
+#   MASTER_ADDR      address of machine 0,     MASTER_PORT   its port (default 29500); neither has
+#                    needed if NNODES > 1                    an effect on one machine
+#   MAPSAGE_SECRET_FILE  file that proves machines to each other (docs/security.md; default: one in
+#                    the home folder)
 #                    NNODES=2:4: 2 to 4 machines, which come and go (docs/clusters.md). Then
 #   RENDEZVOUS       HOST:PORT that tools/rendezvous.py prints, in place of the three above
 #   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu (default: that of the config, else auto), or

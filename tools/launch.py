@@ -9,6 +9,7 @@ mapsage nor MMSegmentation, so that errors in the arguments are reported at once
 import importlib.util
 import os
 import socket
+import stat
 import sys
 import tempfile
 from datetime import timedelta
@@ -70,6 +71,22 @@ def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], No
     except elastic.ElasticError as error:
         sys.exit(f'error: {error}')
     return run
+
+
+def private_folder() -> 'tempfile.TemporaryDirectory':
+    """Return a folder for the notes of the ranks; exit if other users could write there.
+
+    With a file in it they would stop the job, or put words in a rank's mouth.
+    """
+    folder = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
+    facts = os.stat(folder.name)
+    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        mode = stat.S_IMODE(facts.st_mode)
+        folder.cleanup()
+        sys.exit(f'error: {folder.name} was made with mode {mode:04o} for user {facts.st_uid}: '
+                 f'expected a folder with mode 0700 for user {os.getuid()}, since the ranks leave '
+                 f'notes there. Set TMPDIR to a folder on a local disk.')
+    return folder
 
 
 def keep_on_this_machine(args: Any, secrets: Any) -> None:
@@ -140,7 +157,7 @@ def main() -> None:
             sys.exit(f'error: {error}')
         if args.rdzv_backend == 'static' and args.node_rank == 0:
             check_port_free(args.master_port)
-    notes = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
+    notes = private_folder()
     os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
     requests = load('stop_request', 'distributed')
     elastic = ':' in args.nnodes and args.nnodes != '1:1'

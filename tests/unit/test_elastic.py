@@ -1,13 +1,17 @@
 """Settings of elastic jobs, and what an agent leaves behind."""
 from __future__ import annotations
 
+import os
 import runpy
 from collections import namedtuple
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from socket_table import listening
 from support import ROOT
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
@@ -165,3 +169,18 @@ def test_an_ipv6_address_has_brackets(place: str) -> None:
 def test_the_store_finds_what_it_loads_by_its_path() -> None:
     load = runpy.run_path(str(ROOT / 'tools' / 'rendezvous.py'))['load']
     assert load('elastic', 'nodes').CLOCK_KEY == elastic.CLOCK_KEY
+
+
+@pytest.mark.skipif('master_listen_fd' not in (dist.TCPStore.__init__.__doc__ or ''),
+                    reason='of newer versions of torch')
+@pytest.mark.parametrize('host, address', [
+    ('localhost', '127.0.0.1'), ('127.0.0.1', '127.0.0.1'), ('::1', '::1')])
+def test_the_store_listens_at_one_address(host: str, address: str) -> None:
+    before = set(listening([os.getpid()]))
+    store, warning = runpy.run_path(str(ROOT / 'tools' / 'rendezvous.py'))['open_store'](host, 0)
+    client = dist.TCPStore(address, store.port, is_master=False, wait_for_workers=False,
+                           timeout=timedelta(seconds=20))
+    client.set('key', 'value')
+    assert store.get('key') == b'value' and warning == ''
+    opened = set(listening([os.getpid()])) - before
+    assert {(each.address, each.port) for each in opened} == {(address, store.port)}

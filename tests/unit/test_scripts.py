@@ -176,3 +176,26 @@ def test_what_failed_runs_once_more_alone(tmp_path: Path, files: Any, arguments:
     assert len(lines) == passed_alone, lines
     if lines:
         assert 'leg main: tests/test_second.py::test_passes_the_second_time[a b::c]' in lines
+
+
+@pytest.mark.parametrize('given', [{}, {'MAPSAGE_SECRET': 'of the user ' * 4},
+                                   {'MAPSAGE_SECRET_FILE': '/home/me/secret'}])
+def test_the_tasks_of_slurm_share_a_secret(given: Any, run: Any, tmp_path: Path) -> None:
+    srun = tmp_path / 'srun'
+    # what a task of the job would see
+    srun.write_text('#!/bin/sh\nsh -c \'echo "<$MAPSAGE_SECRET> <$MAPSAGE_SECRET_FILE>"\'\n'
+                    'echo "argv $*"\n')
+    srun.chmod(0o755)
+    seen = set()
+    for _ in range(2):
+        status, output = run(ROOT / 'scripts' / 'slurm_train.sh', 'a.py', SLURM_JOB_ID='7',
+                             SLURM_SUBMIT_DIR=str(ROOT), **given)
+        assert status == 0, output
+        secret, file = re.search('<(.*)> <(.*)>', output).groups()
+        assert file == given.get('MAPSAGE_SECRET_FILE', '')
+        if given:
+            assert secret == given.get('MAPSAGE_SECRET', '')
+        else:
+            assert re.match('[0-9a-f]{64}$', secret) and output.count(secret) == 1
+        seen.add(secret)
+    assert len(seen) == (1 if given else 2)

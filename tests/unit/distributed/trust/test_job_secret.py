@@ -14,6 +14,7 @@ from mapsage.distributed.trust.job_secret import (
     SECRET_FILE_VARIABLE,
     SECRET_VARIABLE,
     SecretError,
+    describe_secret,
     job_secret,
     new_secret,
 )
@@ -172,3 +173,16 @@ def test_many_processes_that_start_at_once_read_one_secret(home, tmp_path):
     assert [process.returncode for process in processes] == [0] * 12
     assert len(secrets) == 1
     assert [entry.name for entry in (home / '.config' / 'mapsage').iterdir()] == ['secret']
+
+
+def test_where_a_secret_is_said_to_be(home, tmp_path):
+    assert SECRET_VARIABLE in describe_secret({SECRET_VARIABLE: SECRET})
+    file = private_file(tmp_path / 'file', SECRET)
+    assert str(file) in describe_secret({SECRET_FILE_VARIABLE: str(file)})
+    text = describe_secret({'HOME': str(home)})
+    assert str(home / '.config' / 'mapsage' / 'secret') in text
+    assert f'set {SECRET_FILE_VARIABLE}' in text
+    secret = (home / '.config' / 'mapsage' / 'secret').read_text().strip()
+    assert secret not in text and SECRET not in text
+    with pytest.raises(SecretError):
+        describe_secret({SECRET_VARIABLE: 'short'})
