@@ -1,6 +1,6 @@
 """Backbones, decode heads, losses, segmentors and adapters, as MMEngine registry classes.
 
-Nothing here knows about ranks or devices: where a loss needs a sum over all ranks, the model
+Nothing here communicates with other ranks: where a loss needs a sum over all ranks, the model
 wrapper supplies it (mapsage/wrappers/batch_counts.py). Start with ``backbones/`` and ``losses/``;
 ``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters, ``semi_supervised/`` FixMatch.
 """

@@ -1,8 +1,8 @@
 """Checkpoints without the frozen weights of a pretrained backbone.
 
-With ``TrainedWeightsHook``, a checkpoint leaves out every weight that training cannot change and
-notes a hash of them. Loading restores them from ``backbone.init_cfg``, and the hash proves that
-they are the ones that the checkpoint was trained with; other weights are an error.
+With ``TrainedWeightsHook``, a checkpoint leaves out the backbone's frozen weights and stores their
+hash instead. Loading restores them from ``backbone.init_cfg``, and the hash proves that they are
+the weights that the checkpoint was trained with; other weights are an error.
 """
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def left_out_names(model: nn.Module) -> List[str]:
         raise FrozenWeightsError(
             f'TrainedWeightsHook leaves frozen weights out of checkpoints, but nothing in '
             f'model.backbone ({type(backbone).__name__}) is frozen. Set backbone.lora or '
-            f'backbone.frozen=True, or take the hook out of the config.')
+            f'backbone.frozen=True, or remove the hook from the config.')
     if pretrained_source(backbone) is None:
         raise FrozenWeightsError(
             f'TrainedWeightsHook leaves frozen weights out of checkpoints, but model.backbone '
             f'({type(backbone).__name__}) names no pretrained weights to restore them from. Set '
-            f"backbone.init_cfg=dict(type='Pretrained', checkpoint=...), or take the hook out of "
+            f"backbone.init_cfg=dict(type='Pretrained', checkpoint=...), or remove the hook from "
             f'the config.')
     constant |= {name for name, _ in backbone.named_buffers() if not _STATISTICS.search(name)}
     return [_PREFIX + name for name in backbone.state_dict() if name in constant]

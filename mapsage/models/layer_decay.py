@@ -45,7 +45,7 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         rate = self.paramwise_cfg.get('decay_rate')
         if set(self.paramwise_cfg) != {'decay_rate'} or not 0 < rate <= 1:
             raise ValueError(f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=...), '
-                             'above 0 and at most 1')
+                             'with a rate above 0 and at most 1')
         if self.base_lr is None:
             raise ValueError(f'optimizer={self.optimizer_cfg} has no lr to scale; set it')
 

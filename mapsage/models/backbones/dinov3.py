@@ -73,8 +73,8 @@ class DINOv3ViT(BaseModule):
             normalizes. Always None for bands other than red, green, blue.
         in_channels: Number of bands of the image.
         bands: Channels of red, green and blue, counted from 0, as ``dict(rgb=(2, 1, 0))``; None for
-            a color that the image lacks. By default the first three channels, if there are as
-            many. Pretrained kernels go to these channels, and the mean kernel to all others (see
+            a color that the image lacks. By default, the first three channels if there are at least
+            three. Pretrained kernels go to these channels, and the mean kernel to all others (see
             :func:`adapt_bands`).
         lora: Settings of low-rank adapters, as ``dict(rank=16, targets=('q', 'v'))``. Only the
             adapters are trained, whatever ``frozen`` says, and frozen stages get none. See
@@ -87,7 +87,7 @@ class DINOv3ViT(BaseModule):
 
     # Methods that compile=dict(backbone=True) compiles. forward() is not one of them, because its
     # range check reads pixel values on the host, which would break the graph.
-    compiled_methods = ('maps_of', )
+    compiled_methods = ('compute_maps', )
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
@@ -123,8 +123,9 @@ class DINOv3ViT(BaseModule):
         if in_channels != len(RGB) or self.rgb != RGB:
             if normalization in NORMALIZATION:
                 raise ValueError(f'normalization={normalization!r} is for the bands red, green, '
-                                 f'blue, not for in_channels={in_channels}, bands={bands}; set it '
-                                 'to None and mean and std of the bands in BandDataPreProcessor')
+                                 f'blue, not for in_channels={in_channels}, bands={bands}; set '
+                                 "normalization=None, and give the bands' mean and std to "
+                                 'BandDataPreProcessor')
             self.normalization = None
         self.out_channels = (self.arch.embed_dims, ) * len(self.out_indices)
 
@@ -148,8 +149,8 @@ class DINOv3ViT(BaseModule):
         if self.lora is not None:
             # A recomputed block would draw another dropout mask than the forward pass.
             if with_cp and self.lora.dropout:
-                raise LoRAError(f'lora.dropout={self.lora.dropout} with with_cp=True: set one of '
-                                'them to 0 and False')
+                raise LoRAError(f'lora.dropout={self.lora.dropout} with with_cp=True: set '
+                                'lora.dropout=0 or with_cp=False')
             add_lora(self, self.lora, skip=list(self.blocks)[:max(self.frozen_stages, 0)])
         self._freeze()
 
@@ -170,9 +171,9 @@ class DINOv3ViT(BaseModule):
                 normalized. Values above 255 or within 0..1 are logged.
         """
         self._check_input(x)
-        return self.maps_of(x)
+        return self.compute_maps(x)
 
-    def maps_of(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    def compute_maps(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Compute the output of :meth:`forward` without the range check of the pixel values."""
         tokens, (rows, columns) = self._embed_grid(x)
         sine, cosine = self.rope(rows, columns)
@@ -256,8 +257,8 @@ class DINOv3ViT(BaseModule):
         if height % PATCH_SIZE or width % PATCH_SIZE:
             raise BackboneInputError(
                 f'input of {height} x {width} pixels (H x W), expected multiples of {PATCH_SIZE}; '
-                f'choose such a crop size or --window, or pad by size_divisor={PATCH_SIZE} in the '
-                f'data preprocessor')
+                f'choose a crop size or --window that fits, or pad with size_divisor={PATCH_SIZE} '
+                f'in the data preprocessor')
         return height // PATCH_SIZE, width // PATCH_SIZE
 
     def _check_input(self, x: torch.Tensor) -> None:
@@ -308,8 +309,8 @@ class DINOv3ViT(BaseModule):
                      for statistic in (self.pixel_mean, self.pixel_std))
         where = 'expected of the data preprocessor' if self.normalization is None else 'done here'
         print_log(f'DINOv3ViT: {file_format} weights of {path} for arch='
-                  f'{weights.describe(self.arch)}{absent}. Normalization {kind or "of"} ({reason})'
-                  f': mean {mean}, std {std} in 0..255, {where}', logger='current')
+                  f'{weights.describe(self.arch)}{absent}. Normalization {kind or "statistics"} '
+                  f'({reason}): mean {mean}, std {std} in 0..255, {where}', logger='current')
 
     def _set_pixels(self, kind: str) -> None:
         mean, std = NORMALIZATION[kind]

@@ -58,8 +58,8 @@ class DINOv3ConvNeXt(BaseModule):
         frozen: Whether to keep the whole backbone in ``eval()`` mode and without gradients.
         in_channels: Number of bands of the image.
         bands: Channels of red, green and blue, counted from 0, as ``dict(rgb=(2, 1, 0))``; None for
-            a color that the image lacks. By default the first three channels, if there are as
-            many. Pretrained kernels go to these channels, and the mean kernel to all others (see
+            a color that the image lacks. By default, the first three channels if there are at least
+            three. Pretrained kernels go to these channels, and the mean kernel to all others (see
             :func:`adapt_bands`).
         lora: Setting of :class:`DINOv3ViT`; any value except None is an error here.
         init_cfg: Config of the weights, as described above.
@@ -70,7 +70,7 @@ class DINOv3ConvNeXt(BaseModule):
     """
 
     # As in DINOv3ViT: forward() reads pixel values on the host, which would break the graph.
-    compiled_methods = ('maps_of', )
+    compiled_methods = ('compute_maps', )
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 
@@ -133,9 +133,9 @@ class DINOv3ConvNeXt(BaseModule):
         """
         if self._normalizes:
             self._check_pixels(x)
-        return self.maps_of(x)
+        return self.compute_maps(x)
 
-    def maps_of(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    def compute_maps(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Compute the output of :meth:`forward` without the range check of the pixel values."""
         if self._normalizes:
             x = (x - self.pixel_mean) / self.pixel_std
@@ -177,7 +177,7 @@ class DINOv3ConvNeXt(BaseModule):
         unfit = [key for key in target
                  if key not in state or state[key].shape != target[key].shape]
         if problems or unfit or len(state) != len(target):
-            raise WeightsError(f'{path} does not fit: {problems or ""} of another shape or missing '
+            raise WeightsError(f'{path} does not fit: {problems or ""} missing or of another shape '
                                f'{unfit[:5]}; its config has hidden_sizes='
                                f'{loaded.config.hidden_sizes}, depths={loaded.config.depths}, '
                                f'expected {self.model.config.hidden_sizes}, '

@@ -278,11 +278,11 @@ def training_data(path: str, state: State, arch: Arch) -> Tuple[Optional[str], s
         local = any(key.startswith('local_cls_norm.') for key in state)
         return ('sat493m' if local else 'web',
                 f'the file has {"a" if local else "no"} local_cls_norm')
-    for part in reversed(re.split(r'[/\\]', path)):
-        if 'sat493m' in part:
-            return 'sat493m', f'the name {part!r}'
-        if 'lvd1689m' in part:
-            return 'web', f'the name {part!r}'
+    for name in reversed(re.split(r'[/\\]', path)):
+        if 'sat493m' in name:
+            return 'sat493m', f'the name {name!r}'
+        if 'lvd1689m' in name:
+            return 'web', f'the name {name!r}'
     if arch in [ARCHS[name] for name in ('small', 'small+', 'base', 'huge+')]:
         return 'web', f'satellite weights exist for large and 7B only, this is {describe(arch)}'
     return None, f'neither its keys nor {path!r} tell'

@@ -56,8 +56,8 @@ class EfficientNetLite(BaseModule):
             from 0 at the first block.
         in_channels: Number of bands of the image.
         bands: Channels of red, green and blue, counted from 0, as ``dict(rgb=(2, 1, 0))``; None for
-            a color that the image lacks. By default the first three channels, if there are as
-            many. Pretrained kernels go to these channels, and the mean kernel to all others (see
+            a color that the image lacks. By default, the first three channels if there are at least
+            three. Pretrained kernels go to these channels, and the mean kernel to all others (see
             :func:`adapt_bands`).
         init_cfg: Config of the weights, as described above.
 

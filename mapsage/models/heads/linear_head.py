@@ -1,7 +1,6 @@
 """A linear decode head, the usual one for evaluating frozen features.
 
-Its norm makes one learning rate suit backbones with features of very different scale. For a trained
-backbone or a better map, use a larger head.
+Its norm makes one learning rate suit backbones with features of very different scale.
 
 Shapes: N images, C channels of the concatenated features, H x W cells of the feature map.
 """

@@ -2,7 +2,7 @@
 
 :func:`add_lora` changes a backbone in place, so the names in its state dict stay valid and
 pretrained weights load as before; :func:`merge_lora` undoes it for the export. ``adapted.py`` has
-the layers, ``inject.py`` chooses which layers become such.
+the layers, ``inject.py`` chooses which layers to adapt.
 """
 from .adapted import is_adapter
 from .backbone import build_lora_backbone

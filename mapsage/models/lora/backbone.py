@@ -33,7 +33,7 @@ def build_lora_backbone(of: Any, lora: Dict[str, Any], **settings: Any) -> nn.Mo
     """
     if of == 'DINOv3ViT':
         raise LoRAError("LoRABackbone(of='DINOv3ViT'): DINOv3ViT accepts lora itself. Set "
-                        "type='DINOv3ViT' and leave of out")
+                        "type='DINOv3ViT' and remove 'of'")
     backbone = MODELS.build(dict(settings, type=of))
     add_lora(backbone, lora)
     return backbone

@@ -1,7 +1,7 @@
 """Gives adapters to the layers of a backbone that ``lora.targets`` names.
 
-Layers are recognized by their names and types, not by the class of the backbone, so any vision
-transformer works. Some attentions read the weight of a layer instead of calling it, and an adapter
+Layers are recognized by their names and types, not by the class of the backbone, so backbones of
+any package work. Some attentions read the weight of a layer instead of calling it, and an adapter
 there would have no effect; the first forward pass checks for that.
 """
 from __future__ import annotations

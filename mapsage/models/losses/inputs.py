@@ -1,7 +1,7 @@
 """Inputs of the losses that average over classes: argument checks, and labels as one-hot masks.
 
-Shapes: N images, C classes, H x W pixels. A head with one output channel has two classes; its
-logits are those of class 1, and class 0 gets the logit 0.
+Shapes: N images, C classes, H x W pixels. A head with one output channel has two classes: it
+predicts the logit of class 1, and class 0 gets the logit 0.
 """
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class EoMT(EncoderDecoder):
         extra = [name for name in ('neck', 'auxiliary_head') if kwargs.get(name) is not None]
         if extra:
             raise ValueError(f'EoMT with {extra}: the queries read the tokens of the backbone, and '
-                             'there are no other features. Take it out')
+                             'there are no other features. Remove it from the config')
         super().__init__(backbone, decode_head, **kwargs)
         _check_fit(self.backbone, self.decode_head)
 

@@ -130,6 +130,7 @@ class QueryHead(BaseDecodeHead):
                      ) -> Dict[str, torch.Tensor]:
         """Return the losses of all predictions, including the ones before the last."""
         labels = self._stack_batch_gt(batch_data_samples).squeeze(1)
+        # The ignored label may be a valid class index, such as 0.
         labels = labels.masked_fill(labels == self.ignore_index, -1)
         names = [str(sample.metainfo.get('img_path', '')) for sample in batch_data_samples]
         return self.loss_decode(seg_logits, labels, names)

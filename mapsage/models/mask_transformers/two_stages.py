@@ -48,7 +48,7 @@ class TwoStageConstructor(DefaultOptimWrapperConstructor):
         if not {'decay_rate'} <= set(self.paramwise_cfg) <= {'decay_rate', 'decay_joint_blocks'} \
                 or not 0 < rate <= 1:
             raise ValueError(f'paramwise_cfg={self.paramwise_cfg} must be dict(decay_rate=..., '
-                             'decay_joint_blocks=True or False), the rate above 0 and at most 1')
+                             'decay_joint_blocks=True or False), with a rate above 0 and at most 1')
         if self.base_lr is None:
             raise ValueError(f'optimizer={self.optimizer_cfg} has no lr to scale; set it')
 

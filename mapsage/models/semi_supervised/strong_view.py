@@ -31,7 +31,7 @@ class StrongView:
         brightness: Largest deviation of the brightness factor from 1.
         contrast: Largest deviation from 1 of the factor on differences from the mean.
         saturation: Largest deviation from 1 of the factor on differences from gray.
-        hue: Largest rotation around the gray axis, in turns.
+        hue: Largest rotation around the gray axis, as a fraction of a full turn.
         jitter: Probability that the colors of an image change.
         gray: Probability that an image becomes gray.
         blur: Probability that an image is blurred, with a standard deviation of 0.1 to 2 pixels.
@@ -112,7 +112,7 @@ def _color_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor
 
     Args:
         saturation: Factor on the distance from the gray axis, float (N,).
-        turns: Rotation in turns, float (N,).
+        turns: Rotation as a fraction of a full turn, float (N,).
 
     Returns:
         Float (N, 3, 3).

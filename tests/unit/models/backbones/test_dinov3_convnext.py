@@ -71,7 +71,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         DINOv3ConvNeXt(ARCH, out_indices=(4, ))
 
 
-def test_maps_of_lower_stages_leave_no_parameter_of_the_norm(tmp_path: Path) -> None:
+def test_compute_maps_lower_stages_leave_no_parameter_of_the_norm(tmp_path: Path) -> None:
     saved(tmp_path)
     model = loaded(tmp_path, out_indices=(0, 2))
     assert not [name for name, _ in model.named_parameters() if 'layer_norm' in name.split('.')[1]]
