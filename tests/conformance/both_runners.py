@@ -92,13 +92,28 @@ def run(sides: str, changes: Dict[str, Any], stages: Sequence[Stage], data: Path
         folder: Folder in which ``run`` becomes the work_dir.
         preview: Whether MapSage draws its preview.
     """
+    work_dir = folder / 'run'
+    configs = [(placed(changed(tiny_host_config(), {**changes, **more}), data=data,
+                       work_dir=work_dir), methods) for more, methods in stages]
+    return run_configs(sides, configs, folder, preview)
+
+
+def run_configs(sides: str, configs: Sequence[Tuple[Dict[str, Any], str]], folder: Path,
+                preview: bool = False) -> Ending:
+    """Build Runners of configs one after the other in one work_dir, and call them.
+
+    Args:
+        sides: As of :func:`run`.
+        configs: For each Runner its config, and its methods to call.
+        folder: As of :func:`run`.
+        preview: As of :func:`run`.
+    """
     ending = Ending()
     work_dir = folder / 'run'
     RecordHook.calls = ending.calls
-    for (more, methods), side in zip(stages, itertools.cycle(sides.split(','))):
-        config = placed(changed(tiny_host_config(), {**changes, **more}),
-                        data=data, work_dir=work_dir)
-        config.update(work_dir=str(work_dir), experiment_name=f'conformance_{next(_run_numbers)}')
+    for (config, methods), side in zip(configs, itertools.cycle(sides.split(','))):
+        config = dict(config, work_dir=str(work_dir),
+                      experiment_name=f'conformance_{next(_run_numbers)}')
         with _clean_process(), _as_in(side):
             try:
                 runner = RUNNERS[side].from_cfg(Config(config, format_python_code=False))
