@@ -5,6 +5,7 @@ Only samples that move are sent. `plan.py` decides which ones, `packing.py` turn
 from __future__ import annotations
 
 import copy
+import os
 import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mapsage.distributed import Channel, open_channel, raise_together
+from mapsage.distributed.trust.job_secret import job_secret
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.errors import UserError
 
@@ -188,7 +190,8 @@ def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes) -> Any:
         routes.check(samples)
         outgoing = [[routes.source_of(samples, move) for move in routes.sent_to(process)]
                     for process in range(world)]
-        parcels = [pack_samples(sent) if sent else Parcel(b'', []) for sent in outgoing]
+        secret = job_secret(os.environ)
+        parcels = [pack_samples(sent, secret) if sent else Parcel(b'', []) for sent in outgoing]
         kinds = _kinds(samples)
         # A rank whose dataset mixes several kinds is not compared.
         keys = zlib.crc32(kinds[0].encode()) if len(kinds) == 1 else 0
@@ -216,7 +219,8 @@ def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequen
     for process, letter in enumerate(letters):
         moves = routes.got_from(process)
         if moves:
-            for move, sample in zip(moves, unpack_samples(buffer, offset, letter.header_bytes)):
+            arrivals = unpack_samples(buffer, offset, letter.header_bytes, job_secret(os.environ))
+            for move, sample in zip(moves, arrivals):
                 batches[move.destination_rank - first][move.destination_index] = \
                     sample if place is None else place(sample)
         offset += letter.header_bytes + letter.payload_bytes

@@ -1,6 +1,7 @@
 """Turn samples into bytes: tensors and arrays into one buffer, everything else into a header.
 
-The header is pickle. It travels between ranks of one job only, and must never be read from a file.
+The header is pickle, which runs code when it is read. So it is sealed with the secret of the job,
+and must never be read from a file.
 """
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from mapsage.distributed.trust.sealed import seal, unseal
+
+_PURPOSE = 'samples'  # of the seal
+
 Array = Union[torch.Tensor, np.ndarray]
 
 
@@ -20,8 +25,8 @@ class Parcel(NamedTuple):
     """Samples that are ready to be sent.
 
     Attributes:
-        header: Bytes with the structure and metadata of the samples, and with dtype and shape of
-            every array.
+        header: Sealed bytes with the structure and metadata of the samples, and with dtype and
+            shape of every array.
         arrays: Arrays in their order in the payload, contiguous and in host memory.
     """
 
@@ -34,12 +39,16 @@ class Parcel(NamedTuple):
         return sum(_size(array) for array in self.arrays)
 
 
-def pack_samples(samples: Sequence[Any]) -> Parcel:
+def pack_samples(samples: Sequence[Any], secret: bytes) -> Parcel:
     """Separate samples, nested containers and objects of any class, into arrays and metadata.
 
     Tensors and numeric NumPy arrays go into the payload; the rest is pickled, as small metadata.
     An array that occurs twice is sent once. Tensors are detached and copied to host memory; they
     keep their class, such as ``Parameter``, and their attributes.
+
+    Args:
+        samples: Samples to send.
+        secret: Secret of the job, which seals the header.
 
     Raises:
         TypeError: For a sparse or quantized tensor.
@@ -48,8 +57,8 @@ def pack_samples(samples: Sequence[Any]) -> Parcel:
     pickler = _Pickler(stream, pickle.HIGHEST_PROTOCOL)
     pickler.dump(list(samples))
     table = [_describe(array) for array in pickler.arrays]
-    return Parcel(pickle.dumps((table, stream.getvalue()), pickle.HIGHEST_PROTOCOL),
-                  pickler.arrays)
+    header = pickle.dumps((table, stream.getvalue()), pickle.HIGHEST_PROTOCOL)
+    return Parcel(seal(header, secret, _PURPOSE), pickler.arrays)
 
 
 def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
@@ -65,13 +74,17 @@ def write_parcel(parcel: Parcel, buffer: torch.Tensor, offset: int) -> int:
     return offset
 
 
-def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int) -> List[Any]:
+def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int,
+                   secret: bytes) -> List[Any]:
     """Return the samples that lie in a uint8 buffer from ``offset`` on.
 
-    Their arrays are copied out of the buffer. The header is pickle and comes from a rank of the
-    same job; it must never be read from another source.
+    Their arrays are copied out of the buffer.
+
+    Raises:
+        BrokenSealError: If the header does not come from a rank of this job.
     """
-    table, stream = pickle.loads(ctypes.string_at(buffer.data_ptr() + offset, header_bytes))
+    header = unseal(ctypes.string_at(buffer.data_ptr() + offset, header_bytes), secret, _PURPOSE)
+    table, stream = pickle.loads(header)
     offset += header_bytes
     arrays = []
     for kind, dtype, shape in table:

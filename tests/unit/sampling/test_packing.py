@@ -1,6 +1,8 @@
 """Samples as bytes and back: dtype, shape, metadata and structure intact."""
 from __future__ import annotations
 
+import os
+import pickle
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import pytest
 import torch
 from mmseg.structures import SegDataSample
 
+from mapsage.distributed.trust.sealed import BrokenSealError, seal
 from mapsage.sampling.packing import pack_samples, unpack_samples, write_parcel
 
 Pair = namedtuple('Pair', 'first second')
+SECRET = b's' * 32
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
           torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64]
@@ -20,10 +24,10 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 def there_and_back(samples: list, offset: int = 3) -> list:
     """Pack and unpack, through a buffer in which nothing is aligned."""
-    parcel = pack_samples(samples)
+    parcel = pack_samples(samples, SECRET)
     buffer = torch.zeros(offset + len(parcel.header) + parcel.payload_bytes, dtype=torch.uint8)
     assert write_parcel(parcel, buffer, offset) == len(buffer)
-    return unpack_samples(buffer, offset, len(parcel.header))
+    return unpack_samples(buffer, offset, len(parcel.header), SECRET)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -88,7 +92,7 @@ def test_data_elements_of_the_host_need_no_adapter() -> None:
 def test_no_array_is_in_the_header_and_what_is_twice_travels_once() -> None:
     tensor = torch.rand(256, 256)
     sample = dict(a=tensor, b=np.zeros(1000), c=tensor)
-    parcel = pack_samples([sample, sample])
+    parcel = pack_samples([sample, sample], SECRET)
     assert parcel.payload_bytes == 256 * 256 * 4 + 8000
     assert len(parcel.header) < 500
     back = there_and_back([sample, sample])
@@ -115,9 +119,9 @@ def test_tensors_made_while_packing_are_not_taken_for_each_other() -> None:
 
 def test_what_cannot_travel_is_refused() -> None:
     with pytest.raises(TypeError, match='sparse.*to_dense'):
-        pack_samples([torch.eye(3).to_sparse()])
+        pack_samples([torch.eye(3).to_sparse()], SECRET)
     with pytest.raises(TypeError, match='quint8.*dequantize'):
-        pack_samples([torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)])
+        pack_samples([torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)], SECRET)
 
 
 class Height(torch.Tensor):
@@ -170,14 +174,14 @@ def test_classes_and_attributes_of_tensors_stay() -> None:
 
 def test_a_tensor_of_a_subclass_that_occurs_twice_is_sent_once() -> None:
     height = torch.rand(100, 100).as_subclass(Height)
-    assert pack_samples([height, height, dict(x=height)]).payload_bytes == 40000
+    assert pack_samples([height, height, dict(x=height)], SECRET).payload_bytes == 40000
     first, second, third = there_and_back([height, height, dict(x=height)])
     assert first is second is third['x']
 
 
 def test_a_view_of_a_subclass_sends_what_it_shows() -> None:
     wide = torch.rand(1000, 1000).as_subclass(Height)
-    parcel = pack_samples([wide[:2, :3]])
+    parcel = pack_samples([wide[:2, :3]], SECRET)
     assert parcel.payload_bytes == 24 and len(parcel.header) < 1000
 
 
@@ -187,3 +191,37 @@ def test_a_class_that_computes_by_itself_is_pickled_by_itself() -> None:
     [back] = there_and_back([Doubled(torch.arange(3.))])
     assert type(back) is Doubled and torch.equal(back + 0, torch.arange(3.) * 2)
 
+
+
+class Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.mark.parametrize('secret', [None, b'of another job' * 3])
+def test_a_header_without_the_seal_of_the_job_is_never_unpickled(
+        secret: Any, tmp_path: Path) -> None:
+    header = pickle.dumps(([], pickle.dumps([Attack(tmp_path / 'ran')])))
+    header = bytes(32) + header if secret is None else seal(header, secret, 'samples')
+    buffer = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    with pytest.raises(BrokenSealError, match='same MAPSAGE_SECRET'):
+        unpack_samples(buffer, 0, len(header), SECRET)
+    assert not (tmp_path / 'ran').exists()
+    # the attack works where the seal is right
+    header = seal(pickle.dumps(([], pickle.dumps([Attack(tmp_path / 'ran')]))), SECRET, 'samples')
+    unpack_samples(torch.frombuffer(bytearray(header), dtype=torch.uint8), 0, len(header), SECRET)
+    assert (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize('place', [0, 31, 32, -1])
+def test_one_changed_bit_of_a_header_is_noticed(place: int) -> None:
+    parcel = pack_samples([dict(index=1)], SECRET)
+    header = bytearray(parcel.header)
+    header[place] ^= 1
+    with pytest.raises(BrokenSealError):
+        unpack_samples(torch.frombuffer(header, dtype=torch.uint8), 0, len(header), SECRET)
