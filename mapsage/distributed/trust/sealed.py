@@ -1,8 +1,8 @@
 """Bytes with an HMAC of the job's secret, for data that must not be read from a stranger.
 
 The handshake proves who is at the other end of a connection, but later bytes are not
-authenticated. Pickle runs code, so pickled bytes that travel between ranks are sealed, and a seal is
-checked before they are read.
+authenticated. Pickle runs code, so pickled bytes that travel between ranks are sealed, and a seal
+is checked before they are read.
 """
 from __future__ import annotations
 
