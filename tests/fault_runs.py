@@ -218,7 +218,7 @@ def named_culprits(error: str) -> Set[int]:
     """Return the ranks that the launcher's last error names as the cause."""
     heading = error.strip().split('\n')[0]
     match = re.match(r'error: rank (\d+) failed first', heading) or re.match(
-        r'error: rank\(s\) \[([\d, ]+)\] (?:was|were) waited for in vain', heading)
+        r'error: rank\(s\) \[([\d, ]+)\] (?:was waited|were waited|aborted)', heading)
     if match:
         return {int(rank) for rank in match.group(1).split(',')}
     if 'RankLostError: ' in error:  # which says that it does not know

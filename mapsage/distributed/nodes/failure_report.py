@@ -90,11 +90,9 @@ def _report_status(failed: Any, stuck: Sequence[int], notes: Sequence[Note]) -> 
               and not (failure.exitcode == -signal.SIGABRT and has_waited(rank))]
     aborted = [rank for rank in killed if failures[rank].exitcode == -signal.SIGABRT]
     alive = sorted(rank for rank, failure in failures.items() if failure.exitcode in _BY_LAUNCHER)
-    if len(aborted) > 1 and aborted == killed and alive:
-        return (f'{_lost(alive)}, rank(s) {sorted(aborted)} report:\nkilled by SIGABRT, as the '
-                f'watchdog of a communication backend (NCCL, ECCL) does with a rank that has '
-                f'waited for another one longer than env_cfg.dist_cfg.timeout. What they printed '
-                f'is above.')
+    if aborted and aborted == killed and alive:  # nothing says which of them is the cause
+        return (f'rank(s) {sorted(aborted)} aborted while rank(s) {alive} still ran:\n'
+                f'{_describe_status(failures[aborted[0]])}')
     if not killed and notes:
         return None
     rank = killed[0] if killed else failed.get_first_failure()[0]

@@ -47,7 +47,7 @@ def test_notes_that_are_cut_or_gone(tmp_path: Path) -> None:
     (dict(rank0=-signal.SIGABRT, rank1=-signal.SIGKILL), {'100-0': 'waited for rank 1'},
      'rank 1 failed first:\nkilled by SIGKILL'),
     (dict(rank0=-signal.SIGABRT, rank1=-signal.SIGUSR2), {},
-     'rank 0 failed first:\nkilled by SIGABRT. Native code gave up'),
+     'rank(s) [0] aborted while rank(s) [1] still ran:\nkilled by SIGABRT. Native code gave up'),
 ])
 def test_first_failure(exit_codes: dict, notes: dict, expected: str, tmp_path: Path) -> None:
     for name, message in notes.items():
@@ -96,14 +96,14 @@ def test_the_heading_blames_whom_the_notes_blame(notes: dict, expected: str, rep
 
 
 @pytest.mark.parametrize('hangs, ranks', [(0, 3), (1, 3), (2, 3), (4, 5)])
-def test_innocents_that_abort_without_a_word_do_not_head_the_report(hangs: int, ranks: int,
-                                                                    tmp_path: Path) -> None:
+def test_ranks_that_abort_without_a_word_are_not_said_to_be_the_cause(hangs: int, ranks: int,
+                                                                      tmp_path: Path) -> None:
     codes = {f'rank{rank}': -signal.SIGUSR2 if rank == hangs else -signal.SIGABRT
              for rank in range(ranks)}
     text = describe_failure(failed(**codes), tmp_path)
     innocents = sorted(set(range(ranks)) - {hangs})
-    assert text.startswith(f'\nerror: rank(s) [{hangs}] was waited for in vain, rank(s) '
-                           f'{innocents} report:\nkilled by SIGABRT')
+    assert text.startswith(f'\nerror: rank(s) {innocents} aborted while rank(s) [{hangs}] still '
+                           f'ran:\nkilled by SIGABRT')
 
 
 def test_innocents_that_abort_say_before_whom_they_waited_for(tmp_path: Path) -> None:
