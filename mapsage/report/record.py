@@ -17,6 +17,8 @@ from mapsage.errors import UserError
 from mapsage.json_text import parse_json
 
 RECORD = 'run.json'
+# How Python's parser refuses deeply nested text.
+_TOO_DEEP = RecursionError, MemoryError
 
 
 class ReportError(UserError, ValueError):
@@ -104,14 +106,14 @@ def config_of_file(path: Path) -> Dict[str, str]:
     try:
         source = path.read_text(encoding='utf-8', errors='surrogateescape')
         statements = ast.parse(source.encode('utf-8', 'replace')).body
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, *_TOO_DEEP):
         return {}
     values: Dict[str, Any] = {}
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             try:
                 value = _literal(statement.value)
-            except ValueError:
+            except (ValueError, TypeError, *_TOO_DEEP):
                 segment = ast.get_source_segment(source, statement.value) or ''
                 value = ' '.join(segment.split())
             values[statement.targets[0].id] = value

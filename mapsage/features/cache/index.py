@@ -23,6 +23,7 @@ from .shards import (
 
 VERSION = 2
 INDEX = 'index.json'
+_MOST_VIEWS = 10000  # of a sample; a larger number is none that anybody computes
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,13 @@ def read_index(folder: Path) -> Optional[CacheIndex]:
         version = content['version']
         if version == VERSION:
             keys = dict(content['keys'], samples=tuple(content['keys']['samples']))
-            return CacheIndex(CacheKeys(**keys), content['views'], content['seed'],
-                              content['made_with'],
-                              [ShardEntry.of_json(entry) for entry in content['shards']])
+            views, items = content['views'], len(keys['samples']) * content['views']
+            check_views(views, 'views')
+            if views > _MOST_VIEWS or not all(isinstance(text, str) for text in [
+                    keys['weights'], keys['transforms'], *keys['samples']]):
+                raise ValueError(f'views {views}, or keys that are no texts')
+            return CacheIndex(CacheKeys(**keys), views, content['seed'], content['made_with'],
+                              [ShardEntry.of_json(entry, items) for entry in content['shards']])
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -81,8 +82,20 @@ class ShardEntry:
     items: List[int]
 
     @classmethod
-    def of_json(cls, entry: Dict[str, Any]) -> ShardEntry:
-        """Return the entry that :meth:`to_json` wrote."""
+    def of_json(cls, entry: Dict[str, Any], items: int) -> ShardEntry:
+        """Return the entry that :meth:`to_json` wrote, of a cache of a number of items.
+
+        Raises:
+            ValueError: If it is no such entry.
+        """
+        ends = [end for start, stop in entry['items'] for end in (start, stop)]
+        whole = [entry['bytes'], entry['header'], *ends]
+        # Two numbers of a range would otherwise become a list of any length.
+        if not all(type(number) is int for number in whole) or ends != sorted(ends) \
+                or ends and not 0 <= ends[0] <= ends[-1] <= items:
+            raise ValueError(f'{str(entry)[:200]} is no shard of {items} items')
+        if os.path.basename(entry['file']) != entry['file']:
+            raise ValueError(f'{entry["file"]!r} is no name of a file')
         return cls(entry['file'], entry['bytes'], entry['header'],
                    [item for start, stop in entry['items'] for item in range(start, stop)])
 
@@ -175,7 +188,7 @@ class Shard:
             raise CacheError(f'{path} cannot be read: {error}.') from error
         try:
             self._parse(header, 8 + length, size)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DamagedShardError(f'{path} is damaged: {error!r}. Delete it. {_AGAIN}') from error
         self.entry = ShardEntry(path.name, size, zlib.crc32(header), sorted(self._positions))
         # torch's mapping leaves no file descriptor open; a private one cannot change the file.

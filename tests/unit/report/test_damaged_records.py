@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 from typing import Any, Dict
 
-from fuzzing import documents
-from hypothesis import HealthCheck, given, settings
+from fuzzing import damaged, documents
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from mapsage.report import ReportError, compare_runs, write_report
+from mapsage.report.old_log import read_log
 from mapsage.report.pictures import find_maps
+from mapsage.report.record import config_of_file
 
 RECORD: Dict[str, Any] = dict(
     kind='train', started=1e9, ended=1e9 + 5, written=1e9 + 5, status='finished', begin_iter=0,
@@ -62,3 +65,39 @@ def test_any_report_of_a_map_in_a_work_dir(tmp_path_factory: Any, content: bytes
     (folder / 'map/a.json').write_bytes(content)
     for picture in find_maps(folder):
         assert picture.preview.parent == folder / 'map'
+
+
+CONFIG = b'a = dict(b=[dict(c=1), (1, 2)], d={"e": None})\nx = [1,\n  -2.5]\nf = g(h)\n'
+
+
+@given(st.one_of(st.binary(max_size=60), damaged(CONFIG), st.text().map(str.encode)))
+@example(b'a = ' + b'[' * 5000 + b']' * 5000)
+@example(b'a = ' + b'(' * 50000)
+@example(b'a = ' + b'-' * 100000 + b'1')
+@example(b'a = {[]: 1}')
+@example(b'a = dict(b={{}: 1})')
+@example(b'a = ' + b'9' * 5000)
+@example(b'a = "\\ud800"')
+def test_any_config(tmp_path_factory: Any, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / 'config.py'
+    path.write_bytes(content)
+    values = config_of_file(path)
+    assert all(isinstance(text, str) for pair in values.items() for text in pair)
+
+
+LINES = b'''2026/11/01 10:10:10 - mmengine - INFO - Iter(train) [  10/20]  lr: 1.0e-02  loss: 0.5
+2026/11/01 10:10:11 - mmengine - INFO - Iter(val) [2/2]    aAcc: 90.0  mIoU: 50.0
++-------+-------+
+| Class |  IoU  |
++-------+-------+
+|   a   |  50.0 |
++-------+-------+
+'''
+
+
+@given(st.one_of(st.binary(max_size=60), damaged(LINES)))
+def test_any_log(tmp_path_factory: Any, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / '20261101_101010'
+    folder.mkdir(exist_ok=True)
+    (folder / '20261101_101010.log').write_bytes(content)
+    assert read_log(folder).begin >= 0
