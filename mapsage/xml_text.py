@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import re
 
-# Characters that XML 1.0 has no place for, not even escaped.
-_NOT_XML = re.compile('[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
+# Characters that XML 1.0 has no place for, not even escaped; and the carriage return, which readers
+# take for an end of line unless a writer escapes it (ElementTree does so from Python 3.9 on).
+_NOT_XML = re.compile('[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
 
 
 def xml_text(value: object) -> str:
