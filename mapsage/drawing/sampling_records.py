@@ -237,8 +237,8 @@ def read_tiles(path: Union[str, Path]) -> Optional[SampleTiles]:
         classes = tuple(str(name) for name in arrays['classes'])
         return SampleTiles(_block(arrays, 'kept'), _block(arrays, 'dropped'),
                            tiles.class_palette(len(classes), arrays['palette']), classes)
-    # A damaged file raises classes of zipfile, zlib, ast or NumPy.
     except Exception as error:
+        # A damaged file raises classes of zipfile, zlib, ast or NumPy.
         reason = f'no {error}' if isinstance(error, KeyError) else error or type(error).__name__
         raise SamplingPlotError(f'{path} cannot be read ({reason}), expected the tiles that '
                                 'DynamicSamplingHook writes; remove the file to plot without '

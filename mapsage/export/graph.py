@@ -76,8 +76,8 @@ def trace(module: ImageToScores, target: Target, opset: int,
         traced = traced_bytes(module, example, opset, batch is None, [OUTPUT], constant_sides)
         try:
             model = fold(onnx.load_from_string(traced))
-        # ONNX Runtime raises classes that share no base class with each other.
         except Exception as error:
+            # ONNX Runtime raises classes that share no base class with each other.
             if batch is None and constant_sides:
                 continue
             raise ExportError(f'ONNX Runtime cannot read what PyTorch {torch.__version__} wrote: '
@@ -129,8 +129,8 @@ def traced_bytes(module: nn.Module, example: torch.Tensor, opset: int, any_batch
         try:
             torch.onnx.export(module, (example, ), file, opset_version=opset,
                               input_names=[INPUT], output_names=outputs, **options)
-        # PyTorch raises a dozen classes here; the message of all of them names the operation.
         except Exception as error:
+            # PyTorch raises a dozen classes here; the message of all of them names the operation.
             raise ExportError(f'PyTorch {torch.__version__} cannot write this model in opset '
                               f'{opset}: {_first_lines(error)}') from error
     return file.getvalue()
@@ -151,8 +151,8 @@ def _takes_any_batch(model: onnx.ModelProto, example: torch.Tensor) -> bool:
     try:
         single, batch = (session.run(None, {INPUT: images.numpy()})[0]
                          for images in (example[:1], example))
-    # ONNX Runtime raises classes that share no base class; a wrong shape is one of the reasons.
     except Exception:
+        # ONNX Runtime raises classes that share no base class; a wrong shape is one of the reasons.
         return False
     return single.shape == batch[:1].shape and np.allclose(
         single, batch[:1], atol=1e-4, equal_nan=True)

@@ -87,7 +87,7 @@ def take_tiles(dataset: Any, window: int, count: int) -> List[Tile]:
         item = dataset[number * len(dataset) // count]
         image = np.asarray(item['inputs'])
         labels: np.ndarray = np.full(image.shape[1:], _IGNORED, np.int64)
-        truth = getattr(item['data_samples'], 'gt_sem_seg', None)
+        truth = item['data_samples'].get('gt_sem_seg')
         if truth is not None:
             labels = _resize_nearest(np.asarray(truth.data).squeeze(0).astype(np.int64),
                                      image.shape[1:])
@@ -129,8 +129,8 @@ def prove(model: onnx.ModelProto, description: ExportedDescription,
         images = np.stack([tile.image for tile in [*batch, *batch[:1] * fill]])
         try:
             outputs = session.run(None, {INPUT: to_input(images, description.bands)})[0]
-        # ONNX Runtime raises classes that share no base class with each other.
         except Exception as error:
+            # ONNX Runtime raises classes that share no base class with each other.
             raise ExportError(f'ONNX Runtime cannot run the file: {str(error)[:400]}') from error
         for tile, scores in zip(batch, outputs):
             expected = reference(torch.from_numpy(np.ascontiguousarray(tile.image[None])))[0]
@@ -176,8 +176,8 @@ def differing_layer(module: nn.Module, opset: int, tile: Tile, bands: Bands) -> 
             probe(image)
         expected_outputs = dict(probe.outputs)
         file_outputs = open_session(traced).run(names, {INPUT: image.numpy()})
-    # The name of the layer is only a hint in an error message that is raised anyway.
     except Exception:
+        # The name of the layer is only a hint in an error message that is raised anyway.
         return None
     finally:
         probe.remove_hooks()

@@ -63,8 +63,8 @@ def quantize(model: onnx.ModelProto, tiles: Sequence[Tile], bands: Bands,
                 quant_format=quantization.QuantFormat.QDQ,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8)
-        # ONNX Runtime raises classes that share no base class with each other.
         except Exception as error:
+            # ONNX Runtime raises classes that share no base class with each other.
             raise ExportError(f'--int8: ONNX Runtime cannot quantize this model: '
                               f'{str(error)[:400]}') from error
         quantized = onnx.load(paths[2])

@@ -101,9 +101,9 @@ def guarded(make_section: Callable[[], str]) -> str:
     """Return a section of a page, or a note with the error if it cannot be made."""
     try:
         return make_section()
-    # For example a damaged file or a record of another version: the other sections are still
-    # useful, and the page names the error.
     except Exception as error:
+        # For example a damaged file or a record of another version: the other sections are still
+        # useful, and the page names the error.
         return (f'<section><p class="note">A part of the report could not be made: '
                 f'{text(type(error).__name__)}: {text(error)}</p></section>')
 
