@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mapsage.report import ReportError, compare_runs, write_report
-from mapsage.report.old_log import read_log
 from mapsage.report.pictures import find_maps
 from mapsage.report.record import config_of_file
 
@@ -84,20 +83,3 @@ def test_any_config(tmp_path_factory: Any, content: bytes) -> None:
     values = config_of_file(path)
     assert all(isinstance(text, str) for pair in values.items() for text in pair)
 
-
-LINES = b'''2026/11/01 10:10:10 - mmengine - INFO - Iter(train) [  10/20]  lr: 1.0e-02  loss: 0.5
-2026/11/01 10:10:11 - mmengine - INFO - Iter(val) [2/2]    aAcc: 90.0  mIoU: 50.0
-+-------+-------+
-| Class |  IoU  |
-+-------+-------+
-|   a   |  50.0 |
-+-------+-------+
-'''
-
-
-@given(st.one_of(st.binary(max_size=60), damaged(LINES)))
-def test_any_log(tmp_path_factory: Any, content: bytes) -> None:
-    folder = tmp_path_factory.getbasetemp() / '20261101_101010'
-    folder.mkdir(exist_ok=True)
-    (folder / '20261101_101010.log').write_bytes(content)
-    assert read_log(folder).begin >= 0
