@@ -1,6 +1,7 @@
 """Jobs of real processes that strangers connect with, and ranks that hold different secrets."""
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -21,17 +22,22 @@ from mmengine.config import Config
 from ranks import run_ranks
 from support import main_leg
 
-from mapsage.distributed import open_channel
+from mapsage.distributed import RankError, open_channel
 from mapsage.distributed.channels.group_channel import roll_call
 from mapsage.distributed.nodes import heartbeat
 from mapsage.distributed.nodes.heartbeat import WatchSockets, leave_heartbeat
+from mapsage.distributed.trust.sealed import BrokenSealError
 from mapsage.engine import nodes
 from mapsage.engine.checkpoints.neighbor import copies
 from mapsage.engine.checkpoints.neighbor.link import CopyReceiver
 from mapsage.engine.nodes import meet_nodes
 from mapsage.features.wire.link import LinkError
 from mapsage.features.wire.opening import open_links
+from mapsage.sampling import plan_exchange
+from mapsage.sampling.packing import pack_samples
 
+# The package has a function of this name.
+sampling_exchange: Any = importlib.import_module('mapsage.sampling.exchange')
 pytestmark = main_leg
 FILES = 256  # that a process may open
 CROWD = 600
@@ -93,6 +99,7 @@ def run_scenarios(folder: Path) -> Dict[Any, Any]:
         **{(('secret', rank), 3): (differ, 3, rank, Path) for rank in range(3)},
         ('links', 3): (link_in_a_crowd, 3, Path),
         ('links, secret', 2): (link_with_other_secrets, 2, Path),
+        ('changed', 3): (receive_what_was_changed, 3, Path),
         ('stale', 2): (meet_a_port_of_another_job, 2, Path)}, folder, 2 * PATIENT)
 
 
@@ -171,6 +178,37 @@ def meet_a_port_of_another_job(folder: Path) -> Any:
         else None
     wait_for_others(folder, range(2))
     return error
+
+
+class Command:
+    """Runs when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def receive_what_was_changed(folder: Path) -> Any:
+    """On their way to the others, the samples of rank 1 get the seal of another secret."""
+    rank = start()
+    if rank == 1:
+        sampling_exchange.pack_samples = lambda samples, secret: pack_samples(samples, b'x' * 64)
+    samples = [Command(folder / f'ran on {rank}')] * (3 if rank == 1 else 0)
+    message = ''
+    try:
+        sampling_exchange.exchange(samples, plan_exchange([0, 3, 0], 1))
+    except (BrokenSealError, RankError) as error:
+        message = str(error)
+    wait_for_others(folder, range(3))
+    return message, sorted(path.name for path in folder.glob('ran on *'))
+
+
+def test_samples_that_were_changed_on_their_way_are_not_unpickled(answers: Answers) -> None:
+    told = answers.of('changed', 3)
+    assert [ran for _, ran in told] == [[]] * 3
+    assert all('do not carry the seal' in message for message, _ in told), told
 
 
 # --- the watch of a node
