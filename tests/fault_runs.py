@@ -147,21 +147,21 @@ class FaultRuns:
         if outcome.struck:
             outcome.seconds = time.time() - outcome.struck[0]['time']
         outcome.wrong = [*judge_end(fault, finished, outcome)]
+        for path in work.glob('*.pth'):
+            if path.is_dir():  # which the injector put in the way of a checkpoint
+                path.rmdir()
         outcome.checkpoint = any(work.glob('*.pth'))
         outcome.wrong += [('checkpoint', what) for what in judge_checkpoints(folder, work)]
         if outcome.wrong or not self._resumes:
             return outcome
         if outcome.status == 0:
             self._compare(outcome, folder)
-        elif (folder / 'checkpoints').exists():
+        elif outcome.checkpoint:
             self._resume(outcome, config, folder)
         return outcome
 
     def _resume(self, outcome: Outcome, config: Path, folder: Path) -> None:
         outcome.resumed = True
-        for path in (folder / 'work').glob('*.pth'):
-            if path.is_dir():  # which stood in the way of a checkpoint
-                path.rmdir()
         try:
             again = launch(config, '--work-dir', folder / 'work', '--resume',
                            ranks=outcome.fault.ranks, timeout=DEADLINE,

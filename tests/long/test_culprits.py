@@ -13,7 +13,7 @@ from fault_runs import Outcome, run_faults
 from support import main_leg
 
 pytestmark = main_leg
-JOBS = 4  # at a time: most of them wait for a deadline
+JOBS = 6  # at a time: most of them wait for a deadline
 
 
 def worker(rank: int, ranks: int, place: str = 'transform', **settings: Any) -> Fault:
