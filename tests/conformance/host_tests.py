@@ -1,12 +1,14 @@
-"""Run MMEngine's own tests of Runner, loops and hooks with MapSageRunner in Runner's place.
+"""Run MMEngine's own tests with MapSageRunner in Runner's place.
 
     git clone --branch v0.10.7 https://github.com/open-mmlab/mmengine /tmp/mmengine
     python tests/conformance/host_tests.py /tmp/mmengine [arguments of pytest]
 
-Each test file runs twice, in processes of its own: with MMEngine as it is installed, and with
-MapSage imported and ``Runner`` replaced. The program prints what passes with Runner and not with
-MapSageRunner. Each such test must stand in docs/conformance.md with its reason; the exit status is
-1 if one does not, or if a test that stands there passes.
+These are its tests of Runner, loops, hooks, optimizers, schedules, logging and distributed
+functions. Each test file runs twice, in processes of its own: with MMEngine as it is installed, and
+with MapSage imported and ``Runner`` replaced, also in the two ranks that a test starts. The program
+prints what passes with Runner and not with MapSageRunner. Each such test must stand in
+docs/conformance.md with its reason; the exit status is 1 if one does not, or if a test that stands
+there passes.
 
 The tests need the package ``parameterized`` (``pip install --target FOLDER parameterized``, with
 FOLDER in PYTHONPATH, leaves the environment alone). The version of the checkout should be that of
@@ -27,8 +29,9 @@ from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parents[2]
 DIFFERENCES = ROOT / 'docs' / 'conformance.md'
-FOLDERS = ('test_runner', 'test_hooks')
-SECONDS_A_FILE = 600
+FOLDERS = ('test_logging', 'test_hooks', 'test_runner', 'test_optim', 'test_dist')
+IN_RUNNERS_PLACE = ['-p', 'in_runners_place']
+SECONDS_A_FILE = 1800
 
 PASSED, FAILED, SKIPPED = 'passed', 'failed', 'skipped'
 
@@ -45,12 +48,12 @@ def main() -> int:
         # A copy, because the checkout's own mmengine must not take the installed one's place.
         tests = Path(folder) / 'tests'
         shutil.copytree(arguments.checkout / 'tests', tests)
-        for file in sorted(path.relative_to(tests) for name in FOLDERS
-                           for path in (tests / name).glob('test_*.py')):
+        for file in [path.relative_to(tests) for name in FOLDERS
+                     for path in sorted((tests / name).rglob('test_*.py'))]:
             if arguments.only and arguments.only not in str(file):
                 continue
             one = run_file(tests, file, pytest_arguments)
-            other = run_file(tests, file, ['-p', 'in_runners_place', *pytest_arguments])
+            other = run_file(tests, file, [*IN_RUNNERS_PLACE, *pytest_arguments])
             print(f'{file}: {count(one)} with Runner, {count(other)} with MapSageRunner',
                   flush=True)
             stock.update(one)
@@ -62,6 +65,12 @@ def run_file(tests: Path, file: Path, arguments: List[str]) -> Dict[str, str]:
     """Run a test file in a process of its own and return the outcome of each test."""
     results = tests / 'results.xml'
     paths = [str(ROOT), str(ROOT / 'tests' / 'conformance'), os.environ.get('PYTHONPATH', '')]
+    if arguments[:2] == IN_RUNNERS_PLACE:  # for the ranks, which know nothing of pytest's plugins
+        start = tests / 'start'
+        start.mkdir(exist_ok=True)
+        (start / 'sitecustomize.py').write_text(
+            'import sys\nif "--multiprocessing-fork" in sys.argv: import in_runners_place\n')
+        paths.insert(0, str(start))
     environ = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)),
                    # The tests read their checkpoints with a plain torch.load.
                    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1')
@@ -73,18 +82,23 @@ def run_file(tests: Path, file: Path, arguments: List[str]) -> Dict[str, str]:
     if finished.returncode not in (0, 1):
         raise SystemExit(f'{" ".join(command)} ended with status {finished.returncode}:\n'
                          + finished.stdout[-4000:])
-    return outcomes(results)
+    return outcomes(results, len(file.parts))
 
 
-def outcomes(results: Path) -> Dict[str, str]:
-    """Read the outcome of each test, as ``file::test`` or ``file::class::test``."""
+def outcomes(results: Path, depth: int) -> Dict[str, str]:
+    """Read the outcome of each test, as ``file::test`` or ``file::class::test``.
+
+    Args:
+        results: File of pytest's results.
+        depth: Number of the folders of the test file, and one for itself.
+    """
     found = {}
     for case in ElementTree.parse(str(results)).iter('testcase'):
         kinds = {child.tag for child in case}
         outcome = (FAILED if kinds & {'failure', 'error'} else
                    SKIPPED if 'skipped' in kinds else PASSED)
-        folders = case.get('classname', '').split('.')[1:]  # without test_hooks or test_runner
-        found['::'.join([*folders, case.get('name', '')])] = outcome
+        parts = case.get('classname', '').split('.')[depth - 1:]
+        found['::'.join([*parts, case.get('name', '')])] = outcome
     return found
 
 
