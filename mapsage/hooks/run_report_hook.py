@@ -5,12 +5,14 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
+import numpy as np
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
+from mmseg.evaluation import IoUMetric
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import error_text
@@ -32,8 +34,8 @@ class RunReportHook(Hook):
     matrix, preview, maps, sampling, config and devices. It is written when the run ends, and before
     that at its start and after each evaluation, since a rank that fails may take rank 0 with it.
     ``tools/report.py`` writes it again. What it needs besides the files of other hooks is in
-    ``run.json`` beside the log: the last confusion matrix of a ConfusionMatrixMetric, how the run
-    ended, and what it ran on.
+    ``run.json`` beside the log: scores by class, the last confusion matrix of a
+    ConfusionMatrixMetric, how the run ended, and what it ran on.
 
     The main process alone works, in no collective. Where the report or the file cannot be written,
     a warning says so and the run goes on.
@@ -55,6 +57,14 @@ class RunReportHook(Hook):
         """Note config and devices, unless this follows a training."""
         if not self._record:
             self._safely(runner, lambda: self._begin(runner, 'test'))
+
+    def before_val_epoch(self, runner: Any) -> None:
+        """Prepare to record the scores by class of MMSegmentation's metric."""
+        self._safely(runner, lambda: _record_areas(runner.val_loop))
+
+    def before_test_epoch(self, runner: Any) -> None:
+        """Prepare to record the scores by class of MMSegmentation's metric."""
+        self._safely(runner, lambda: _record_areas(runner.test_loop))
 
     def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
         """Note the figures of a validation."""
@@ -162,18 +172,60 @@ def _status(error: Optional[BaseException]) -> str:
     return 'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'
 
 
+class _AreaRecorder:
+    """Computes an ``IoUMetric`` and keeps the areas by class, which MMSegmentation only prints.
+
+    Args:
+        metric: The metric, whose ``compute_metrics`` this object replaces.
+
+    Attributes:
+        areas: Pixels of each class in prediction and label, in either, in the prediction, and in
+            the label, float64 (4, classes); None before the first evaluation.
+    """
+
+    def __init__(self, metric: IoUMetric) -> None:
+        self._compute = metric.compute_metrics
+        self.areas: Optional[np.ndarray] = None
+
+    def __call__(self, results: List[Any]) -> Dict[str, float]:
+        self.areas = None
+        # With format_only there are no results.
+        if results:
+            self.areas = np.stack([np.asarray(sum(areas), np.float64) for areas in zip(*results)])
+        return self._compute(results)
+
+
+def _record_areas(loop: Any) -> None:
+    for metric in _metrics(loop):
+        # A subclass with other results has its own way to show them.
+        if isinstance(metric, IoUMetric) and type(metric).process is IoUMetric.process \
+                and not isinstance(metric.compute_metrics, _AreaRecorder):
+            metric.compute_metrics = _AreaRecorder(metric)  # type: ignore[method-assign]
+
+
+def _metrics(loop: Any) -> Sequence[Any]:
+    return getattr(getattr(loop, 'evaluator', None), 'metrics', ())
+
+
 def _tables(loop: Any) -> List[Dict[str, Any]]:
-    """Return the figures by class of each evaluator that has a confusion matrix, in percent."""
+    """Return the figures by class of each metric that has them, in percent."""
     tables = []
-    for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):
+    for metric in _metrics(loop):
+        figures: Optional[Dict[str, Any]] = None
         matrix = getattr(metric, 'matrix', None)
         names = (getattr(metric, 'dataset_meta', None) or {}).get('classes') or ()
-        if matrix is None or len(names) != len(matrix):
-            continue
-        found: Dict[str, Any] = dict(scores(matrix))
-        tables.append(dict(
-            name=getattr(metric, 'prefix', None) or '', classes=list(map(str, names)),
-            columns={name: percentages(found[name]) for name in ('IoU', 'Acc', 'Precision')},
-            matrix=[list(map(int, row)) for row in matrix]))
+        recorder = getattr(metric, 'compute_metrics', None)
+        if isinstance(recorder, _AreaRecorder) and recorder.areas is not None:
+            both, either, predicted, labeled = recorder.areas
+            # A class without pixels has no score, as in MMSegmentation's table.
+            with np.errstate(divide='ignore', invalid='ignore'):
+                figures = dict(IoU=both / either, Acc=both / labeled, Precision=both / predicted)
+        elif matrix is not None and len(names) == len(matrix):
+            figures = dict(scores(matrix), matrix=[list(map(int, row)) for row in matrix])
+        if figures is not None and len(figures['IoU']) == len(names):
+            tables.append(dict(
+                name=getattr(metric, 'prefix', None) or '', classes=list(map(str, names)),
+                columns={name: percentages(figures[name]) for name in ('IoU', 'Acc', 'Precision')},
+                matrix=figures.get('matrix')))
     return tables
 

@@ -173,8 +173,8 @@ def classes(run: Run, previous: Optional[Run]) -> str:
     if final is None:
         return section('Classes', '', 'No validation was run, so there are no scores by class.')
     if not final.tables:
-        return section('Classes', '', 'No evaluator recorded scores by class. '
-                                      'ConfusionMatrixMetric does; IoUMetric only logs them.')
+        return section('Classes', '', 'No evaluator recorded scores by class. IoUMetric and '
+                                      'ConfusionMatrixMetric do.')
     previous_final = previous.final() if previous else None
     body, warning = '', ''
     for index, scores in enumerate(final.tables):

@@ -149,6 +149,24 @@ def test_report_of_a_run_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert all(f'{value:.2f}' in page.said for value in iou) and len(set(iou)) > 1
 
 
+def test_scores_by_class_of_the_hosts_metric_are_those_of_the_confusion_matrix(
+        tmp_path: Path) -> None:
+    both = [dict(type='mmseg.IoUMetric', iou_metrics=['mIoU'], prefix='host'),
+            dict(type='ConfusionMatrixMetric', prefix='ours')]
+    runner = run(tmp_path, val_evaluator=both)
+    for evaluation in record_of(runner)['evaluations']:
+        host, ours = evaluation['tables']
+        assert (host['name'], host.get('matrix'), ours['name']) == ('host', None, 'ours')
+        assert host['classes'] == ours['classes']
+        for name, column in host['columns'].items():
+            assert column == pytest.approx(ours['columns'][name], nan_ok=True)
+    mean = np.nanmean([value for value in host['columns']['IoU'] if value is not None])
+    assert evaluation['metrics']['host/mIoU'] == pytest.approx(mean, abs=0.006)
+    page = page_of(tmp_path).said
+    assert all(f'{value:.2f}' in page for value in host['columns']['IoU'])
+
+
+
 def test_second_run_of_a_folder_is_compared_with_the_first(tmp_path: Path) -> None:
     first = run(tmp_path)
     new_second(first)
