@@ -9,7 +9,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, Tuple
 
 import pytest
 from hypothesis import settings
@@ -189,6 +189,15 @@ def tiny_data(tmp_path_factory) -> Path:
 def tiny_config(tmp_path, tiny_data) -> Path:
     """The tiny config on :func:`tiny_data`."""
     return write_tiny_config(tmp_path / 'tiny.py', tiny_data)
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory) -> Tuple[Path, Path]:
+    """Config and checkpoint of a model that tells classes by their colors."""
+    # Few files need it, and importing it costs seconds.
+    from color_model import write_checkpoint, write_config
+    folder = tmp_path_factory.mktemp('model')
+    return write_config(folder), write_checkpoint(folder)
 
 
 @pytest.fixture
