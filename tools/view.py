@@ -24,13 +24,22 @@ def main(argv=None) -> None:
     parser.add_argument('maps', nargs='+', help='folders of maps, and maps of tools/predict.py')
     parser.add_argument('--scenes', metavar='DIR', help='folder of the scenes, by the names '
                         'of the maps (default: those that the maps were made from)')
-    parser.add_argument('--truth', metavar='DIR', help='folder of labels, by the names of maps: '
-                        'class indices as in the map, 255 for unlabeled')
+    parser.add_argument('--truth', metavar='DIR', help='labels: a folder of rasters or polygons '
+                        'by the names of maps, or one file, such as the GeoPackage of a training; '
+                        'in rasters class indices as in the map, 255 for unlabeled')
     parser.add_argument('--reduce-zero-label', action='store_true',
                         help='labels in which 0 is unlabeled and 1 the first class')
     parser.add_argument('--allow-remote', action='store_true',
                         help='ask servers for what files of the folders name: a scene that a map '
                         'was made from, sources of a mosaic (VRT)')
+    parser.add_argument('--class-field', default='class_name', metavar='NAME',
+                        help='attribute of polygons in --truth that holds the class, as in '
+                        'GeoTiffDataset (default: class_name)')
+    parser.add_argument('--default-class', metavar='NAME',
+                        help='class of polygons in --truth that name none')
+    parser.add_argument('--outside', type=int, default=0, metavar='INDEX',
+                        help='class of pixels without a polygon in --truth; 255: unlabeled '
+                        '(default: 0)')
     parser.add_argument('--review', metavar='FILE', help='GeoPackage that the decisions of a '
                         'review go into (default: review.gpkg beside the first map)')
     parser.add_argument('--port', type=int, default=0,

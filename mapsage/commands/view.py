@@ -7,7 +7,14 @@ import socket
 import threading
 
 from mapsage.geo import forbid_servers
-from mapsage.viewer import Review, ViewServer, ViewSession, find_maps, write_static
+from mapsage.viewer import (
+    Review,
+    TruthSettings,
+    ViewServer,
+    ViewSession,
+    find_maps,
+    write_static,
+)
 
 
 def view(args: argparse.Namespace) -> None:
@@ -20,7 +27,9 @@ def view(args: argparse.Namespace) -> None:
     if not args.allow_remote:
         forbid_servers()
     entries = find_maps(args.maps, args.scenes, args.truth, args.allow_remote)
-    session = ViewSession(entries, args.reduce_zero_label, say, args.allow_remote)
+    session = ViewSession(entries, TruthSettings(
+        args.reduce_zero_label, args.class_field, args.default_class, args.outside), say,
+        args.allow_remote)
     if args.static is not None:
         session.prepare()
         page = write_static(session, args.static)

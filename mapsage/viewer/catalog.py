@@ -9,6 +9,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from mapsage.geo import (
+    SCENE_SUFFIXES,
+    VECTOR_SUFFIXES,
     GeoError,
     Raster,
     confidence_path,
@@ -25,7 +27,6 @@ from mapsage.shipped import program
 from .errors import ViewError
 
 NO_DATA = 255  # class of a pixel without a prediction, as tools/predict.py writes it
-_SCENES = '.tif', '.tiff', '.jp2', '.vrt', '.png', '.jpg', '.jpeg', '.bmp'
 _ROWS = 1024  # rows of a map that are counted at a time
 
 
@@ -41,7 +42,7 @@ class MapEntry:
         scenes: Paths or GDAL names of the scenes that the map was made from; more than one of a
             mosaic.
         confidence: Path of the confidence, or None.
-        truth: Path of the labels, or None.
+        truth: Path of the labels, a raster or polygons, or None.
         polygons: Path of the GeoPackage, or None.
         windows: Height and width of the windows that the map was made with, and of the scene, both
             in pixels as the model saw them; empty where that is not known.
@@ -159,13 +160,18 @@ def _classes_of(path: Path) -> List[Dict[str, Any]]:
 
 
 def _by_name(given: Optional[Any], option: str) -> Dict[str, Path]:
-    """Return the rasters of a folder by their names without suffix; a single file has any name."""
+    """Return the files of a folder by their names without suffix; a single file has any name.
+
+    Polygons count as labels alone, and after a raster of the same name.
+    """
     if given is None:
         return {}
     path = Path(given)
     if path.is_dir():
-        return {each.stem: each for each in sorted(path.iterdir())
-                if each.suffix.lower() in _SCENES and not each.name.startswith('.')}
+        files = [each for each in sorted(path.iterdir()) if not each.name.startswith('.')]
+        polygons = [each for each in files if each.suffix.lower() in VECTOR_SUFFIXES]
+        rasters = [each for each in files if each.suffix.lower() in SCENE_SUFFIXES]
+        return {each.stem: each for each in polygons * (option == '--truth') + rasters}
     if path.exists():
         return {'': path}
     raise ViewError(f'{option} {given} does not exist; expected a folder, or a file.')
@@ -211,7 +217,7 @@ def _scenes_of(report: Dict[str, Any]) -> List[str]:
     names = [stamp[0] for stamp in (stamps if isinstance(stamps, list) else [])
              if isinstance(stamp, list) and stamp and isinstance(stamp[0], str)]
     there = [name for name in names if '\0' not in name and (
-        is_gdal_name(name) or name.lower().endswith(_SCENES) and os.path.exists(name))]
+        is_gdal_name(name) or name.lower().endswith(SCENE_SUFFIXES) and os.path.exists(name))]
     return there if settings.get('mosaic') else there[:1]
 
 

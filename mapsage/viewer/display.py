@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import rasterio
@@ -20,13 +21,27 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 from rasterio.vrt import WarpedVRT
 from rasterio.windows import Window
 
-from mapsage.geo import ClassMapWriter, MapInfo, Mosaic, Raster, stamp, write_cog
+from mapsage.geo import (
+    VECTOR_SUFFIXES,
+    ClassMapWriter,
+    MapInfo,
+    Mosaic,
+    Raster,
+    VectorLabels,
+    stamp,
+    write_cog,
+)
 from mapsage.geo.cog import disk_errors, temporary_beside
 from mapsage.geo.raster import open_file
 from mapsage.json_text import parse_json
 
 from .catalog import NO_DATA, MapEntry
 from .errors import ViewError
+
+Matrix = List[List[int]]
+# More than a map has; their sum still fits int64.
+_MAX_PIXELS = 2**48
+"""Numbers of pixels by their class in the labels (row) and in the map (column)."""
 
 Progress = Callable[[float], None]
 """Function that is told which part of a conversion is done, 0 to 1."""
@@ -60,8 +75,27 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
     return copy
 
 
-def truth_for_display(entry: MapEntry, progress: Progress, reduce_zero_label: bool = False
-                      ) -> Tuple[Path, List[int]]:
+class TruthSettings(NamedTuple):
+    """How labels are read, as ``GeoTiffDataset`` reads those of a training.
+
+    Attributes:
+        reduce_zero_label: Whether value 0 of a raster is unlabeled and 1 the first class.
+        class_field: Name of the attribute of polygons that holds the class.
+        default_class: Class of polygons without one, as a name or an index.
+        outside: Class index of pixels that no polygon covers; 255 for unlabeled.
+    """
+
+    reduce_zero_label: bool = False
+    class_field: str = 'class_name'
+    default_class: Union[None, int, str] = None
+    outside: int = 0
+
+
+AS_BY_DEFAULT = TruthSettings()
+
+
+def truth_for_display(entry: MapEntry, progress: Progress,
+                      settings: TruthSettings = AS_BY_DEFAULT) -> Tuple[Path, Matrix]:
     """Return the path of a copy of the labels on the map's grid, and a confusion matrix.
 
     The copy has the tiles and overviews of the map itself, which shows both as bands of one source.
@@ -69,39 +103,66 @@ def truth_for_display(entry: MapEntry, progress: Progress, reduce_zero_label: bo
     Args:
         entry: Map whose ``truth`` is read.
         progress: Function that is told how far the conversion is.
-        reduce_zero_label: Whether value 0 of the labels is unlabeled and 1 the first class, as in
-            MMSegmentation.
+        settings: How the labels are read.
 
     Returns:
-        Path of the copy, and the numbers of right and of labeled pixels.
+        Path of the copy, and the confusion matrix.
 
     Raises:
         ViewError: If the labels cannot be placed on the map.
         GeoError: If they cannot be read, or the disk is full.
     """
     assert entry.truth is not None
-    copy = _copy_path(entry, 'truth', [str(entry.truth)], str(reduce_zero_label))
-    counts_path = copy.with_suffix('.json')
-    counts = _read_counts(counts_path)
-    if counts is None or not copy.exists():
+    copy = _copy_path(entry, 'truth', [str(entry.truth)], 'matrix', *map(str, settings))
+    matrix_path = copy.with_suffix('.json')
+    matrix = _read_matrix(matrix_path, len(entry.classes))
+    if matrix is None or not copy.exists():
         with ExitStack() as stack:
             target = stack.enter_context(Raster(entry.path))
-            truth = stack.enter_context(Raster(entry.truth, bands=[1]))
-            read = _reader(str(entry.truth), truth, target, stack, Resampling.nearest)
-            counts = _write_truth(copy, entry, read, target, reduce_zero_label, progress)
-        counts_path.write_text(json.dumps(counts), encoding='utf-8')
-    return copy, counts
+            if Path(str(entry.truth)).suffix.lower() in VECTOR_SUFFIXES:
+                read = _burner(entry, settings, target)
+            else:
+                truth = stack.enter_context(Raster(entry.truth, bands=[1]))
+                read = _reader(str(entry.truth), truth, target, stack, Resampling.nearest)
+            matrix = _write_truth(copy, entry, read, target, settings, progress)
+        matrix_path.write_text(json.dumps(matrix), encoding='utf-8')
+    return copy, matrix
 
 
-def _read_counts(path: Path) -> Optional[List[int]]:
-    """Return the numbers of right and of labeled pixels, or None where they are not known."""
+def _read_matrix(path: Path, classes: int) -> Optional[Matrix]:
+    """Return a stored confusion matrix; None if the file is missing or holds something else."""
     try:
-        counts = parse_json(path.read_text(encoding='utf-8'))
+        matrix = parse_json(path.read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return None
-    if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
-        return None
-    return counts
+    rows = matrix if isinstance(matrix, list) else []
+    is_square = len(rows) == classes and all(
+        isinstance(row, list) and len(row) == classes
+        and all(type(count) is int and 0 <= count < _MAX_PIXELS for count in row) for row in rows)
+    return matrix if is_square else None
+
+
+def _burner(entry: MapEntry, settings: TruthSettings, target: Raster
+            ) -> Callable[[int, int], Tuple[np.ndarray, np.ndarray]]:
+    """Return a function that burns polygons into rows of the map, as the training did."""
+    classes = tuple(str(each['name']) for each in entry.classes)
+    vector = _open_polygons(str(entry.truth), json.dumps(stamp(str(entry.truth))), classes,
+                            settings)
+    labels = vector.for_scene(target, settings.outside)
+    vector.check_met()
+
+    def read(row: int, rows: int) -> Tuple[np.ndarray, np.ndarray]:
+        values = labels.read(0, row, target.width, rows)
+        return values[None], np.ones(values.shape, bool)
+
+    return read
+
+
+@lru_cache(maxsize=1)  # the maps of a folder share one file
+def _open_polygons(path: str, stamped: str, classes: Tuple[str, ...], settings: TruthSettings
+                   ) -> VectorLabels:
+    return VectorLabels(path, settings.class_field, classes, NO_DATA,
+                        default_class=settings.default_class)
 
 
 def _is_readable(path: str, target: Raster) -> bool:
@@ -220,12 +281,14 @@ def _as_colors(values: np.ndarray, limits: Optional[np.ndarray]) -> np.ndarray:
 
 
 def _write_truth(copy: Path, entry: MapEntry, read: Callable[..., Tuple[np.ndarray, np.ndarray]],
-                 target: Raster, reduce_zero_label: bool, progress: Progress) -> List[int]:
-    """Write the labels as a map of its own; return the numbers of right and of labeled pixels."""
+                 target: Raster, settings: TruthSettings, progress: Progress) -> Matrix:
+    """Write the labels as a map of its own; return the confusion matrix."""
     info = MapInfo(class_names=[each['name'] for each in entry.classes],
                    palette=[each['color'] for each in entry.classes], crs=target.crs,
                    transform=_transform(target))
-    right = labeled = 0
+    count = len(entry.classes)
+    matrix = np.zeros((count, count), np.int64)
+    is_vector = Path(str(entry.truth)).suffix.lower() in VECTOR_SUFFIXES
     with temporary_beside(copy) as folder:
         working = folder / 'working.tif'
         with ClassMapWriter(working, target.width, target.height, info) as writer:
@@ -233,17 +296,17 @@ def _write_truth(copy: Path, entry: MapEntry, read: Callable[..., Tuple[np.ndarr
                 rows = min(_ROWS, target.height - row)
                 values, valid = read(row, rows)
                 labels = np.where(valid, values[0], NO_DATA).astype(np.int64)
-                if reduce_zero_label:
+                if settings.reduce_zero_label and not is_vector:  # polygons name their class
                     labels = np.where(labels == 0, NO_DATA, labels - 1)
-                labels[(labels < 0) | (labels >= len(entry.classes))] = NO_DATA
+                labels[(labels < 0) | (labels >= count)] = NO_DATA
                 writer.write(row, labels.astype(np.uint8))
-                predicted, _ = target.read(0, row, target.width, rows)
-                known = (labels != NO_DATA) & (predicted[0] != NO_DATA)
-                labeled += int(known.sum())
-                right += int((known & (labels == predicted[0])).sum())
+                predicted, mapped = target.read(0, row, target.width, rows)
+                known = (labels != NO_DATA) & mapped & (predicted[0] < count)
+                pairs = labels[known] * count + predicted[0][known]
+                matrix += np.bincount(pairs, minlength=count * count).reshape(count, count)
                 progress((row + rows) / target.height)
         write_cog(working, copy)
-    if not labeled:
+    if not matrix.any():
         raise ViewError(f'{entry.truth}: no labeled pixel lies on the map. Its values must be the '
                         'class indices of the map; with 0 for unlabeled, add --reduce-zero-label.')
-    return [right, labeled]
+    return matrix.tolist()

@@ -47,12 +47,17 @@ class Review:
         session: Maps to review.
         path: Path of the GeoPackage of decisions; default: ``review.gpkg`` beside the first map.
         say: Function that is told of what takes time: a sentence.
+
+    Raises:
+        ViewError: If ``path`` is given and its folder cannot be made or written.
     """
 
     def __init__(self, session: ViewSession, path: Optional[Any] = None,
                  say: Callable[[str], None] = lambda text: None) -> None:
         self._session, self._say = session, say
         self.path = Path(path or session.entries[0].path.with_name('review.gpkg'))
+        if path is not None:
+            _check_folder(self.path)
         self._file = ReviewFile(self.path, _first_crs(session))
         self._lock, self._asked = threading.Lock(), threading.Event()
         self._tiles: Dict[str, Tuple[int, RankedTile]] = {}  # by identity, the worst first
@@ -174,6 +179,17 @@ class Review:
         if raster.transform.is_identity:  # in the page y grows upward from the last row
             return (np.array([0, raster.height]) + pixels * [1, -1]).tolist()
         return to_map(raster.transform, pixels).tolist()
+
+
+def _check_folder(path: Path) -> None:
+    """Make the folder of a review now: at the first decision it would be too late."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ViewError(f'--review {path}: its folder cannot be made ({error}); give another '
+                        'path.') from error
+    if not os.access(path.parent, os.W_OK):
+        raise ViewError(f'--review {path}: its folder cannot be written; give another path.')
 
 
 def _first_crs(session: ViewSession) -> str:

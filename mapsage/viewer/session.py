@@ -3,12 +3,20 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import numpy as np
 
 from mapsage.geo import GeoError, RasterBlockError
 
 from .catalog import MapEntry, check_servers
-from .display import scene_for_display, truth_for_display
+from .display import (
+    AS_BY_DEFAULT,
+    Matrix,
+    TruthSettings,
+    scene_for_display,
+    truth_for_display,
+)
 from .errors import ViewError
 
 
@@ -20,22 +28,22 @@ class ViewSession:
 
     Args:
         entries: Maps to show.
-        reduce_zero_label: Whether value 0 of the labels is unlabeled, as in MMSegmentation.
+        truth: How the labels are read.
         say: Function that is told of what takes time: a sentence.
         allow_remote: Whether servers are asked for scenes and labels that files name.
     """
 
-    def __init__(self, entries: Sequence[MapEntry], reduce_zero_label: bool = False,
+    def __init__(self, entries: Sequence[MapEntry], truth: TruthSettings = AS_BY_DEFAULT,
                  say: Callable[[str], None] = lambda text: None, allow_remote: bool = False
                  ) -> None:
         self.entries = list(entries)
         self._allow_remote = allow_remote
-        self._reduce_zero_label = reduce_zero_label
+        self._truth_settings = truth
         self._say = say
         self._lock = threading.Lock()
         self._files: Dict[Tuple[int, str], Path] = {}
         self._stamps: Dict[Tuple[int, str], str] = {}
-        self._accuracy: Dict[int, List[int]] = {}
+        self._confusion: Dict[int, Matrix] = {}
         self._doing: Dict[int, str] = {}
         self._ready: Dict[int, bool] = {}
         for number, entry in enumerate(self.entries):
@@ -68,12 +76,12 @@ class ViewSession:
         with self._lock:
             kinds = list(self._files)
             state = [(self._ready.get(number, False), self._doing.get(number),
-                      self._accuracy.get(number)) for number in range(len(self.entries))]
+                      self._confusion.get(number)) for number in range(len(self.entries))]
         maps = []
         for number, entry in enumerate(self.entries):
-            ready, doing, accuracy = state[number]
+            ready, doing, confusion = state[number]
             maps.append(dict(
-                entry.as_json(), ready=ready, doing=doing, accuracy=accuracy,
+                entry.as_json(), ready=ready, doing=doing, **scores_of(confusion),
                 files={kind: place(number, kind) for of, kind in kinds if of == number},
                 polygons=place(number, 'polygons') if entry.polygons is not None else None))
         return dict(maps=maps)
@@ -102,9 +110,9 @@ class ViewSession:
     def _truth(self, number: int, tell: Callable[[float], None]) -> Path:
         if not self._allow_remote:
             check_servers([str(self.entries[number].truth)], 'the command')
-        path, counts = truth_for_display(self.entries[number], tell, self._reduce_zero_label)
+        path, confusion = truth_for_display(self.entries[number], tell, self._truth_settings)
         with self._lock:
-            self._accuracy[number] = counts
+            self._confusion[number] = confusion
         return path
 
     def _try(self, number: int, kind: str, make: Callable[[Callable[[float], None]], Path]) -> None:
@@ -126,6 +134,22 @@ class ViewSession:
         except (GeoError, ViewError, RasterBlockError, OSError) as error:
             entry.notes.append(f'The {kind} is not shown: {error}')
             self._say(entry.notes[-1])
+
+
+def scores_of(confusion: Optional[Matrix]) -> Dict[str, Any]:
+    """Return what the page shows of a confusion matrix.
+
+    Returns:
+        ``accuracy``: numbers of right and of labeled pixels. ``iou``: of each class 0 to 1, None of
+        one that is neither in the labels nor in the map there. Both None without a matrix.
+    """
+    if confusion is None:
+        return dict(accuracy=None, iou=None)
+    matrix = np.array(confusion, np.int64)
+    right = np.diag(matrix)
+    union = matrix.sum(0) + matrix.sum(1) - right
+    return dict(accuracy=[int(right.sum()), int(matrix.sum())],
+                iou=[float(hits / whole) if whole else None for hits, whole in zip(right, union)])
 
 
 def stamp_of(path: Path) -> str:

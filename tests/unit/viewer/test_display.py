@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyproj
 import pytest
 import rasterio
 import rasterio.shutil
+import shapely
 from affine import Affine
+from geo_scenes import rectangle, write_areas
 from view_maps import (
     DEGREES,
     NOWHERE,
@@ -22,8 +25,16 @@ from view_maps import (
     write_raster,
 )
 
+from mapsage.geo import GeoError
 from mapsage.viewer import ViewError, find_maps
-from mapsage.viewer.display import scene_for_display, truth_for_display
+from mapsage.viewer.display import TruthSettings, scene_for_display, truth_for_display
+from mapsage.viewer.session import scores_of
+
+
+def to_degrees(points: np.ndarray) -> np.ndarray:
+    """Return the degrees of points in UTM zone 31N."""
+    return np.stack(pyproj.Transformer.from_crs(32631, 4326, always_xy=True).transform(
+        points[:, 0], points[:, 1]), 1)
 
 
 def quiet(share: float) -> None:
@@ -35,7 +46,8 @@ def test_labels_and_scene_lie_on_the_map(place: dict, tmp_path: Path) -> None:
     where = folders(tmp_path)
     labels = add_map(where, 'a', polygons=False, **place)
     (entry,) = find_maps([where.maps], where.scenes, where.truth)
-    truth, (right, labeled) = truth_for_display(entry, quiet)
+    truth, confusion = truth_for_display(entry, quiet)
+    right, labeled = scores_of(confusion)['accuracy']
     assert (labeled - right, labeled) == (5000, labels.size - 800)
     assert (values_of(truth)[0] == values_of(entry.truth)[0]).all()
     told: list = []
@@ -86,7 +98,7 @@ def test_labels_on_another_grid(tmp_path: Path) -> None:
     wide[10:210, 10:310] = labels[::2, ::2]
     write_raster(where.truth / 'a.tif', wide[None], UTM['crs'], coarse)
     (entry,) = find_maps([where.maps], truth=where.truth)
-    _, (right, labeled) = truth_for_display(entry, quiet)
+    right, labeled = scores_of(truth_for_display(entry, quiet)[1])['accuracy']
     assert right == labeled == labels.size - 800
 
 
@@ -97,9 +109,11 @@ def test_zero_may_be_unlabeled(tmp_path: Path) -> None:
     shifted[WRONG] = 0
     write_raster(where.truth / 'a.tif', shifted[None], **UTM)
     (entry,) = find_maps([where.maps], truth=where.truth)
-    _, (right, labeled) = truth_for_display(entry, quiet, reduce_zero_label=True)
+    settings = TruthSettings(reduce_zero_label=True)
+    right, labeled = scores_of(truth_for_display(entry, quiet, settings)[1])['accuracy']
     assert right == labeled == labels.size - 800 - 5000
-    assert truth_for_display(entry, quiet)[1][0] < right  # another copy, other counts
+    # another copy, other counts
+    assert scores_of(truth_for_display(entry, quiet)[1])['accuracy'][0] < right
 
 
 def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
@@ -125,3 +139,55 @@ def test_a_copy_of_an_earlier_scene_goes(tmp_path: Path) -> None:
     after = scene_for_display(find_maps([where.maps], where.scenes)[0], quiet)
     assert before != after and not before.exists()
     assert (values_of(after) == 77).all()
+
+
+@pytest.mark.parametrize('named', ['a.gpkg', 'one file'])
+def test_labels_may_be_the_polygons_of_the_training(named: str, tmp_path: Path) -> None:
+    """Burned as GeoTiffDataset does, in any CRS; a file without a field has one class."""
+    where = folders(tmp_path)
+    labels = add_map(where, 'a', classes=2, polygons=False)
+    (where.truth / 'a.tif').unlink()
+    path = where.truth / ('a.gpkg' if named == 'a.gpkg' else 'buildings.gpkg')
+    shapes = [shapely.transform(rectangle(UTM, *box), to_degrees)
+              for box in ((100, 100, 200, 150), (300, 0, 350, 50))]
+    write_areas(path, shapes, 'EPSG:4326', kind='Polygon')
+    burnt = np.zeros_like(labels)
+    burnt[100:150, 100:200] = burnt[:50, 300:350] = 1
+    (entry,) = find_maps([where.maps], truth=where.truth if named == 'a.gpkg' else path)
+    with pytest.raises(GeoError, match="no field 'class_name'.*default_class='class 1'"):
+        truth_for_display(entry, quiet)
+    copy, confusion = truth_for_display(entry, quiet, TruthSettings(default_class='class 1'))
+    np.testing.assert_array_equal(values_of(copy)[0], burnt)
+    known = labels != 255
+    expected = [[int((known & (burnt == row) & (labels == column)).sum()) for column in (0, 1)]
+                for row in (0, 1)]
+    assert confusion == expected and (labels[burnt == 1] == 0).any()
+    _, inside = truth_for_display(entry, quiet, TruthSettings(default_class=1, outside=255,
+                                                             reduce_zero_label=True))
+    assert inside == [[0, 0], expected[1]]
+
+
+def test_polygons_of_another_place_are_said(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    write_areas(where.truth / 'far.gpkg', [shapely.box(100, 10, 101, 11)], 'EPSG:4326',
+                kind='Polygon')
+    (entry,) = find_maps([where.maps], truth=where.truth / 'far.gpkg')
+    with pytest.raises(GeoError, match='no polygon of .*far.gpkg .*meets a scene'):
+        truth_for_display(entry, quiet, TruthSettings(default_class=1))
+
+
+def test_a_raster_goes_before_polygons_of_its_name(tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    write_areas(where.truth / 'a.gpkg', [shapely.box(0, 0, 1, 1)], 'EPSG:4326', kind='Polygon')
+    write_areas(where.scenes / 'a.gpkg', [shapely.box(0, 0, 1, 1)], 'EPSG:4326', kind='Polygon')
+    (entry,) = find_maps([where.maps], where.scenes, where.truth)
+    assert entry.truth == where.truth / 'a.tif'
+    assert entry.scenes == [str(where.scenes / 'a.tif')]
+
+
+def test_iou_by_class() -> None:
+    assert scores_of([[6, 2, 0], [0, 2, 0], [0, 0, 0]]) == dict(
+        accuracy=[8, 10], iou=[6 / 8, 2 / 4, None])
+    assert scores_of(None) == dict(accuracy=None, iou=None)

@@ -19,7 +19,14 @@ import pytest
 from support import ROOT
 from view_maps import NOWHERE, UTM, Folders, add_map, folders, name_scene, open_link
 
-from mapsage.viewer import Review, ViewServer, ViewSession, find_maps, write_static
+from mapsage.viewer import (
+    Review,
+    ViewError,
+    ViewServer,
+    ViewSession,
+    find_maps,
+    write_static,
+)
 from mapsage.viewer.decisions import read_windows
 
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -256,3 +263,15 @@ def test_a_killed_viewer_and_two_at_once(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.communicate()
+
+
+def test_the_folder_of_a_review_is_made_at_the_start(tmp_path: Path) -> None:
+    """At the first decision it would be too late."""
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    session = ViewSession(find_maps([where.maps]))
+    Review(session, tmp_path / 'new' / 'deep' / 'errors.gpkg')
+    assert (tmp_path / 'new' / 'deep').is_dir()
+    (tmp_path / 'file').touch()
+    with pytest.raises(ViewError, match='--review .*file.*: its folder cannot be made'):
+        Review(session, tmp_path / 'file' / 'errors.gpkg')

@@ -21,7 +21,8 @@ from mapsage.geo import GeoError, read_classes
 from mapsage.viewer import Review, ViewError, ViewServer, ViewSession, find_maps
 from mapsage.viewer.catalog import _report, _scenes_of, _windows_of
 from mapsage.viewer.decisions import ReviewFile, is_review, read_windows
-from mapsage.viewer.display import _read_counts
+from mapsage.viewer.display import _read_matrix
+from mapsage.viewer.session import scores_of
 
 
 class Fuzzed(ViewServer):
@@ -175,12 +176,15 @@ def test_any_classes_in_a_tag(tmp_path_factory: Any, content: bytes) -> None:
         assert 'classes.tif' in str(error)
 
 
-@given(documents([5, 7]))
-def test_any_counts_of_a_copy(tmp_path_factory: Any, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / 'counts.json'
+@given(documents([[5, 7], [0, 2**40]]))
+@example(b'[[1, 2], [3, 1e999]]')
+@example(b'[[1, 2], [3, 1180591620717411303424]]')
+def test_any_confusion_matrix_of_a_copy(tmp_path_factory: Any, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / 'matrix.json'
     path.write_bytes(content)
-    counts = _read_counts(path)
-    assert counts is None or len(counts) == 2 and all(type(count) is int for count in counts)
+    matrix = _read_matrix(path, 2)
+    assert matrix is None or [len(row) for row in matrix] == [2, 2]
+    assert json.dumps(scores_of(matrix), allow_nan=False)
 
 
 @given(st.data())
