@@ -90,6 +90,7 @@ def test_keys_decide_and_the_file_has_it_at_once(browser: Any, where: Any) -> No
         page = ReviewPage(browser, viewer)
         assert 'worst first' in page.page.inner_text('#review')
         assert page.do('q') == ('Tile 1 of 18, a: error 12.5 %', 'not decided')
+        assert page.page.evaluate('viewer.swipe().share') == 0  # the map on the whole tile
         assert page.class_in_tile() == labels[80, 280]  # the tile from column 200 on
         assert 0.5 < max(page.share_of_tile()) < 1
         assert page.do('w') == ('Tile 2 of 18, a: error 0.0 %', 'not decided')
@@ -109,6 +110,7 @@ def test_keys_decide_and_the_file_has_it_at_once(browser: Any, where: Any) -> No
         assert decisions(folder) == []
         page.page.keyboard.press('q')
         assert page.page.locator('#tile').count() == 0
+        assert page.page.evaluate('viewer.swipe().share') == 0.5
         page.close()
 
 

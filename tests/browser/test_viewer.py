@@ -1,11 +1,12 @@
 """The page of tools/view.py in a real browser: pixels, keys, clicks."""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Iterator, List
 
 import numpy as np
 import pytest
-from view_maps import NOWHERE, TURNED, add_map, folders
+from view_maps import NOWHERE, TURNED, WRONG, add_map, folders
 from viewer_page import Page, viewing
 
 
@@ -62,6 +63,79 @@ def test_classes_confidence_and_disagreement(shown: Any) -> None:
     page.press('m')
     page.press('s')
     assert 'are right' in page.panel()
+
+
+def test_the_map_lets_the_scene_shine_through(shown: Any) -> None:
+    page, labels = shown
+    place, value = (475 / 600, 225 / 400), int(labels[225, 475])
+    page.page.fill('#opacity', '0')
+    page.drawn()
+    scene = page.color(*place)
+    assert np.abs(np.subtract(scene, [value * 40, value, 255 - value])).max() < 12
+    page.page.fill('#opacity', '50')
+    page.drawn()
+    between = np.add(scene, class_color(value)) / 2
+    assert np.abs(np.subtract(page.color(*place), between)).max() < 6
+    page.page.fill('#opacity', '100')
+    page.drawn()
+    assert page.color(*place) == class_color(value)
+
+
+def test_the_panel_has_the_iou_of_each_class(shown: Any) -> None:
+    page, labels = shown
+    told = page.page.locator('.class span.iou').all_inner_texts()
+    truth = labels.copy()
+    truth[WRONG] = (truth[WRONG] + 1) % 6
+    expected = [100 * ((labels == value) & (truth == value)).sum()
+                / ((labels == value) | (truth == value)).sum() for value in range(6)]
+    assert told == [f'IoU {share:.1f}' for share in expected]
+
+
+def test_the_pointer_tells_which_class_was_taken_for_which(shown: Any) -> None:
+    page, labels = shown
+    value = int(labels[125, 275])
+
+    def under_pointer(share: float, height: float) -> str:  # two quick clicks would zoom
+        page.page.mouse.move(*page.place(share, height))
+        return page.page.inner_text('#status')
+
+    # the border stands left of it
+    page.press(2 * '[')
+    assert f'truth: class {(value + 1) % 6}, taken for class {value}' in under_pointer(
+        275 / 600, 125 / 400)
+    assert 'taken for' not in under_pointer(475 / 600, 125 / 400)
+    page.press(2 * ']')
+
+
+def test_a_link_shows_the_same_view(browser: Any, tmp_path: Path) -> None:
+    where = folders(tmp_path)
+    add_map(where, 'a')
+    add_map(where, 'b', **NOWHERE)
+    view = '() => [...viewer.map().getView().getCenter(), viewer.map().getView().getResolution()]'
+    with viewing(where) as url:
+        first = Page(browser, url)
+        first.press('n')
+        first.wait_for('b')
+        first.page.evaluate('() => { viewer.map().getView().setCenter([123.25, 77.5]);'
+                            'viewer.map().getView().setResolution(0.5); }')
+        first.page.wait_for_function("location.hash.includes('at=123.25')")
+        link, shown = first.page.evaluate('() => location.href'), first.page.evaluate(view)
+        assert link.startswith(f'{url}#map=b&')
+        second = Page(browser, link, 'b')
+        assert second.page.evaluate(view) == pytest.approx(shown)
+        # a link that is pasted into a page that is open
+        pasted = '#map=a&at=300100,3399900&resolution=0.25'
+        second.page.evaluate(f"() => {{ location.hash = '{pasted}'; }}")
+        second.wait_for('a')
+        second.page.wait_for_function('viewer.map().getView().getResolution() === 0.25')
+        assert second.page.evaluate(view) == pytest.approx([300100, 3399900, 0.25])
+        # one of a map that is not here, or of no place, shows the first map
+        for wrong in ('#map=gone&at=1,2&resolution=1', '#map=a&at=x&resolution=0'):
+            other = Page(browser, url + wrong)
+            assert other.page.evaluate('() => viewer.state.number') == 0
+            other.close()
+        first.close()
+        second.close()
 
 
 def test_a_click_tells_class_confidence_truth_and_polygon(shown: Any) -> None:

@@ -15,6 +15,7 @@ import {Swipe} from './swipe.js';
 const WAIT = 1000; // milliseconds between two looks at what is still prepared
 const NO_DATA = 255;
 const SIDES = ['both', 'scene', 'map'];
+const LINKED = ['map', 'at', 'resolution']; // what the address says of the view
 
 const state = {
   catalog: null, number: 0, settings: null, layers: {}, band: {}, side: 'both', projections: [], errors: [],
@@ -44,17 +45,65 @@ async function start() {
   swipe = new Swipe(document.getElementById('handle'), map, () => map.render());
   map.on('click', (event) => describe(event));
   map.on('pointermove', (event) => event.dragging || describe(event));
-  map.on('moveend', () => loadPolygons());
+  map.on('moveend', () => {
+    writeLink();
+    loadPolygons();
+  });
+  window.addEventListener('hashchange', () => followLink());
   document.addEventListener('keydown', press);
   state.catalog = await readCatalog();
   if (state.catalog.review) {
     review = new Review({
       map: () => map, number: () => state.number, show, draw, names: () => state.catalog.maps.map((each) => each.name),
       shown: () => (state.layers.classes ? state.number : null),
+      border: () => swipe.share, setBorder: (share) => swipe.set(share),
     });
   }
-  await show(0);
+  const link = readLink(); // before a view is shown, which the address then has
+  await show(linkedMap(link) ?? 0);
+  follow(link);
   watch();
+}
+
+// The view as the address has it, so that it can be sent and kept: #map=NAME&at=X,Y&resolution=R.
+function readLink() {
+  return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+}
+
+function linkedMap({map: name}) {
+  const number = state.catalog.maps.findIndex((each) => each.name === name);
+  return number < 0 ? undefined : number;
+}
+
+function writeLink() {
+  const view = map.getView();
+  if (!state.layers.classes || !view.getCenter()) {
+    return;
+  }
+  const link = new URLSearchParams(location.hash.slice(1)); // what others have there stays
+  const digits = entry().geographic ? 7 : 2;
+  const values = [entry().name, view.getCenter().map((each) => each.toFixed(digits)).join(','),
+    view.getResolution().toPrecision(5)];
+  LINKED.forEach((key, at) => link.set(key, values[at]));
+  history.replaceState(null, '', `#${link}`);
+}
+
+function follow({map: name, at, resolution}) {
+  const center = (at || '').split(',').map(Number);
+  if (name !== entry().name || center.length !== 2 || !center.every(Number.isFinite) || !(resolution > 0)) {
+    return;
+  }
+  map.getView().setCenter(center);
+  map.getView().setResolution(Number(resolution));
+}
+
+async function followLink() {
+  const link = readLink();
+  const number = linkedMap(link);
+  if (number !== undefined && number !== state.number) {
+    await show(number);
+  }
+  follow(link);
 }
 
 // While copies for the browser are made, the page looks for them and takes them in.
@@ -87,7 +136,8 @@ async function show(number, view = null) {
 }
 
 async function load(number, view, turn) {
-  const before = view ? state.settings : {kind: 'map', least: 0, polygons: state.settings?.polygons || false};
+  const before = view ? state.settings : {kind: 'map', least: 0, opacity: state.settings?.opacity ?? 100,
+    polygons: state.settings?.polygons || false};
   state.number = number;
   state.settings = {...before, on: before.on || new Set(entry().classes.map((each) => each.value))};
   if (!entry().files.truth) {
@@ -179,6 +229,7 @@ function draw(panel = true) {
     return;
   }
   classes.setStyle(classStyle(entry(), state.band, state.settings));
+  classes.setOpacity(state.settings.opacity / 100);
   classes.setVisible(!scene || state.side !== 'scene');
   scene?.setVisible(state.side !== 'map');
   polygons.setVisible(state.settings.polygons);
@@ -186,6 +237,11 @@ function draw(panel = true) {
 }
 
 function change(settings, panel = true) {
+  if (!panel && 'opacity' in settings) {
+    Object.assign(state.settings, settings);
+    state.layers.classes?.setOpacity(settings.opacity / 100);
+    return;
+  }
   const confidenceAlone = !panel && Object.keys(settings).join() === 'least';
   Object.assign(state.settings, settings);
   if (confidenceAlone) {
@@ -221,7 +277,9 @@ function describe(event) {
       parts.push(`confidence ${bands[state.band.confidence - 1]} %`);
     }
     if (state.band.truth) {
-      parts.push(`truth: ${name(bands[state.band.truth - 1])}`);
+      const [made, truth] = [bands[state.band.map - 1], bands[state.band.truth - 1]];
+      const wrong = made !== truth && made !== NO_DATA && truth !== NO_DATA;
+      parts.push(`truth: ${name(truth)}${wrong ? `, taken for ${name(made)}` : ''}`);
     }
   }
   const feature = map.forEachFeatureAtPixel(event.pixel, (each) => each,

@@ -22,7 +22,17 @@ function choice(kind, settings, change) {
   return element('label', {className: 'row'}, [input, ` ${kind}`]);
 }
 
-function classRow(each, settings, toggle) {
+function slider(id, label, value, text, changed) {
+  const input = element('input', {type: 'range', min: 0, max: 100, value, id, ariaLabel: label});
+  const shown = element('p', {textContent: text(value)});
+  input.addEventListener('input', () => {
+    shown.textContent = text(input.value);
+    changed(Number(input.value));
+  });
+  return [input, shown];
+}
+
+function classRow(each, iou, settings, toggle) {
   const input = element('input', {type: 'checkbox', checked: settings.on.has(each.value)});
   input.dataset.value = each.value;
   input.addEventListener('change', () => toggle(each.value));
@@ -30,7 +40,8 @@ function classRow(each, settings, toggle) {
   swatch.style.background = `rgb(${each.color.join(',')})`;
   return element('label', {className: 'class', title: each.name}, [
     input, swatch, element('span', {className: 'name', textContent: each.name}),
-    element('span', {className: 'share', textContent: percent(each.share)})]);
+    element('span', {className: 'share', textContent: percent(each.share)}),
+    ...(typeof iou === 'number' ? [element('span', {className: 'iou', textContent: `IoU ${(100 * iou).toFixed(1)}`})] : [])]);
 }
 
 function about(entry) {
@@ -63,16 +74,14 @@ export function drawPanel(root, catalog, number, settings, {change, toggle, choo
       element('p', {textContent: `${percent(right / labeled)} of ${labeled.toLocaleString('en')} labeled pixels are right`}));
   }
   parts.push(element('h2', {textContent: 'classes'}),
-    ...entry.classes.map((each) => classRow(each, settings, toggle)));
+    ...entry.classes.map((each, index) => classRow(each, entry.iou?.[index], settings, toggle)));
+  if (entry.files.scene) {
+    parts.push(element('h2', {textContent: 'opacity'}), ...slider('opacity', 'opacity of the map in percent',
+      settings.opacity, (value) => `${value} %`, (opacity) => change({opacity}, false)));
+  }
   if (entry.files.confidence) {
-    const slider = element('input', {type: 'range', min: 0, max: 100, value: settings.least, id: 'least',
-      ariaLabel: 'least confidence in percent'});
-    const text = element('p', {textContent: `${settings.least} % or more`});
-    slider.addEventListener('input', () => {
-      text.textContent = `${slider.value} % or more`;
-      change({least: Number(slider.value)}, false);
-    });
-    parts.push(element('h2', {textContent: 'confidence'}), slider, text);
+    parts.push(element('h2', {textContent: 'confidence'}), ...slider('least', 'least confidence in percent',
+      settings.least, (value) => `${value} % or more`, (least) => change({least}, false)));
   }
   if (entry.polygons) {
     const input = element('input', {type: 'checkbox', id: 'polygons', checked: settings.polygons});

@@ -22,7 +22,8 @@ const OUTLINE = [
 
 export class Review {
   // `host` is the page: map() as OpenLayers has it, number() of the map that was chosen, shown() of
-  // the one whose layers are there, names() of all, show(number), draw(), which draws the panel.
+  // the one whose layers are there, names() of all, show(number), draw(), which draws the panel,
+  // border() and setBorder(share), between scene and map.
   constructor(host) {
     this.host = host;
     this.tiles = null; // null: not reviewing
@@ -79,11 +80,14 @@ export class Review {
     }
     this.tiles = this.answer.tiles;
     this.made = [];
+    this.border = this.host.border();
+    this.host.setBorder(0); // the map lies on the whole tile, and the scene under it by s or the border
     await this.go(this.undecided(0) ?? 0);
   }
 
   stop() {
     this.tiles = null;
+    this.host.setBorder(this.border);
     this.host.map().removeLayer(this.layer);
     this.layer = null;
   }
