@@ -357,8 +357,8 @@ class Mesh:
         while not self._closed:
             self._note_pause()
             try:
-                # A peer that sent what is none of ours may leave its connection open.
-                events = self._selector.select(0 if ended else POLL_SECONDS)
+                # With a limit: a peer that sent what is none of ours may leave its connection open.
+                events = self._selector.select(POLL_SECONDS)
                 ready = [key for key, _ in events if key.data not in ended]
             except (OSError, ValueError):  # closed
                 return
