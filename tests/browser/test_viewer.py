@@ -112,16 +112,17 @@ def test_a_link_shows_the_same_view(browser: Any, tmp_path: Path) -> None:
     add_map(where, 'a')
     add_map(where, 'b', **NOWHERE)
     view = '() => [...viewer.map().getView().getCenter(), viewer.map().getView().getResolution()]'
-    with viewing(where) as url:
-        first = Page(browser, url)
+    with viewing(where) as viewer:
+        first = Page(browser, viewer)
         first.press('n')
         first.wait_for('b')
         first.page.evaluate('() => { viewer.map().getView().setCenter([123.25, 77.5]);'
                             'viewer.map().getView().setResolution(0.5); }')
         first.page.wait_for_function("location.hash.includes('at=123.25')")
         link, shown = first.page.evaluate('() => location.href'), first.page.evaluate(view)
-        assert link.startswith(f'{url}#map=b&')
-        second = Page(browser, link, 'b')
+        assert link.startswith(f'http://127.0.0.1:{viewer.server_port}/#map=b&')
+        # another browser, which needs a token as well
+        second = Page(browser, f"{viewer.url}#{link.partition('#')[2]}", 'b')
         assert second.page.evaluate(view) == pytest.approx(shown)
         # a link that is pasted into a page that is open
         pasted = '#map=a&at=300100,3399900&resolution=0.25'
@@ -131,7 +132,7 @@ def test_a_link_shows_the_same_view(browser: Any, tmp_path: Path) -> None:
         assert second.page.evaluate(view) == pytest.approx([300100, 3399900, 0.25])
         # one of a map that is not here, or of no place, shows the first map
         for wrong in ('#map=gone&at=1,2&resolution=1', '#map=a&at=x&resolution=0'):
-            other = Page(browser, url + wrong)
+            other = Page(browser, viewer.url + wrong)
             assert other.page.evaluate('() => viewer.state.number') == 0
             other.close()
         first.close()
