@@ -1,6 +1,6 @@
 """Whether the packages that training needs are there, and how to install them here.
 
-The command ``mapsage`` loads this file by its path: it imports the standard library alone.
+The command ``mapsage`` loads this file by its path: it imports only the standard library.
 """
 from __future__ import annotations
 

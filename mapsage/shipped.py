@@ -1,6 +1,6 @@
 """The configs and programs that come with MapSage, in a checkout and in an installed wheel.
 
-tools/launch.py loads this file by its path: it imports the standard library alone.
+tools/launch.py loads this file by its path: it imports only the standard library.
 """
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Doctor:
         if self.env.note:
             findings.append(Finding('note', self.env.note))
         findings += check_data(cfg)
-        findings += check_keys(cfg) if self.printing else []  # trackers are rank 0's alone
+        findings += check_keys(cfg) if self.printing else []  # only rank 0 has trackers
         # Under a launcher the strategy does not depend on the model, so one rank examines it.
         return self._examine_model(cfg, findings) if self.printing else None
 

@@ -237,7 +237,7 @@ def suggest(args: argparse.Namespace,
 
 
 def _start(cfg: Config) -> Accelerator:
-    """Start the accelerator that the config names, for this process alone."""
+    """Start the accelerator that the config names, for this process only."""
     env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
     startup.identify_process('none', env.port)
     accelerator = startup.choose_accelerator(env.accelerator)

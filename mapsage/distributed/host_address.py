@@ -3,7 +3,7 @@
 An address is numeric, and one of this machine: listeners bind it and announce it. Where all ranks
 are on one machine it is 127.0.0.1, so that no other machine reaches them.
 
-The functions that do not read the environment need the standard library alone, since
+The functions that do not read the environment need only the standard library, since
 ``nodes/elastic.py`` loads this file by its path.
 """
 from __future__ import annotations

@@ -5,7 +5,7 @@ first choice is a ``FileStore`` on a file without a name, which only holders of 
 open. Where that cannot be had, it is a ``TCPStore`` on 127.0.0.1, which other users of the machine
 reach. The ranks of a job agree on one in ``job_store.py``.
 
-This file imports the standard library alone, since tools/launch.py loads it by its path.
+This file imports only the standard library, since tools/launch.py loads it by its path.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RISK = ('warning: this job cannot keep its rendezvous store in a private file ({
 
 
 class PrivateStoreError(UserError, RuntimeError):
-    """A job on one machine cannot have a store of its own, or not reach it."""
+    """A job on one machine cannot make or reach its store."""
 
 
 def private_file() -> int:

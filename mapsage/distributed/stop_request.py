@@ -6,7 +6,7 @@ its notes, where its ranks look as well, so that no request is lost while they s
 no signal. Whoever leaves after such a request notes that too, for the launcher to end with
 :data:`STATUS`.
 
-This file imports the standard library alone, since tools/launch.py loads it by its path.
+This file imports only the standard library, since tools/launch.py loads it by its path.
 """
 from __future__ import annotations
 

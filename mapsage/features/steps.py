@@ -66,7 +66,7 @@ class FeatureSteps:
 
 
 class FeatureEpochs:
-    """Replaces the loader of an epoch-based loop; all other attributes are those of the loader.
+    """Replaces the loader of an epoch-based loop; it has all other attributes of the loader.
 
     Args:
         loader: Training loader.

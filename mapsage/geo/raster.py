@@ -289,7 +289,7 @@ class Raster:
     def _block_error(self, window: Box, error: Exception) -> Exception:
         reason, cause = str(error.__cause__ or error), _first_cause(error)
         arrived = not self.is_remote or _DECODING.search(cause) is not None
-        # If the server is at fault, each block alone would wait for it again.
+        # If the server is at fault, every block would wait for it again.
         damaged = self._damaged_blocks(window) if arrived else self._cut_blocks(window)
         if not (arrived or damaged):
             return RemoteReadError(

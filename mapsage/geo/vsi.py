@@ -16,7 +16,7 @@ import rasterio.io
 from rasterio.session import DummySession
 
 # Seconds after which a server that does not answer is an error; without these GDAL waits for ever.
-# Environment variables, because pyogrio has a GDAL of its own; one that the user has set is kept.
+# Environment variables, because pyogrio brings another GDAL; one that the user has set is kept.
 _PATIENCE = dict(
     GDAL_HTTP_CONNECTTIMEOUT='10',
     GDAL_HTTP_LOW_SPEED_TIME='20',  # at fewer bytes a second than the limit

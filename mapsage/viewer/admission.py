@@ -1,6 +1,6 @@
 """Who may ask the viewer: a browser that has opened one of its links.
 
-Every user of a machine reaches 127.0.0.1, so the address alone admits nobody. A link carries a
+Every user of a machine reaches 127.0.0.1, so the address is no proof. A link carries a
 token that works once; the browser that opens it gets a cookie for as long as the viewer and the
 browser run. A used link is replaced at once, so there is always exactly one that works.
 """
@@ -39,7 +39,7 @@ class Admission:
         """Return the ``Set-Cookie`` header of an admitted browser.
 
         Args:
-            port: Port by which the browser knows the viewer, that of ``ssh -L`` for example. A
+            port: Port by which the browser knows the viewer, for example the port of ``ssh -L``. A
                 browser sends a cookie to all ports of a host, so its name holds the port.
         """
         return f'{_COOKIE.format(port)}={self._pass}; HttpOnly; SameSite=Strict; Path=/'

@@ -1,7 +1,7 @@
 """A server that strangers cannot exhaust: few connections, and a deadline for every request.
 
 A request must be there in full some seconds after its connection was opened or the previous answer
-was sent; an answer must go on, however slowly. If all connections are in use, the one that has
+was sent; an answer must progress, however slowly. If all connections are in use, the one that has
 waited longest for a request makes room, and one that was never admitted goes before one that was.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _State:
     Attributes:
         since: Time since when a request is awaited (seconds of the monotonic clock).
         is_waiting: Whether a request is awaited; False while one is answered.
-        is_admitted: Whether its last request was that of an admitted browser.
+        is_admitted: Whether its last request came from an admitted browser.
         is_ended: Whether it was ended to make room.
     """
 
@@ -106,7 +106,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._states[request].is_waiting = False
 
     def note_admission(self, request: Any, is_admitted: bool) -> None:
-        """Note whether the request of a connection is that of an admitted browser."""
+        """Note whether the request of a connection comes from an admitted browser."""
         with self._changed:
             self._states[request].is_admitted = is_admitted
 
@@ -196,7 +196,7 @@ class _Answers(io.RawIOBase):
     def write(self, data: Any) -> int:
         left = memoryview(data)
         while left:
-            # One deadline for each part; that of sendall() would be one for all of them.
+            # Each part has a deadline; sendall() would have a single one for all parts.
             self._connection.settimeout(self._seconds)
             left = left[self._connection.send(left):]
         return len(data)

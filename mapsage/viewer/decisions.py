@@ -118,7 +118,7 @@ class ReviewFile:
         """Return all decisions; none where there is no file.
 
         Raises:
-            ViewError: If the file cannot be read, or is none of a review.
+            ViewError: If the file cannot be read, or is not a review.
         """
         if not self.path.exists():
             return {}
@@ -223,7 +223,7 @@ def read_windows(path: Any) -> List[ReviewedWindow]:
     """Return the windows of a review.
 
     Raises:
-        ViewError: If the file cannot be read, or is none of a review.
+        ViewError: If the file cannot be read, or is not a review.
     """
     if not Path(path).exists():
         raise ViewError(f'{path} does not exist; expected a review of tools/view.py.')

@@ -76,7 +76,7 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
 
 
 class TruthSettings(NamedTuple):
-    """How labels are read, as ``GeoTiffDataset`` reads those of a training.
+    """How labels are read, as ``GeoTiffDataset`` reads them for a training.
 
     Attributes:
         reduce_zero_label: Whether value 0 of a raster is unlabeled and 1 the first class.
@@ -282,7 +282,7 @@ def _as_colors(values: np.ndarray, limits: Optional[np.ndarray]) -> np.ndarray:
 
 def _write_truth(copy: Path, entry: MapEntry, read: Callable[..., Tuple[np.ndarray, np.ndarray]],
                  target: Raster, settings: TruthSettings, progress: Progress) -> Matrix:
-    """Write the labels as a map of its own; return the confusion matrix."""
+    """Write the labels as a map; return the confusion matrix."""
     info = MapInfo(class_names=[each['name'] for each in entry.classes],
                    palette=[each['color'] for each in entry.classes], crs=target.crs,
                    transform=_transform(target))

@@ -142,7 +142,7 @@ class _Handler(BoundedHandler):
     def _port(self) -> Optional[str]:
         """Return the port by which the browser knows this machine; None if it names another one.
 
-        It may be any: that of ``ssh -L`` is another than the server's.
+        It may be any port: ``ssh -L`` has another one than the server.
         """
         found = re.fullmatch(r'(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?',
                              self.headers.get('Host', ''))

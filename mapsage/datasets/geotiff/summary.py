@@ -94,10 +94,11 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
     pixels = sum(scene['scene_shape'][0] * scene['scene_shape'][1] for scene in scenes)
     drawn = set(areas)
     areas[dataset.outside] += max(0.0, pixels - sum(areas.values()))
-    each = ', '.join(f'{os.path.basename(path)} {count:,}' for path, count in counts.items()) \
+    by_scene = ', '.join(f'{os.path.basename(path)} {count:,}'
+                         for path, count in counts.items()) \
         if len(counts) <= _LISTED else f'{min(counts.values()):,} to {max(counts.values()):,} each'
     yield logging.INFO, (
-        f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({each}); shares '
+        f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); shares '
         f'by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
     yield from ((logging.INFO, vector.guess) for vector in dataset._vectors.values()
                 if vector.guess)
@@ -122,13 +123,13 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
 
 def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
     boxes = list(_boxes([scene['scene_shape'] for scene in scenes]))
-    found: Counter = Counter()
+    pixel_counts: Counter = Counter()
     for number, box in boxes:
         values, counts = np.unique(scenes[number]['labels'].read(*box), return_counts=True)
-        found.update(dict(zip(values.tolist(), counts.tolist())))
-    pixels, shift = sum(found.values()), int(dataset.reduce_zero_label)
+        pixel_counts.update(dict(zip(values.tolist(), counts.tolist())))
+    pixels, shift = sum(pixel_counts.values()), int(dataset.reduce_zero_label)
     unlabeled = [UNLABELED, dataset.ignore_index] + [0] * shift
-    areas = Counter({value - shift: float(count) for value, count in found.items()
+    areas = Counter({value - shift: float(count) for value, count in pixel_counts.items()
                      if value not in unlabeled})
     ignored = pixels - sum(areas.values())
     known = range(len(dataset._file_classes()))

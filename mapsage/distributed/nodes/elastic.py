@@ -4,7 +4,7 @@ The launchers of all nodes meet at a rendezvous store that none of them keeps (t
 When a rank or a node is lost, or a node joins, every launcher ends its ranks, they meet again, and
 the ranks start anew from the last checkpoint.
 
-This file imports the standard library and torch alone, since tools/launch.py loads it by its path.
+This file imports only the standard library and torch, since tools/launch.py loads it by its path.
 """
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def read_settings(nodes: str, environ: Mapping[str, str], name: str = 'mapsage')
         name: Name of the job where there is no ``RDZV_ID``, see :func:`job_name`.
 
     Raises:
-        ElasticError: If a value is none.
+        ElasticError: If a value is not a valid number or address.
     """
     parts = nodes.split(':')
     if len(parts) != 2 or not all(part.isdigit() for part in parts) \

@@ -1,7 +1,7 @@
 """Who is the cause where ranks have failed: what tools/launch.py prints at its end.
 
 What the ranks wrote decides, and then how they ended: torchrun may notice the end of a rank that
-has lost its peer before the end of the peer. This file imports the standard library alone, since
+has lost its peer before the end of the peer. This file imports only the standard library, since
 the launcher loads it by its path.
 """
 from __future__ import annotations

@@ -7,7 +7,7 @@ Torch asks one thing while the ranks train: how many machines wait to join. This
   store is a new one: it puts itself back, or joins anew where the others have gone on without it;
 - a machine has left the list while the ranks start, and do not watch each other yet.
 
-This file imports the standard library and torch alone, since elastic.py loads it by its path.
+This file imports only the standard library and torch, since elastic.py loads it by its path.
 """
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ which keep a connection to it and say goodbye before they end:
 The first such finding is told to all. Ranks have a while to report it in their own words where
 their collectives break, then they end, or are killed.
 
-This file imports the standard library alone and is run by its path, to start in milliseconds.
+This file imports only the standard library and is run by its path, to start in milliseconds.
 """
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PURPOSE = 'watch'  # of the handshake
 
 
 def _module(path: str) -> Any:
-    """Return a module of the standard library alone, by its path from here."""
+    """Return a module that imports only the standard library, by its path from here."""
     file = Path(__file__).resolve().parents[1] / path
     name = f'mapsage_watch_{file.stem}'
     spec: Any = importlib.util.spec_from_file_location(name, str(file))

@@ -4,7 +4,7 @@ Whoever reaches the port can connect. Until a connection has proved that it belo
 costs one descriptor and less than a hundred bytes, for a few seconds at most, and it can delay
 nobody: the thread never waits for one of them.
 
-This file imports the standard library alone, since the watch of a node loads it by its path.
+This file imports only the standard library, since the watch of a node loads it by its path.
 """
 from __future__ import annotations
 

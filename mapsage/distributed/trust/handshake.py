@@ -8,7 +8,7 @@ itself.
 
 What is sent after the handshake is neither encrypted nor authenticated.
 
-This file imports the standard library alone, since the watch of a node loads it by its path.
+This file imports only the standard library, since the watch of a node loads it by its path.
 """
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class GreetingDroppedError(OSError):
 def new_listener() -> bytes:
     """Return the number of a new listener. It is public: announce it with the address.
 
-    Ports are given anew, and several jobs of a user may share a secret. The number is in the
+    Ports are reused, and several jobs of a user may share a secret. The number is in the
     proofs, so that no connection leads to another process than the one that announced it.
     """
     return os.urandom(LISTENER_BYTES)
@@ -85,7 +85,7 @@ class ListenerHandshake:
         """Return the answer to a message of the client.
 
         Raises:
-            HandshakeError: If it is none of ours, or its proof is wrong.
+            HandshakeError: If it is not a greeting of MapSage, or its proof is wrong.
         """
         if self._expected:
             if not hmac.compare_digest(data, self._expected):

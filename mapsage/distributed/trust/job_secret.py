@@ -4,7 +4,7 @@ It comes from a variable, a file, or a file of this user that the first process 
 comes from the rendezvous store, which anybody can read who reaches its port. An error shows where
 the secret was looked for, and never what it is.
 
-This file imports the standard library alone, since launchers load it by its path.
+This file imports only the standard library, since launchers load it by its path.
 """
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _own_secret(folder: Path) -> bytes:
 
 def _make(path: Path) -> None:
     """Make the file with a new secret unless another process was first; it is never seen empty."""
-    # Beside it, and then linked: O_EXCL alone would show the others a file without its content.
+    # Write another file and link it: with O_EXCL, other processes would see an empty file.
     beside = path.with_name(f'{path.name}.{os.urandom(8).hex()}')
     try:
         with open(beside, 'x', opener=lambda path, flags: os.open(path, flags, 0o600)) as file:

@@ -15,7 +15,7 @@ before its imports, and becomes the rank's command.
 The kernel kills the server when its owner dies, and a fork when the server dies. The server kills a
 fork whose caller is gone. Nothing therefore outlives the owner, however it ends. Linux only.
 
-This file is run by its path and imports the standard library alone, to start in milliseconds.
+This file is run by its path and imports only the standard library, to start in milliseconds.
 """
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ An encoder that hangs in a computation, or was stopped, does not notice that its
 and torchrun would wait for it forever. Ranks write into a folder of the launcher what they are and
 that they have finished; the launcher looks there.
 
-This file imports the standard library alone, since tools/launch.py loads it by its path.
+This file imports only the standard library, since tools/launch.py loads it by its path.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How many ranks the launcher starts on this machine where nobody says it: one for each card.
 
-This file imports the standard library alone, since tools/launch.py loads it by its path. Cards are
+This file imports only the standard library, since tools/launch.py loads it by its path. Cards are
 counted in another process (tools/count_cards.py), since a process that has asked a driver may not
 fork ranks that use it.
 """

@@ -1,7 +1,7 @@
 """How the launcher's ranks start: as forks of one process that has done their imports, or each as a
 new Python process.
 
-This file imports the standard library alone, since tools/launch.py and test sessions load it by its
+This file imports only the standard library, since tools/launch.py and test sessions load it by its
 path.
 """
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .shards import (
 
 VERSION = 2
 INDEX = 'index.json'
-_MOST_VIEWS = 10000  # of a sample; a larger number is none that anybody computes
+_MOST_VIEWS = 10000  # of a sample; nobody computes a larger number
 
 
 @dataclass(frozen=True)

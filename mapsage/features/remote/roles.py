@@ -107,7 +107,7 @@ def connect_store(timeout: float) -> Any:
         timeout: Seconds to wait for the store.
     """
     # A store of torchrun outlives a restart, and this process may train several times, so the keys
-    # of each connection have a prefix of their own. Where machines come and go, the number of
+    # of each connection have another prefix. Where machines come and go, the number of
     # restarts is each machine's own.
     start = os.environ.get(ROUND_VARIABLE) or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
     store = private_store(timeout)

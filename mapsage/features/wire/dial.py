@@ -63,7 +63,7 @@ class Dial:
         sock.sendall(self._handshake.greeting)  # its buffer is empty
 
     def prove(self, sock: socket.socket) -> bool:
-        """Go on with the handshake as far as the peer has answered.
+        """Continue the handshake as far as the peer has answered.
 
         Returns:
             Whether both ends have proved themselves.
