@@ -98,8 +98,8 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
                          for path, count in counts.items()) \
         if len(counts) <= _LISTED else f'{min(counts.values()):,} to {max(counts.values()):,} each'
     yield logging.INFO, (
-        f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); shares '
-        f'by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
+        f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
+        f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
     yield from ((logging.INFO, vector.guess) for vector in dataset._vectors.values()
                 if vector.guess)
     defaults = sum(vector.defaults for vector in dataset._vectors.values())
