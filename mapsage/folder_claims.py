@@ -140,7 +140,7 @@ def _other_claims(folder: Path, own: Any, facts: Dict[str, Any],
                 except BlockingIOError:
                     text = file.read(_LONGEST)
                 else:  # of a process that was killed
-                    left = _parse(file.read())
+                    left = _parse(file.read(_LONGEST))
                     if set(left.get('names', ())) & set(facts['names']):
                         ended = left
                     path.unlink()
