@@ -15,9 +15,9 @@ from forked import DIED, fork_ranks
 from ranks import free_port
 from socket_table import listening
 
-from mapsage.distributed import job_store
+from mapsage.distributed import RankLostError, job_store
 from mapsage.distributed.job_store import private_store
-from mapsage.distributed.private_store import PrivateStoreError, file_path
+from mapsage.distributed.private_store import file_path
 from mapsage.distributed.store import LockedStore, silent_ranks
 
 SECRET = 'a1' * 32
@@ -180,14 +180,14 @@ def stay_away(port: int) -> Any:
     if os.environ['RANK'] == '0':
         return ''
     os.environ['MASTER_PORT'] = str(port)
-    with pytest.raises(PrivateStoreError) as error:
+    with pytest.raises(RankLostError) as error:
         private_store(0.5)
-    return str(error.value)
+    return f'{error.value.ranks} {error.value}'
 
 
 def test_a_rank_0_that_does_not_come_is_named(tmp_path: Path) -> None:
     _, text = fork_ranks(stay_away, 2, tmp_path, free_port())
-    assert 'rank 1 did not reach rank 0' in text and 'first error in its log' in text
+    assert text.startswith('[0] rank 1 did not reach rank 0') and 'last lines in its log' in text
 
 
 def test_several_machines_have_no_private_store(monkeypatch: pytest.MonkeyPatch) -> None:
