@@ -27,7 +27,6 @@ import torch.distributed as dist
 
 from mapsage.distributed.trust.job_secret import job_secret
 
-from .channels.channel import RankLostError
 from .launcher import ENCODERS_VARIABLE, on_one_machine
 from .private_store import PrivateStoreError, file_path, loopback_store, private_file
 
@@ -55,8 +54,7 @@ def private_store(timeout: float) -> Optional[Any]:
         timeout: Seconds to wait for rank 0, and for the answer to a request.
 
     Raises:
-        PrivateStoreError: If this machine allows no private store.
-        RankLostError: If rank 0 does not come.
+        PrivateStoreError: If rank 0 does not come, or this machine allows no private store.
         SecretError: If there is no secret that names the meeting.
     """
     if sys.platform != 'linux' or not on_one_machine(os.environ):
@@ -182,7 +180,7 @@ def _ask(name: bytes, timeout: float) -> Union[int, str]:
         except OSError as error:
             why = str(error)
         if time.monotonic() > deadline:
-            raise RankLostError(
+            raise PrivateStoreError(
                 f"rank {os.environ['RANK']} did not reach rank 0 of its job on this machine within "
                 f'{timeout:g} s ({why}). It did not start, was stopped, or has ended: look at the '
                 f'last lines in its log. All ranks need the same MASTER_ADDR, MASTER_PORT and '

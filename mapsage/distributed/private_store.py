@@ -14,7 +14,7 @@ import os
 import socket
 import tempfile
 from datetime import timedelta
-from typing import Any, Tuple
+from typing import Any, Sequence, Tuple
 
 if __package__:
     from mapsage.errors import UserError
@@ -30,7 +30,15 @@ RISK = ('warning: this job cannot keep its rendezvous store in a private file ({
 
 
 class PrivateStoreError(UserError, RuntimeError):
-    """A job on one machine cannot make or reach its store."""
+    """A job on one machine cannot make or reach its store.
+
+    Attributes:
+        ranks: Ranks that were waited for.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
 
 
 def private_file() -> int:

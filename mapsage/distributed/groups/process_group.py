@@ -94,8 +94,7 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
             cannot be started.
         DescriptorLimitError: If this process may not open a connection to each rank.
         AddressError: If the loopback interface of a machine with all ranks is down.
-        PrivateStoreError: If this machine allows no private store.
-        RankLostError: If rank 0 of one machine does not come.
+        PrivateStoreError: If rank 0 does not come, or this machine allows no private store.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
             or not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
