@@ -180,7 +180,7 @@ def stay_away(port: int) -> Any:
     if os.environ['RANK'] == '0':
         return ''
     os.environ['MASTER_PORT'] = str(port)
-    with pytest.raises(RankLostError) as error:
+    with pytest.raises(PrivateStoreError) as error:
         private_store(0.5)
     return f'{error.value.ranks} {error.value}'
 
