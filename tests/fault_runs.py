@@ -225,6 +225,8 @@ def named_culprits(error: str) -> Set[int]:
         return set()
     # All ranks report the same error, which names the rank.
     names = re.findall(r'(?m)^ *rank (\d+)\b', error) or re.findall(r'\brank (\d+)\b', error)
+    for others in re.findall(r'the same on rank\(s\) \[([\d, ]+)\]', error):
+        names += others.split(',')
     return {int(rank) for rank in names}
 
 

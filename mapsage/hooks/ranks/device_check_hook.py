@@ -35,6 +35,7 @@ from mapsage.distributed.weights import (
     weight_samples,
 )
 from mapsage.errors import UserError
+from mapsage.hooks.gradients.non_finite_loss_hook import NonFiniteLossHook
 from mapsage.wrappers import whole_model
 
 
@@ -181,6 +182,8 @@ class DeviceCheckHook(Hook):
         when = f'after iteration {runner.iter + 1}'
         with whole_model(runner.model):  # a head that is split over ranks can be compared
             every = _gather(when, look)
+            if any(report.problems for report in every):
+                _explain_bad_numbers(runner)
             _raise_problems(when, [report.problems for report in every])
             drifted = self._compare_rounded_weights(runner, model, every, when)
             if not drifted:
@@ -246,6 +249,16 @@ class DeviceCheckHook(Hook):
                 every[rank].problems += problems
         runner.logger.info(f'device check {when}\n{table(every)}')
         _raise_problems(when, [report.problems for report in every], compared)
+
+
+def _explain_bad_numbers(runner: Runner) -> None:
+    """Raise the error of the hook that knows where a NaN began. Collective.
+
+    By now a NaN may have come to every rank with the averaged gradients.
+    """
+    for hook in runner.hooks:
+        if isinstance(hook, NonFiniteLossHook):
+            hook.gather_state(runner)
 
 
 def table(reports: Sequence[DeviceReport]) -> str:

@@ -15,9 +15,9 @@ from forked import DIED, fork_ranks
 from ranks import free_port
 from socket_table import listening
 
-from mapsage.distributed import RankLostError, job_store
+from mapsage.distributed import job_store
 from mapsage.distributed.job_store import private_store
-from mapsage.distributed.private_store import file_path
+from mapsage.distributed.private_store import PrivateStoreError, file_path
 from mapsage.distributed.store import LockedStore, silent_ranks
 
 SECRET = 'a1' * 32
