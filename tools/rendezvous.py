@@ -34,8 +34,8 @@ def load(name: str, room: str) -> Any:
     return module
 
 
-def open_store(host: str, port: int) -> Tuple[Any, str]:
-    """Return the store, and a warning where it listens at more than the address of ``host``.
+def open_store(host: str, port: int) -> Tuple[Any, str, str]:
+    """Return the store, the host by which to reach it, and a warning if it listens everywhere.
 
     Raises:
         AddressError: If the other machines could not reach this one at ``host``.
@@ -45,12 +45,15 @@ def open_store(host: str, port: int) -> Tuple[Any, str]:
     address = load('host_address', '').own_address(host)
     if 'master_listen_fd' not in (TCPStore.__init__.__doc__ or ''):
         store = TCPStore('localhost', port, is_master=True, wait_for_workers=False)
-        return store, 'warning: this version of torch listens on all interfaces of the machine.'
+        return store, host, ('warning: this version of torch listens on all interfaces of the '
+                             'machine.')
     family = socket.AF_INET6 if ':' in address else socket.AF_INET
     with socket.create_server((address, port), family=family, backlog=1024) as listener:
         port = listener.getsockname()[1]
-        return TCPStore(address, port, is_master=True, wait_for_workers=False,
-                        master_listen_fd=os.dup(listener.fileno())), ''
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False,
+                         master_listen_fd=os.dup(listener.fileno()))
+    # The name of a host may stand for 127.0.1.1 on itself, where nobody listens.
+    return store, address, ''
 
 
 def main() -> None:
@@ -64,14 +67,14 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         secret = secrets.describe_secret(os.environ)
-        store, warning = open_store(args.host, args.port)
+        store, host, warning = open_store(args.host, args.port)
     except secrets.SecretError as error:
         sys.exit(f'error: {error}')
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f'error: no store can listen at port {args.port} of {args.host}: '
                  f'{str(error).splitlines()[0]}. Choose another with --port, or name an address of '
                  f'this machine that the others reach with --host.')
-    host = f'[{args.host}]' if ':' in args.host else args.host
+    host = f'[{host}]' if ':' in host else host
     print(f'rendezvous store at {host}:{store.port}. On each machine, with as many as may '
           f'take part:\n\n  NNODES=2:4 RENDEZVOUS={host}:{store.port} bash '
           f'scripts/start_8card_training.sh CONFIG\n\n{secret}', flush=True)

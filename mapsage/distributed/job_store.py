@@ -40,6 +40,8 @@ _CREDENTIALS = struct.Struct('3i')  # pid, uid, gid; of Linux
 _ANSWER_SECONDS = 10.0  # in which a process of this user says its rank, or answers
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
+_OTHER_USER = ('another user of this machine listens in place of rank 0, so that the ranks of this '
+               'job cannot meet. Set another MASTER_PORT, or MAPSAGE_SECRET.')
 # A descriptor or a port by the name of the meeting: a process meets the others once.
 _locations: Dict[bytes, Union[int, str]] = {}
 _kept: Any = []  # stores that this process keeps for the others
@@ -131,6 +133,7 @@ def _listen(name: bytes, deadline: float) -> socket.socket:
             listener.listen(1024)
             return listener
         except OSError as error:  # an earlier run of the same job is still ending
+            _check_holder(name)
             if time.monotonic() > deadline:
                 listener.close()
                 raise PrivateStoreError(
@@ -138,6 +141,17 @@ def _listen(name: bytes, deadline: float) -> socket.socket:
                     f"{os.environ.get('MASTER_PORT')} and still waits for its ranks ({error}). "
                     f'End it, or choose another port.') from error
             time.sleep(_FIRST_PAUSE)
+
+
+def _check_holder(name: bytes) -> None:
+    """Raise PrivateStoreError if another user has taken the name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            connection.connect(name)
+        except OSError:
+            return
+        if _user_of(connection) != os.geteuid():
+            raise PrivateStoreError(_OTHER_USER)
 
 
 def _let_in(listener: socket.socket, location: Union[int, str], peers: int) -> None:
@@ -194,7 +208,7 @@ def _ask_once(name: bytes) -> Optional[Union[int, str]]:
         connection.settimeout(_ANSWER_SECONDS)
         connection.connect(name)
         if _user_of(connection) != os.geteuid():
-            raise PrivateStoreError('another user of this machine listens in place of rank 0.')
+            raise PrivateStoreError(_OTHER_USER)
         connection.send(_RANK.pack(int(os.environ['RANK'])))
         descriptors = array.array('i')
         data, ancillary, _, _ = connection.recvmsg(

@@ -35,8 +35,14 @@ _ON_SERVER = re.compile(r'(?:/vsi(?:%s)(?:_streaming)?[/?]|(?<![A-Za-z])(?:%s):/
                         % ('|'.join(_REMOTE), '|'.join(
                             scheme for scheme, kind in _FILE_SYSTEM.items() if kind in _REMOTE)),
                         re.IGNORECASE)
-_SRS = re.compile(r'<SRS\b.*?</SRS>', re.DOTALL)  # names authorities, which nobody asks
-_SOURCE = re.compile(r'<Source(?:Filename|Dataset)[^>]*>([^<]+)<')
+# Coordinate systems name authorities, which nobody asks.
+_SRS = re.compile(r'<SRS\b[^<>]*>[^<]*</SRS>')
+_SOURCE = re.compile(
+    r'<Source(?:Filename|Dataset)[^>]*>\s*(?:<!\[CDATA\[)?([^<\]]+)', re.IGNORECASE)
+_COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
+_ESCAPE = re.compile(r'\\u([0-9a-fA-F]{4})')  # of JSON
+_MARKUP = (b'<', b'{', b'[')  # what a description begins with
+_LARGEST_DESCRIPTION = 64 << 20  # bytes of one in an archive
 _USER = re.compile(r'(?<=://)[^/@]*@')
 
 # Of subdatasets and suffixes whose driver has another name than they have.
@@ -87,13 +93,17 @@ def match(pattern: str, suffixes: Sequence[str] = SCENE_SUFFIXES) -> List[str]:
     return files_of(pattern, suffixes)
 
 
-def content_of(name: str) -> bytes:
+def content_of(name: str, limit: int = -1) -> bytes:
     """Return the bytes of a file, also of one in an archive or on a server.
 
+    Args:
+        name: Path, or name in one of GDAL's file systems.
+        limit: Largest number of bytes that a file in one of these may have; -1 for any.
+
     Raises:
-        OSError: If it cannot be read.
+        OSError: If it cannot be read, or is larger.
     """
-    return vsi.read_bytes(as_vsi(name)) if is_gdal_name(name) else Path(name).read_bytes()
+    return vsi.read_bytes(as_vsi(name), limit) if is_gdal_name(name) else Path(name).read_bytes()
 
 
 def as_vsi(name: str) -> str:
@@ -139,15 +149,23 @@ def server_in(path: str) -> str:
     waiting = [path]
     while waiting:
         path = waiting.pop()
-        if path in seen or not os.path.isfile(path):
+        if path in seen or not (os.path.isfile(path) or is_gdal_name(path)):
             continue
         seen.add(path)
-        text = _description(path)
+        server = '' if os.path.isfile(path) else remote_file(path)
+        if server:
+            return server
+        try:
+            text = _description(path)
+        except OSError:
+            # The name leads nowhere.
+            continue
         name = _ON_SERVER.search(text)
         if name:
             return name.group()
-        for source in _SOURCE.findall(text):
+        for source in _SOURCE.findall(_COMMENT.sub('', text)):
             source = source.strip()
+            source = _container(source) if is_gdal_name(source) else source
             waiting += [source, os.path.join(os.path.dirname(path), source)]
     return ''
 
@@ -275,9 +293,14 @@ def _has_remote_source(path: str) -> bool:
 
 def _description(path: str) -> str:
     """Return the text of a file that describes others, without coordinate systems; '' of others."""
-    with open(path, 'rb') as file:
-        begin = file.read(1024)
-        if begin.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] not in (b'<', b'{', b'['):
-            return ''
-        content = begin + file.read()
-    return html.unescape(_SRS.sub('', content.decode('utf-8', 'replace'))).replace('\\/', '/')
+    if os.path.isfile(path):
+        with open(path, 'rb') as file:
+            content = file.read(1024)
+            if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] in _MARKUP:
+                content += file.read()
+    else:
+        content = content_of(path, _LARGEST_DESCRIPTION)
+    if content.lstrip(b'\xef\xbb\xbf \t\r\n')[:1] not in _MARKUP:
+        return ''
+    text = html.unescape(_SRS.sub('', content.decode('utf-8', 'replace')))
+    return _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), text).replace('\\/', '/')

@@ -76,6 +76,11 @@ def forbid_servers() -> None:
             driver = _gdal.GDALGetDriverByName(name.encode())
             if driver:
                 _gdal.GDALDeregisterDriver(driver)
+    # Lists of folders, netCDF's own client (DAP) and the GDAL of pyogrio ask in other ways. All use
+    # libcurl, which then asks a proxy at a port where nobody listens.
+    for name in ('http_proxy', 'https_proxy', 'ftp_proxy', 'all_proxy'):
+        os.environ[name] = os.environ[name.upper()] = 'http://127.0.0.1:9'
+    os.environ['no_proxy'] = os.environ['NO_PROXY'] = ''
 
 
 def about_to_connect() -> None:
@@ -124,8 +129,8 @@ def size_in(said: Dict[str, str]) -> Optional[int]:
     return int(text) if re.fullmatch('[0-9]{1,18}', text) else None
 
 
-def read_bytes(path: str) -> bytes:
-    """Return the content of a file in one of GDAL's file systems.
+def read_bytes(path: str, limit: int = -1) -> bytes:
+    """Return the content of a file in one of GDAL's file systems, of at most ``limit`` bytes.
 
     Raises:
         OSError: If it cannot be read.
@@ -134,7 +139,7 @@ def read_bytes(path: str) -> bytes:
     about_to_connect()
     with _environment():
         if _gdal is None or not _gdal.VSIIngestFile(
-                None, os.fsencode(path), ctypes.byref(data), ctypes.byref(size), -1):
+                None, os.fsencode(path), ctypes.byref(data), ctypes.byref(size), limit):
             raise OSError(f'{path} cannot be read')
     try:
         return ctypes.string_at(data, size.value)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mapsage.distributed.trust.sealed import seal, unseal
+from mapsage.distributed.trust.sealed import BrokenSealError, seal, unseal
 
 _PURPOSE = 'samples'  # of the seal
 
@@ -83,6 +83,9 @@ def unpack_samples(buffer: torch.Tensor, offset: int, header_bytes: int,
     Raises:
         BrokenSealError: If the header does not come from a rank of this job.
     """
+    if not 0 <= header_bytes <= buffer.numel() - offset:
+        raise BrokenSealError(f'a header of {header_bytes} bytes in {buffer.numel() - offset}: the '
+                              f'numbers were changed on their way between two ranks.')
     header = unseal(ctypes.string_at(buffer.data_ptr() + offset, header_bytes), secret, _PURPOSE)
     table, stream = pickle.loads(header)
     offset += header_bytes

@@ -177,10 +177,11 @@ def test_the_store_finds_what_it_loads_by_its_path() -> None:
     ('localhost', '127.0.0.1'), ('127.0.0.1', '127.0.0.1'), ('::1', '::1')])
 def test_the_store_listens_at_one_address(host: str, address: str) -> None:
     before = set(listening([os.getpid()]))
-    store, warning = runpy.run_path(str(ROOT / 'tools' / 'rendezvous.py'))['open_store'](host, 0)
+    store, printed, warning = runpy.run_path(str(ROOT / 'tools' / 'rendezvous.py'))['open_store'](
+        host, 0)
     client = dist.TCPStore(address, store.port, is_master=False, wait_for_workers=False,
                            timeout=timedelta(seconds=20))
     client.set('key', 'value')
-    assert store.get('key') == b'value' and warning == ''
+    assert store.get('key') == b'value' and warning == '' and printed == address
     opened = set(listening([os.getpid()])) - before
     assert {(each.address, each.port) for each in opened} == {(address, store.port)}

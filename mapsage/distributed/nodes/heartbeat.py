@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -126,6 +127,11 @@ class Heartbeat:
         self.finding: Optional[Dict[str, Any]] = None
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(f'\0{name}')
+        _, user, _ = struct.unpack(
+            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            raise RankLostError(f'another user of this machine listens in place of the watch of '
+                                f'rank {rank}: it has ended. Start the job again.')
         self._line = Line(connection)
         connection.settimeout(None)  # the thread waits for ever
         self._line.send(rank=rank)

@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 _KILLED_AFTER_SECONDS = 5.0  # a rank that does not end by itself, after that
-_CONNECT_SECONDS = 1.0  # with the handshake
+_CONNECT_SECONDS = 1.0
+# Behind a guard that strangers keep full, a connection waits 3 s.
+_HANDSHAKE_SECONDS = 5.0
 _NO_DESCRIPTOR_SECONDS = 0.1  # until the next connection is accepted
 _FIRST_SECONDS = 60.0  # for a node's first sign
 # States of a process, in the letters of the kernel.
@@ -274,7 +276,7 @@ class Watch:
         module = self._handshake
         try:
             line = Line(module.connect(tuple(self._first[:2]),
-                                       module.ClientHandshake(*self._key), _CONNECT_SECONDS))
+                                       module.ClientHandshake(*self._key), _HANDSHAKE_SECONDS))
         except (module.SecretMismatchError, module.OtherVersionError) as error:
             self._find(self._ranks[self._root], f'{self._name(self._root)}: {error}', self._grace)
             return

@@ -13,8 +13,9 @@ import os
 import pwd
 import stat
 import tempfile
+import time
 from pathlib import Path
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 if __package__:
     from mapsage.errors import UserError
@@ -29,6 +30,8 @@ _RANDOM_BYTES = 32
 _MIN_CHARACTERS = 32
 _MAX_BYTES = 4096
 _FOLDER, _NAME = 'mapsage', 'secret'
+# How long another process may take to write the file, where there are no hard links.
+_WRITING_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 _MAKE_ONE = 'python -c "import os; print(os.urandom(32).hex())"'
 
 
@@ -56,13 +59,21 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
     Raises:
         SecretError: If the variable or the file has no secret, or others may read the file.
     """
+    return _find_secret(environ)[0]
+
+
+def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
+    """Return the secret, and the path of the user's file if it comes from there."""
     if SECRET_VARIABLE in environ:
-        return _checked(environ[SECRET_VARIABLE], SECRET_VARIABLE)
+        return _checked(environ[SECRET_VARIABLE], SECRET_VARIABLE), None
     if SECRET_FILE_VARIABLE in environ:
+        if not environ[SECRET_FILE_VARIABLE]:
+            raise SecretError(f'{SECRET_FILE_VARIABLE} is empty: expected the path of a file with '
+                              f'the secret of this job. Unset it, or name the file.')
         path = Path(environ[SECRET_FILE_VARIABLE])
         where = f'{SECRET_FILE_VARIABLE}={str(path)!r}'
         try:
-            return _read(path, where)
+            return _read(path, where), None
         except OSError as error:
             raise SecretError(
                 f'{where} cannot be read ({error.strerror}): expected a file with the secret of '
@@ -70,14 +81,18 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
                 f'machines.') from error
     configuration = _configuration_folder(environ)
     if configuration is not None:
+        path = configuration / _FOLDER / _NAME
         try:
-            configuration.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _own_secret(configuration / _FOLDER)
-        except OSError:  # no home folder, or a read-only one
-            pass
+            configuration.mkdir(mode=0o700, exist_ok=True)
+            return _own_secret(path.parent), path
+        except OSError as error:
+            # Without the file, there is no home folder, or a read-only one.
+            if os.path.lexists(str(path)):
+                raise SecretError(f'{path} has the secret of this user and cannot be read '
+                                  f'({error.strerror}). Repair or remove it.') from error
     folder = Path(tempfile.gettempdir()) / f'{_FOLDER}-{os.getuid()}'
     try:
-        return _own_secret(folder)
+        return _own_secret(folder), folder / _NAME
     except OSError as error:
         raise SecretError(
             f'neither the configuration folder of this user ({configuration}) nor {folder} can '
@@ -94,17 +109,12 @@ def describe_secret(environ: Mapping[str, str]) -> str:
     Raises:
         SecretError: As :func:`job_secret`.
     """
-    job_secret(environ)
+    path = _find_secret(environ)[1]
     if SECRET_VARIABLE in environ:
         return f'secret of the job: {SECRET_VARIABLE}, which must be the same on all machines'
     if SECRET_FILE_VARIABLE in environ:
         return (f'secret of the job: {SECRET_FILE_VARIABLE}={environ[SECRET_FILE_VARIABLE]}, which '
                 f'must hold the same on all machines')
-    folders = [Path(tempfile.gettempdir()) / f'{_FOLDER}-{os.getuid()}']
-    configuration = _configuration_folder(environ)
-    if configuration is not None:
-        folders.insert(0, configuration / _FOLDER)
-    path = next(folder / _NAME for folder in folders if (folder / _NAME).is_file())
     return (f'secret of the job: {path}. Machines that share this file need nothing else; to the '
             f'others copy it, with mode 0600, and set {SECRET_FILE_VARIABLE} to its path there')
 
@@ -141,6 +151,9 @@ def _own_secret(folder: Path) -> bytes:
     path = folder / _NAME
     if not path.exists():
         _make(path)
+    deadline = time.monotonic() + _WRITING_SECONDS
+    while not path.stat().st_size and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
     return _read(path, str(path))
 
 
@@ -157,6 +170,13 @@ def _make(path: Path) -> None:
             os.link(str(beside), str(path))
         except FileExistsError:
             pass
+        except OSError:
+            # Some network disks have no hard links. Another process may see the file empty for a
+            # moment, and waits.
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(descriptor, 'wb') as file:
+                    file.write(beside.read_bytes())
     finally:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()

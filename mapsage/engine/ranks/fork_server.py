@@ -78,6 +78,11 @@ def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f'\0{address}')
+        # The name is free once the server has died, and the request has the environment.
+        _, user, _ = struct.unpack(
+            '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            _lost_fork()
         connection.sendmsg([struct.pack('<q', len(request))],
                            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))])
         connection.sendall(request)
@@ -307,7 +312,10 @@ def _receive(connection: socket.socket, fds: array.array) -> Optional[Dict[str, 
 
 def _why_not_fork() -> str:
     """Return why this process cannot fork now; empty if it can."""
-    threads = len(os.listdir('/proc/self/task'))
+    try:
+        threads = len(os.listdir('/proc/self/task'))
+    except OSError:
+        return 'ranks cannot be forked where /proc is not mounted'
     if threads == 1:
         return ''
     # A lock that another thread holds is never released in a fork.

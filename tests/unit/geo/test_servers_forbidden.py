@@ -4,8 +4,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import zipfile
 from pathlib import Path
-from typing import List, Set
+from typing import List, Optional, Set
 
 import numpy as np
 import pytest
@@ -49,6 +50,25 @@ def test_a_server_in_a_file_is_found(text: str, server: str, suffix: str, tmp_pa
     path = tmp_path / f'a{suffix}'
     path.write_text(text, encoding='utf-8')
     assert server_in(str(path)) == server
+
+
+@pytest.mark.parametrize('text, inner', [
+    ('<!--<SRS>-->' + VRT.format('', 0, URL) + '<!--</SRS>-->', None),
+    (VRT.format('', 0, '<![CDATA[{inner}]]>'), 'inner.dat'),
+    (VRT.format('', 0, '{inner}').replace('SourceFilename', 'sourcefilename'), 'inner.dat'),
+    (VRT.format('', 0, 'vrt://{inner}?bands=1'), 'inner.dat'),
+    (VRT.format('', 0, '/vsizip/{folder}/z.zip/i.vrt'), 'z.zip'),
+    ('{{"features": [{{"href": "\\u0068ttp://127.0.0.1:9/a.tif"}}]}}', None)])
+def test_a_description_that_hides_a_server(text: str, inner: Optional[str], tmp_path: Path
+                                           ) -> None:
+    path = tmp_path / 's.tif'
+    path.write_text(text.format(inner=tmp_path / 'inner.dat', folder=tmp_path))
+    if inner == 'z.zip':
+        with zipfile.ZipFile(tmp_path / inner, 'w') as archive:
+            archive.writestr('i.vrt', VRT.format('', 0, URL))
+    elif inner:
+        (tmp_path / inner).write_text(VRT.format('', 0, URL))
+    assert server_in(str(path)) == URL
 
 
 def test_a_mosaic_of_mosaics_that_contain_each_other(tmp_path: Path) -> None:

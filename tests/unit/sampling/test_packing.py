@@ -218,6 +218,14 @@ def test_a_header_without_the_seal_of_the_job_is_never_unpickled(
     assert (tmp_path / 'ran').exists()
 
 
+@pytest.mark.parametrize('size', [-1, 2**40])
+def test_a_changed_size_of_a_header_is_noticed(size: int) -> None:
+    parcel = pack_samples([dict(index=1)], SECRET)
+    buffer = torch.frombuffer(bytearray(parcel.header), dtype=torch.uint8)
+    with pytest.raises(BrokenSealError, match=f'header of {size} bytes'):
+        unpack_samples(buffer, 0, size, SECRET)
+
+
 @pytest.mark.parametrize('place', [0, 31, 32, -1])
 def test_one_changed_bit_of_a_header_is_noticed(place: int) -> None:
     parcel = pack_samples([dict(index=1)], SECRET)

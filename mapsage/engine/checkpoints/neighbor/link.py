@@ -225,7 +225,7 @@ def _connect(address: List[Any]) -> socket.socket:
     while True:
         try:
             connection = connect((host, port), ClientHandshake(
-                secret, _PURPOSE, bytes.fromhex(number)), deadline - time.monotonic())
+                secret, _PURPOSE, bytes.fromhex(number)), max(0.01, deadline - time.monotonic()))
         except GreetingDroppedError:  # it is full
             if time.monotonic() > deadline - _AGAIN_SECONDS:
                 raise

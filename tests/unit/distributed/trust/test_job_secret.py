@@ -186,3 +186,27 @@ def test_where_a_secret_is_said_to_be(home, tmp_path):
     assert secret not in text and SECRET not in text
     with pytest.raises(SecretError):
         describe_secret({SECRET_VARIABLE: 'short'})
+
+
+def test_a_home_without_hard_links_has_one_secret(home, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(95, 'Operation not supported')
+
+    monkeypatch.setattr(os, 'link', refuse)
+    first = job_secret(dict(HOME=str(home)))
+    path = home / '.config/mapsage/secret'
+    assert path.read_bytes().strip() == first == job_secret(dict(HOME=str(home)))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ['secret']
+
+
+def test_the_secret_of_a_user_that_cannot_be_read_is_not_replaced(home, tmp_path):
+    job_secret(dict(HOME=str(home)))
+    path = home / '.config/mapsage/secret'
+    path.unlink()
+    path.symlink_to(tmp_path / 'gone')
+    refused(dict(HOME=str(home)), str(path), 'cannot be read')
+
+
+def test_an_empty_name_of_a_file_is_refused():
+    refused({'MAPSAGE_SECRET_FILE': ''}, 'MAPSAGE_SECRET_FILE is empty')
