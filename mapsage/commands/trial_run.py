@@ -75,7 +75,8 @@ def _unknown_settings(runner: Any, cfg: Config) -> Iterator[str]:
                                          for name in ('train', 'val', 'test')]
     parts += [(DATA_SAMPLERS, (cfg.get(f'{name}_dataloader') or {}).get('sampler'))
               for name in ('train', 'val')]
-    parts += [(MODELS, hook.ema_cfg) for hook in runner.hooks if isinstance(hook, EMAHook)]
+    parts += [(MODELS, getattr(hook, 'ema_cfg', None)) for hook in runner.hooks
+              if isinstance(hook, EMAHook)]
     for registry, config in parts:
         kind = config.get('type') if isinstance(config, Mapping) else None
         with registry.switch_scope_and_registry(None) as scoped:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 import traceback
 from types import FrameType
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
@@ -91,8 +92,8 @@ def missing_trackers(visualizer: Any, packages: Optional[Collection[str]] = None
     return [f'visualizer.vis_backends: {kind} needs the package {package}, which is not installed. '
             f'pip install {package}, or take {kind} out of vis_backends.'
             for kind, package in needed.items()
-            if (importlib.util.find_spec(package) is None if packages is None
-                else package in packages)]
+            if (package not in sys.modules and importlib.util.find_spec(package) is None
+                if packages is None else package in packages)]
 
 
 def optimizer_mistake(config: Any) -> Optional[str]:
@@ -132,6 +133,9 @@ def check_clipping(optim_wrapper: Any) -> None:
     """
     for wrapper in getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper}).values():
         settings = getattr(wrapper, 'clip_grad_kwargs', None)
+        clip = getattr(type(wrapper), '_clip_grad', None)
+        if not getattr(clip, '__module__', '').startswith(('mmengine.', 'mapsage.')):
+            continue  # a user's own way to clip
         mistake = settings and unknown_arguments(wrapper.clip_func, settings,
                                                  'optim_wrapper.clip_grad')
         if mistake:
@@ -144,7 +148,7 @@ def saving_mistake(hooks: Iterable[Any]) -> Optional[ConfigError]:
     It takes any setting, and passes those that it does not know on to the save.
     """
     for hook in hooks:
-        if isinstance(hook, CheckpointHook):
+        if type(hook) is CheckpointHook:  # a user's own may read further settings itself
             allowed = {*inspect.signature(Runner.save_checkpoint).parameters}
             wrong = next((name for name in hook.args if name not in allowed), None)
             if wrong is not None:
@@ -236,7 +240,10 @@ def _argument_mistake(message: str, build: FrameType) -> Optional[str]:
     match = re.search(r"got an unexpected keyword argument '(\w+)'", message)
     if kind is None or match is None or match.group(1) not in arguments:
         return None
-    return _unknown(kind, match.group(1), _accepted(kind), '')
+    accepted = _accepted(kind)
+    if match.group(1) in accepted:  # the class takes it: what is wrong is within the class
+        return None
+    return _unknown(kind, match.group(1), accepted, '')
 
 
 def _unknown(function: Callable[..., Any], name: str, known: Iterable[str], place: str) -> str:
@@ -247,10 +254,16 @@ def _unknown(function: Callable[..., Any], name: str, known: Iterable[str], plac
 
 
 def _accepted(kind: Callable[..., Any]) -> Set[str]:
-    """Return the names of arguments of a function, or of a class and its base classes."""
+    """Return the names of arguments of a function, of a class and the bases it passes them to."""
     functions = [base.__dict__['__init__'] for base in kind.__mro__[:-1]
                  if '__init__' in base.__dict__] if inspect.isclass(kind) else [kind]
-    return {name for function in functions for name in inspect.signature(function).parameters}
+    names: Set[str] = set()
+    for function in functions:
+        parameters = inspect.signature(function).parameters
+        names.update(parameters)
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+            break
+    return names
 
 
 def _names(registry: Registry) -> Iterator[str]:

@@ -63,9 +63,13 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
             raise GeoError(f'default_class={default_class!r}, expected a class of {classes} or '
                            f'its index 0 to {len(classes) - 1}, or {extra} to ignore the pixels.')
     refusals: List[GeoError] = []
-    for encoding in _encodings(path):
+    encodings = _encodings(path)
+    # A field that a wrong encoding hides is not lacking: its polygons would all be of the default.
+    may_lack = default is not None and not any(
+        _has_field(path, field, layer, encoding) for encoding in encodings)
+    for encoding in encodings:
         try:
-            return _read(path, field, names, extra, layer, default, encoding)
+            return _read(path, field, names, extra, layer, default, may_lack, encoding)
         except UnicodeDecodeError:
             continue
         except GeoError as error:
@@ -87,6 +91,15 @@ def _encodings(path: str) -> Tuple[Optional[str], ...]:
     return (None,) if named else ('UTF-8', 'GBK', 'ISO-8859-1')
 
 
+def _has_field(path: str, field: str, layer: Optional[str], encoding: Optional[str]) -> bool:
+    try:
+        return any(field in pyogrio.read_info(path, layer=name, encoding=encoding)['fields']
+                   for name, kind in pyogrio.list_layers(path)
+                   if kind is not None and layer in (None, name))
+    except (DataSourceError, DataLayerError, UnicodeDecodeError):
+        return False
+
+
 def _guess(path: str, encoding: Optional[str], texts: Iterable[Any]) -> str:
     """Return a sentence on the encoding, or '' where it is named or makes no difference."""
     if encoding is None or all(str(text).isascii() for text in texts):
@@ -97,10 +110,9 @@ def _guess(path: str, encoding: Optional[str], texts: Iterable[Any]) -> str:
 
 
 def _read(path: str, field: str, names: Dict[str, int], extra: int, layer: Optional[str],
-          default: Optional[int], encoding: Optional[str]) -> LabeledPolygons:
+          default: Optional[int], may_lack: bool, encoding: Optional[str]) -> LabeledPolygons:
     classes = list(names)
-    crs, polygons, values, features = _read_layer(path, field, layer, classes, default is not None,
-                                                  encoding)
+    crs, polygons, values, features = _read_layer(path, field, layer, classes, may_lack, encoding)
     guess = _guess(path, encoding, [field, *set(values)])
     known = {value: default if value is None else _class_index(value, names, extra)
              for value in set(values)}

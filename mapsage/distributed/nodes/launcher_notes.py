@@ -41,7 +41,7 @@ def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> 
         return
     while _kept:
         os.close(_kept.pop())
-    name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}-{','.join(map(str, blamed))}"
+    name = f"{time.time_ns()}-{os.environ.get('RANK', '0')}-{','.join(map(str, blamed[:32]))}"
     try:
         Path(folder, name).write_text(text, encoding='utf-8')
         if kind:

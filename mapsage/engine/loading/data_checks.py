@@ -86,7 +86,7 @@ def _why_no_samples(config: Mapping[str, Any]) -> str:
     files = Counter(os.path.splitext(path)[1] for path in os.listdir(folder)) \
         if isinstance(wanted, str) and os.path.isdir(folder) else Counter()
     suffix, count = next((pair for pair in files.most_common() if pair[0]), ('', 0))
-    if not suffix or suffix == wanted:
+    if not suffix or any(name.endswith(wanted) for name in os.listdir(folder)):
         return ('the folder is empty, or its files do not end in the img_suffix of the dataset '
                 '(LoveDA: .png).')
     return (f'no file ends in img_suffix={wanted!r}. {folder} holds {count} file(s) that end in '

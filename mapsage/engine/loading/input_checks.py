@@ -33,7 +33,9 @@ def watch_inputs(model: nn.Module) -> nn.Module:
 
 def _check_channels(convolution: Any, arguments: Tuple[Any, ...]) -> None:
     """Check what the first convolution of a backbone gets, which would fail otherwise."""
-    image = arguments[0]
+    image = arguments[0] if arguments else None  # conv(input=image)
+    if not isinstance(image, torch.Tensor):
+        return
     if image.ndim == 4 and image.shape[1] != convolution.in_channels:
         raise DataError(
             f'model.backbone takes images of {convolution.in_channels} channels, and got '
@@ -48,8 +50,11 @@ def _check(module: Any, arguments: Tuple[Any, ...]) -> None:
     if not isinstance(images, (list, tuple, torch.Tensor)) or not len(images):
         return
     _check_mean(module, images)
-    if isinstance(module, SegDataPreProcessor):
-        _check_size(module, images, any(arguments[1:2]))
+    # One with another forward pads in its own way. MMEngine's DDP names the argument `training`,
+    # which a hook does not get; that of the module is the same.
+    if isinstance(module, SegDataPreProcessor) \
+            and type(module).forward.__module__.startswith(('mmseg.', 'mapsage.')):
+        _check_size(module, images, bool(arguments[1]) if arguments[1:] else module.training)
 
 
 def _check_mean(module: Any, images: Any) -> None:

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS, MODELS
 from support import ROOT, launch, main_leg
 
 from mapsage.commands.trial_run import run_obstacle
 from mapsage.engine.config_mistakes import (
+    check_clipping,
     check_settings,
     explain_config_error,
     missing_trackers,
     misspelt_keys,
+    saving_mistake,
 )
 from mapsage.engine.env_cfg import ConfigError
 
@@ -147,6 +152,51 @@ def test_errors_of_a_registry(config: dict, words: str) -> None:
         MODELS.build(config)
     explained = explain_config_error(caught.value)
     assert isinstance(explained, ConfigError) and re.search(words, str(explained))
+
+
+@MODELS.register_module(force=True)
+class CallsAnother:
+    """Its own mistake: it takes what it hands to a function that does not."""
+
+    def __init__(self, eps: float = 0.1) -> None:
+        dict.fromkeys([], eps=eps)  # type: ignore[call-arg]
+
+
+@MODELS.register_module(force=True)
+class OwnAndBase(torch.nn.BatchNorm2d):
+    """It takes one argument and passes none on to its base class."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+
+
+def test_a_mistake_within_a_class_is_not_one_of_the_config() -> None:
+    with pytest.raises(TypeError) as caught:
+        MODELS.build(dict(type='CallsAnother', eps=0.2))
+    assert explain_config_error(caught.value) is caught.value
+
+
+def test_arguments_of_a_base_class_count_where_they_are_passed_on() -> None:
+    with pytest.raises(TypeError) as caught:
+        MODELS.build(dict(type='OwnAndBase', channels=1, momentum=0.2))
+    text = str(explain_config_error(caught.value))
+    assert "has no setting 'momentum'" in text and 'channels' in text and "'momentum'?" not in text
+
+
+def test_what_a_users_own_parts_read_is_theirs() -> None:
+    class OwnClip(OptimWrapper):
+        def _clip_grad(self) -> None:
+            """Clip in a way of its own."""
+
+    class OwnSaves(CheckpointHook):
+        """Reads further settings itself."""
+
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    check_clipping(OwnClip(optimizer, clip_grad=dict(clip_factor=0.1)))
+    with pytest.raises(ConfigError, match='clip_factor'):
+        check_clipping(OptimWrapper(optimizer, clip_grad=dict(clip_factor=0.1)))
+    assert saving_mistake([OwnSaves(interval=1, bucket='b')]) is None
+    assert 'bucket' in str(saving_mistake([CheckpointHook(interval=1, bucket='b')]))
 
 
 @main_leg

@@ -296,6 +296,20 @@ def test_a_shapefile_that_does_not_say_its_encoding(tmp_path: Path, encoding: st
         build_dataset(tmp_path, **said)
 
 
+@pytest.mark.parametrize('field', ['Fläche', 'catégorie', 'été'])
+def test_a_field_that_a_wrong_encoding_hides_is_not_taken_for_lacking(
+        tmp_path: Path, field: str) -> None:
+    """Latin-1 decodes as GBK too: every polygon would have the default class."""
+    write_scene(tmp_path)
+    write_vector(tmp_path / 'a.shp', [rectangle(UTM, 0, 0, 10, 10)], ['house'], 'EPSG:32650',
+                 field, encoding='ISO-8859-1')
+    (tmp_path / 'a.cpg').unlink()
+    dataset = build_dataset(
+        tmp_path, labels='a.shp', class_field=field, default_class='ground',
+        metainfo=dict(classes=('ground', 'house', 'water'), palette=PALETTE))
+    assert (load_window(dataset, 0)[1] == 1).sum() == 100
+
+
 def test_where_all_text_is_plain_nothing_is_guessed(tmp_path: Path) -> None:
     write_scene(tmp_path)
     write_vector(tmp_path / 'a.shp', [rectangle(UTM, 0, 0, 10, 10)], ['house'], 'EPSG:32650')

@@ -53,12 +53,26 @@ def test_a_size_to_pad_to(kind: Any, settings: dict, words: str) -> None:
     preprocessor = watch_inputs(torch.nn.Sequential(kind(**settings)))[0]
     with pytest.raises(DataError, match=words):
         preprocessor(batch(3), True)
+    with pytest.raises(DataError, match=words):
+        preprocessor(batch(3), training=True)  # as MMEngine's DDP calls it
     # without test_cfg, images of one size are only stacked
     assert preprocessor(batch(3), False)['inputs'].shape == (2, 3, 8, 8)
     tested = watch_inputs(torch.nn.Sequential(kind(size=(8, 8), test_cfg=dict(siz=8))))[0]
     assert tested(batch(3), True)['inputs'].shape == (2, 3, 8, 8)
     with pytest.raises(DataError, match=r'data_preprocessor\.test_cfg .* neither size nor'):
         tested(batch(3), False)
+
+
+class PadsItself(SegDataPreProcessor):
+    """A preprocessor of a user that needs no size."""
+
+    def forward(self, data: Any, training: bool = False) -> Any:
+        return dict(inputs=torch.stack(data['inputs']), data_samples=data['data_samples'])
+
+
+def test_a_preprocessor_with_another_forward_needs_no_size() -> None:
+    preprocessor = watch_inputs(torch.nn.Sequential(PadsItself()))[0]
+    assert preprocessor(batch(3), True)['inputs'].shape == (2, 3, 8, 8)
 
 
 def test_training_names_both(tiny_config: Path) -> None:
@@ -74,7 +88,10 @@ model['data_preprocessor'] = dict(type='BandDataPreProcessor', mean=[1.] * 4, st
     assert 'Traceback' not in done.output
 
 
-def test_training_says_what_size_is_for(tiny_config: Path) -> None:
+@pytest.mark.parametrize('virtual_ranks', [None, 2])
+def test_training_says_what_size_is_for(tiny_config: Path, virtual_ranks: Any) -> None:
+    with open(tiny_config, 'a') as file:
+        file.write(f'\nenv_cfg = dict(virtual_ranks={virtual_ranks})\n')
     tiny_config.write_text(tiny_config.read_text() + "del model['data_preprocessor']['size']\n")
     done = launch(command=[sys.executable, str(ROOT / 'tools/train.py'), str(tiny_config),
                            '--work-dir', str(tiny_config.parent / 'work')])
