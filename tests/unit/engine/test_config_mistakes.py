@@ -159,7 +159,10 @@ class CallsAnother:
     """Its own mistake: it takes what it hands to a function that does not."""
 
     def __init__(self, eps: float = 0.1) -> None:
-        dict.fromkeys([], eps=eps)  # type: ignore[call-arg]
+        def helper() -> None:
+            """Takes nothing."""
+
+        helper(eps=eps)  # type: ignore[call-arg]
 
 
 @MODELS.register_module(force=True)
