@@ -50,8 +50,8 @@ def _check(module: Any, arguments: Tuple[Any, ...]) -> None:
     if not isinstance(images, (list, tuple, torch.Tensor)) or not len(images):
         return
     _check_mean(module, images)
-    # One with another forward pads in its own way. MMEngine's DDP names the argument `training`,
-    # which a hook does not get; that of the module is the same.
+    # A user's own forward pads in its way. MMEngine's DDP passes `training` by name, which a hook
+    # does not get; the module has the same value.
     if isinstance(module, SegDataPreProcessor) \
             and type(module).forward.__module__.startswith(('mmseg.', 'mapsage.')):
         _check_size(module, images, bool(arguments[1]) if arguments[1:] else module.training)

@@ -74,6 +74,7 @@ class _NamingCheck:
 
 
 def _lost_worker(what: str, maybe_memory: bool) -> LoaderWorkerError:
-    advice = (' If nobody has killed it, the machine ran out of memory: see `dmesg`, and take '
-              'fewer workers (num_workers).' if maybe_memory else '')
+    advice = (' If nobody has killed it, the machine may have run out of memory (see `dmesg`, and '
+              'take fewer workers, num_workers), or native code of a transform crashed.'
+              if maybe_memory else '')
     return LoaderWorkerError(f'a loader worker of this rank has ended: {what}.{advice}')
