@@ -134,8 +134,9 @@ def test_a_lost_rank_is_named(how: str, world: int, answers: Answers) -> None:
 
 
 def test_a_rank_that_comes_too_late_is_told(answers: Answers) -> None:
-    *_, late = answers.of('hangs')
-    assert late['type'] == 'RankLostError' and 'perhaps too late' in late['message']
+    *others, late = answers.of('hangs')
+    assert late['type'] == 'RankLostError' and late['ranks'] == [len(others)]
+    assert f'the others have waited for it, rank {len(others)}, in vain' in late['message']
 
 
 def die_inside() -> Any:
