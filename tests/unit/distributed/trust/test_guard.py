@@ -89,7 +89,8 @@ def test_600_silent_ones_keep_nobody_out_and_32_of_them_are_open(door):
 @pytest.mark.parametrize('sent', [
     b'\0', b'GET / HTTP/1.1\r\nHost: example.org\r\n\r\n', b'\x16\x03\x01' * 30,
     bytes(range(256)) * 16, (2**20).to_bytes(8, 'little') * 5, b'MapSage',
-    b'MapSage\x01' + bytes(31), b'MapSage\x01' + bytes(32), b'MapSage\x01' + bytes(64), b'MapSage\x02' + bytes(32)])
+    b'MapSage\x01' + bytes(31), b'MapSage\x01' + bytes(32), b'MapSage\x01' + bytes(64),
+    b'MapSage\x02' + bytes(32)])
 def test_whatever_a_stranger_sends_those_of_the_job_come_in(door, sent):
     strangers = door.strangers(5, sent)
     door.come_in()

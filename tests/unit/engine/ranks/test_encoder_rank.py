@@ -152,6 +152,7 @@ def test_an_encoder_chooses_kernels_as_heads_do(changes: Any, expected: Any) -> 
     if 'KernelReport' not in MODELS:
         MODELS.register_module()(KernelReport)
     before = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+    torch.backends.cudnn.benchmark = False  # a run in this process may have set it
     be(1, 2)
     encoder = take_role(config(model=dict(backbone=dict(type='KernelReport')), **changes))
     assert encoder is not None
