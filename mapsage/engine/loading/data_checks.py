@@ -79,7 +79,9 @@ def _why_no_samples(config: Mapping[str, Any]) -> str:
     kind = config.get('type')
     if isinstance(kind, str):
         kind = DATASETS.get(kind)
-    default = inspect.signature(kind).parameters.get('img_suffix') if callable(kind) else None
+    # Python 3.8 gives a generic class the signature of its __new__: (*args, **kwds).
+    build = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
+    default = inspect.signature(build).parameters.get('img_suffix') if callable(build) else None
     wanted = config.get('img_suffix', getattr(default, 'default', None))
     folder = os.path.join(str(config.get('data_root') or ''),
                           str(_part(config, 'data_prefix').get('img_path') or ''))
