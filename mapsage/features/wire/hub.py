@@ -148,6 +148,9 @@ class Hub:
         self.liveness.close()
         for function in self._at_end:
             function()
+        # One may have brought a connection meanwhile. Its peer must see that it is closed.
+        while self._calls:
+            self._guarded(self._calls.popleft())
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
