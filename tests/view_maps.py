@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import http.client
 import json
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Tuple
+from threading import Thread
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Tuple, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,6 +16,9 @@ from rasterio.transform import from_origin
 
 from mapsage.geo import ClassMapWriter, MapInfo, confidence_path, write_cog, write_polygons
 from mapsage.geo.raster import open_file
+from mapsage.viewer import ViewServer
+
+Server = TypeVar('Server', bound=ViewServer)
 
 UTM = dict(crs='EPSG:32631', transform=from_origin(300000, 3400000, 0.5, 0.5))
 TURNED = dict(crs='EPSG:32632', transform=Affine.translation(400000, 5000000)
@@ -126,3 +131,27 @@ def open_link(link: str) -> str:
     assert answer.status == 303, answer.read()
     connection.close()
     return answer.headers['Set-Cookie'].partition(';')[0]
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Let a viewer answer in a thread, and close it at the end."""
+    with server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def request(server: ViewServer, method: str, path: str, headers: Mapping[str, str]
+            ) -> Tuple[http.client.HTTPResponse, bytes]:
+    """Return the answer of a viewer to a request with exactly these headers, and its body."""
+    connection = http.client.HTTPConnection('127.0.0.1', server.server_port)
+    connection.request(method, path, headers=dict(headers))
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body

@@ -1,12 +1,11 @@
 """Links that work once, and the cookie that a browser gets for one."""
 from __future__ import annotations
 
-import http.client
 from threading import Barrier, Thread
 from typing import Any, Iterator, List, Optional
 
 import pytest
-from view_maps import add_map, folders
+from view_maps import add_map, folders, request, serving
 
 from mapsage.viewer import Review, ViewServer, ViewSession, find_maps
 
@@ -22,24 +21,15 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
     session.prepare()
     review = Review(session)
     review.rank()
-    with ViewServer(session, review=review) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(ViewServer(session, review=review)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def ask(server: ViewServer, path: str, method: str = 'GET', cookie: Optional[str] = None,
         **headers: str) -> Any:
-    connection = http.client.HTTPConnection('127.0.0.1', server.server_port)
     if cookie is not None:
         headers['Cookie'] = cookie
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer, body
+    return request(server, method, path, headers)
 
 
 def path_of(link: str) -> str:
@@ -131,8 +121,6 @@ def test_one_of_many_that_open_a_link_at_once_is_admitted(viewer: ViewServer) ->
 
 def test_another_viewer_on_the_port_does_not_know_the_cookie(viewer: ViewServer) -> None:
     cookie = cookie_of(ask(viewer, path_of(viewer.url))[0])
-    with ViewServer(viewer.session) as other:
-        Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+    with serving(ViewServer(viewer.session)) as other:
         mine = f'mapsage_view_{other.server_port}={cookie.partition("=")[2]}'
         assert ask(other, '/', cookie=mine)[0].status == 403
-        other.shutdown()

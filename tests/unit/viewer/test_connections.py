@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Tuple
 
 import pytest
-from view_maps import UTM, Folders, add_map, folders
+from view_maps import UTM, Folders, add_map, folders, serving
 
 from mapsage.viewer import ViewServer, ViewSession, find_maps
 from mapsage.viewer.connections import MOST_CONNECTIONS
@@ -27,12 +27,8 @@ def viewer(tmp_path: Path) -> Iterator[Tuple[ViewServer, Folders]]:
     add_map(where, 'a', polygons=False, confidence=False, **UTM)
     session = ViewSession(find_maps([where.maps]))
     session.prepare()
-    with ViewServer(session) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(ViewServer(session)) as server:
         yield server, where
-        server.shutdown()
-        thread.join()
 
 
 def connect(server: ViewServer) -> socket.socket:

@@ -11,13 +11,12 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 from urllib.parse import urlsplit
 
 import pytest
 from support import ROOT
-from view_maps import NOWHERE, UTM, Folders, add_map, folders, name_scene, open_link
+from view_maps import NOWHERE, UTM, Folders, add_map, folders, name_scene, open_link, serving
 
 from mapsage.viewer import (
     Review,
@@ -43,12 +42,8 @@ def make_review(where: Folders, path: Any = None) -> Review:
 
 @contextmanager
 def served(review: Review) -> Iterator[ViewServer]:
-    with ViewServer(review._session, review=review) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(ViewServer(review._session, review=review)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 class Opened(NamedTuple):
@@ -156,12 +151,10 @@ def test_what_is_no_decision_is_refused(content: Any, status: int, three: Any) -
 def test_other_places_take_nothing(three: Any) -> None:
     viewer = opened(three[0])
     assert ask(viewer, {}, path='/catalog.json')[0] == 404
-    with ViewServer(three[0].session) as bare:  # a viewer without a review
-        Thread(target=bare.serve_forever, args=(0.01,), daemon=True).start()
+    with serving(ViewServer(three[0].session)) as bare:  # a viewer without a review
         assert ask(opened(bare), {})[0] == 404
         assert ask(opened(bare), path='/review.json')[0] == 404
         assert ask(opened(bare), path='/catalog.json')[1]['review'] is False
-        bare.shutdown()
 
 
 def test_a_folder_for_other_servers_offers_no_review(three: Any, tmp_path: Path) -> None:

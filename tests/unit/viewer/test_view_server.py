@@ -1,14 +1,12 @@
 """What the server answers, to whom, and the folder for other servers."""
 from __future__ import annotations
 
-import http.client
 import json
-import threading
 from pathlib import Path
 from typing import Any, Iterator, Tuple
 
 import pytest
-from view_maps import Folders, add_map, folders
+from view_maps import Folders, add_map, folders, request, serving
 
 from mapsage.viewer import ViewError, ViewServer, ViewSession, find_maps, write_static
 
@@ -20,12 +18,8 @@ def served(tmp_path: Path) -> Iterator[Tuple[ViewServer, Folders]]:
     add_map(where, 'a')
     session = ViewSession(find_maps([where.maps], where.scenes, where.truth))
     session.prepare()
-    with ViewServer(session) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(ViewServer(session)) as server:
         yield server, where
-        server.shutdown()
-        thread.join()
 
 
 def ask(server: ViewServer, path: str, method: str = 'GET', **headers: str) -> Any:
@@ -33,12 +27,7 @@ def ask(server: ViewServer, path: str, method: str = 'GET', **headers: str) -> A
     host = headers.get('Host', f'127.0.0.1:{server.server_port}')
     headers.setdefault('Cookie', server.admission.cookie(
         host.partition(':')[2] or '80').partition(';')[0])
-    connection = http.client.HTTPConnection('127.0.0.1', server.server_port)
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer, body
+    return request(server, method, path, headers)
 
 
 def test_the_page_and_what_it_shows(served: Any) -> None:

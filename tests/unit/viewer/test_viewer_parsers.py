@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import sys
-from threading import Thread
 from typing import Any, Iterator, List, NamedTuple
 from urllib.parse import quote
 
@@ -15,7 +14,7 @@ import rasterio
 from fuzzing import JSON, changed, damaged, documents
 from hypothesis import example, given
 from hypothesis import strategies as st
-from view_maps import Folders, add_map, folders
+from view_maps import Folders, add_map, folders, serving
 
 from mapsage.geo import GeoError, read_classes
 from mapsage.viewer import Review, ViewError, ViewServer, ViewSession, find_maps
@@ -80,12 +79,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     session.prepare()
     review = Review(session)
     review.rank()
-    with Fuzzed(session, review=review) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Fuzzed(session, review=review)) as server:
         yield Site(server, where)
-        server.shutdown()
-        thread.join()
 
 
 @given(st.data())
