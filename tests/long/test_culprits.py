@@ -5,6 +5,7 @@ tests/fault_runs.py.
 """
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List
 
 import pytest
@@ -71,5 +72,9 @@ def test_the_rank_that_was_struck_is_named(case: str, outcomes: Dict[int, Outcom
     assert outcome.culprits == {CASES[case].rank}
     if outcome.fault.kind in ('worker killed', 'idle worker killed'):
         # A rank that waited may report it before the struck rank itself has.
-        assert ('LoaderWorkerError: a loader worker of this rank has ended: '
-                in outcome.cause), outcome.cause
+        rank = CASES[case].rank
+        assert re.match(
+            rf'error: (rank {rank} failed first:\n|rank\(s\) \[{rank}\] was waited for in vain, '
+            rf'rank \d+ reports:\nRankError: rank {rank} failed in [a-z ]+: )'
+            rf'LoaderWorkerError: a loader worker of this rank has ended: ',
+            outcome.cause), outcome.cause
