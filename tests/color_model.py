@@ -111,7 +111,7 @@ class PixelModel(nn.Module):
 
 
 class MemoryScene:
-    """Stands where :class:`mapsage.inference.inputs.Scene` does, over an array."""
+    """Stands where :class:`mapsage.maps.inputs.Scene` does, over an array."""
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels = pixels

@@ -9,7 +9,7 @@ from typing import Any
 from mmengine.config import Config
 
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.inference.model import default_window, find_bands, find_classes, load_weights
+from mapsage.maps.model import default_window, find_bands, find_classes, load_weights
 from mapsage.models.backbones.dinov3_weights import WeightsError
 from mapsage.models.lora import merge_lora
 from mapsage.models.lora.adapted import Adapted

@@ -12,7 +12,7 @@ from mmengine.config import Config
 
 from mapsage.engine.checkpoints.files import write_checkpoint
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.inference.model import load_weights
+from mapsage.maps.model import load_weights
 from mapsage.models.lora import describe_lora, merge_lora
 from mapsage.models.lora.adapted import Adapted
 from mapsage.models.lora.peft_format import write_peft

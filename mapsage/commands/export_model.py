@@ -20,15 +20,15 @@ from mapsage.engine.loading.dataset_parts import innermost
 from mapsage.export.errors import ExportError
 from mapsage.export.targets import TARGETS, Target, choose_opset
 from mapsage.geo import GeoError, Raster, pixel_side
-from mapsage.inference.description import ExportedDescription
-from mapsage.inference.model import (
+from mapsage.maps.description import ExportedDescription
+from mapsage.maps.model import (
     default_window,
     file_hash,
     find_bands,
     find_classes,
     load_weights,
 )
-from mapsage.inference.predictor import WindowPredictor
+from mapsage.maps.predictor import WindowPredictor
 from mapsage.version import __version__
 
 from . import model_card

@@ -29,7 +29,7 @@ from mapsage.export.card import (
     Validation,
 )
 from mapsage.hooks.batch_images import shown_channels
-from mapsage.inference.description import ExportedDescription
+from mapsage.maps.description import ExportedDescription
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
 
 from . import cli

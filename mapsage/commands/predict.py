@@ -13,15 +13,15 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tupl
 
 from mapsage.folder_claims import FolderClaimedError, claimed
 from mapsage.geo import AreaOfInterest, Mosaic, stamp
-from mapsage.inference import outputs as results
-from mapsage.inference.description import Bands, Classes
-from mapsage.inference.errors import PredictError
-from mapsage.inference.inputs import Scene, choose_size, find_inputs, find_members
-from mapsage.inference.outputs import Outputs
-from mapsage.inference.parts import Parts, key_of
-from mapsage.inference.progress import ProgressLine
-from mapsage.inference.strips import Predictor, count_windows, predict_strips
-from mapsage.inference.windows import Grid, owners
+from mapsage.maps import outputs as results
+from mapsage.maps.description import Bands, Classes
+from mapsage.maps.errors import PredictError
+from mapsage.maps.inputs import Scene, choose_size, find_inputs, find_members
+from mapsage.maps.outputs import Outputs
+from mapsage.maps.parts import Parts, key_of
+from mapsage.maps.progress import ProgressLine
+from mapsage.maps.strips import Predictor, count_windows, predict_strips
+from mapsage.maps.windows import Grid, owners
 from mapsage.version import __version__
 
 from .report import refresh_report

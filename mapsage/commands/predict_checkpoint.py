@@ -13,9 +13,9 @@ from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.ranks import startup
-from mapsage.inference.description import Bands, Classes
-from mapsage.inference.errors import PredictError
-from mapsage.inference.model import (
+from mapsage.maps.description import Bands, Classes
+from mapsage.maps.errors import PredictError
+from mapsage.maps.model import (
     default_window,
     file_hash,
     find_bands,
@@ -23,9 +23,9 @@ from mapsage.inference.model import (
     load_weights,
     settings_of,
 )
-from mapsage.inference.parts import key_of
-from mapsage.inference.predictor import WindowPredictor
-from mapsage.inference.strips import Predictor
+from mapsage.maps.parts import key_of
+from mapsage.maps.predictor import WindowPredictor
+from mapsage.maps.strips import Predictor
 from mapsage.wrappers import place_module
 from mapsage.wrappers.memory_layout import put_channels_last
 

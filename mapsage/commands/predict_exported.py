@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 from mapsage.console import accept_any_text, examples
 from mapsage.geo import GeoError, RasterBlockError
-from mapsage.inference.errors import PredictError
-from mapsage.inference.exported import RUNTIMES, ExportedPredictor
-from mapsage.inference.strips import Predictor
+from mapsage.maps.errors import PredictError
+from mapsage.maps.exported import RUNTIMES, ExportedPredictor
+from mapsage.maps.strips import Predictor
 
 _BLOCK = 1 << 20
 

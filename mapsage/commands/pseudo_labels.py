@@ -16,10 +16,10 @@ from mmengine.registry import DefaultScope
 from mapsage.atomic_write import atomic_write
 from mapsage.engine.loading.build import build_dataset
 from mapsage.engine.loading.data_checks import build_checked
-from mapsage.inference.errors import PredictError
 from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
+from mapsage.maps.errors import PredictError
 from mapsage.shipped import program
 
 from .config_checks import LOADERS, read_config

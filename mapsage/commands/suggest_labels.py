@@ -19,10 +19,6 @@ from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.loading.data_checks import DataError
 from mapsage.engine.ranks import startup
 from mapsage.geo import GeoError
-from mapsage.inference.errors import PredictError
-from mapsage.inference.inputs import find_inputs
-from mapsage.inference.predictor import WindowPredictor
-from mapsage.inference.progress import ProgressLine
 from mapsage.labeling.exclusions import Exclusions
 from mapsage.labeling.known_labels import UNKNOWN, KnownLabels
 from mapsage.labeling.outlines import middles_in_files, middles_on_ground, outlines
@@ -31,6 +27,10 @@ from mapsage.labeling.suggestion_pictures import draw_suggestions, sheets
 from mapsage.labeling.suggestions import Suggestion, write_suggestions
 from mapsage.labeling.window_facts import WindowFacts, WindowJudge
 from mapsage.labeling.window_source import WindowCandidate, WindowSource
+from mapsage.maps.errors import PredictError
+from mapsage.maps.inputs import find_inputs
+from mapsage.maps.predictor import WindowPredictor
+from mapsage.maps.progress import ProgressLine
 from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.wrappers import place_module
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from mapsage.inference.description import ExportedDescription
+from mapsage.maps.description import ExportedDescription
 
 README, CONFIG, WEIGHTS, PREVIEW = 'README.md', 'config.py', 'model.safetensors', 'preview.png'
 LICENSE = 'LICENSE.md'

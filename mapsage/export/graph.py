@@ -21,7 +21,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from mapsage.inference.exported import threads
+from mapsage.maps.exported import threads
 
 from .errors import ExportError
 from .module import ImageToScores

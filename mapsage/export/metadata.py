@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 
 import onnx
 
-from mapsage.inference.description import KEY, ExportedDescription
+from mapsage.maps.description import KEY, ExportedDescription
 
 from .graph import INPUT, OUTPUT
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mapsage.inference.description import Bands
+from mapsage.maps.description import Bands
 
 from .errors import ExportError
 
@@ -28,7 +28,7 @@ class ImageToScores(nn.Module):
     """Preprocessing, model and probabilities of one window in a single module.
 
     The scores of a head with ``gives_scores`` are returned without a softmax or sigmoid, as in
-    :class:`mapsage.inference.predictor.WindowPredictor`.
+    :class:`mapsage.maps.predictor.WindowPredictor`.
 
     Args:
         model: Segmentor of MMSegmentation in evaluation mode, on the CPU.

@@ -18,8 +18,8 @@ import onnx
 import torch
 from torch import nn
 
-from mapsage.inference.description import Bands, ExportedDescription
-from mapsage.inference.exported import to_input
+from mapsage.maps.description import Bands, ExportedDescription
+from mapsage.maps.exported import to_input
 
 from .errors import ExportError
 from .graph import INPUT, open_session, traced_bytes

@@ -12,8 +12,8 @@ from typing import Dict, Iterator, Optional, Sequence
 import numpy as np
 import onnx
 
-from mapsage.inference.description import Bands
-from mapsage.inference.exported import to_input
+from mapsage.maps.description import Bands
+from mapsage.maps.exported import to_input
 
 from .errors import ExportError
 from .graph import INPUT

@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
 from mmengine.config import Config
 
 from mapsage.atomic_write import atomic_write
-from mapsage.inference.errors import PredictError
-from mapsage.inference.model import Bands
+from mapsage.maps.errors import PredictError
+from mapsage.maps.model import Bands
 
 from .pseudo_masks import MapPair
 

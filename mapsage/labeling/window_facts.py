@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mapsage.inference.predictor import WindowPredictor
+from mapsage.maps.predictor import WindowPredictor
 
 
 class Place(NamedTuple):

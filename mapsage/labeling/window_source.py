@@ -11,9 +11,9 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from mapsage.inference.description import Bands
-from mapsage.inference.inputs import Scene, choose_size
-from mapsage.inference.windows import window_starts
+from mapsage.maps.description import Bands
+from mapsage.maps.inputs import Scene, choose_size
+from mapsage.maps.windows import window_starts
 
 from .window_facts import Place
 

@@ -34,8 +34,8 @@ from mapsage.export.errors import ExportError  # noqa: E402
 from mapsage.export.graph import most_opset  # noqa: E402
 from mapsage.export.proof import Proof  # noqa: E402
 from mapsage.export.quantize import is_close  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
-from mapsage.inference.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.errors import PredictError  # noqa: E402
+from mapsage.maps.exported import ExportedPredictor  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 DATA = '''

@@ -30,7 +30,7 @@ from mapsage.commands.predict import PARTIAL  # noqa: E402
 from mapsage.drawing.map_preview import thumbnail  # noqa: E402
 from mapsage.geo import GeoError, Raster, vsi  # noqa: E402
 from mapsage.geo.raster import RemoteReadError  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.maps.errors import PredictError  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 TILED = dict(tiled=True, blockxsize=64, blockysize=64)

@@ -20,7 +20,7 @@ from mmengine.registry import RUNNERS
 from ranks import run_ranks
 from support import ON_MAIN_LEG, ROOT, on_host
 
-from mapsage.inference.windows import blend_weights
+from mapsage.maps.windows import blend_weights
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import suggest_labels  # noqa: E402

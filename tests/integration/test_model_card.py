@@ -26,8 +26,8 @@ from mapsage.commands.model_card import draw, license_of  # noqa: E402
 from mapsage.commands.predict_checkpoint import load_model  # noqa: E402
 from mapsage.export.card import Card  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
-from mapsage.inference.description import Bands, ExportedDescription  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.maps.description import Bands, ExportedDescription  # noqa: E402
+from mapsage.maps.errors import PredictError  # noqa: E402
 
 VALIDATION = '''
 val_dataloader.update(batch_size=1, num_workers=0,

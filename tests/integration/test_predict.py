@@ -29,7 +29,7 @@ import predict as command  # noqa: E402
 from mapsage.accelerator import ACCELERATORS, current_accelerator  # noqa: E402
 from mapsage.commands.predict import PARTIAL  # noqa: E402
 from mapsage.geo import GeoError  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.maps.errors import PredictError  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 DEGREES = dict(crs='EPSG:4326', transform=Affine(1e-5, 0, 11.5, 0, -1e-5, 48.1))

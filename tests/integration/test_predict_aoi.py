@@ -20,7 +20,7 @@ from rasterio.transform import Affine
 from support import ROOT, Launch, check_finished, main_leg, on_host
 
 from mapsage.geo import GeoError
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 PLACE = Affine(0.5, 0, 500000, 0, -0.5, 5000000)
 UTM = dict(crs='EPSG:32633', transform=PLACE)

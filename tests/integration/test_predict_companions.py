@@ -13,7 +13,7 @@ from map_runs import read, run
 from rasterio.transform import Affine
 from support import on_host
 
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 AUX = '<PAMDataset><PAMRasterBand band="{band}">{text}</PAMRasterBand></PAMDataset>'

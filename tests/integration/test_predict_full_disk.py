@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / 'tools'))
 import predict as command  # noqa: E402
 
 from mapsage.geo import GeoError  # noqa: E402
-from mapsage.inference.errors import PredictError  # noqa: E402
+from mapsage.maps.errors import PredictError  # noqa: E402
 
 UTM = dict(crs='EPSG:32633', transform=rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 SIZE = 4 << 20

@@ -21,7 +21,7 @@ from rasterio.warp import Resampling, reproject
 from support import TINY_CONFIG, Launch, check_finished, main_leg
 
 from mapsage.geo import GeoError
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 GRID = rasterio.Affine(2, 0, 500000, 0, -2, 5300000)
 UTM = 'EPSG:32633'

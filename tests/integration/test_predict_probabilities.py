@@ -13,7 +13,7 @@ from color_model import NAMES, paint, write_checkpoint, write_config, write_scen
 from map_runs import run
 from support import ROOT, Launch, check_finished, main_leg
 
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 

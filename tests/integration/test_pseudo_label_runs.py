@@ -27,7 +27,7 @@ from map_runs import read, run
 from mmengine.config import Config
 from support import ROOT, Launch, check_finished, main_leg, on_host
 
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import train  # noqa: E402

@@ -24,7 +24,7 @@ from labeling_files import (
 from map_runs import read, run
 from support import ROOT, on_host
 
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import train  # noqa: E402

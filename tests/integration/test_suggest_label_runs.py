@@ -23,7 +23,7 @@ from labeling_files import (
 )
 from support import on_host
 
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 
 pytestmark = on_host
 

@@ -31,7 +31,7 @@ from rasterio.transform import Affine
 from support import on_host
 
 from mapsage.engine.loading.data_checks import DataError
-from mapsage.inference.errors import PredictError
+from mapsage.maps.errors import PredictError
 from mapsage.viewer.decisions import ReviewFile, ReviewKey
 
 pytestmark = on_host

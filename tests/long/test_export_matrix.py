@@ -31,7 +31,7 @@ import export as command  # noqa: E402
 from mapsage.commands.config_checks import build_model  # noqa: E402
 from mapsage.export.graph import INPUT, open_session  # noqa: E402
 from mapsage.export.targets import TARGETS  # noqa: E402
-from mapsage.inference.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.exported import ExportedPredictor  # noqa: E402
 
 pytestmark = on_host
 

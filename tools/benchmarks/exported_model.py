@@ -28,9 +28,9 @@ from _common import describe_machine  # noqa: E402
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.config_checks import build_model  # noqa: E402
-from mapsage.inference.exported import ExportedPredictor  # noqa: E402
-from mapsage.inference.model import load_weights  # noqa: E402
-from mapsage.inference.predictor import WindowPredictor  # noqa: E402
+from mapsage.maps.exported import ExportedPredictor  # noqa: E402
+from mapsage.maps.model import load_weights  # noqa: E402
+from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 
 
 def compare_windows(config: str, checkpoint: str, file: str, turns: int) -> str:

@@ -24,11 +24,11 @@ from _common import describe_machine  # noqa: E402
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.config_checks import build_model  # noqa: E402
-from mapsage.inference.inputs import Scene  # noqa: E402
-from mapsage.inference.model import find_bands, load_weights  # noqa: E402
-from mapsage.inference.predictor import WindowPredictor  # noqa: E402
-from mapsage.inference.strips import predict_strips  # noqa: E402
-from mapsage.inference.windows import Grid  # noqa: E402
+from mapsage.maps.inputs import Scene  # noqa: E402
+from mapsage.maps.model import find_bands, load_weights  # noqa: E402
+from mapsage.maps.predictor import WindowPredictor  # noqa: E402
+from mapsage.maps.strips import predict_strips  # noqa: E402
+from mapsage.maps.windows import Grid  # noqa: E402
 
 BATCH = 4
 PRECISIONS = (None, torch.bfloat16)

@@ -30,11 +30,11 @@ from rasterio.windows import Window  # noqa: E402
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.config_checks import build_model  # noqa: E402
 from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
-from mapsage.inference.inputs import Scene  # noqa: E402
-from mapsage.inference.model import Bands  # noqa: E402
-from mapsage.inference.predictor import WindowPredictor  # noqa: E402
-from mapsage.inference.strips import count_windows, predict_strips  # noqa: E402
-from mapsage.inference.windows import Grid  # noqa: E402
+from mapsage.maps.inputs import Scene  # noqa: E402
+from mapsage.maps.model import Bands  # noqa: E402
+from mapsage.maps.predictor import WindowPredictor  # noqa: E402
+from mapsage.maps.strips import count_windows, predict_strips  # noqa: E402
+from mapsage.maps.windows import Grid  # noqa: E402
 
 TILE, BATCH = 512, 4
 

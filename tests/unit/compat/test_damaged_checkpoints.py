@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mapsage.compat.checkpoint_loading import UnsafeCheckpointError, load_from_local
 from mapsage.engine.checkpoints.resume import UNREADABLE, read_choice
-from mapsage.inference.errors import PredictError
-from mapsage.inference.model import load_weights
+from mapsage.maps.errors import PredictError
+from mapsage.maps.model import load_weights
 
 META = dict(seed=1, iter=7, epoch=0, virtual_ranks=2, dataset_meta=dict(
     classes=['a', 'b'], palette=[[0, 0, 0], [1, 1, 1]]))

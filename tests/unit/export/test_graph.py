@@ -26,8 +26,8 @@ from mapsage.export.graph import (  # noqa: E402
 from mapsage.export.module import ImageToScores  # noqa: E402
 from mapsage.export.proof import Tile, differing_layer, prove  # noqa: E402
 from mapsage.export.targets import TARGETS, choose_opset  # noqa: E402
-from mapsage.inference.description import Bands, ExportedDescription  # noqa: E402
-from mapsage.inference.predictor import WindowPredictor  # noqa: E402
+from mapsage.maps.description import Bands, ExportedDescription  # noqa: E402
+from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 
 SIDE = 64
 NORM = dict(type='BN')

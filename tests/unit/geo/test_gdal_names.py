@@ -8,7 +8,7 @@ import pytest
 
 from mapsage.datasets import GeoTiffDataset
 from mapsage.geo import gdal_names, match
-from mapsage.inference.inputs import find_inputs
+from mapsage.maps.inputs import find_inputs
 
 
 @pytest.mark.parametrize('name, vsi, remote, made', [

@@ -7,10 +7,10 @@ from typing import Any, Dict
 import pytest
 from mmengine.config import Config
 
-from mapsage.inference.description import Bands
-from mapsage.inference.errors import PredictError
 from mapsage.labeling.joined_config import join, without_unlabeled
 from mapsage.labeling.pseudo_masks import MapPair
+from mapsage.maps.description import Bands
+from mapsage.maps.errors import PredictError
 
 SPLIT = dict(by='blocks', size=150, unit='meters', share=0.2, part='train')
 SCENES: Dict[str, Any] = dict(

@@ -7,9 +7,9 @@ import torch
 from color_model import PixelModel
 from torch import nn
 
-from mapsage.inference.predictor import WindowPredictor
 from mapsage.labeling.known_labels import UNKNOWN
 from mapsage.labeling.window_facts import Place, WindowJudge
+from mapsage.maps.predictor import WindowPredictor
 
 SIDE = 16
 BOXES = [Place('a.tif', 0, 0, SIDE, SIDE), Place('a.tif', SIDE, 0, SIDE, SIDE)]

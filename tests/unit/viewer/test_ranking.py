@@ -8,7 +8,7 @@ import pytest
 from view_maps import UTM, WRONG, add_map, folders, values_of, write_raster
 
 from mapsage.geo import confidence_path
-from mapsage.inference.windows import window_starts
+from mapsage.maps.windows import window_starts
 from mapsage.viewer import ViewError
 from mapsage.viewer.ranking import RankedTile, order, rank, windows_of
 

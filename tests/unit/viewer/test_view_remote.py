@@ -15,8 +15,8 @@ from support import PATIENT, ROOT
 from view_maps import Folders, add_map, folders, open_link
 from warm_python import warm_python
 
-from mapsage.inference.errors import PredictError
-from mapsage.inference.inputs import find_inputs, find_members
+from mapsage.maps.errors import PredictError
+from mapsage.maps.inputs import find_inputs, find_members
 from mapsage.viewer import ViewError, ViewSession, find_maps
 
 

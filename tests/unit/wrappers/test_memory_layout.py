@@ -14,7 +14,7 @@ from support import ON_MAIN_LEG, ROOT
 from torch import nn
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.inference.predictor import WindowPredictor
+from mapsage.maps.predictor import WindowPredictor
 from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
 
 

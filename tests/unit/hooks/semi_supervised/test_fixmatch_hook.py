@@ -16,7 +16,7 @@ from support import write_tiny_config
 
 from mapsage.engine import MapSageRunner
 from mapsage.hooks import FixMatchHook, SemiSupervisedError
-from mapsage.inference.model import load_weights
+from mapsage.maps.model import load_weights
 
 PLAIN = '''
 model['backbone']['norm_cfg'] = dict(type='BN')

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mmengine.config import Config
 
-from mapsage.inference.model import default_window
+from mapsage.maps.model import default_window
 
 CROP = dict(type='RandomCrop', crop_size=(96, 128))
 

@@ -26,7 +26,7 @@ Compute = Callable[[np.ndarray], np.ndarray]
 
 
 class ExportedPredictor:
-    """Computes weighted scores of windows as :class:`mapsage.inference.predictor.WindowPredictor`.
+    """Computes weighted scores of windows as :class:`mapsage.maps.predictor.WindowPredictor`.
 
     Args:
         path: File that tools/export.py wrote.

@@ -9,8 +9,8 @@ import pytest
 from geo_scenes import DEGREES, UTM, draw_classes, paint, write_raster
 
 from mapsage.geo import Raster, pixel_side
-from mapsage.inference.inputs import Scene
-from mapsage.inference.model import Bands
+from mapsage.maps.inputs import Scene
+from mapsage.maps.model import Bands
 
 
 @pytest.mark.parametrize('dtype', ['uint8', 'float32'])

@@ -7,8 +7,8 @@ import numpy as np
 from fuzzing import documents
 from hypothesis import example, given
 
-from mapsage.inference.description import KEY, Bands, ExportedDescription
-from mapsage.inference.errors import PredictError
+from mapsage.maps.description import KEY, Bands, ExportedDescription
+from mapsage.maps.errors import PredictError
 
 VALID = ExportedDescription(
     ('a', 'b'), ((0, 0, 0), (255, 0, 0)), Bands(3, False, (1, 2, 3)), 512, 128, None, 2, 0.5, 'c',

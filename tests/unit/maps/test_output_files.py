@@ -12,11 +12,11 @@ from fuzzing import damaged, documents
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mapsage.inference.errors import PredictError
-from mapsage.inference.outputs import Outputs, _retire, is_done
-from mapsage.inference.parts import Parts
-from mapsage.inference.strips import Strip
-from mapsage.inference.windows import Grid
+from mapsage.maps.errors import PredictError
+from mapsage.maps.outputs import Outputs, _retire, is_done
+from mapsage.maps.parts import Parts
+from mapsage.maps.strips import Strip
+from mapsage.maps.windows import Grid
 
 REPORT = dict(settings=dict(input=[['a.tif', 1, 1]], window=[64, 64]), files=['a.tif', 'a.gpkg'])
 

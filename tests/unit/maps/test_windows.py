@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.inference.windows import Grid, blend_weights, owners, runs, window_starts
+from mapsage.maps.windows import Grid, blend_weights, owners, runs, window_starts
 
 LENGTHS = st.integers(1, 400)
 

@@ -6,7 +6,7 @@ from typing import Iterator, List
 
 import pytest
 
-from mapsage.inference.background import WriteBehind, read_ahead
+from mapsage.maps.background import WriteBehind, read_ahead
 
 
 def _names() -> List[str]:

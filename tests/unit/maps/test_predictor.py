@@ -8,8 +8,8 @@ import pytest
 import torch
 from color_model import PixelModel
 
-from mapsage.inference.errors import PredictError
-from mapsage.inference.predictor import WindowPredictor
+from mapsage.maps.errors import PredictError
+from mapsage.maps.predictor import WindowPredictor
 
 WINDOWS = torch.from_numpy(
     np.random.RandomState(0).randint(0, 256, (7, 3, 12, 16)).astype(np.uint8))

@@ -10,11 +10,11 @@ from color_model import MemoryScene, PixelModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapsage.inference.blending import NO_DATA, RowBlender, winners
-from mapsage.inference.errors import PredictError
-from mapsage.inference.predictor import WindowPredictor
-from mapsage.inference.strips import Strip, predict_strips
-from mapsage.inference.windows import Grid
+from mapsage.maps.blending import NO_DATA, RowBlender, winners
+from mapsage.maps.errors import PredictError
+from mapsage.maps.predictor import WindowPredictor
+from mapsage.maps.strips import Strip, predict_strips
+from mapsage.maps.windows import Grid
 
 
 def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
