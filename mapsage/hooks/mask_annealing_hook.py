@@ -66,14 +66,14 @@ class MaskAnnealingHook(Hook):
                            f'of {runner.max_iters}')
         self._values = []
         self._update(runner.iter)
-        if hasattr(runner.model, 'before_each'):
+        if hasattr(runner.model, 'on_virtual_rank_start'):
             # Each virtual rank has buffers of its own, which are in place by then.
-            runner.model.before_each.append(self._set)
+            runner.model.on_virtual_rank_start.append(self._set)
 
     def after_train(self, runner: Any) -> None:
         """Leave the model's wrapper as it was."""
-        if self._set in getattr(runner.model, 'before_each', ()):
-            runner.model.before_each.remove(self._set)
+        if self._set in getattr(runner.model, 'on_virtual_rank_start', ()):
+            runner.model.on_virtual_rank_start.remove(self._set)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:

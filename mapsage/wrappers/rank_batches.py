@@ -13,7 +13,7 @@ _ATTRIBUTE = 'batches_of_other_virtual_ranks'
 _carriers: Dict[type, type] = {}
 
 
-def carry(batches: Sequence[Any]) -> Any:
+def pack_rank_batches(batches: Sequence[Any]) -> Any:
     """Return the first batch, or an equal one of a subclass of its type, that carries the others.
 
     Args:
@@ -31,7 +31,7 @@ def carry(batches: Sequence[Any]) -> Any:
     return first
 
 
-def batches_of(batch: Any, block: range) -> List[Any]:
+def unpack_rank_batches(batch: Any, block: range) -> List[Any]:
     """Return one batch for each virtual rank of a block, from what the loader has handed out.
 
     Raises:
@@ -67,4 +67,5 @@ def _made(kind: type, batch: Any) -> Any:
 
 def _reduce(carrier: Any) -> Tuple[Any, ...]:
     """Pickle a carrier as what it was made from, since pickle finds no class by its name."""
-    return carry, ([_made(type(carrier).__mro__[1], carrier), *getattr(carrier, _ATTRIBUTE)],)
+    first = _made(type(carrier).__mro__[1], carrier)
+    return pack_rank_batches, ([first, *getattr(carrier, _ATTRIBUTE)],)

@@ -20,7 +20,7 @@ from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from .batch_counts import BatchCounts
 from .ddp import place_module
 from .gradient_mean import GradientMean
-from .rank_batches import batches_of
+from .rank_batches import unpack_rank_batches
 from .rank_buffers import RankBuffers
 
 # Arguments of torch's DDP that change nothing here: there are no buckets during a backward pass.
@@ -52,8 +52,8 @@ class VirtualDataParallel(nn.Module):
 
     Attributes:
         block: Virtual ranks of this process.
-        before_each: Functions that are called with ``(virtual_rank, batch)`` before each virtual
-            rank's forward pass, in both passes where there is a first one.
+        on_virtual_rank_start: Functions that are called with ``(virtual_rank, batch)`` before each
+            virtual rank's forward pass, in both passes where there is a first one.
         counting: Whether the forward passes are those of the first pass of a step, which collects
             counts of predictions for losses and has no gradients; see ``batch_counts``.
         block_outputs: What the model logged for each virtual rank of the block in the last step.
@@ -84,7 +84,7 @@ class VirtualDataParallel(nn.Module):
         self.virtual_ranks, self.block = virtual_ranks, virtual_ranks.block(rank)
         self.reduction = reduction
         self.detect_anomalous_params = detect_anomalous_params
-        self.before_each: List[Callable[[int, Any], None]] = []
+        self.on_virtual_rank_start: List[Callable[[int, Any], None]] = []
         self.counting = False
         self.block_outputs: List[Dict[str, torch.Tensor]] = []
         self._broadcast_buffers = broadcast_buffers
@@ -128,7 +128,7 @@ class VirtualDataParallel(nn.Module):
                 f'ranks of a process share one optimizer step that does not call it: expected a '
                 f"wrapper with OptimWrapper's. Start {self.virtual_ranks.count} processes, one for "
                 f"each virtual rank, with env_cfg.reduction='native', or override step() instead.")
-        batches = batches_of(data, self.block)
+        batches = unpack_rank_batches(data, self.block)
         with self.counts.step(batches):
             return self._train_step(batches, optim_wrapper)
 
@@ -158,7 +158,7 @@ class VirtualDataParallel(nn.Module):
             for parameter, gradient in zip(trained, own):
                 parameter.grad = gradient
             self._buffers_of_ranks.place(virtual_rank)
-            for function in self.before_each:
+            for function in self.on_virtual_rank_start:
                 function(virtual_rank, batch)
             self.block_outputs.append(self._backward(batch, optim_wrapper))
             self.counts.next_turn()
@@ -221,7 +221,7 @@ class VirtualDataParallel(nn.Module):
         try:
             for virtual_rank, batch in zip(self.block, batches):
                 self._buffers_of_ranks.place(virtual_rank)
-                for function in self.before_each:
+                for function in self.on_virtual_rank_start:
                     function(virtual_rank, batch)
                 with self._buffers_of_ranks.unchanged(), self.counts.collecting(), \
                         optim_wrapper.optim_context(self):

@@ -26,7 +26,7 @@ from mapsage.wrappers import (
     OptimWrapper,
     VirtualDataParallel,
 )
-from mapsage.wrappers.rank_batches import carry
+from mapsage.wrappers.rank_batches import pack_rank_batches
 
 SIDE = 10
 SIZES = {3: (1, 3, 2), 5: (2, 1, 3, 1, 2)}  # images of each rank; rank 1 has no label at all
@@ -136,7 +136,7 @@ def in_turns(processes: int, ranks: int, kind: str) -> List[float]:
     virtual = VirtualRanks(ranks, processes)
     model = VirtualDataParallel(JaccardToy(), virtual)
     steps = [[parts_of(ranks, step)[each] for each in virtual.block(rank)] for step in range(2)]
-    return weights_after(model, [carry(batches) for batches in steps], kind)
+    return weights_after(model, [pack_rank_batches(batches) for batches in steps], kind)
 
 
 def trained(folder: Path, processes: int) -> Any:
@@ -162,7 +162,7 @@ def forgetful() -> str:
     set_current_accelerator(resolve_accelerator('cpu'))
     model = VirtualDataParallel(JaccardToy(forgetful=True), VirtualRanks(3, 1))
     try:
-        model.train_step(carry(parts_of(3, 0)), wrapper_of(model, ''))
+        model.train_step(pack_rank_batches(parts_of(3, 0)), wrapper_of(model, ''))
     except VirtualRanksError as error:
         return str(error)
     return ''

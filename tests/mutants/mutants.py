@@ -349,7 +349,7 @@ MUTANTS = (
            ('tests/unit/models/mask_transformers/test_published.py', )),
     Mutant('masked_ranks', 'mapsage/hooks/mask_annealing_hook.py',
            'the masks of later virtual ranks never fade out',
-           'runner.model.before_each.append(self._set)', 'pass',
+           'runner.model.on_virtual_rank_start.append(self._set)', 'pass',
            ('tests/unit/hooks/test_mask_annealing_hook.py::test_virtual_ranks_all_have_them', )),
     Mutant('averaged_masks', 'mapsage/hooks/mask_annealing_hook.py',
            'the average of the weights keeps masks that the training has left',

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.wrappers.rank_batches import carry
+from mapsage.wrappers.rank_batches import pack_rank_batches
 
 from .data_order import ResumableSampler
 from .keyed_loader import KeyedLoader
@@ -31,7 +31,7 @@ class BlockLoader(KeyedLoader):
 
     It looks like the loader of the first of them: ``batch_size``, ``sampler`` and length are that
     one's, and so is each batch, which carries the batches of the others, see
-    :func:`~mapsage.wrappers.rank_batches.batches_of`. All are read by the same workers.
+    :func:`~mapsage.wrappers.rank_batches.unpack_rank_batches`. All are read by the same workers.
     """
 
     _loaders: List[DataLoader]
@@ -96,7 +96,7 @@ class _Blocks:
         return len(self._batches) // self._size
 
     def __next__(self) -> Any:
-        return carry([next(self._batches) for _ in range(self._size)])
+        return pack_rank_batches([next(self._batches) for _ in range(self._size)])
 
     def _next_index(self) -> Any:  # MMEngine's loop leaves out batches with it
         return [self._batches._next_index() for _ in range(self._size)]

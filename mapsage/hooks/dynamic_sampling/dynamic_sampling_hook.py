@@ -156,8 +156,8 @@ class DynamicSamplingHook(Hook):
         self._ranks = VirtualRanks(world, world)
         if isinstance(runner.model, VirtualDataParallel):
             self._ranks = runner.model.virtual_ranks
-            if self._take_turn not in runner.model.before_each:
-                runner.model.before_each.append(self._take_turn)
+            if self._take_turn not in runner.model.on_virtual_rank_start:
+                runner.model.on_virtual_rank_start.append(self._take_turn)
         self._block = self._ranks.block(self._channel.ranks.index(self._channel.rank))
         collate = loader.collate_fn
         score = self._bind(runner, loader, collate)

@@ -14,7 +14,7 @@ from mapsage.background_worker import BackgroundWorker
 from mapsage.errors import UserError
 from mapsage.sampling import BlockSampler, Candidate, SampledBatch
 from mapsage.sampling.shortfall import FALLBACK
-from mapsage.wrappers.rank_batches import batches_of, carry
+from mapsage.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
 
 
 class LoaderError(UserError, ValueError):
@@ -75,7 +75,7 @@ class LoaderStream:
             for _ in range(self._discard):
                 self._next()
             self._discard = 0
-            for queue, batch in zip(self._waiting, batches_of(self._next(), self._block)):
+            for queue, batch in zip(self._waiting, unpack_rank_batches(self._next(), self._block)):
                 queue.append(batch)
             self.drawn += 1
         return waiting.popleft()
@@ -188,7 +188,7 @@ class SampledSteps:
         if self._background is not None and self._wants_another():
             self._ahead = self._background.submit(self._sample)
         self._taken(step)
-        return carry([self._collate([candidate.sample for candidate in batch.samples])
+        return pack_rank_batches([self._collate([candidate.sample for candidate in batch.samples])
                       for batch in step.batches])
 
     def skip_iter(self, num_iters: int) -> None:

@@ -24,7 +24,7 @@ from mapsage.features.encoder_gate import EncoderGate, FeatureSourceError
 from mapsage.features.steps import FeatureEpochs, FeatureSteps
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import batches_of
+from mapsage.wrappers.rank_batches import unpack_rank_batches
 
 from .image_stand_in import leave_images_out
 
@@ -104,7 +104,7 @@ class FeatureSourceHook(Hook):
                 f"DynamicSamplingHook fills one step at a time. Use 'Local' or 'Cached' with it.")
         if isinstance(runner.model, VirtualDataParallel):
             self._block = runner.model.block
-            runner.model.before_each.append(self._take_turn)
+            runner.model.on_virtual_rank_start.append(self._take_turn)
         self._replace_batches(runner.train_loop)
         self._interval = self._interval or log_interval(runner)
         self._begin = time.monotonic()
@@ -161,7 +161,7 @@ class FeatureSourceHook(Hook):
 
     def _close(self, runner: Any) -> None:
         self._close_images()
-        turns = getattr(runner.model, 'before_each', [])
+        turns = getattr(runner.model, 'on_virtual_rank_start', [])
         if self._take_turn in turns:
             turns.remove(self._take_turn)
         if self._source is not None:
@@ -196,7 +196,7 @@ class FeatureSourceHook(Hook):
         self._items = items
 
     def _make_items(self, batch: Any) -> List[Item]:
-        return [self._make_item(each) for each in batches_of(batch, self._block)]
+        return [self._make_item(each) for each in unpack_rank_batches(batch, self._block)]
 
     def _make_item(self, batch: Any) -> Item:
         assert self._source is not None

@@ -18,7 +18,7 @@ from mapsage.distributed import Channel, RankLostError, SerialChannel, open_chan
 from mapsage.distributed.device_checks import is_statistic, not_finite_tensors
 from mapsage.errors import UserError
 from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import batches_of
+from mapsage.wrappers.rank_batches import unpack_rank_batches
 
 from .gradient_watch import GradientWatch
 
@@ -110,7 +110,7 @@ class NonFiniteLossHook(Hook):
             # Not in a first pass, which has no gradients.
             self._before_each = lambda virtual_rank, batch: None if runner.model.counting else \
                 self._watch.begin(runner.iter, _image_paths(batch), _whose(runner, virtual_rank))
-            runner.model.before_each.append(self._before_each)
+            runner.model.on_virtual_rank_start.append(self._before_each)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Note which images this iteration trains on."""
@@ -179,7 +179,7 @@ class NonFiniteLossHook(Hook):
     def _unwatch(self, runner: Runner) -> None:
         self._watch.detach()
         if self._before_each is not None:
-            runner.model.before_each.remove(self._before_each)
+            runner.model.on_virtual_rank_start.remove(self._before_each)
             self._before_each = None
 
     def _look_at_loss(self, runner: Runner, outputs: Optional[Dict[str, Any]],
@@ -353,7 +353,7 @@ def _losses_of_ranks(runner: Runner, outputs: Optional[Dict[str, Any]],
     others = [{name: float(value.detach()) for name, value in each.items() if 'loss' in name}
               for each in model.block_outputs[1:]]
     return [(_whose(runner, virtual_rank), losses, batch) for virtual_rank, losses, batch
-            in zip(model.block, [first, *others], batches_of(data_batch, model.block))]
+            in zip(model.block, [first, *others], unpack_rank_batches(data_batch, model.block))]
 
 
 def _whose(runner: Runner, virtual_rank: Optional[int] = None) -> str:

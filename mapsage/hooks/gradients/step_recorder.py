@@ -79,10 +79,10 @@ class StepRecorder(Hook):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 self._undo.append(parameter.register_hook(self._reader(name)).remove)
-        if hasattr(runner.model, 'before_each'):  # VirtualDataParallel
+        if hasattr(runner.model, 'on_virtual_rank_start'):  # VirtualDataParallel
             begin = partial(self._begin_unless_counting, runner.model)
-            runner.model.before_each.append(begin)
-            self._undo.append(partial(runner.model.before_each.remove, begin))
+            runner.model.on_virtual_rank_start.append(begin)
+            self._undo.append(partial(runner.model.on_virtual_rank_start.remove, begin))
         else:
             self._begin(get_rank(), data_batch)
 

@@ -46,7 +46,7 @@ class AcceleratorHook(Hook):
         """Have each virtual rank of this process seeded when its turn comes."""
         if isinstance(runner.model, VirtualDataParallel) and self._seeded is not runner.model:
             self._seeded = runner.model  # a second train() finds it there
-            runner.model.before_each.append(
+            runner.model.on_virtual_rank_start.append(
                 lambda virtual_rank, batch: _seed_step(runner, virtual_rank))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:

@@ -28,7 +28,7 @@ from mapsage.hooks.gradients.step_recorder import StepRecorder
 from mapsage.hooks.ranks.accelerator_hook import AcceleratorHook
 from mapsage.wrappers import MMModelParallel
 from mapsage.wrappers.gradient_mean import GradientMean
-from mapsage.wrappers.rank_batches import batches_of, carry
+from mapsage.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
 from mapsage.wrappers.rank_buffers import RankBuffers
 
 FOUR: Dict[str, Any] = {'env_cfg.virtual_ranks': 4}
@@ -39,9 +39,9 @@ Pair = collections.namedtuple('Pair', 'inputs data_samples')
     dict(a=1), [1, 2], (1, 2), Pair(1, 2), torch.ones(2), collections.OrderedDict(a=1)],
     ids=lambda batch: type(batch).__name__)
 def test_a_batch_looks_as_before_and_carries_the_others(batch: Any) -> None:
-    carrier = carry([batch, 'second', 'third'])
+    carrier = pack_rank_batches([batch, 'second', 'third'])
     assert isinstance(carrier, type(batch)) and list(carrier) == list(batch)
-    assert batches_of(carrier, range(3, 6))[1:] == ['second', 'third']
+    assert unpack_rank_batches(carrier, range(3, 6))[1:] == ['second', 'third']
     assert not isinstance(batch, Pair) or carrier.data_samples == 2
 
 
@@ -50,15 +50,15 @@ def test_a_batch_looks_as_before_and_carries_the_others(batch: Any) -> None:
     ids=lambda batch: type(batch).__name__)
 def test_a_carrier_is_pickled_and_copied(batch: Any) -> None:
     kind = type(batch)
-    carrier = carry([batch, 'second'])
+    carrier = pack_rank_batches([batch, 'second'])
     for copied in (pickle.loads(pickle.dumps(carrier)), copy.deepcopy(carrier)):
         assert isinstance(copied, kind) and list(copied) == list(carrier)
-        assert batches_of(copied, range(2))[1:] == ['second']
+        assert unpack_rank_batches(copied, range(2))[1:] == ['second']
 
 
 def test_a_batch_that_lost_the_others_is_an_error() -> None:
     with pytest.raises(VirtualRanksError, match=r'ranks 2 to 3 was given 1 batch\(es\) \(dict\)'):
-        batches_of(dict(carry([dict(a=1), dict(a=2)])), range(2, 4))
+        unpack_rank_batches(dict(pack_rank_batches([dict(a=1), dict(a=2)])), range(2, 4))
 
 
 class Samples(Hook):
@@ -68,7 +68,7 @@ class Samples(Hook):
         self.seen: List[List[int]] = []
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        self.seen.append([sample.number for batch in batches_of(data_batch, range(4))
+        self.seen.append([sample.number for batch in unpack_rank_batches(data_batch, range(4))
                           for sample in batch['data_samples']])
 
 
@@ -197,7 +197,7 @@ def test_the_virtual_rank_of_a_bad_loss_is_named(tmp_path: Path) -> None:
     class Poisoned(Hook):
         def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
             if runner.iter == 2:
-                batches_of(data_batch, range(4))[2]['inputs'][0].fill_(float('nan'))
+                unpack_rank_batches(data_batch, range(4))[2]['inputs'][0].fill_(float('nan'))
 
     with pytest.raises(NonFiniteLossError, match=r'at iteration 3, virtual rank 2 \(rank 0\)'):
         toy_train(tmp_path, hooks=[Poisoned()], **FOUR)
@@ -300,28 +300,28 @@ def test_a_second_training_seeds_no_turn_twice(tmp_path: Path) -> None:
     runner, _ = toy_train(tmp_path, **FOUR)
     model = runner.model
     assert not any(value.requires_grad for each in model.block_outputs for value in each.values())
-    before = len(model.before_each)
+    before = len(model.on_virtual_rank_start)
     for kind in (AcceleratorHook, NonFiniteLossHook):
         hook = next(each for each in runner._hooks if isinstance(each, kind))
         hook.before_train(runner)
         hook.before_train(runner)  # after a training that an error has ended
-    assert len(model.before_each) == before + 1 and len(hook._watch._handles) == 6
+    assert len(model.on_virtual_rank_start) == before + 1 and len(hook._watch._handles) == 6
     hook.after_train(runner)
-    assert len(model.before_each) == before and not hook._watch._handles
+    assert len(model.on_virtual_rank_start) == before and not hook._watch._handles
 
 
 def test_a_recorder_that_records_again_keeps_the_last_step_alone(tmp_path: Path) -> None:
     runner, _ = toy_train(tmp_path, **FOUR)
     recorder = StepRecorder(runner.iter + 1)
-    before = len(runner.model.before_each)
+    before = len(runner.model.on_virtual_rank_start)
     for _ in range(2):
         recorder.begin(runner, None)
         for virtual_rank in range(4):
-            for function in runner.model.before_each[before:]:
+            for function in runner.model.on_virtual_rank_start[before:]:
                 function(virtual_rank, dict(inputs=[]))
     assert [step.virtual_rank for step in recorder.steps] == [0, 1, 2, 3]
     recorder.after_train_iter(runner, 0)
-    assert len(runner.model.before_each) == before
+    assert len(runner.model.on_virtual_rank_start) == before
 
 
 @MODELS.register_module(force=True)
