@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import os
 from contextlib import nullcontext
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Optional, Union, cast
 
 import torch.distributed as dist
 from mmengine.dist import broadcast_object_list, is_main_process
@@ -34,6 +34,7 @@ from mapsage.distributed.stop_request import listening
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.hooks import CompileReportHook, StopHook
+from mapsage.runner_view import MapSageRun, plain_model
 from mapsage.wrappers import HeadReplicas, place_module
 from mapsage.wrappers.ddp import has_sync_batchnorm
 from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
@@ -93,7 +94,7 @@ _HOOKS = dict(accelerator='AcceleratorHook', device_check='DeviceCheckHook',
 
 
 @RUNNERS.register_module()
-class MapSageRunner(SavingRunner):
+class MapSageRunner(SavingRunner, MapSageRun):
     """Runs any MMEngine config on the accelerator and backend of its ``env_cfg``.
 
     Everything not mentioned in the methods below is MMEngine's. Choose it with
@@ -246,10 +247,10 @@ class MapSageRunner(SavingRunner):
 
         MMEngine sends each tensor alone, and over gloo unless that backend is nccl alone.
         """
-        model = self.model.module if is_model_wrapper(self.model) else self.model
+        model = plain_model(self)
         if hasattr(model, 'init_weights'):
             with drawn_in_order(self.model):
-                model.init_weights()
+                cast(Any, model).init_weights()
                 broadcast_tensors(model.state_dict().values())
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
@@ -400,7 +401,7 @@ class MapSageRunner(SavingRunner):
     def load_or_resume(self) -> None:
         """Load or resume as MMEngine does, then prove that all ranks hold the same weights."""
         super().load_or_resume()
-        model = self.model.module if is_model_wrapper(self.model) else self.model
+        model = plain_model(self)
         # A hook that reads runner.iter before a test has the loop built, and no schedule.
         if isinstance(self.optim_wrapper, (OptimWrapper, OptimWrapperDict)):
             for line in long_warm_ups(self.param_schedulers, self.max_iters, self.max_epochs):
