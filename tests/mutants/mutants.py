@@ -69,7 +69,7 @@ MUTANTS = (
            ('tests/distributed/test_nodes.py',)),
     Mutant('skipped_gather', 'mapsage/distributed/channels/channel.py',
            'a rank with nothing to say skips the second collective of the others',
-           'if not longest.item():', 'if not mine:',
+           'if not longest.item():', 'if not encoded:',
            ('tests/distributed/test_agreeing_ranks.py::test_an_exception_reaches_every_rank',)),
     Mutant('consensus_min', 'mapsage/distributed/channels/consensus.py',
            'the smallest of the values that ranks bring is the largest',

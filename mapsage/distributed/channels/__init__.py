@@ -1,1 +1,5 @@
-"""Channels: how ranks agree, and how they learn who is missing."""
+"""Channels: small collectives that either complete or name the missing ranks.
+
+Start with the interface in ``channel.py``. Most callers use ``consensus.py`` and ``agreement.py``;
+``mesh.py`` has the connections, and ``roll_call.py`` finds out which rank is missing.
+"""

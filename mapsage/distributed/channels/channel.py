@@ -1,8 +1,9 @@
 """The interface of small collectives of CPU tensors, and the channel of a single process.
 
-A channel either completes a collective or raises an error that names the missing ranks. Use
-:func:`mapsage.distributed.open_channel`, which always returns one: callers do not ask whether there
-are other ranks.
+A channel either completes a collective or raises an error that names the missing ranks. Open one
+with :func:`mapsage.distributed.open_channel`, which returns a :class:`SerialChannel` in a single
+process: callers never ask whether there are other ranks. The channel of several ranks is in
+``group_channel.py``.
 """
 from __future__ import annotations
 
@@ -14,16 +15,18 @@ import torch
 
 from mapsage.errors import UserError
 
-_MAX_BYTES = 4000  # of an error's text, in UTF-8
+# Limit of an error's text, in bytes of UTF-8.
+_MAX_BYTES = 4000
 
 
 class RankLostError(UserError, RuntimeError):
     """Some ranks did not enter a collective before its deadline, or died.
 
     Attributes:
-        ranks: Global ranks that were waited for; empty when they are not known.
+        ranks: Global ranks that were waited for; empty if they are not known.
     """
 
+    # A restarted job may succeed.
     final = False
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -32,9 +35,9 @@ class RankLostError(UserError, RuntimeError):
 
 
 class Channel(abc.ABC):
-    """Small collectives of CPU tensors over a number of ranks.
+    """Small collectives of CPU tensors over the ranks of a group.
 
-    Every collective raises :class:`RankLostError`, which names the ranks that did not come.
+    A collective that cannot complete raises :class:`RankLostError`, which names the missing ranks.
 
     Args:
         ranks: Global ranks of the group, in group order.
@@ -52,18 +55,17 @@ class Channel(abc.ABC):
 
         Args:
             tensor: Tensor of the same shape on every rank.
-            timeout: Seconds to wait until all ranks have entered, when the reduction shall start
-                only then: if they do not come, nothing is left behind in the group. With None it
-                starts at once and may take the channel's own timeout.
+            timeout: Seconds that the reduction may take, at most the channel's timeout; the
+                channel's timeout when None.
         """
 
     @abc.abstractmethod
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill a CPU tensor with the one of rank ``source``. Collective.
+        """Overwrite a CPU tensor with the tensor of rank ``source``. Collective.
 
         Args:
             tensor: Tensor of the same shape and dtype on every rank.
-            source: Global rank whose tensor all ranks receive.
+            source: Global rank that sends its tensor.
         """
 
     @abc.abstractmethod
@@ -74,23 +76,27 @@ class Channel(abc.ABC):
     def trade(self, tensor: torch.Tensor) -> torch.Tensor:
         """Send each rank its row of a small CPU tensor and return the rows they sent. Collective.
 
-        The rows are passed on from rank to rank, in ``log2(ranks)`` messages from each.
+        Rows travel through other ranks, so that each rank sends only ``log2(ranks)`` messages.
 
         Args:
-            tensor: Tensor of the same shape on every rank, a row for each rank in group order.
+            tensor: Tensor of the same shape on every rank, one row per rank in group order.
+
+        Returns:
+            A tensor of the same shape, whose row i comes from the i-th rank of the group.
         """
 
     @abc.abstractmethod
     def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
                    input_sizes: List[int]) -> None:
-        """Send each rank its part of a CPU tensor and receive theirs into ``output``. Collective.
+        """Send each rank its rows of a CPU tensor and receive rows into ``output``. Collective.
+
+        Ranks without rows for each other exchange no message and do not wait for each other.
 
         Args:
-            output: Buffer for the received parts, in group order.
-            tensor: Parts to send, in group order.
-            output_sizes: Number of rows that each rank sends to this one; may differ. Ranks with
-                nothing for each other do not talk, and a rank does not wait for those.
-            input_sizes: Number of rows that this rank sends to each one.
+            output: Buffer for the received rows, in group order of the senders.
+            tensor: Rows to send, in group order of the receivers.
+            output_sizes: Number of rows that each rank sends to this rank; may differ.
+            input_sizes: Number of rows that this rank sends to each rank.
         """
 
     @abc.abstractmethod
@@ -98,37 +104,39 @@ class Channel(abc.ABC):
         """Store a text where ranks that are stuck elsewhere can read it later.
 
         Returns:
-            Whether this was the first text under ``key``. Only the first is kept. False also when
+            Whether this was the first text under ``key``. Later texts are dropped. Also False if
             the rendezvous store no longer answers: publishing never raises.
         """
 
     @abc.abstractmethod
     def published(self, key: str) -> Optional[str]:
-        """Return the text that was published first, or None. Also None when the store is gone."""
+        """Return the first text published under ``key``; None without one or without a store."""
 
     def gather_texts(self, text: str) -> List[str]:
-        """Return every rank's text, in group order. Collective; a single one when all are empty.
+        """Return every rank's text, in group order. Collective.
 
-        Any text can be sent: what UTF-8 cannot encode, such as the undecodable bytes of a file
-        name, arrives as a backslash escape.
+        The ranks run one collective if all texts are empty, else two. Any text can be sent:
+        characters that UTF-8 cannot encode, such as the undecodable bytes of a file name, arrive as
+        backslash escapes.
         """
-        mine = text.encode('utf-8', 'backslashreplace')
-        longest = torch.tensor([len(mine)])
+        encoded = text.encode('utf-8', 'backslashreplace')
+        # gather() needs equal shapes, so every rank pads its text to the longest one.
+        longest = torch.tensor([len(encoded)])
         self.max(longest)
         if not longest.item():
             return [''] * len(self.ranks)
         padded = torch.zeros(int(longest.item()), dtype=torch.uint8)
-        padded[:len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
-        return [bytes(each.tolist()).rstrip(b'\0').decode('utf-8', 'replace')
-                for each in self.gather(padded)]
+        padded[:len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        return [bytes(row.tolist()).rstrip(b'\0').decode('utf-8', 'replace')
+                for row in self.gather(padded)]
 
     def next_number(self) -> int:
-        """Return 0, 1, ...: equal on all ranks that have called it equally often."""
+        """Return 0, 1, 2, ...; ranks that have called it equally often get the same number."""
         return next(self._numbers)
 
 
 class SerialChannel(Channel):
-    """The channel of one process without peers: every collective ends at once.
+    """The channel of a single process: every collective completes immediately.
 
     Args:
         rank: Global rank of this process.
@@ -142,10 +150,10 @@ class SerialChannel(Channel):
         """Leave the tensor unchanged: it is the maximum over one rank."""
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Leave the tensor unchanged: it is that of the only rank."""
+        """Leave the tensor unchanged: the only rank is the source."""
 
     def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
-        """Return a copy of the tensor, as a collective does."""
+        """Return a copy of the tensor, because a collective returns new tensors."""
         return [tensor.clone()]
 
     def trade(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -154,33 +162,34 @@ class SerialChannel(Channel):
 
     def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
                    input_sizes: List[int]) -> None:
-        """Copy the only part."""
+        """Copy all rows to the output."""
         output.copy_(tensor)
 
     def publish(self, key: str, text: str) -> bool:
-        """Keep the text in this process, in the form in which another one would read it."""
+        """Store the text in this process, with the escapes that another rank would read."""
         if key in self._published:
             return False
         self._published[key] = text.encode('utf-8', 'backslashreplace').decode()
         return True
 
     def published(self, key: str) -> Optional[str]:
-        """Return the text that was published first, or None."""
+        """Return the first text published under ``key``, or None."""
         return self._published.get(key)
 
 
 def error_text(error: BaseException) -> str:
     """Return type and message of an exception as a text that can be sent and logged anywhere.
 
-    It has at most 4,000 bytes of UTF-8. What UTF-8 cannot encode, such as the undecodable bytes of
-    a file name, becomes a backslash escape.
+    The text has at most 4,000 bytes of UTF-8. Characters that UTF-8 cannot encode, such as the
+    undecodable bytes of a file name, become backslash escapes.
     """
     try:
         return bounded(f'{type(error).__name__}: {error}')
-    except Exception:  # a faulty __str__; the report of the error must get out all the same
+    # A __str__ may raise anything, and the other ranks must learn of the error even then.
+    except Exception:
         return f'{type(error).__name__} without a readable message'
 
 
 def bounded(text: str) -> str:
-    """Return the text cut to 4,000 bytes that UTF-8 can encode."""
+    """Return the text cut to 4,000 bytes of UTF-8, with escapes for what UTF-8 cannot encode."""
     return text.encode('utf-8', 'backslashreplace')[:_MAX_BYTES].decode('utf-8', 'ignore')

@@ -1,4 +1,9 @@
-"""Agreement between ranks about facts that each of them knows only for itself."""
+"""Exchange of small integers ("facts") between ranks, so that all ranks take the same decision.
+
+A rank knows only its own loader, pool and errors, but collectives need the same decision
+on all ranks. So each rank gives its facts to :meth:`Consensus.tick` and decides from the returned
+:class:`Facts`, which are equal on all ranks. Errors of a rank are raised with ``agreement.py``.
+"""
 from __future__ import annotations
 
 import difflib
@@ -12,9 +17,11 @@ from mapsage.errors import UserError
 
 from .group_channel import open_channel
 
-_LIMIT = 2**63 - 1  # facts lie between its negative and itself
-_NOTHING = -2**63  # stands for a fact that a rank left out
-# Up to this many bytes from all ranks, one gather is as quick as the maximum that may save it.
+# A fact lies between -_LIMIT and _LIMIT.
+_LIMIT = 2**63 - 1
+# Sent for a fact that a rank left out.
+_NOTHING = -2**63
+# Up to this many bytes from all ranks together, a gather is as quick as a maximum.
 _GATHER_BYTES = 4096
 
 
@@ -23,38 +30,39 @@ class DisagreementError(UserError, RuntimeError):
 
     Attributes:
         field: Name of the field.
-        values: Value of each global rank that gave one.
+        values: Values by global rank, without ranks that gave none.
     """
 
     def __init__(self, field: str, values: Mapping[int, int]) -> None:
         self.field, self.values = field, dict(values)
-        held: Dict[int, List[int]] = {}
+        ranks_by_value: Dict[int, List[int]] = {}
         for rank, value in self.values.items():
-            held.setdefault(value, []).append(rank)
-        parts = [f'{value} on rank(s) {ranks}' for value, ranks in held.items()]
-        super().__init__(f'ranks disagree on {field!r}: ' + ', '.join(parts) + '. It must be equal '
-                         'on every rank: look for what these ranks read, count or draw otherwise.')
+            ranks_by_value.setdefault(value, []).append(rank)
+        listed = ', '.join(f'{value} on rank(s) {ranks}'
+                           for value, ranks in ranks_by_value.items())
+        super().__init__(f'ranks disagree on {field!r}: {listed}. It must be equal on every rank: '
+                         'look for what these ranks read, count or draw differently.')
 
 
 class Facts:
-    """What all ranks gave in one tick; equal on every rank.
+    """The facts of all ranks in one tick; equal on every rank.
 
     Args:
         fields: Names of the facts, in order.
-        slots: Numbers of each global rank as :func:`fact_slots` returns them, in group order.
+        slots: Numbers of :func:`fact_slots` by global rank, in group order.
     """
 
     def __init__(self, fields: Sequence[str], slots: Mapping[int, Sequence[int]]) -> None:
-        self._places = {field: place for place, field in enumerate(fields)}
+        self._columns = {field: column for column, field in enumerate(fields)}
         self._slots = slots
 
     def by_rank(self, field: str) -> Dict[int, int]:
         """Return the values by global rank, in group order, without ranks that gave none."""
-        if field not in self._places:
-            raise ValueError(_unknown(field, self._places))
-        place = self._places[field]
-        return {rank: slots[place] for rank, slots in self._slots.items()
-                if slots[place] != _NOTHING}
+        if field not in self._columns:
+            raise ValueError(_describe_unknown(field, self._columns))
+        column = self._columns[field]
+        return {rank: slots[column] for rank, slots in self._slots.items()
+                if slots[column] != _NOTHING}
 
     def max(self, field: str) -> Optional[int]:
         """Return the largest value; None if no rank gave one."""
@@ -89,23 +97,23 @@ class Facts:
 
 
 class Consensus:
-    """Named int64 facts of all ranks, told in every tick.
+    """Named int64 facts of all ranks, exchanged in every tick.
 
-    Creating one is collective, and so is every tick: all ranks enter it, however little they have
-    to say, and all ranks read the same answer. Few ranks gather their facts, eight bytes per field
-    and rank. Where that would be over 4 KiB, they first agree on the maximum and minimum of each
-    fact, 16 bytes per field, and gather only if these differ. The tensor's shape depends on the
-    fields alone.
+    Creating a Consensus is collective, and so is every tick: all ranks enter it, even without a
+    fact to give, and all ranks get the same answer. A tick gathers the facts, eight bytes per field
+    and rank. If that is more than 4 KiB, the ranks first reduce the maximum and minimum of every
+    fact, 16 bytes per field, and gather only if these differ. The shapes depend on the fields and
+    the number of ranks only, never on the facts of one rank.
 
     Args:
         fields: Names of the facts; equal on every rank.
         group: Process group of the ranks that agree; all ranks when None.
-        timeout: Seconds a rank may be late; the group's own timeout when None.
+        timeout: Seconds a rank may be late; the group's timeout when None.
         must_agree: Names of the fields on which a difference is an error.
         purpose: Name of the use, as for :func:`open_channel`.
 
     Attributes:
-        channel: Channel to the ranks, for what they do about the facts.
+        channel: Channel to the ranks, for collectives that follow from the facts.
 
     Raises:
         ValueError: If fields are missing, repeated or not equal on all ranks.
@@ -120,21 +128,21 @@ class Consensus:
             raise ValueError(f'fields={fields!r}, expected one or more different names.')
         for field in self.must_agree:
             if field not in self.fields:
-                raise ValueError(_unknown(field, self.fields))
+                raise ValueError(_describe_unknown(field, self.fields))
         self.channel = open_channel(group, timeout, purpose)
         names = repr((self.fields, self.must_agree))
-        # Ranks with different fields would gather tensors of different shapes, which gloo may
-        # answer with wrong numbers. So their names are compared first, in a shape that all have.
+        # Ranks with different fields would gather tensors of different shapes. So the ranks compare
+        # a checksum of the names first, whose shape is the same on all of them.
         if not self._gather(('names',), [zlib.crc32(names.encode())]).agree('names'):
-            every = dict(zip(self.channel.ranks, self.channel.gather_texts(names)))
+            names_by_rank = dict(zip(self.channel.ranks, self.channel.gather_texts(names)))
             raise ValueError(f'a Consensus must have the same (fields, must_agree) on every rank, '
-                             f'got {every}.')
+                             f'got {names_by_rank}.')
 
     def tick(self, **facts: int) -> Facts:
-        """Give this rank's facts and return those of all ranks. Collective.
+        """Send this rank's facts and return the facts of all ranks. Collective.
 
         Args:
-            **facts: Values by field name, int or bool. A rank may leave out any of them.
+            **facts: Values by field name, int or bool. A rank may leave out any field.
 
         Raises:
             ValueError: If a name is unknown or a value is not an integer in ±(2**63 - 1). This
@@ -149,35 +157,37 @@ class Consensus:
         return result
 
     def _gather(self, fields: Sequence[str], slots: List[int]) -> Facts:
-        mine, ranks = torch.tensor(slots, dtype=torch.int64), self.channel.ranks
-        if mine.numel() * mine.element_size() * len(ranks) > _GATHER_BYTES:
-            largest = torch.stack([mine, ~mine])  # ~ turns the order around, and never overflows
+        local_slots, ranks = torch.tensor(slots, dtype=torch.int64), self.channel.ranks
+        if local_slots.numel() * local_slots.element_size() * len(ranks) > _GATHER_BYTES:
+            # ~ reverses the order, so one maximum finds both ends. Unlike -, it never overflows.
+            largest = torch.stack([local_slots, ~local_slots])
             self.channel.max(largest)
             if torch.equal(largest[0], ~largest[1]):
                 return Facts(fields, dict.fromkeys(ranks, slots))
-        every = self.channel.gather(mine)
-        return Facts(fields, {rank: numbers.tolist() for rank, numbers in zip(ranks, every)})
+        gathered = self.channel.gather(local_slots)
+        return Facts(fields, {rank: row.tolist() for rank, row in zip(ranks, gathered)})
 
 
 def fact_slots(fields: Sequence[str], facts: Mapping[str, int]) -> List[int]:
-    """Return the numbers that a rank sends: one for each field, in order. Pure.
+    """Return the numbers that a rank sends, one for each field, in order. Pure.
 
     Raises:
         ValueError: If a name is unknown or a value is not an integer in ±(2**63 - 1).
     """
     for name, value in facts.items():
         if name not in fields:
-            raise ValueError(_unknown(name, fields))
-        if not isinstance(value, int):  # bool is one
+            raise ValueError(_describe_unknown(name, fields))
+        # bool is a subclass of int.
+        if not isinstance(value, int):
             raise ValueError(f'fact {name}={value!r} is a {type(value).__name__}, expected int or '
-                             f'bool. Leave it out where this rank has nothing to say.')
+                             f'bool. Leave it out if this rank has no value.')
         if not -_LIMIT <= value <= _LIMIT:
             raise ValueError(f'fact {name}={value} is outside -(2**63 - 1) to 2**63 - 1: it '
                              f'travels as int64, whose smallest number stands for no value.')
     return [int(facts[field]) if field in facts else _NOTHING for field in fields]
 
 
-def _unknown(field: str, fields: Iterable[str]) -> str:
+def _describe_unknown(field: str, fields: Iterable[str]) -> str:
     near = difflib.get_close_matches(field, list(fields), 1)
     return (f"unknown field {field!r}: expected {', '.join(fields)}."
             + (f' Did you mean {near[0]!r}?' if near else ''))

@@ -1,11 +1,12 @@
-"""Collectives of small tensors between ranks that either complete or name the missing ranks.
+"""The channel of several ranks: collectives of small tensors that complete or name missing ranks.
 
-A rank sends about ``log2(ranks)`` messages in a collective and asks the rendezvous store nothing.
-Where a collective fails, a roll call finds out who is missing.
+A rank sends about ``log2(ranks)`` messages in a collective and sends no request to the rendezvous
+store. If a collective fails, a roll call finds out which ranks are missing (``roll_call.py``). The
+connections are in ``mesh.py``.
 
-The data is copied by the threads of this process. A tensor given to gloo may be released last by
-gloo's own thread, which enters the interpreter for it, and on Python 3.8 a process that forks its
-loader workers at that moment leaves them in a deadlock.
+Only threads of this process touch the data, never gloo. Gloo's thread may be the last to release a
+tensor, for which it enters the interpreter. If a process on Python 3.8 forks its loader workers at
+that moment, the workers deadlock.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import itertools
 import threading
 import time
 import weakref
+from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
@@ -30,45 +32,54 @@ from .roll_call import Lane, Missing, RollCall, is_late
 
 
 class _GivenUpError(Exception):
-    """A collective ends before it is complete: it is overdue, or another rank has given it up."""
+    """This rank ends a collective early: it is overdue, or another rank has given it up."""
 
 
-class _Turn:
-    """One collective of this rank: what it sends and receives in it.
+class _Collective:
+    """One collective of this rank: sends and receives its messages until the deadline.
 
     Args:
         lane: Lane of the channel.
         roll: Roll call of this process.
-        seconds: Time it may take.
+        seconds: Time that the collective may take.
+
+    Attributes:
+        position: Position of this rank in the group, from 0.
     """
 
     def __init__(self, lane: Lane, roll: RollCall, seconds: float) -> None:
         self._lane, self._roll, self._seconds = lane, roll, seconds
         self._number = lane.entered
         self._deadline = time.monotonic() + seconds
-        self.ranks = lane.ranks
-        self.me = lane.ranks.index(roll.rank)
+        self._ranks = lane.ranks
+        self.position = lane.ranks.index(roll.rank)
 
-    def send(self, index: int, part: int, data: Any) -> None:
-        """Send bytes to a place of the group, modulo its size; ``part`` tells messages apart."""
-        self._roll.mesh.send(self.ranks[index % len(self.ranks)], self._lane.key, self._number,
-                             part, data, self.check)
+    def send(self, position: int, tag: int, data: memoryview) -> None:
+        """Send bytes to the rank at a position of the group, modulo the group's size.
 
-    def receive(self, index: int, part: int, size: int) -> bytearray:
-        """Return the bytes that a place has sent.
+        Args:
+            position: Position of the receiver.
+            tag: Number that tells apart the messages between the same ranks.
+            data: Bytes to send.
+        """
+        self._roll.mesh.send(self._ranks[position % len(self._ranks)], self._lane.key,
+                             self._number, tag, data, self.check)
+
+    def receive(self, position: int, tag: int, size: int) -> bytearray:
+        """Return the bytes from the rank at a position of the group, see :meth:`send`.
 
         Raises:
-            ValueError: If there are not ``size`` of them.
+            ValueError: If the rank sent more or fewer bytes than ``size``.
         """
-        rank = self.ranks[index % len(self.ranks)]
-        data = self._roll.mesh.receive(rank, self._lane.key, self._number, part, self.check)
+        rank = self._ranks[position % len(self._ranks)]
+        data = self._roll.mesh.receive(rank, self._lane.key, self._number, tag, self.check)
         if len(data) != size:
             raise ValueError(f'rank {rank} sent {len(data)} bytes where this rank expects {size}: '
                              f'their tensors differ, or they are in different collectives.')
         return data
 
     def check(self) -> None:
-        """Raise if it makes no sense to wait any longer."""
+        """Raise _GivenUpError if another rank has given up, or after the deadline."""
         if self._roll.failed(self._lane):
             raise _GivenUpError('another rank has given up')
         if time.monotonic() > self._deadline:
@@ -79,10 +90,10 @@ class GroupChannel(Channel):
     """The channel of several ranks. Use :func:`open_channel`.
 
     Args:
-        group: Process group of the ranks; its own connections are not used.
+        group: Process group of the ranks; the channel does not use its connections.
         ranks: Global ranks of the group, in group order.
         timeout: Seconds a collective may wait for the other ranks.
-        name: Name of the channel; equal on all ranks and unlike that of any other.
+        name: Name of the channel. It is equal on all ranks, and no other channel has it.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], timeout: float,
@@ -96,31 +107,38 @@ class GroupChannel(Channel):
         self._failure: Optional[RankLostError] = None
 
     def max(self, tensor: torch.Tensor, timeout: Optional[float] = None) -> None:
-        """Replace a tensor by its maximum over the ranks, see :meth:`Channel.max`."""
-        def reduce(turn: _Turn) -> None:
-            step = 1
-            while step < len(self.ranks):
-                turn.send(turn.me + step, step, _bytes(largest))
-                _bytes(theirs)[:] = turn.receive(turn.me - step, step, size)
-                torch.max(largest, theirs, out=largest)
-                step *= 2
+        """Replace a tensor by its maximum over the ranks, see :meth:`Channel.max`.
+
+        After the round with distance d, a rank has the maximum of the 2 * d ranks that end with it.
+        """
+        def reduce(collective: _Collective) -> None:
+            distance = 1
+            while distance < len(self.ranks):
+                collective.send(collective.position + distance, distance, _bytes(largest))
+                _bytes(received)[:] = collective.receive(
+                    collective.position - distance, distance, size)
+                torch.max(largest, received, out=largest)
+                distance *= 2
 
         largest = tensor.detach().clone(memory_format=torch.contiguous_format)
-        theirs, size = torch.empty_like(largest), len(_bytes(largest))
+        received, size = torch.empty_like(largest), len(_bytes(largest))
         self._run(reduce, timeout)
         tensor.copy_(largest)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill a tensor with the one of rank ``source``, see :meth:`Channel.broadcast`."""
-        def spread(turn: _Turn) -> None:
-            place = (turn.me - root) % len(self.ranks)
-            step = 1
-            while step < len(self.ranks):
-                if place < step and place + step < len(self.ranks):
-                    turn.send(turn.me + step, 0, _bytes(data))
-                elif step <= place < 2 * step:
-                    _bytes(data)[:] = turn.receive(turn.me - step, 0, size)
-                step *= 2
+        """Overwrite a tensor with the tensor of rank ``source``, see :meth:`Channel.broadcast`.
+
+        In the round with distance d, the d ranks that have the data send it d positions further.
+        """
+        def spread(collective: _Collective) -> None:
+            from_root = (collective.position - root) % len(self.ranks)
+            distance = 1
+            while distance < len(self.ranks):
+                if from_root < distance and from_root + distance < len(self.ranks):
+                    collective.send(collective.position + distance, 0, _bytes(data))
+                elif distance <= from_root < 2 * distance:
+                    _bytes(data)[:] = collective.receive(collective.position - distance, 0, size)
+                distance *= 2
 
         data, root = tensor.detach().contiguous(), self.ranks.index(source)
         size = len(_bytes(data))
@@ -129,60 +147,69 @@ class GroupChannel(Channel):
             tensor.detach().copy_(data)
 
     def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
-        """Return every rank's tensor, see :meth:`Channel.gather`."""
-        def collect(turn: _Turn) -> None:
-            _bytes(held[0])[:] = _bytes(tensor)
-            step = 1
-            while step < world:  # the place `i` holds what the rank `i` before this one gave
-                count = min(step, world - step)
-                turn.send(turn.me + step, step, _bytes(held[:count]))
-                _bytes(held[step:step + count])[:] = turn.receive(
-                    turn.me - step, step, count * size)
-                step *= 2
+        """Return every rank's tensor, see :meth:`Channel.gather`.
+
+        Row i of the buffer is the tensor of the rank i positions before this one. In the round with
+        distance d, a rank sends its first d rows, which the receiver appends.
+        """
+        def collect(collective: _Collective) -> None:
+            _bytes(rows[0])[:] = _bytes(tensor)
+            distance = 1
+            while distance < world:
+                count = min(distance, world - distance)
+                collective.send(collective.position + distance, distance, _bytes(rows[:count]))
+                _bytes(rows[distance:distance + count])[:] = collective.receive(
+                    collective.position - distance, distance, count * size)
+                distance *= 2
 
         world, size = len(self.ranks), len(_bytes(tensor))
-        held = torch.empty((world, *tensor.shape), dtype=tensor.dtype)
+        rows = torch.empty((world, *tensor.shape), dtype=tensor.dtype)
         self._run(collect)
-        me = self.ranks.index(self.rank)
-        return [held[(me - place) % world] for place in range(world)]
+        this_position = self.ranks.index(self.rank)
+        return [rows[(this_position - position) % world] for position in range(world)]
 
     def trade(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Send each rank its row of a small tensor, see :meth:`Channel.trade`."""
-        def pass_on(turn: _Turn) -> None:
-            step = 1
-            while step < world:  # row `i` is for the rank `i` behind this one
-                places = [place for place in range(world) if place & step]
-                sent = rows[places]
-                turn.send(turn.me + step, step, _bytes(sent))
-                _bytes(sent)[:] = turn.receive(turn.me - step, step, len(_bytes(sent)))
-                rows[places] = sent
-                step *= 2
+        """Send each rank its row of a small tensor, see :meth:`Channel.trade`.
 
-        world, me = len(self.ranks), self.ranks.index(self.rank)
-        rows = tensor[[(me + place) % world for place in range(world)]].contiguous()
+        Row i of the buffer travels i positions: in the round with distance d, by d positions if bit
+        d of i is set.
+        """
+        def pass_on(collective: _Collective) -> None:
+            distance = 1
+            while distance < world:
+                travelling = [offset for offset in range(world) if offset & distance]
+                moved_rows = rows[travelling]
+                collective.send(collective.position + distance, distance, _bytes(moved_rows))
+                _bytes(moved_rows)[:] = collective.receive(
+                    collective.position - distance, distance, len(_bytes(moved_rows)))
+                rows[travelling] = moved_rows
+                distance *= 2
+
+        world, this_position = len(self.ranks), self.ranks.index(self.rank)
+        rows = tensor[[(this_position + offset) % world for offset in range(world)]].contiguous()
         self._run(pass_on)
-        return rows[[(me - place) % world for place in range(world)]]
+        return rows[[(this_position - position) % world for position in range(world)]]
 
     def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
                    input_sizes: List[int]) -> None:
-        """Send each rank its part of a tensor, see :meth:`Channel.all_to_all`."""
-        def swap(turn: _Turn) -> None:
-            arrivals[turn.me].copy_(parts[turn.me])
-            for step in range(1, len(self.ranks)):
-                place = (turn.me + step) % len(self.ranks)
-                if input_sizes[place]:
-                    turn.send(place, 0, _bytes(parts[place]))
-            for step in range(1, len(self.ranks)):
-                place = (turn.me - step) % len(self.ranks)
-                if output_sizes[place]:
-                    arrived = _bytes(arrivals[place])
-                    arrived[:] = turn.receive(place, 0, len(arrived))
+        """Send each rank its rows of a tensor, see :meth:`Channel.all_to_all`."""
+        def swap(collective: _Collective) -> None:
+            arrivals[collective.position].copy_(sent[collective.position])
+            for distance in range(1, len(self.ranks)):
+                receiver = (collective.position + distance) % len(self.ranks)
+                if input_sizes[receiver]:
+                    collective.send(receiver, 0, _bytes(sent[receiver]))
+            for distance in range(1, len(self.ranks)):
+                sender = (collective.position - distance) % len(self.ranks)
+                if output_sizes[sender]:
+                    arrival = _bytes(arrivals[sender])
+                    arrival[:] = collective.receive(sender, 0, len(arrival))
 
-        whole = output.detach().contiguous()
-        parts, arrivals = tensor.split(input_sizes), whole.split(output_sizes)
+        received = output.detach().contiguous()
+        sent, arrivals = tensor.split(input_sizes), received.split(output_sizes)
         self._run(swap)
         if not output.is_contiguous():
-            output.detach().copy_(whole)
+            output.detach().copy_(received)
 
     def publish(self, key: str, text: str) -> bool:
         """Store a text for ranks that are stuck elsewhere, see :meth:`Channel.publish`."""
@@ -190,11 +217,12 @@ class GroupChannel(Channel):
                                   text.encode('utf-8', 'backslashreplace').decode())
 
     def published(self, key: str) -> Optional[str]:
-        """Return the text that was published first, see :meth:`Channel.published`."""
+        """Return the first text published under ``key``, see :meth:`Channel.published`."""
         return self._roll.published(self._lane, key)
 
-    def _run(self, collective: Callable[[_Turn], None], timeout: Optional[float] = None) -> None:
-        """Carry out a collective; count it, so that a rank that does not enter it can be found."""
+    def _run(self, exchange: Callable[[_Collective], None],
+             timeout: Optional[float] = None) -> None:
+        """Run a collective and count it; the counts show which rank did not enter it."""
         if self._failure is not None:
             raise self._failure
         group = self._group()
@@ -204,10 +232,10 @@ class GroupChannel(Channel):
         self._lane.entered += 1
         self._lane.inside = True
         seconds = self.timeout if timeout is None else min(timeout, self.timeout)
-        turn = _Turn(self._lane, self._roll, seconds)
+        collective = _Collective(self._lane, self._roll, seconds)
         try:
-            turn.check()
-            collective(turn)
+            collective.check()
+            exchange(collective)
         except DescriptorLimitError:
             self._roll.alarm(self._lane, {})
             raise
@@ -218,8 +246,14 @@ class GroupChannel(Channel):
         finally:
             self._lane.inside = False
 
-    def _fail(self, what: str, error: Exception, lost: Dict[int, str]) -> NoReturn:
-        """Report the failure to the other ranks, find out which are missing, and raise."""
+    def _fail(self, symptom: str, error: Exception, lost: Dict[int, str]) -> NoReturn:
+        """Report the failure to the other ranks, find out which are missing, and raise.
+
+        Args:
+            symptom: What this rank noticed, for the message.
+            error: Exception that ended the collective.
+            lost: Reason by global rank, for ranks whose connection broke.
+        """
         self._roll.alarm(self._lane, lost, self.timeout)
         missing = self._roll.find_missing(self._lane)
         self._roll.mesh.drop(self._lane.key)
@@ -227,20 +261,23 @@ class GroupChannel(Channel):
         if refused is not None:
             self._failure = RankLostError(f'rank {self.rank} ends: {refused[1]}.', refused[0])
             raise self._failure from error
-        text, ranks = describe_missing(missing, self.rank)
+        (description, advice), ranks = describe_missing(missing, self.rank)
         self._failure = RankLostError(
-            f'rank {self.rank} waited at agreement {self._lane.entered} and {text[0]} ({what}). '
-            f'{text[1]}', ranks)
+            f'rank {self.rank} waited at agreement {self._lane.entered} and {description} '
+            f'({symptom}). {advice}', ranks)
         raise self._failure from error
 
 
 def describe_missing(missing: Optional[Missing],
                      rank: int) -> Tuple[Tuple[str, str], List[int]]:
-    """Return what is missing and what to do about it in words, and the missing ranks. Pure.
+    """Return a description of the missing ranks with advice, and the missing ranks. Pure.
 
     Args:
-        missing: Answer of :meth:`RollCall.find_missing`.
+        missing: Result of :meth:`RollCall.find_missing`.
         rank: Global rank of this process.
+
+    Returns:
+        Two texts, the description as a clause and the advice as sentences; and the global ranks.
     """
     log = 'look at the first error in their log.'
     if missing is None:
@@ -248,49 +285,55 @@ def describe_missing(missing: Optional[Missing],
                 f'hangs: the launcher, or rank 0 where there is none: {log}'), [0]
     if missing.ranks == [rank]:
         return (f'the others have waited for it, rank {rank}, in vain',
-                f'{_known(missing)}The others have given up: {log}'), [rank]
-    ranks = [each for each in missing.ranks if each != rank]
+                f'{_format_reasons(missing)}The others have given up: {log}'), [rank]
+    ranks = [missing_rank for missing_rank in missing.ranks if missing_rank != rank]
     if not ranks:
         return ('every rank came to it, this one perhaps too late',
                 f'Another one has ended or gave up before: {log}'), []
-    why = ('They died, there or in it, hang, or have opened no channel yet' if missing.silent else
-           'They are slow or took a path without this agreement')
-    return (f'rank(s) {ranks} did not come to it', f'{_known(missing)}{why}: {log}'), ranks
+    advice = ('They died, there or in it, hang, or have opened no channel yet'
+              if missing.silent else 'They are slow or took a path without this agreement')
+    return (f'rank(s) {ranks} did not come to it',
+            f'{_format_reasons(missing)}{advice}: {log}'), ranks
 
 
-def _known(missing: Missing) -> str:
-    """Return what is known about the ends of the missing ranks, as sentences. Pure."""
+def _format_reasons(missing: Missing) -> str:
+    """Return the known reasons of the missing ranks as sentences. Pure."""
     return ''.join(f'{reason[:1].upper()}{reason[1:]}. ' for reason in missing.reasons.values())
 
 
-_channels: Any = weakref.WeakKeyDictionary()  # by group, then by timeout and purpose
-_roll_calls: Any = weakref.WeakKeyDictionary()  # by default group
-# A process may initialize torch.distributed several times, over one store.
+# A channel has a key of its timeout and its purpose in the table of its group.
+_ChannelTable = Dict[Tuple[Optional[float], str], Channel]
+_channels: weakref.WeakKeyDictionary[dist.ProcessGroup, _ChannelTable] = weakref.WeakKeyDictionary()
+# The keys are default groups.
+_roll_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, RollCall] = weakref.WeakKeyDictionary()
+# A process may initialize torch.distributed several times with one store, so each roll call gets
+# another prefix there.
 _numbers: Iterator[int] = itertools.count()
 _opening = threading.Lock()
-_calling = threading.Lock()  # several threads may be the first to need the roll call
-_OWN_DESCRIPTORS = 3  # of a mesh beside its connections: to listen, to wait, and one to spare
+# Several threads may be the first to need the roll call.
+_calling = threading.Lock()
+# Descriptors of a mesh without its connections: listener, selector, and a spare one.
+_MESH_DESCRIPTORS = 3
 
 
 def open_channel(group: Optional[dist.ProcessGroup] = None,
                  timeout: Optional[float] = None, purpose: str = '') -> Channel:
-    """Return the channel over ``group``; a :class:`SerialChannel` where it has one rank.
+    """Return the channel over ``group``; a :class:`SerialChannel` if the group has one rank.
 
-    This is no collective; the channel's first collective is where ranks meet. All channels of a
-    process share its connections, which are not those of the group: the group need not take CPU
-    tensors, its messages cannot be mistaken for others, and several threads can talk at once over
-    channels of their own.
+    Opening is not collective. The same arguments return the same channel. All channels of a process
+    share its mesh of connections and use none of the group's. Therefore a group without CPU tensors
+    has a channel too, messages of different channels cannot be confused, and several threads can
+    communicate at the same time if each uses another channel.
 
     Args:
         group: Process group of the ranks; all ranks when None. Ranks that create several groups
-            create them in the same order, as torch demands it.
-        timeout: Seconds a collective may wait; the group's own timeout when None. Equal on all
-            ranks.
-        purpose: Name of the use. Each purpose has a channel of its own.
+            must create them in the same order, as torch demands.
+        timeout: Seconds a collective may wait, equal on all ranks; the group's timeout when None.
+        purpose: Name of the use. Different purposes have different channels.
 
     Raises:
         DescriptorLimitError: If this process may not open another connection.
-        RankLostError: If the rendezvous store has ended.
+        RankLostError: If the process that keeps the rendezvous store has ended.
         ValueError: If ``timeout`` is not positive.
     """
     if timeout is not None and not timeout > 0:
@@ -306,13 +349,13 @@ def open_channel(group: Optional[dist.ProcessGroup] = None,
 
 
 def _open(group: dist.ProcessGroup, timeout: Optional[float], purpose: str) -> Channel:
-    known: Dict[Any, Channel] = _channels.setdefault(group, {})
-    if (timeout, purpose) not in known:
+    opened = _channels.setdefault(group, {})
+    if (timeout, purpose) not in opened:
         seconds = timeout if timeout is not None else _group_timeout(group)
-        # torch numbers its groups alike on all ranks
+        # torch gives a group the same name on all ranks.
         name = f'{_c10d()._pg_names[group]}/{purpose}/{timeout}'
         try:
-            known[timeout, purpose] = GroupChannel(group, global_ranks(group), seconds, name)
+            opened[timeout, purpose] = GroupChannel(group, global_ranks(group), seconds, name)
         except DescriptorLimitError:
             raise
         except RuntimeError as error:
@@ -320,46 +363,46 @@ def _open(group: dist.ProcessGroup, timeout: Optional[float], purpose: str) -> C
                 f'rank {dist.get_rank()} cannot open a channel: the rendezvous store does not '
                 f'answer ({_first_line(error)}). The process that keeps it has ended: the '
                 f'launcher, or rank 0 where there is none. Look at its log.', [0]) from error
-    return known[timeout, purpose]
+    return opened[timeout, purpose]
 
 
 def tell_why(error: BaseException) -> None:
-    """Tell the other ranks with what error this one ends. Never raises, hardly waits."""
+    """Send the other ranks the error that ends this rank. Never raises, hardly waits."""
     try:
-        default: Any = _c10d()._get_default_group() if dist.is_initialized() else None
-        if default in _roll_calls:
-            _roll_calls[default].mesh.say_why(error_text(error))
-    except Exception:  # the error itself must get out all the same
+        roll = _existing_roll_call()
+        if roll is not None:
+            roll.mesh.say_why(error_text(error))
+    # The caller is about to report ``error``, which no failure here may replace.
+    except Exception:
         pass
 
 
 def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
-    """Return the ranks whose process has ended, as far as this one has noticed.
+    """Return the ranks whose process has ended, as far as this process has noticed.
 
     Args:
-        probed: Global ranks to which this one connects first, to find out.
+        probed: Global ranks to connect to first, in order to notice their end.
 
     Returns:
-        Words by global rank: who it was, on which host, and why, if it said so.
+        Text by global rank: the rank, its host and the reason of its end, if known.
     """
-    default: Any = _c10d()._get_default_group() if dist.is_initialized() else None
-    if default not in _roll_calls:
+    roll = _existing_roll_call()
+    if roll is None:
         return {}
-    mesh = _roll_calls[default].mesh
-    mesh.probe(probed)
-    return mesh.reasons()
+    roll.mesh.probe(probed)
+    return roll.mesh.reasons()
 
 
 def known_pause() -> float:
-    """Return for how many seconds this process did not run lately; 0.0 if not for long.
+    """Return the seconds of this process's longest recent pause; 0.0 without a long one.
 
-    A pause counts if the others may have waited for it until the timeout of the default group.
+    A pause is long if other ranks may have waited for this one until the default group's timeout.
     """
-    default: Any = _c10d()._get_default_group() if dist.is_initialized() else None
-    if default not in _roll_calls:
+    roll = _existing_roll_call()
+    if roll is None:
         return 0.0
-    waited = _group_timeout(default)
-    paused = _roll_calls[default].mesh.paused(2 * waited)
+    waited = _group_timeout(_c10d()._get_default_group())
+    paused = roll.mesh.paused(2 * waited)
     return paused if is_late(paused, waited) else 0.0
 
 
@@ -372,7 +415,7 @@ def roll_call() -> RollCall:
     default = _c10d()._get_default_group()
     with _calling:
         if default not in _roll_calls:
-            check_descriptors(dist.get_world_size(), 0, _OWN_DESCRIPTORS)
+            check_descriptors(dist.get_world_size(), 0, _MESH_DESCRIPTORS)
             roll = RollCall(LockedStore(_c10d()._get_default_store()),
                             f'mapsage/{next(_numbers)}', dist.get_rank(), dist.get_world_size())
             weakref.finalize(default, roll.mesh.close)
@@ -380,27 +423,35 @@ def roll_call() -> RollCall:
         return _roll_calls[default]
 
 
+def _existing_roll_call() -> Optional[RollCall]:
+    """Return the roll call of the default group; None if this process has not needed one yet."""
+    return _roll_calls.get(_c10d()._get_default_group()) if dist.is_initialized() else None
+
+
 def global_ranks(group: dist.ProcessGroup) -> List[int]:
     """Return the global ranks of a group, in group order."""
-    # torch 2.0 added get_process_group_ranks; this table exists in all versions
+    # torch 1.10 has no get_process_group_ranks, and all versions have this table.
     return sorted(_c10d()._pg_group_ranks[group], key=_c10d()._pg_group_ranks[group].get)
 
 
-def _group_timeout(group: Any) -> float:
+def _group_timeout(group: dist.ProcessGroup) -> float:
     """Return the seconds that a collective over ``group`` may take."""
+    backend: object
     if isinstance(group, StagedProcessGroup):
         return group._timeout.total_seconds()
     try:
         backend = (group._get_backend(torch.device('cpu')) if hasattr(group, '_get_backend')
                    else group)
-    except RuntimeError:  # the group takes no CPU tensors
+    # The group takes no CPU tensors.
+    except RuntimeError:
         backend = None
     options: Any = getattr(backend, 'options', None)
     return (options._timeout.total_seconds() if hasattr(options, '_timeout') else
             float(DEFAULT_TIMEOUT_SECONDS))
 
 
-def _c10d() -> Any:
+def _c10d() -> ModuleType:
+    """Return torch's module with the private tables of groups, for which it has no type hints."""
     return dist.distributed_c10d
 
 
@@ -409,8 +460,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, or that of a copy of another one."""
+    """Return the memory of a CPU tensor, or of a copy if the tensor is not contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
+    # NumPy has no bfloat16.
     if flat.dtype == torch.bfloat16:
-        flat = flat.view(torch.int16)  # numpy has no bfloat16
+        flat = flat.view(torch.int16)
     return flat.numpy().view(np.uint8).data
