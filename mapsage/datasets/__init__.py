@@ -1,4 +1,9 @@
-"""Datasets, their transforms, the generator of demo scenes, and the preparation of archives."""
+"""Datasets, their transforms, the generator of demo scenes, and the preparation of archives.
+
+Importing this package registers the classes with MMEngine; configs refer to them by name. Scenes
+with coordinates are read by `geotiff/`, unlabeled data by `semi_supervised/`. `demo/` draws the
+demo's scenes, and `prepare/` converts the archives of data providers.
+"""
 from .band_preprocessor import BandDataPreProcessor
 from .batch_preprocessor import SegDataPreProcessor
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
@@ -19,12 +24,9 @@ from .semi_supervised import (
 
 __all__ = [
     'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GeoTiffDataset',
-    'GroupedViewsSampler', 'LabelScore', 'LoadBoxPseudoMasks', 'LoadGeoTiffLabels',
-    'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'MMRS1MDataset', 'NWPUPolygonDataset',
-    'NeighborParams', 'SegDataPreProcessor', 'draw_scene', 'write_demo_data',
     'GroupedViewsSampler', 'HideLabels', 'LabelScore', 'LabeledUnlabeledSampler',
     'LoadBoxPseudoMasks', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
     'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackUnlabeledInputs',
-    'SemiSupervisedDataset', 'UnlabeledImages', 'draw_scene', 'write_demo_data',
-    'write_neighbor_scenes'
+    'SegDataPreProcessor', 'SemiSupervisedDataset', 'UnlabeledImages', 'draw_scene',
+    'write_demo_data', 'write_neighbor_scenes'
 ]

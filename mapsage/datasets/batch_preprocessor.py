@@ -1,7 +1,17 @@
-"""Normalization of a batch at once, with the bits of MMSegmentation's, which does it by image."""
+"""Normalization of a whole batch at once.
+
+MMSegmentation normalizes and pads image by image. This module stacks the images first and gets
+bit-identical results with fewer kernels. Batches that cannot be stacked go through MMSegmentation's
+code, so both paths must give equal results; `test_batch_preprocessor.py` compares them.
+
+Shapes:
+    inputs         list of (C, H, W), or (N, C, H, W); any dtype
+    after forward  (N, C, H', W') float32, padded below and on the right
+    mean, std      (C, 1, 1), or (1, 1, 1) for all channels
+"""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from mmengine.structures import BaseDataElement
@@ -12,23 +22,23 @@ from mmseg.utils import stack_batch
 
 @MODELS.register_module(name='SegDataPreProcessor', force=True)
 class SegDataPreProcessor(_SegDataPreProcessor):
-    """MMSegmentation's ``SegDataPreProcessor``, which normalizes a batch at once. It replaces it.
+    """Replacement of MMSegmentation's ``SegDataPreProcessor`` that normalizes a batch at once.
 
-    Images of equal shape are stacked as they come, which for 8 bits takes a quarter of the memory
-    of float32, and are then converted, normalized and padded together on the device of the model.
-    The result has the same bits, since each number goes through the same operations in the same
-    order. Images of different shapes go through MMSegmentation's own code.
+    Images of equal shape are stacked in their own dtype (uint8 takes a quarter of the memory of
+    float32), and then converted, normalized and padded together on the model's device. The result
+    is bit-identical, because every number goes through the same operations in the same order.
+    Images of different shapes are handed to MMSegmentation's code.
 
-    Images and labels in pinned memory, which ``train_dataloader.pin_memory=True`` asks for, are
-    copied to the device while the host goes on.
+    Images and labels in pinned memory (``train_dataloader.pin_memory=True``) are copied to the
+    device asynchronously.
 
-    Arguments are those of MMSegmentation.
+    The arguments are the same as in MMSegmentation.
     """
 
     def cast_data(self, data: Any) -> Any:
         """Return ``data`` with its tensors on the device of the model."""
         if isinstance(data, (torch.Tensor, BaseDataElement)):
-            # Only there is a copy in the background certain to be correct on every device.
+            # An asynchronous copy is correct on every device only if it starts in pinned memory.
             pinned = self.device.type != 'cpu' and _is_pinned(data)
             return data.to(self.device, non_blocking=pinned)
         return super().cast_data(data)
@@ -39,11 +49,11 @@ class SegDataPreProcessor(_SegDataPreProcessor):
         Args:
             data: Batch with ``inputs``, a list of (C, H, W) images or a tensor (N, C, H, W), and
                 ``data_samples``, which may be missing in a test.
-            training: Whether to pad by ``size`` and ``size_divisor``, the labels too, instead of
-                by ``test_cfg``.
+            training: Whether to pad images and labels by ``size`` and ``size_divisor``. If False,
+                images are padded by ``test_cfg``.
         """
         data = self.cast_data(data)
-        images = self._stacked(data['inputs'])
+        images = self._stack(data['inputs'])
         if images is None:
             return super().forward(data, training)
         samples: Any = data.get('data_samples', None)
@@ -53,36 +63,38 @@ class SegDataPreProcessor(_SegDataPreProcessor):
             images = images[:, [2, 1, 0]]
         if training:
             padding = dict(size=self.size, size_divisor=self.size_divisor)
-            shape, samples = self._padded(images, samples, padding)
+            shape, samples = self._pad_labels(images, samples, padding)
         elif self.test_cfg:
             padding = {key: self.test_cfg.get(key, None) for key in ('size', 'size_divisor')}
-            shape, sizes = self._padded(images, None, padding)
-            for sample, each in zip(samples, sizes):
-                sample.set_metainfo({**each})
+            shape, paddings = self._pad_labels(images, None, padding)
+            for sample, pad_facts in zip(samples, paddings):
+                sample.set_metainfo({**pad_facts})
         else:
             shape = images.shape[2:]
-        images = self._normalized(images, shape)
+        images = self._normalize(images, shape)
         if training and self.batch_augments is not None:
             images, samples = self.batch_augments(images, samples)
         return dict(inputs=images, data_samples=samples)
 
-    def _padded(self, images: torch.Tensor, samples: Optional[List[Any]],
-                padding: Dict[str, Any]) -> Tuple[torch.Size, List[Any]]:
+    def _pad_labels(self, images: torch.Tensor, samples: Optional[List[Any]],
+                    padding: Dict[str, Any]) -> Tuple[torch.Size, List[Any]]:
         """Return the height and width to pad to, and the samples with padded labels.
 
-        Without samples, return what is to be written into their metainfo.
+        If ``samples`` is None, the second value is a dict per image for the metainfo of its sample.
         """
-        # MMSegmentation's function is shown images without channels, which cost nothing.
+        # MMSegmentation's function computes sizes and pads labels. It gets images without channels,
+        # because padding those costs nothing.
         empty = [torch.empty(0, *images.shape[2:])] * len(images)
         stack, samples = stack_batch(empty, samples, pad_val=self.pad_val,
                                      seg_pad_val=self.seg_pad_val, **padding)
         return stack.shape[2:], samples
 
-    def _normalized(self, images: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def _normalize(self, images: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return (N, C, H, W) images as float32 of ``shape``, padded below and on the right."""
         height, width = images.shape[2:]
         if (height, width) == tuple(shape):
-            batch = inside = images.float()  # in place below: the stack belongs to nobody else
+            # Normalized in place below. That is safe, because `_stack` made a new tensor.
+            batch = inside = images.float()
         else:
             batch = torch.full((*images.shape[:2], *shape), self.pad_val, dtype=torch.float32,
                                device=images.device)
@@ -94,29 +106,34 @@ class SegDataPreProcessor(_SegDataPreProcessor):
 
     @property
     def _converts(self) -> bool:
-        """Whether the order of the channels is reversed; the name differs between versions."""
-        found = getattr(self, '_channel_conversion', None)
-        return self.channel_conversion if found is None else found
+        """Whether the order of the channels is reversed."""
+        # The attribute's name differs between versions of MMSegmentation.
+        conversion = getattr(self, '_channel_conversion', None)
+        return self.channel_conversion if conversion is None else conversion
 
-    def _stacked(self, images: Any) -> Optional[torch.Tensor]:
-        """Return images of one kind as one new tensor (N, C, H, W), or None for all others."""
+    def _stack(self, images: object) -> Optional[torch.Tensor]:
+        """Return images as one new tensor (N, C, H, W).
+
+        Returns None if they differ in shape, dtype or device, or cannot be normalized in place.
+        """
         if not isinstance(images, (list, tuple, torch.Tensor)) or not all(
-                isinstance(each, torch.Tensor) and each.dim() == 3 for each in images):
+                isinstance(image, torch.Tensor) and image.dim() == 3 for image in images):
             return None
-        kinds = {(each.shape, each.dtype, each.device) for each in images}
+        kinds = {(image.shape, image.dtype, image.device) for image in images}
         if len(kinds) != 1:
             return None
         (shape, _, _), = kinds
-        # A mean that adds channels, or numbers of 64 bits, change more than the values.
+        # A mean with more channels than the image, or of float64, would change the shape or dtype
+        # of the result.
         in_place = not self._enable_normalize or all(
-            len(each) in (1, shape[0])
-            and torch.promote_types(torch.float32, each.dtype) == torch.float32
-            for each in (self.mean, self.std))
+            len(statistic) in (1, shape[0])
+            and torch.promote_types(torch.float32, statistic.dtype) == torch.float32
+            for statistic in (self.mean, self.std))
         return torch.stack(tuple(images)) if in_place else None
 
 
-def _is_pinned(value: Any) -> bool:
-    """Return whether all tensors of a data element, or a tensor, are in pinned host memory."""
+def _is_pinned(value: Union[torch.Tensor, BaseDataElement]) -> bool:
+    """Return whether a tensor, or every tensor of a data element, is in pinned host memory."""
     if isinstance(value, BaseDataElement):
         return all(_is_pinned(field) for field in value.values()
                    if isinstance(field, (torch.Tensor, BaseDataElement)))

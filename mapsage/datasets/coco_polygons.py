@@ -1,9 +1,17 @@
-"""Semantic segmentation from COCO polygons, which are rasterized while loading."""
+"""Semantic segmentation from COCO polygons, which are rasterized while loading.
+
+`CocoPolygonDataset` reads and checks the JSON once; `LoadPolygonAnnotations` draws the mask of each
+sample. Categories are matched with classes by name, never by id.
+
+Shapes:
+    rings         list of (N, 2) float64 arrays of x, y in pixels: the outlines of one instance
+    gt_seg_map    (H, W) uint8, class index, or 255 for crowds
+"""
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mmengine.fileio as fileio
 import numpy as np
@@ -14,7 +22,16 @@ from rasterio.features import rasterize
 
 from mapsage.json_text import parse_json
 
-_FARTHEST = 1e9  # pixels from the corner of an image to a point of a polygon
+# A polygon's point further from the corner of the image than this, in pixels, is malformed.
+_FARTHEST = 1e9
+
+
+class _Instance(NamedTuple):
+    """One annotation: its class index or the ignore index, outlines, and area in square pixels."""
+
+    label: int
+    rings: List[np.ndarray]
+    area: float
 
 
 @DATASETS.register_module()
@@ -43,7 +60,7 @@ class CocoPolygonDataset(BaseSegDataset):
 
     Raises:
         ValueError: If a file is missing or breaks this format; the message gives the file, the id,
-            the value found and what to do.
+            the value and what to do.
     """
 
     def __init__(self,
@@ -56,30 +73,31 @@ class CocoPolygonDataset(BaseSegDataset):
         """Return one entry per image, in the order of the file, with polygons in drawing order."""
         source = self._read()
         class_of = self._match_categories(source['categories'])
-        polygons: Dict[Any, List[Dict[str, Any]]] = {}
+        instances: Dict[Union[int, str], List[_Instance]] = {}
         for image in source['images']:
-            if image['id'] in polygons:
+            if image['id'] in instances:
                 raise ValueError(f'{self.ann_file}: two images have id {image["id"]}; '
                                  'ids must be unique, renumber them')
-            polygons[image['id']] = []
+            instances[image['id']] = []
         sizes = {image['id']: (image['height'], image['width']) for image in source['images']}
         for annotation in source['annotations']:
             where = f'{self.ann_file}: annotation {annotation.get("id")}'
             image_id, category = annotation['image_id'], annotation['category_id']
-            if image_id not in polygons:
+            if image_id not in instances:
                 raise ValueError(f'{where} belongs to image {image_id}, which is not in "images"; '
                                  'remove it or add the image')
             where += f' of image {image_id}'
             if category not in class_of:
                 raise ValueError(f'{where} has category_id {category}, expected one of '
                                  f'{sorted(class_of)}; correct it or add it to "categories"')
-            parts = _check_polygons(annotation.get('segmentation'), sizes[image_id], where)
+            rings = _check_polygons(annotation.get('segmentation'), sizes[image_id], where)
             label = self.ignore_index if annotation.get('iscrowd') else class_of[category]
-            polygons[image_id].append(
-                dict(label=label, parts=parts, area=sum(abs(_signed_area(p)) for p in parts)))
-        return [self._entry(image, polygons[image['id']]) for image in source['images']]
+            instances[image_id].append(
+                _Instance(label, rings, sum(abs(_signed_area(ring)) for ring in rings)))
+        return [self._build_entry(image, instances[image['id']]) for image in source['images']]
 
     def _read(self) -> Dict[str, List[Dict[str, Any]]]:
+        """Return the content of the JSON file, after a check of the fields that are used."""
         if not self.ann_file or not fileio.exists(self.ann_file, self.backend_args):
             raise ValueError(f'ann_file={self.ann_file!r} does not exist, expected COCO JSON; '
                              f'check data_root={self.data_root!r}')
@@ -88,27 +106,32 @@ class CocoPolygonDataset(BaseSegDataset):
         except ValueError as error:
             raise ValueError(f'{self.ann_file} is not valid JSON ({error}); it may be cut off, '
                              'copy it again') from error
-        numbers: Any = (int, str)  # of images and categories
-        fields: Dict[str, Dict[str, Any]] = dict(
-            images=dict(id=numbers, file_name=str, height=int, width=int),
-            categories=dict(id=numbers, name=str),
-            annotations=dict(image_id=numbers, category_id=numbers))
-        for key, names in fields.items():
+        identifier = (int, str)
+        fields: Dict[str, Dict[str, Union[type, Tuple[type, ...]]]] = dict(
+            images=dict(id=identifier, file_name=str, height=int, width=int),
+            categories=dict(id=identifier, name=str),
+            annotations=dict(image_id=identifier, category_id=identifier))
+        for key, types in fields.items():
             if not isinstance(source, dict) or not isinstance(source.get(key), list):
                 raise ValueError(f'{self.ann_file} has no list {key!r}; expected COCO JSON with '
                                  f'{sorted(fields)}')
             for index, item in enumerate(source[key]):
                 item = item if isinstance(item, dict) else {}
-                absent = [name for name, kind in names.items()
-                          if not isinstance(item.get(name), kind)]
+                absent = [name for name, expected in types.items()
+                          if not isinstance(item.get(name), expected)]
                 if absent:
                     raise ValueError(f'{self.ann_file}: {key}[{index}] (id {item.get("id")}) lacks '
-                                     f'{absent}, or they hold something else; expected '
-                                     f'{list(names)}')
+                                     f'{absent}, or their values have another type; expected '
+                                     f'{list(types)}')
         return source
 
-    def _match_categories(self, categories: Sequence[Dict[str, Any]]) -> Dict[Any, int]:
-        """Return the class index of each category id."""
+    def _match_categories(self,
+                          categories: Sequence[Dict[str, Any]]) -> Dict[Union[int, str], int]:
+        """Return the class index of each category id.
+
+        Raises:
+            ValueError: If a category is not a class, or an id occurs twice.
+        """
         classes = list(self.METAINFO.get('classes') or self._metainfo.get('classes') or ())
         if not classes:
             names = tuple(c['name'] for c in categories)
@@ -126,17 +149,19 @@ class CocoPolygonDataset(BaseSegDataset):
                              'ids must be unique, renumber them')
         return {category['id']: index[category['name']] for category in categories}
 
-    def _entry(self, image: Dict[str, Any], polygons: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def _build_entry(self, image: Dict[str, Any], instances: List[_Instance]) -> Dict[str, Any]:
+        """Return the entry of an image, with crowds first and then larger instances first."""
         path = str(Path(self.data_prefix.get('img_path') or '') / image['file_name'])
         if not fileio.exists(path, self.backend_args):
             raise ValueError(f'{self.ann_file}: image {image["id"]} is {path}, which does not '
                              f'exist; check data_prefix={self.data_prefix} and copy the image')
-        ordered = sorted(polygons, key=lambda p: (p['label'] != self.ignore_index, -p['area']))
+        ordered = sorted(instances, key=lambda instance: (
+            instance.label != self.ignore_index, -instance.area))
         return dict(
             img_path=path,
             img_id=image['id'],
             mask_shape=(int(image['height']), int(image['width'])),
-            polygons=[(p['label'], p['parts']) for p in ordered],
+            polygons=[(instance.label, instance.rings) for instance in ordered],
             label_map=self.label_map,
             reduce_zero_label=self.reduce_zero_label,
             seg_fields=[])
@@ -187,9 +212,9 @@ class LoadPolygonAnnotations(BaseTransform):
                              f'{loaded[1]} pixels (height x width), the JSON says {shape[0]} x '
                              f'{shape[1]}; polygons would not fit, correct one of them')
         mask = np.zeros(shape, np.uint8)
-        # Overlapping parts of one geometry would cancel out, so each part is one.
-        shapes = [(dict(type='Polygon', coordinates=[part]), int(label))
-                  for label, parts in results['polygons'] for part in parts]
+        # Overlapping rings of one geometry would cancel out, so each ring is a geometry.
+        shapes = [(dict(type='Polygon', coordinates=[ring]), int(label))
+                  for label, rings in results['polygons'] for ring in rings]
         if shapes:
             rasterize(shapes, out=mask)
         if results['label_map'] is not None:
@@ -202,10 +227,13 @@ class LoadPolygonAnnotations(BaseTransform):
         return results
 
 
-def _check_polygons(segmentation: Any, shape: Tuple[int, int], where: str) -> List[np.ndarray]:
-    """Return the parts of one instance, xy arrays, float64 (N, 2).
+def _check_polygons(segmentation: object, shape: Tuple[int, int], where: str) -> List[np.ndarray]:
+    """Return the outlines of one instance, each float64 (N, 2) of x and y.
 
     ``shape`` is (height, width) of the image; an error message begins with ``where``.
+
+    Raises:
+        ValueError: If the segmentation is not a list of polygons, or one lies outside the image.
     """
     if isinstance(segmentation, dict):
         raise ValueError(f'{where} is a run-length mask, expected polygons [[x0, y0, x1, y1, '
@@ -213,24 +241,27 @@ def _check_polygons(segmentation: Any, shape: Tuple[int, int], where: str) -> Li
     if not isinstance(segmentation, list) or not segmentation:
         raise ValueError(f'{where} has segmentation {segmentation!r}, expected at least one '
                          'polygon [[x0, y0, x1, y1, ...]]; draw it or remove the annotation')
-    parts = []
-    for part in segmentation:
-        numbers = isinstance(part, list) and all(
-            isinstance(v, (int, float)) and abs(v) < _FARTHEST for v in part)
-        if not numbers or len(part) < 6 or len(part) % 2:
-            raise ValueError(f'{where} has a malformed polygon {str(part)[:80]}, expected 3 or '
-                             'more pairs of finite numbers [x0, y0, x1, y1, ...]; correct it')
-        points = np.array(part, np.float64).reshape(-1, 2)
+    rings = []
+    for coordinates in segmentation:
+        all_numbers = isinstance(coordinates, list) and all(
+            isinstance(v, (int, float)) and abs(v) < _FARTHEST for v in coordinates)
+        if not all_numbers or len(coordinates) < 6 or len(coordinates) % 2:
+            raise ValueError(f'{where} has a malformed polygon {str(coordinates)[:80]}, expected 3 '
+                             'or more pairs of finite numbers [x0, y0, x1, y1, ...]; correct it')
+        points = np.array(coordinates, np.float64).reshape(-1, 2)
         low, high = points.min(0), points.max(0)
         if (high < 0).any() or low[0] >= shape[1] or low[1] >= shape[0]:
             raise ValueError(f'{where} has a polygon in x {low[0]:g}..{high[0]:g}, y {low[1]:g}..'
                              f'{high[1]:g}, outside its image of {shape[1]} x {shape[0]} pixels '
                              '(width x height); check the order of x and y')
-        parts.append(points)
-    return parts
+        rings.append(points)
+    return rings
 
 
 def _signed_area(points: np.ndarray) -> float:
-    """Return the area in square pixels (shoelace formula), with the sign of the rotation."""
+    """Return the area of a ring (N, 2) in square pixels by the shoelace formula.
+
+    The sign tells in which direction the points run around the ring.
+    """
     x, y = points.T
     return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2

@@ -1,10 +1,15 @@
-"""A score of a tile that depends on its labels alone and is computed where the tile is loaded."""
+"""Score of a tile that is computed from its labels only.
+
+Such a score needs no model, so it is computed in the loader's worker that loads the tile. The hook
+that selects tiles by it is in `mapsage/hooks/dynamic_sampling/`.
+"""
 from __future__ import annotations
 
 import math
 from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
+import torch
 from mmcv.transforms import BaseTransform
 from mmengine.registry import TASK_UTILS, TRANSFORMS
 
@@ -16,9 +21,9 @@ METRICS = ('class_entropy', 'rare_classes', 'valid_pixels')
 class LabelScore(BaseTransform):
     """Score of a tile, computed from its label map without a forward pass of the model.
 
-    As ``score`` of :class:`DynamicSamplingHook` it runs at the end of the pipeline, in the loader's
-    workers. As the last transform of a pipeline it writes its score into the data sample's
-    metainfo, as ``label_score``.
+    Two uses: as ``score`` of :class:`DynamicSamplingHook` it runs at the end of the pipeline, in
+    the loader's workers. As the last transform of a pipeline it writes the score into the data
+    sample's metainfo, under ``label_score``.
 
     Args:
         metric: Name of the score. ``'class_entropy'`` is the entropy of the classes' shares in
@@ -29,7 +34,7 @@ class LabelScore(BaseTransform):
         ignore_index: Label of pixels without a class.
 
     Raises:
-        ValueError: If ``metric`` is none of these, or ``classes`` does not suit it.
+        ValueError: If ``metric`` is unknown, or ``classes`` is missing or superfluous for it.
     """
 
     def __init__(self, metric: str = 'class_entropy', classes: Optional[Sequence[int]] = None,
@@ -38,7 +43,7 @@ class LabelScore(BaseTransform):
             raise ValueError(f'metric={metric!r}, expected one of {", ".join(METRICS)}.')
         if (metric == 'rare_classes') != bool(classes):
             raise ValueError(f'metric={metric!r} with classes={classes}: rare_classes needs class '
-                             f'indices, for example classes=[1, 3], and nothing else takes them.')
+                             f'indices, for example classes=[1, 3]; the other metrics take none.')
         self.metric, self.classes, self.ignore_index = metric, list(classes or ()), ignore_index
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -47,7 +52,7 @@ class LabelScore(BaseTransform):
         return results
 
     def score(self, sample: Dict[str, Any]) -> float:
-        """Return the score of a packed sample; 0 for one without a labeled pixel.
+        """Return the score of a packed sample, which is 0 if no pixel is labeled.
 
         Raises:
             ValueError: If the sample has no label map.
@@ -69,17 +74,21 @@ class LabelScore(BaseTransform):
         return min(math.log(len(counts)), float(-(shares * np.log(shares)).sum())) + 0.0
 
     def __repr__(self) -> str:
-        which = f', classes={self.classes}' if self.classes else ''
-        return f'LabelScore(metric={self.metric!r}{which})'
+        classes = f', classes={self.classes}' if self.classes else ''
+        return f'LabelScore(metric={self.metric!r}{classes})'
 
 
-def label_map(sample: Any) -> Optional[np.ndarray]:
-    """Return the label map of a packed sample, integers (height, width), or None without one."""
-    truth = getattr(sample.get('data_samples') if isinstance(sample, dict) else None,
-                    'gt_sem_seg', None)
+def label_map(sample: object) -> Optional[np.ndarray]:
+    """Return the label map of a packed sample, integers (height, width).
+
+    Returns None if the sample has no label map, or one with several channels.
+    """
+    # A user's dataset may return samples of any type.
+    data_sample = sample.get('data_samples') if isinstance(sample, dict) else None
+    truth = getattr(data_sample, 'gt_sem_seg', None)
     if truth is None:
         return None
     labels = truth.data
-    labels = labels.cpu().numpy() if hasattr(labels, 'cpu') else np.asarray(labels)
+    labels = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
     plane = labels.shape[-2:]
     return labels.reshape(plane) if labels.size == np.prod(plane) else None

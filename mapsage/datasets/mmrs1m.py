@@ -1,4 +1,8 @@
-"""MMRS-1M: images with a class or with boxes; used for segmentation only on explicit request."""
+"""MMRS-1M: images with a class or with boxes; used for segmentation only on explicit request.
+
+MMRS-1M has no masks. A segmentation training on it learns from boxes filled with their class, and
+its scores say how well boxes are predicted. `mmrs1m_records.py` parses the files.
+"""
 from __future__ import annotations
 
 import logging
@@ -33,7 +37,7 @@ _REFUSAL = (
 
 @DATASETS.register_module()
 class MMRS1MDataset(BaseSegDataset):
-    """The parts of MMRS-1M, EarthGPT's instruction set, that suit tasks other than language.
+    """The records of MMRS-1M, EarthGPT's instruction set, that suit tasks other than language.
 
     * Source: about one million image-text pairs made from 34 public sets, optical, SAR and
       infrared; captions, questions, classification, detection, visual grounding.
@@ -45,10 +49,11 @@ class MMRS1MDataset(BaseSegDataset):
       box is filled with its class, a ring along its edge is ignored (255), the rest is background
       (0), and every log and ``metainfo['supervision']`` say ``box-supervised``. Smaller boxes are
       drawn over larger ones.
-    * Terms: those of the 34 sources.
+    * Terms: the terms of the 34 sources apply.
 
-    No label is ever invented. A missing image, a record of another form, or a name that is not a
-    class is an error that gives the file and the number of the record, counted from 0.
+    A record that cannot be used is an error, never a guess. This holds for a missing image, a
+    record of another form, and a name that is not a class. The message gives the file and the
+    number of the record, counted from 0.
 
     Args:
         ann_file: Path of one JSON file, relative to ``data_root`` unless absolute.
@@ -62,8 +67,8 @@ class MMRS1MDataset(BaseSegDataset):
         **kwargs: Arguments of ``BaseSegDataset``.
 
     Raises:
-        ValueError: For any of the errors above, and for segmentation without
-            ``box_supervised=True``.
+        ValueError: If a record cannot be used, or if ``task`` is segmentation and
+            ``box_supervised`` is False.
     """
 
     def __init__(self,
@@ -98,11 +103,11 @@ class MMRS1MDataset(BaseSegDataset):
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per record, in the order of the file."""
         path = Path(self.ann_file)
-        return [self._entry(conversation, number, f'{path}: record {number}')
+        return [self._build_entry(conversation, number, f'{path}: record {number}')
                 for number, conversation in enumerate(read_conversations(path))]
 
     def records(self) -> Iterator[Dict[str, Any]]:
-        """Yield the content of each record, for tools other than a segmentor.
+        """Yield the content of each record, for programs other than a segmentation training.
 
         Yields:
             A dict with ``task``, ``image`` (path) and ``record`` (number). For classification it
@@ -121,7 +126,8 @@ class MMRS1MDataset(BaseSegDataset):
                 dict(phrase=phrase, box=undo_padding(Box(*box), width, height, info['where']))
                 for phrase, box in info['objects']])
 
-    def _entry(self, conversation: Conversation, number: int, where: str) -> Dict[str, Any]:
+    def _build_entry(self, conversation: Conversation, number: int, where: str) -> Dict[str, Any]:
+        """Return the entry of a record; ``where`` names the record in error messages."""
         path = Path(self.data_prefix.get('img_path') or '') / conversation.image
         if not path.is_file():
             raise ValueError(f'{where}: the image {path} does not exist; check data_root='
@@ -141,11 +147,15 @@ class MMRS1MDataset(BaseSegDataset):
         return info
 
     def _class_index(self, name: str, where: str, first: int) -> int:
-        """Return the index of the class that ``name`` means, among those from ``first`` on."""
+        """Return the index of the class that ``name`` means; classes before ``first`` never match.
+
+        Raises:
+            ValueError: If the name matches no class.
+        """
         classes = list(self._metainfo['classes'])
         index = find_class(self.names.get(name.lower(), name).lower(), classes[first:])
         if index < 0:
-            raise ValueError(f'{where} names {name!r}, which is none of the classes '
+            raise ValueError(f'{where} names {name!r}, which is not one of the classes '
                              f'{classes[first:]}; add it to metainfo, or map it with names='
                              f'{{{name.lower()!r}: <class>}}')
         return index + first
@@ -155,7 +165,7 @@ class MMRS1MDataset(BaseSegDataset):
 class LoadBoxPseudoMasks(BaseTransform):
     """Transform that fills the boxes of ``MMRS1MDataset`` into ``gt_seg_map``, uint8 (H, W).
 
-    Put it after ``LoadImageFromFile``; in training before resizing, in testing after resizing.
+    Put it after ``LoadImageFromFile``: before resizing in training, after resizing in testing.
 
     Required keys: ``objects``, ``labels``, ``ignore_ring``, ``ignore_index``, ``where``,
     ``ori_shape``, ``seg_fields``. Added: ``gt_seg_map``.

@@ -1,7 +1,8 @@
 """The conversations of MMRS-1M as records: the class of an image, or boxes with a phrase.
 
 The format follows the README of the set (EarthGPT) and published code that reads it;
-docs/datasets.md describes which parts of the data itself were examined.
+docs/datasets.md lists the files of the set that were examined. Boxes refer to an image that was
+padded to a square, so they must go through `undo_padding` before they are pixels.
 """
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Conversation(NamedTuple):
     """One element of the JSON list: the image path as written, and (prompt, answer) pairs."""
 
     image: str
-    turns: Tuple[Tuple[str, str], ...]
+    exchanges: Tuple[Tuple[str, str], ...]
 
 
 def read_conversations(path: Path) -> List[Conversation]:
@@ -55,34 +56,36 @@ def read_conversations(path: Path) -> List[Conversation]:
     if not isinstance(source, list) or not source:
         raise ValueError(f'{path} holds {type(source).__name__}, expected a list with records '
                          '{"image", "conversations"} as in MMRS-1M')
-    return [_conversation(record, f'{path}: record {number}')
+    return [_parse_conversation(record, f'{path}: record {number}')
             for number, record in enumerate(source)]
 
 
-def _conversation(record: Any, where: str) -> Conversation:
+def _parse_conversation(record: object, where: str) -> Conversation:
+    """Return a record of the JSON list; ``where`` names the record in the error message."""
     fields: Dict[str, Any] = record if isinstance(record, dict) else {}
-    turns = fields.get('conversations')
-    if not isinstance(turns, list):
-        turns = []
+    messages = fields.get('conversations')
+    if not isinstance(messages, list):
+        messages = []
     valid = all(
-        isinstance(turn, dict) and turn.get('from') == speaker
-        and isinstance(turn.get('value'), str)
-        for turn, speaker in zip(turns, ('human', 'gpt') * len(turns)))
-    if not valid or not turns or len(turns) % 2 or not isinstance(fields.get('image'), str):
+        isinstance(message, dict) and message.get('from') == speaker
+        and isinstance(message.get('value'), str)
+        for message, speaker in zip(messages, ('human', 'gpt') * len(messages)))
+    if (not valid or not messages or len(messages) % 2
+            or not isinstance(fields.get('image'), str)):
         raise ValueError(f'{where} is {str(record)[:120]}, expected {{"image": path, '
                          '"conversations": [{"from": "human", "value": ...}, {"from": "gpt", '
                          '"value": ...}, ...]}; correct or remove it')
-    values = [turn['value'] for turn in turns]
-    return Conversation(fields['image'], tuple(zip(values[::2], values[1::2])))
+    texts = [message['value'] for message in messages]
+    return Conversation(fields['image'], tuple(zip(texts[::2], texts[1::2])))
 
 
 def read_class(conversation: Conversation, where: str) -> str:
-    """Return the answer of a classification record, a name.
+    """Return the class name that a classification record answers.
 
     Raises:
-        ValueError: If there is not exactly one answer, or it is not a plain phrase.
+        ValueError: If the record does not have exactly one answer, or it is not a plain phrase.
     """
-    answers = [answer.strip().rstrip('.') for _, answer in conversation.turns]
+    answers = [answer.strip().rstrip('.') for _, answer in conversation.exchanges]
     if len(answers) != 1 or not answers[0] or set('<[]>') & set(answers[0]):
         raise ValueError(f'{where} answers {answers}, expected one class name; is it a record of '
                          "data/json/classification? For boxes use task='box'")
@@ -96,18 +99,20 @@ def read_objects(conversation: Conversation, where: str) -> List[Tuple[str, Box]
     grounding record asks ``...: [x0,y0,x1,y1]`` and answers with the phrase.
 
     Raises:
-        ValueError: If a turn is neither, or a box is not four numbers in order within 0..1.
+        ValueError: If a prompt and its answer have neither form, or a box is not four numbers in
+            0..1 with x0 <= x1 and y0 <= y1.
     """
     objects: List[Tuple[str, Box]] = []
-    for prompt, answer in conversation.turns:
-        found = _OBJECT.findall(answer)
+    for prompt, answer in conversation.exchanges:
+        tagged_phrases = _OBJECT.findall(answer)
         rest = _OBJECT.sub('', answer)
         region = _REGION.search(prompt)
-        if found and not set('<[]>') & set(rest):
-            objects += [(phrase.strip(), _box(text, where)) for phrase, boxes in found
+        if tagged_phrases and not set('<[]>') & set(rest):
+            objects += [(phrase.strip(), _parse_box(text, where))
+                        for phrase, boxes in tagged_phrases
                         for text in boxes.strip().rstrip(';').split(';')]
         elif region and answer.strip() and not set('<[]>') & set(answer):
-            objects.append((answer.strip().rstrip('.'), _box(region.group(1), where)))
+            objects.append((answer.strip().rstrip('.'), _parse_box(region.group(1), where)))
         else:
             raise ValueError(f'{where} asks {prompt[-80:]!r} and answers {answer[:120]!r}, '
                              'expected <p>phrase</p>[x0,y0,x1,y1;...] in the answer, or a box at '
@@ -115,9 +120,9 @@ def read_objects(conversation: Conversation, where: str) -> List[Tuple[str, Box]
     return objects
 
 
-def _box(text: str, where: str) -> Box:
+def _parse_box(text: str, where: str) -> Box:
     try:
-        numbers = [float(part) for part in text.split(',')]
+        numbers = [float(number) for number in text.split(',')]
     except ValueError:
         numbers = []
     if len(numbers) == 8:
@@ -140,7 +145,7 @@ def undo_padding(box: Box, width: int, height: int, where: str) -> Box:
         box: Box in 0..1 of the padded square.
         width: Width of the image in pixels.
         height: Height of the image in pixels.
-        where: Place of the record, with which an error message begins.
+        where: File and number of the record, with which an error message begins.
 
     Raises:
         ValueError: If the box lies outside the image by more than 1 % of the longer side.
@@ -164,7 +169,10 @@ def object_name(phrase: str) -> str:
 
 
 def find_class(name: str, classes: Sequence[str]) -> int:
-    """Return the index of a name, or of its plural with s, among the classes; -1 without one."""
+    """Return the index of the class with this name, or -1.
+
+    A name that ends in s also matches its singular: ``ships`` is the class ``ship``.
+    """
     lowered = [c.lower() for c in classes]
     for form in (name, name[:-1] if name.endswith('s') else name):
         if form in lowered:

@@ -438,7 +438,7 @@ MUTANTS = (
            ('tests/unit/datasets/geotiff/test_geotiff_summary.py::test_a_scene_without_polygons',)),
     Mutant('fill_order', 'mapsage/datasets/coco_polygons.py',
            'large polygons are drawn over the small ones in them',
-           "-p['area'])", "p['area'])",
+           '-instance.area))', 'instance.area))',
            ('tests/unit/datasets/test_coco_polygons.py',)),
     Mutant('last_tile', 'mapsage/datasets/prepare/tiling.py',
            'the last tile of a row reaches beyond the image',

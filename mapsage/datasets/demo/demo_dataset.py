@@ -1,6 +1,7 @@
 """The demo dataset: scenes cut into tiles in LoveDA's folders, and one scene to make a map of.
 
-The folder appears complete or not at all. A folder without the scene gets it added.
+The folder appears complete or not at all. One exception: if a complete folder lacks the scene for
+the map, the scene is added. The scenes are drawn by `demo_scenes.py`.
 """
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ _FORMAT = 1
 # One of this many scenes has a corner without data.
 _NO_DATA_EVERY = 5
 
-# Number of seeds for each set. Its training scenes begin at 0, its validation scenes at _FIRST_VAL,
-# and the scene of the map uses the last seed, which neither of them reaches.
+# Each dataset seed owns _SEEDS scene seeds. Training scenes begin at the first one, validation
+# scenes at _FIRST_VAL, and the scene for the map has the last one, which neither split reaches.
 _SEEDS, _FIRST_VAL = 2000, 1000
-_MAP_TILES = 8  # side of the scene of the map, in tiles
+# Side of the scene for the map, in tiles.
+_MAP_TILES = 8
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class DemoParams:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**20:
             raise ValueError(f'seed={self.seed} is out of range; choose one in 0 .. {2**20 - 1}')
-        for name in ('train_scenes', 'val_scenes'):
-            if not 1 <= getattr(self, name) < 1000:
-                raise ValueError(f'{name}={getattr(self, name)} is out of range; choose 1 .. 999')
+        for name, count in (('train_scenes', self.train_scenes), ('val_scenes', self.val_scenes)):
+            if not 1 <= count < 1000:
+                raise ValueError(f'{name}={count} is out of range; choose 1 .. 999')
         if self.tile_size < 64 or self.tile_size % 32:
             raise ValueError(f'tile_size={self.tile_size} does not suit the backbones; '
                              'choose a multiple of 32, at least 64')
@@ -72,15 +74,15 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
     ``scene.tif`` and ``scene_label.tif`` are in neither; see :func:`write_demo_map`.
 
     Args:
-        root: Folder to write. It must either not exist, or be empty, or hold this same dataset.
+        root: Folder to write. It must not exist, be empty, or contain this same dataset.
         params: Parameters of the dataset.
 
     Returns:
-        Names of the parts that were written, of 'tiles' and 'scene'; empty if a complete folder
-        with the same parameters exists already.
+        What was written: 'tiles', 'scene' or both. The list is empty if a complete folder with the
+        same parameters exists already.
 
     Raises:
-        ValueError: If ``root`` holds anything else; it is then left unchanged.
+        ValueError: If ``root`` contains anything else; it is then left unchanged.
     """
     root = Path(root)
     map_scene = params.seed * _SEEDS + _SEEDS - 1, params.tile_size * _MAP_TILES
@@ -95,8 +97,8 @@ def write_demo_data(root: Union[str, Path], params: DemoParams = DemoParams()) -
     return ['scene'] if write_demo_map(root, *map_scene) else []
 
 
-def _scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Yield the scenes of a split, with the kinds in turn."""
+def _draw_scenes(split: str, params: DemoParams) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """Yield image and mask of each scene of a split; the kinds of scenes alternate."""
     kinds = list(SCENE_KINDS)
     first, count = {
         'train': (0, params.train_scenes),
@@ -116,8 +118,9 @@ def _write_split(root: Path, split: str, params: DemoParams) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
     number, size = 0, params.tile_size
-    for image, mask in _scenes(split, params):
-        planes = image[..., ::-1], mask  # OpenCV writes BGR
+    for image, mask in _draw_scenes(split, params):
+        # OpenCV writes BGR.
+        planes = image[..., ::-1], mask
         for y in range(0, params.scene_size, size):
             for x in range(0, params.scene_size, size):
                 for folder, plane in zip(folders, planes):

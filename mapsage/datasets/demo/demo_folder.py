@@ -1,4 +1,8 @@
-"""A folder of generated data that appears complete or not at all, and is reused once it is."""
+"""A folder of generated data that appears complete or not at all.
+
+The marker file `demo.json` holds the parameters of the data. A folder whose marker has the same
+parameters is reused; a folder with other content is an error and is never overwritten.
+"""
 from __future__ import annotations
 
 import json
@@ -13,21 +17,21 @@ MARKER = 'demo.json'
 
 
 def write_once(root: Path, marker: Dict[str, object], write: Callable[[Path], None]) -> bool:
-    """Fill a folder by ``write``, unless it holds the same data already.
+    """Call ``write`` to fill a folder, unless the folder contains the same data already.
 
-    Everything is written into a temporary folder beside it, the marker ``demo.json`` last, which
-    is then renamed.
+    The files are written into a temporary folder next to ``root``, with the marker last; then the
+    temporary folder is renamed.
 
     Args:
-        root: Folder to make. It must either not exist, or be empty, or hold this same data.
-        marker: Parameters that the data follow from, as JSON holds them.
-        write: Function that writes the files into a folder.
+        root: Folder to create. It must not exist, be empty, or contain this same data.
+        marker: Parameters that determine the data, as values that JSON can represent.
+        write: Function that writes the files into the folder it gets.
 
     Returns:
         Whether the folder was written.
 
     Raises:
-        ValueError: If ``root`` holds anything else; it is then left unchanged.
+        ValueError: If ``root`` contains anything else; it is then left unchanged.
     """
     if is_complete(root, marker):
         return False
@@ -36,11 +40,12 @@ def write_once(root: Path, marker: Dict[str, object], write: Callable[[Path], No
     try:
         write(staging)
         (staging / MARKER).write_text(json.dumps(marker, indent=2) + '\n')
-        staging.chmod(0o755)  # mkdtemp denies access to others
+        # mkdtemp creates a folder that only its user can read.
+        staging.chmod(0o755)
         try:
             staging.rename(root)
         except OSError:
-            # Another process may have finished the same data meanwhile.
+            # Another process may have written the same data in the meantime.
             if not is_complete(root, marker):
                 raise
             return False
@@ -50,10 +55,10 @@ def write_once(root: Path, marker: Dict[str, object], write: Callable[[Path], No
 
 
 def is_complete(root: Path, marker: Dict[str, object]) -> bool:
-    """Return whether ``root`` holds the data of a marker; False if it is empty or not there.
+    """Return whether ``root`` contains the data of a marker; False if it is empty or missing.
 
     Raises:
-        ValueError: If it holds anything else.
+        ValueError: If ``root`` contains anything else.
     """
     if not root.exists() or root.is_dir() and not any(root.iterdir()):
         return False
@@ -62,13 +67,13 @@ def is_complete(root: Path, marker: Dict[str, object]) -> bool:
         raise ValueError(f'{root} is in use and has no {MARKER}, so it is no demo dataset; '
                          'choose another folder or empty this one')
     try:
-        found = parse_json(path.read_text())
+        content = parse_json(path.read_text())
     except ValueError:
-        found = None
-    found = found if isinstance(found, dict) else {}
-    if found != marker:
-        differing = ', '.join(f'{key}={found.get(key)!r} (asked for {value!r})'
-                              for key, value in marker.items() if found.get(key) != value)
+        content = None
+    existing = content if isinstance(content, dict) else {}
+    if existing != marker:
+        differing = ', '.join(f'{key}={existing.get(key)!r} (asked for {value!r})'
+                              for key, value in marker.items() if existing.get(key) != value)
         raise ValueError(f'{root} holds a demo dataset with {differing or "other parameters"}; '
                          'remove the folder or choose another one')
     return True

@@ -1,9 +1,13 @@
-"""A larger georeferenced scene of the demo, ``scene.tif``, to make a map of, and its labels."""
+"""A larger georeferenced scene of the demo, ``scene.tif``, to make a map of, and its labels.
+
+The tiles of the demo have no coordinates; this scene does, so that the map opens in a GIS. Its
+coordinates are at sea, because the scene is not a real place.
+"""
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Dict
 
 import numpy as np
 import rasterio
@@ -18,13 +22,14 @@ from .ground_canvas import NO_DATA
 
 SCENE, LABEL = 'scene.tif', 'scene_label.tif'
 
-_KIND = 'river'  # the kind in which every class covers a few percent
+# The kind of scene in which every class covers a few percent.
+_KIND = 'river'
 
-# UTM zone 31N, in meters, with the pixel size of the canvas. The place is at sea, so that nobody
-# takes the scene for a real one.
+# UTM zone 31N: upper left corner and side of a pixel in meters.
 _CRS, _WEST, _NORTH, _PIXEL = 32631, 500_000., 4_500_000., 0.5
 
-_BLOCK = 256  # side of a block in pixels
+# Side of a block of the GeoTIFF in pixels.
+_BLOCK = 256
 
 
 def write_demo_map(root: Path, seed: int, size: int) -> bool:
@@ -36,7 +41,7 @@ def write_demo_map(root: Path, seed: int, size: int) -> bool:
 
     Args:
         root: Folder to write into, which must exist.
-        seed: Seed of the scene, which should differ from those of the scenes cut into tiles.
+        seed: Seed of the scene. The scenes cut into tiles should have other seeds.
         size: Side of the scene in pixels, at least 64.
 
     Returns:
@@ -50,11 +55,11 @@ def write_demo_map(root: Path, seed: int, size: int) -> bool:
     return True
 
 
-def _write(path: Path, bands: np.ndarray, **options: Any) -> None:
-    """Write bands, uint8 (bands, H, W), as a GeoTIFF."""
-    profile = dict(
-        options, driver='GTiff', dtype='uint8', count=bands.shape[0], height=bands.shape[1],
-        width=bands.shape[2], crs=CRS.from_epsg(_CRS), nodata=NO_DATA,
+def _write(path: Path, bands: np.ndarray, photometric: str) -> None:
+    """Write bands, uint8 (bands, H, W), as a GeoTIFF; a single band gets LoveDA's colors."""
+    profile: Dict[str, object] = dict(
+        driver='GTiff', dtype='uint8', count=bands.shape[0], height=bands.shape[1],
+        width=bands.shape[2], crs=CRS.from_epsg(_CRS), nodata=NO_DATA, photometric=photometric,
         transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL), tiled=True, blockxsize=_BLOCK,
         blockysize=_BLOCK, compress='deflate', interleave='pixel')
     with temporary_beside(path) as folder:

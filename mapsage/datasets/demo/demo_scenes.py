@@ -1,7 +1,7 @@
 """Synthetic aerial scenes with LoveDA's seven classes, drawn from a seed.
 
 A scene is painted in the order in which land is laid out: first parcels, then forest and water by
-terrain, then roads along parcel borders, then buildings beside roads. Crowns and roofs have
+terrain, then roads along parcel borders, then buildings along roads. Crowns and roofs have
 heights, so that a single sun shades them and casts their shadows. Colors overlap between classes
 on purpose (plowed soil and barren land, gray roofs and asphalt, meadow and young crops, ponds and
 shaded forest), so that a model has to use texture and shape.
@@ -26,7 +26,8 @@ from .settlement import build_farms, build_town, paint_roads
 # crowns of objects outside reach into it.
 MARGIN = 32
 
-# Half of the kinds are mostly one class, like real scenes, most of whose tiles teach little.
+# Half of the kinds consist mostly of one class. Real scenes are like that: a model learns little
+# from most of their tiles. The values are the fields of SceneKind, in order.
 SCENE_KINDS = {
     'plain': SceneKind(.03, .00, .00, False, .02, .97, 60_000, .2),
     'town': SceneKind(.06, .00, .75, True, .30, .70, 30_000, 1.),
@@ -47,7 +48,7 @@ class DemoScene(NamedTuple):
 
 
 def paint_ground(seed: int, kind: str, side: int) -> GroundCanvas:
-    """Paint a square of land, without light.
+    """Paint a square of land, before light and shadow are added.
 
     Args:
         seed: Seed of the ground, 0 .. 2**32 - 1.
@@ -58,7 +59,7 @@ def paint_ground(seed: int, kind: str, side: int) -> GroundCanvas:
         ValueError: If ``kind`` is unknown.
     """
     if kind not in SCENE_KINDS:
-        raise ValueError(f'kind={kind!r} is no scene kind; choose one of {sorted(SCENE_KINDS)}')
+        raise ValueError(f'kind={kind!r} is not a scene kind; choose one of {sorted(SCENE_KINDS)}')
     spec = SCENE_KINDS[kind]
     canvas = GroundCanvas.blank(seed, side, BACKGROUND)
     town = largest(canvas.noise(canvas.side * .8, 2), spec.town)

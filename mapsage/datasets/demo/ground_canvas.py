@@ -1,6 +1,14 @@
 """The canvas of the demo scenes: planes, noise, land division and sunlight.
 
-Coordinates are in pixels, points are (x, y). One pixel stands for about 0.5 m.
+Coordinates are in pixels, points are (x, y). One pixel stands for about 0.5 m. All randomness comes
+from the canvas's generator, so the order of the calls determines the picture.
+
+Shapes:
+    mask           (H, W) uint8, class values as LoveDA stores them
+    albedo         (H, W, 3) float32, reflectance in RGB, 0..1
+    height         (H, W) float32, pixels above ground
+    polygon        (N, 2) corners x, y
+    photograph     (H, W, 3) uint8 RGB
 """
 from __future__ import annotations
 
@@ -14,8 +22,11 @@ import numpy as np
 # Mask values as LoveDA stores them; reduce_zero_label turns them into 255, 0..6.
 NO_DATA, BACKGROUND, BUILDING, ROAD, WATER, BARREN, FOREST, AGRICULTURAL = range(8)
 
-Color = Tuple[float, float, float]  # reflectance, RGB in 0..1
-Segment = Tuple[np.ndarray, np.ndarray, int]  # both ends, depth of the cut
+Color = Tuple[float, float, float]
+"""Reflectance, RGB in 0..1."""
+
+Segment = Tuple[np.ndarray, np.ndarray, int]
+"""A cut between parcels: both ends, and its depth in the recursion of `divide` (0 is oldest)."""
 
 
 @dataclass
@@ -98,45 +109,45 @@ def _cut_polygon(polygon: np.ndarray, normal: np.ndarray,
                  offset: float) -> Tuple[List[np.ndarray], List[np.ndarray]]:
     """Cut a convex polygon (N, 2) along ``p @ normal == offset``; return both point lists."""
     side = polygon @ normal - offset
-    parts: Tuple[List[np.ndarray], List[np.ndarray]] = ([], [])
+    halves: Tuple[List[np.ndarray], List[np.ndarray]] = ([], [])
     for i, j in zip(range(len(polygon)), [*range(1, len(polygon)), 0]):
-        parts[int(side[i] < 0)].append(polygon[i])
+        halves[int(side[i] < 0)].append(polygon[i])
         if (side[i] < 0) != (side[j] < 0):
             crossing = polygon[i] + (polygon[j] - polygon[i]) * side[i] / (side[i] - side[j])
-            parts[0].append(crossing)
-            parts[1].append(crossing)
-    return parts
+            halves[0].append(crossing)
+            halves[1].append(crossing)
+    return halves
 
 
 def divide(rng: np.random.RandomState, polygon: np.ndarray, area: float, angle: float,
            cuts: List[Segment], depth: int = 0) -> List[np.ndarray]:
-    """Halve a convex polygon (N, 2) across its longer side until the parts are about ``area``.
+    """Halve a convex polygon (N, 2) across its longer side until the pieces are about ``area``.
 
-    Inheritance and streets divide land in this way, into nearly parallel borders that end at older
-    ones. ``angle`` (radians) is the direction of the borders. The cuts are appended to ``cuts``,
-    each with its depth, oldest first.
+    Inheritance and streets divide land in this way: the borders are nearly parallel, and younger
+    ones end at older ones. ``angle`` (radians) is the direction of the borders. The cuts are
+    appended to ``cuts``, oldest first.
     """
     if cv2.contourArea(polygon.astype(np.float32)) < area * rng.uniform(.7, 1.9):
         return [polygon]
     axes = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     lengths = np.ptp(polygon @ axes.T, axis=0)
-    turn = angle + (math.pi / 2 if lengths[0] > lengths[1] else 0.) + .04 * rng.randn()
-    normal = np.array([-math.sin(turn), math.cos(turn)])
+    direction = angle + (math.pi / 2 if lengths[0] > lengths[1] else 0.) + .04 * rng.randn()
+    normal = np.array([-math.sin(direction), math.cos(direction)])
     offsets = polygon @ normal
     offset = offsets.min() + np.ptp(offsets) * rng.uniform(.36, .64)
-    parts = _cut_polygon(polygon, normal, offset)
-    ends = [p for p in parts[0] if abs(p @ normal - offset) < 1e-6]
-    if len(ends) < 2 or min(map(len, parts)) < 3:
+    halves = _cut_polygon(polygon, normal, offset)
+    ends = [p for p in halves[0] if abs(p @ normal - offset) < 1e-6]
+    if len(ends) < 2 or min(map(len, halves)) < 3:
         return [polygon]
     cuts.append((ends[0], ends[-1], depth))
     return [
-        leaf for part in parts
-        for leaf in divide(rng, np.array(part), area, angle, cuts, depth + 1)
+        leaf for half in halves
+        for leaf in divide(rng, np.array(half), area, angle, cuts, depth + 1)
     ]
 
 
 def _shadows(height: np.ndarray, sun: np.ndarray, slope: float) -> np.ndarray:
-    """Return where an object toward the sun blocks the ray, float32 in 0..1, (H, W).
+    """Return how much of the sunlight an object blocks at each pixel, float32 (H, W) in 0..1.
 
     Args:
         height: Height above ground in pixels, (H, W).
@@ -174,6 +185,8 @@ def photograph(canvas: GroundCanvas) -> np.ndarray:
     picture += haze * np.array([.62, .66, .72], np.float32)
     picture = cv2.GaussianBlur(picture, (0, 0), rng.uniform(.5, .8))
     grain = rng.randn(*picture.shape).astype(np.float32)
-    grain += rng.randn(*picture.shape[:2], 1).astype(np.float32)  # noise common to all bands
+    # Noise that all bands share.
+    grain += rng.randn(*picture.shape[:2], 1).astype(np.float32)
     picture += np.float32(rng.uniform(.008, .016)) * grain
-    return (picture * 255).round().clip(1, 255).astype(np.uint8)  # 0 is reserved for no data
+    # The value 0 is reserved for no data.
+    return (picture * 255).round().clip(1, 255).astype(np.uint8)

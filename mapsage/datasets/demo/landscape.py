@@ -1,4 +1,8 @@
-"""The ground of the demo scenes: parcels, forest and trees, water."""
+"""The ground of the demo scenes: parcels, forest and trees, water.
+
+The functions paint on a `GroundCanvas` in place and later ones paint over earlier ones, so
+`demo_scenes.py` decides by the order of the calls what lies on top.
+"""
 from __future__ import annotations
 
 import math
@@ -40,7 +44,7 @@ class SceneKind(NamedTuple):
         barren: Share of the parcels outside town that are bare.
         crops: Share of the other parcels that are tilled; the rest is meadow.
         parcel_area: Typical area of a parcel in square pixels.
-        settled: Probability (0..1) of a paved road; that of a farm at an old border is lower.
+        settled: Probability (0..1) of a paved road; a farm at an old border is less probable.
     """
 
     forest: float
@@ -111,7 +115,8 @@ def _paint_parcel(canvas: GroundCanvas, polygon: np.ndarray, value: int, colors:
         tramlines = np.cos(2 * math.pi / rng.uniform(24, 48) * distance) > .97
         shade += rng.uniform(.04, .13) * rows - .10 * tramlines
     color = canvas.pick(colors) * shade[..., None]
-    if value == BARREN:  # weeds
+    if value == BARREN:
+        # Some spots are green: weeds.
         green = (patches + fine[window] > 1.6)[..., None]
         color = np.where(green, color * np.array([.72, .85, .70]), color)
     canvas.mask[window][inside] = value
@@ -160,8 +165,8 @@ def plant_hedges(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> No
     for start, end, _ in cuts:
         first, last = np.sort(canvas.rng.rand(2))
         if canvas.rng.rand() < chance:
-            part = np.array([start + (end - start) * t for t in (first, last)])
-            lines |= canvas.stroke(part, 14).astype(np.uint8)
+            hedge = np.array([start + (end - start) * t for t in (first, last)])
+            lines |= canvas.stroke(hedge, 14).astype(np.uint8)
     plant_trees(canvas, lines.astype(bool) & (canvas.mask != WATER), 10, (2.5, 5.5))
 
 

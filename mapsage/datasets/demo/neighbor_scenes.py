@@ -1,9 +1,14 @@
-"""Six neighboring scenes with four bands of 16 bits, and polygons of what they show."""
+"""Six neighboring scenes with four bands of 16 bits, and polygons of what they show.
+
+They have the difficulties of real deliveries: they overlap, differ in brightness, one is rotated,
+one lies in another UTM zone, and one has a corner without data. The ground is drawn once by
+`wide_ground.py`, and the scenes are cut out of it.
+"""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, Union
+from typing import Dict, Tuple, Union
 
 import numpy as np
 import rasterio
@@ -20,14 +25,17 @@ from .wide_ground import WideGround, draw_ground
 # Increased when the same parameters start to give other files.
 _FORMAT = 1
 
-# UTM zone 31N, in meters. The place is at sea, so that nobody takes the scenes for real ones.
+# UTM zone 31N, in meters. The coordinates are at sea, because the scenes are not a real place.
 _CRS, _WEST, _NORTH, _PIXEL = CRS.from_epsg(32631), 500_000., 4_500_000., 0.5
-_OTHER_CRS = CRS.from_epsg(32632)  # the zone beside it, whose north is turned by four degrees
-_TURN = 8  # degrees by which the grid of one scene is turned
+# The neighboring zone. Its grid north differs by four degrees here.
+_NEXT_ZONE = CRS.from_epsg(32632)
+# Degrees by which the grid of scene _ROTATED is rotated.
+_ROTATION = 8
 
 _ROWS, _COLUMNS = 'ab', '123'
-_STEP = 0.9  # distance of neighbors, in sides of a scene: they share a tenth
-_TURNED, _REPROJECTED, _CUT = 'b2', 'a3', 'a1'
+# Distance between neighbors, in sides of a scene: they overlap by a tenth.
+_STEP = 0.9
+_ROTATED, _REPROJECTED, _CUT = 'b2', 'a3', 'a1'
 
 
 @dataclass(frozen=True)
@@ -54,23 +62,24 @@ def write_neighbor_scenes(root: Union[str, Path],
                           params: NeighborParams = NeighborParams()) -> bool:
     """Write ``scenes/{a,b}{1,2,3}.tif``, ``labels.gpkg`` and ``truth.tif``.
 
-    Row a lies in the north, column 1 in the west; neighbors share a tenth of their side. Scenes
-    have red, green, blue and near infrared, uint16, about 0 to 8,200, no data 0, 0.5 m a pixel, and
-    each a slightly different gain and noise. They lie in UTM zone 31N; the grid of b2 is turned by
-    8 degrees, a3 is in zone 32N, and a1 has no data in its outer corner.
+    Row a lies in the north, column 1 in the west; neighbors overlap by a tenth of their side. The
+    scenes have red, green, blue and near infrared, uint16, about 0 to 8,200, no data 0, and 0.5 m a
+    pixel. Each scene has a slightly different gain, and its own noise. They lie in UTM zone 31N;
+    the grid of b2 is rotated by 8 degrees, a3 is in zone 32N, and a1 has no data in its outer
+    corner.
 
-    The polygons cover the ground, with LoveDA's seven classes in ``class_name``. ``truth.tif``
-    holds the classes that they were made from, uint8 0..6.
+    The polygons cover the ground, with LoveDA's seven classes in ``class_name``. They outline the
+    classes of ``truth.tif``, uint8 0..6.
 
     Args:
-        root: Folder to write. It must either not exist, or be empty, or hold these same scenes.
+        root: Folder to write. It must not exist, be empty, or contain these same scenes.
         params: Parameters of the scenes.
 
     Returns:
         Whether the folder was written; False if it is complete already.
 
     Raises:
-        ValueError: If ``root`` holds anything else; it is then left unchanged.
+        ValueError: If ``root`` contains anything else; it is then left unchanged.
     """
     marker = dict(asdict(params), kind='neighboring scenes', format=_FORMAT)
     return write_once(Path(root), marker, lambda folder: _write(folder, params))
@@ -80,25 +89,26 @@ def _write(folder: Path, params: NeighborParams) -> None:
     size = params.scene_size
     ground = draw_ground(params.seed, round(size * (1 + _STEP * (len(_COLUMNS) - 1))),
                          round(size * (1 + _STEP * (len(_ROWS) - 1))))
-    place = from_origin(_WEST, _NORTH, _PIXEL, _PIXEL)
+    to_meters = from_origin(_WEST, _NORTH, _PIXEL, _PIXEL)
     (folder / 'scenes').mkdir()
     for row, letter in enumerate(_ROWS):
         for column, digit in enumerate(_COLUMNS):
             name = letter + digit
-            middle = place * ((column * _STEP + .5) * size, (row * _STEP + .5) * size)
+            center = to_meters * ((column * _STEP + .5) * size, (row * _STEP + .5) * size)
             rng = np.random.RandomState(params.seed * 8 + 3 * row + column)
-            _write_scene(folder / 'scenes' / f'{name}.tif', name, size, ground, middle, rng)
+            _write_scene(folder / 'scenes' / f'{name}.tif', name, size, ground, center, rng)
     meta = LoveDADataset.METAINFO
     _write_classes(folder / 'truth.tif', ground.mask - 1)
     write_polygons(folder / 'truth.tif', folder / 'labels.gpkg', meta['classes'],
                    palette=meta['palette'])
 
 
-def _write_scene(path: Path, name: str, size: int, ground: WideGround, middle: tuple,
-                 rng: np.random.RandomState) -> None:
-    crs = _OTHER_CRS if name == _REPROJECTED else _CRS
-    (x,), (y,) = transform(_CRS, crs, [middle[0]], [middle[1]])
-    grid = (Affine.translation(x, y) * Affine.rotation(_TURN if name == _TURNED else 0)
+def _write_scene(path: Path, name: str, size: int, ground: WideGround,
+                 center: Tuple[float, float], rng: np.random.RandomState) -> None:
+    """Cut one scene out of the ground; ``center`` is in meters of UTM zone 31N."""
+    crs = _NEXT_ZONE if name == _REPROJECTED else _CRS
+    (x,), (y,) = transform(_CRS, crs, [center[0]], [center[1]])
+    grid = (Affine.translation(x, y) * Affine.rotation(_ROTATION if name == _ROTATED else 0)
             * Affine.scale(_PIXEL, -_PIXEL) * Affine.translation(-size / 2, -size / 2))
     values = np.zeros((len(ground.bands), size, size), np.float32)
     reproject(ground.bands, values, src_transform=from_origin(_WEST, _NORTH, _PIXEL, _PIXEL),

@@ -1,4 +1,8 @@
-"""The built parts of the demo scenes: roads, towns and farms."""
+"""What people build in the demo scenes: roads, towns and farms.
+
+Buildings are skipped where they would stand on a road, in water or on another building, so roads
+and water must be painted first. The canvas is painted in place.
+"""
 from __future__ import annotations
 
 from typing import List, Sequence, Tuple
@@ -30,7 +34,7 @@ def paint_roads(canvas: GroundCanvas, cuts: List[Segment], streets: List[Segment
                 paved: bool) -> None:
     """Paint grass strips and dirt tracks on parcel borders, streets in town, and a paved road.
 
-    There is a paved road only if ``paved`` is set; it alone crosses water, on a bridge.
+    Paved roads exist only if ``paved`` is set. They cross water on a bridge; nothing else does.
     """
     rng, wear = canvas.rng, 1 + .05 * canvas.noise(12, 2)
     dry = canvas.mask != WATER
@@ -117,7 +121,7 @@ def _build_rows(canvas: GroundCanvas, block: np.ndarray, lot: float, size: Tuple
 
 
 def build_farms(canvas: GroundCanvas, cuts: List[Segment], chance: float) -> None:
-    """Build small groups of buildings beside the older borders, where the tracks run."""
+    """Build small groups of buildings along the older borders, where the tracks run."""
     rng = canvas.rng
     for start, end, depth in cuts:
         if depth > 2 or rng.rand() > chance:
@@ -144,10 +148,12 @@ def _build(canvas: GroundCanvas, corners: np.ndarray, roofs: Sequence[Color], ga
     canvas.mask[window][inside] = BUILDING
     canvas.height[window][inside] = rng.uniform(6, 11) if gable else rng.uniform(8, 16)
     ends = (corners[0] + corners[3]) / 2, (corners[1] + corners[2]) / 2
-    if gable:  # the half behind the ridge is lit differently
+    if gable:
+        # The half of the roof behind the ridge gets less light.
         half, shaded = canvas.fill(np.array([corners[0], corners[1], ends[1], ends[0]]))
         canvas.albedo[half][shaded] *= rng.uniform(.62, .85)
-    elif rng.rand() < .6:  # technical equipment on a flat roof
+    elif rng.rand() < .6:
+        # Technical equipment stands on the flat roof.
         spot = corners.mean(0) + rng.uniform(-6, 6, 2)
         plant, box = canvas.fill(_rectangle(spot, np.array([1., 0.]), 6, 4))
         canvas.albedo[plant][box] = .55

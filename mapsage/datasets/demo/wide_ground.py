@@ -1,4 +1,13 @@
-"""Ground wider than one scene of the demo: sheets under one sun, with roads where they meet."""
+"""Ground wider than one scene of the demo: sheets under one sun, with roads where they meet.
+
+The sheets are painted one by one, because a canvas takes 150 bytes a pixel. A winding road along
+their borders hides that the fields of two sheets do not continue in each other.
+
+Shapes:
+    bands      (4, H, W) float32 in 0..255: red, green, blue, near infrared
+    mask       (H, W) uint8, classes 1..7 as in `DemoScene`
+    ys, xs     (rows, 1) and (1, columns) pixel coordinates, which broadcast to a sheet
+"""
 from __future__ import annotations
 
 import math
@@ -9,11 +18,13 @@ import numpy as np
 from .demo_scenes import MARGIN, paint_ground
 from .ground_canvas import ROAD, WATER, photograph
 
-# A canvas takes 150 bytes a pixel, so that wider ground is painted in sheets of this side.
+# Largest side of a sheet in pixels.
 _SHEET = 2000
 _KINDS = ('river', 'village', 'farmland', 'lake', 'river', 'town', 'forest')
-_SWAY = 24  # pixels by which the border of two sheets leaves the straight line
-_ROAD = 7  # half the width in pixels of the road along it
+# Pixels by which the border of two sheets, with its road, leaves the straight line.
+_SWAY = 24
+# Half the width in pixels of the road along a border.
+_ROAD = 7
 _ASPHALT = (104, 102, 101)
 
 
@@ -35,60 +46,68 @@ def draw_ground(seed: int, width: int, height: int) -> WideGround:
     """
     image = np.zeros((height, width, 3), np.uint8)
     mask = np.zeros((height, width), np.uint8)
-    rows, columns = _sides(height), _sides(width)
+    rows, columns = _divide_side(height), _divide_side(width)
     side = math.ceil(max(height / len(rows), width / len(columns))) + 2 * (_SWAY + MARGIN)
     number = 0
     for (top, bottom) in rows:
         for (left, right) in columns:
-            picture, classes = _sheet(seed, number, max(side, 64 + 2 * MARGIN))
+            picture, classes = _draw_sheet(seed, number, max(side, 64 + 2 * MARGIN))
             number += 1
             y0, y1 = max(top - _SWAY, 0), min(bottom + _SWAY, height)
             x0, x1 = max(left - _SWAY, 0), min(right + _SWAY, width)
             ys, xs = np.arange(y0, y1)[:, None], np.arange(x0, x1)[None]
             to_border = np.minimum(*(
-                np.minimum(*_beyond(here, across, ends, total))
-                for here, across, ends, total in ((ys, xs, (top, bottom), height),
-                                                  (xs, ys, (left, right), width))))
+                np.minimum(*_distances_to_borders(along, across, ends, total))
+                for along, across, ends, total in ((ys, xs, (top, bottom), height),
+                                                   (xs, ys, (left, right), width))))
             inside = to_border > -_ROAD
             road = inside & (to_border < _ROAD)
-            place = np.s_[y0:y1, x0:x1]
-            image[place][inside] = picture[:y1 - y0, :x1 - x0][inside]
-            mask[place][inside] = classes[:y1 - y0, :x1 - x0][inside]
+            window = np.s_[y0:y1, x0:x1]
+            image[window][inside] = picture[:y1 - y0, :x1 - x0][inside]
+            mask[window][inside] = classes[:y1 - y0, :x1 - x0][inside]
             grain = (xs * 7919 + ys * 104729) % 13 - 6
-            image[place][road] = (np.array(_ASPHALT) + grain[road][:, None]).astype(np.uint8)
-            mask[place][road] = ROAD
+            image[window][road] = (np.array(_ASPHALT) + grain[road][:, None]).astype(np.uint8)
+            mask[window][road] = ROAD
     colors = image.transpose(2, 0, 1).astype(np.float32)
     return WideGround(np.concatenate([colors, _near_infrared(colors, mask)[None]]), mask)
 
 
-def _sides(size: int) -> List[Tuple[int, int]]:
-    """Return the first pixel of each sheet along a side, and the one behind its last."""
+def _divide_side(size: int) -> List[Tuple[int, int]]:
+    """Return (start, end) in pixels of each sheet along a side, with the end excluded."""
     ends = np.linspace(0, size, math.ceil(size / _SHEET) + 1).round().astype(int).tolist()
     return list(zip(ends[:-1], ends[1:]))
 
 
-def _sheet(seed: int, number: int, side: int) -> Tuple[np.ndarray, np.ndarray]:
+def _draw_sheet(seed: int, number: int, side: int) -> Tuple[np.ndarray, np.ndarray]:
     """Return the picture of a sheet, uint8 (H, W, 3), and its classes, without the margin."""
     canvas = paint_ground((seed * 1009 + number) % 2**32, _KINDS[number % len(_KINDS)], side)
-    canvas.rng = np.random.RandomState(seed % 2**32)  # one sun and one camera over all of them
+    # The same generator state for all sheets gives them the same sun and camera.
+    canvas.rng = np.random.RandomState(seed % 2**32)
     crop = np.s_[MARGIN:-MARGIN, MARGIN:-MARGIN]
     return photograph(canvas)[crop], canvas.mask[crop]
 
 
-def _beyond(here: np.ndarray, across: np.ndarray, ends: Sequence[int],
-            total: int) -> Iterator[np.ndarray]:
-    """Yield how far pixels lie behind the first border of a sheet, and before its second one.
+def _distances_to_borders(along: np.ndarray, across: np.ndarray, ends: Sequence[int],
+                          total: int) -> Iterator[np.ndarray]:
+    """Yield the distance of each pixel to the first border of a sheet, then to the second one.
 
-    A border at the edge of the ground is none: all pixels are far from it.
+    The distance is in pixels, and positive inside the sheet. The edge of the ground does not count
+    as a border: all pixels are ``total`` away from it.
+
+    Args:
+        along: Coordinates of the pixels in the direction from the first border to the second.
+        across: Coordinates of the pixels in the other direction.
+        ends: Positions of the two borders.
+        total: Size of the ground in the direction of ``along``.
     """
     for end, sign in zip(ends, (1, -1)):
         line = end + (_SWAY - _ROAD) * np.sin(across / 140. + end)
-        yield sign * (here - line) if 0 < end < total else np.full(
-            np.broadcast(here, across).shape, float(total))
+        yield sign * (along - line) if 0 < end < total else np.full(
+            np.broadcast(along, across).shape, float(total))
 
 
 def _near_infrared(colors: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return a near-infrared band: what is green reflects it, and water swallows it.
+    """Return a near-infrared band: green plants reflect near infrared, and water absorbs it.
 
     Args:
         colors: Red, green and blue, float32 (3, H, W) in 0..255.

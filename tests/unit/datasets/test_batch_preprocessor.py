@@ -77,7 +77,7 @@ def check(config: Dict[str, Any], batch: Dict[str, Any], training: bool,
     assert all(torch.equal(one, other) for one, other in
                zip(batch['inputs'], untouched['inputs']))
     if at_once is not None:
-        assert (ours._stacked(batch['inputs']) is not None) == at_once
+        assert (ours._stack(batch['inputs']) is not None) == at_once
 
 
 @pytest.mark.parametrize('normalization, channels', [
@@ -122,7 +122,7 @@ def test_a_mean_of_64_bits_goes_to_the_host() -> None:
     batch = make_batch(3, EVEN)
     stock, ours = (each.double() for each in preprocessors(dict(IMAGENET, size_divisor=1)))
     assert outcome(ours, batch, True) == outcome(stock, batch, True)
-    assert ours._stacked(batch['inputs']) is None
+    assert ours._stack(batch['inputs']) is None
 
 
 @pytest.mark.parametrize('dtype', (torch.uint8, torch.float32))

@@ -136,7 +136,7 @@ def _answer(value: str) -> List[Dict[str, Any]]:
     (_answer('<p>ship</p>[.1,.1,.2,.1,.2,.2,.1,.2]'), 'oriented box.*HBB'),
     (_answer('<p>2 planes</p>[0.1,0.3,0.2,0.4]'),
      r"record 1 names 'planes'.*\['ship', 'storage_tank'\].*names=\{'planes': <class>\}"),
-    (_answer('<p>background</p>[0.1,0.3,0.2,0.4]'), "names 'background', which is none"),
+    (_answer('<p>background</p>[0.1,0.3,0.2,0.4]'), "names 'background', which is not one of"),
 ])
 def test_records_that_are_refused(source: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
