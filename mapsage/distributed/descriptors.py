@@ -1,4 +1,8 @@
-"""How many files and connections a process may have open, checked before they are needed."""
+"""Checks the limit of open files at the start of a job: connections of ranks count as files.
+
+Without the check, a large job would fail in the middle of its start, when a library needs one more
+descriptor, with an error that does not name the limit.
+"""
 from __future__ import annotations
 
 import errno
@@ -9,11 +13,13 @@ from pathlib import Path
 
 from mapsage.errors import UserError
 
+# Folder with an entry for each open descriptor of this process.
 _OPEN = Path('/proc/self/fd')
-# For what a run opens later beside connections to ranks: shards, logs, pipes of loader workers, and
-# the connections of strangers that a guard holds for a moment (trust/guard.py).
+# Descriptors for what a run opens later: shards, logs and pipes of loader workers (64), and
+# unproved connections in a guard (32, trust/guard.py).
 _SPARE = 64 + 32
-_PER_GROUP = 8  # of gloo, beside one connection to each rank
+# Descriptors of a gloo group in addition to one connection to each rank.
+_PER_GROUP = 8
 
 
 class DescriptorLimitError(UserError, RuntimeError):
@@ -21,14 +27,15 @@ class DescriptorLimitError(UserError, RuntimeError):
 
 
 def check_descriptors(ranks: int, meshes: int, spare: int = _SPARE) -> None:
-    """Check that this process may open what its connections to the other ranks need.
+    """Check that this process may open the descriptors for its connections to other ranks.
+
+    All channels together need ``2 * log2(ranks)`` connections, which are always included.
 
     Args:
         ranks: Number of ranks.
-        meshes: How often this process will connect to every other rank, as a gloo group does and
-            an exchange of samples may do. The channels beside these need ``2 * log2(ranks)``
-            connections together.
-        spare: Number of files and connections that must be left.
+        meshes: Number of meshes to open. In a mesh, this process connects to every other rank, as
+            in a gloo group or an exchange of samples.
+        spare: Number of descriptors that must remain for other uses.
 
     Raises:
         DescriptorLimitError: With the limit, the number needed and the command that raises it.
@@ -39,18 +46,19 @@ def check_descriptors(ranks: int, meshes: int, spare: int = _SPARE) -> None:
               + 2 * math.ceil(math.log2(ranks)) + spare)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and needed > soft:
-        raise DescriptorLimitError(_text(soft, hard, f'{ranks} ranks need {needed}', needed))
+        raise DescriptorLimitError(
+            _format_limit(soft, hard, f'{ranks} ranks need {needed}', needed))
 
 
 def check_limit(error: OSError) -> None:
-    """Raise DescriptorLimitError if an operation failed since no descriptor was left."""
+    """Raise DescriptorLimitError if an operation failed because no descriptor was left."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise DescriptorLimitError(_text(soft, hard, 'all are in use', 2 * soft)) from error
+        raise DescriptorLimitError(_format_limit(soft, hard, 'all are in use', 2 * soft)) from error
 
 
-def _text(soft: int, hard: int, why: str, needed: int) -> str:
-    most = 'unlimited' if hard == resource.RLIM_INFINITY else str(hard)
-    return (f'this process may open {soft} files and connections, and {why}. Raise the limit '
+def _format_limit(soft: int, hard: int, problem: str, needed: int) -> str:
+    hard_limit = 'unlimited' if hard == resource.RLIM_INFINITY else str(hard)
+    return (f'this process may open {soft} files and connections, and {problem}. Raise the limit '
             f'before the start, on every host: ulimit -n {2 ** math.ceil(math.log2(needed))} '
-            f'(the hard limit is {most}).')
+            f'(the hard limit is {hard_limit}).')

@@ -1,11 +1,11 @@
 """A rendezvous store that no other user and no other machine can reach.
 
-Torch unpickles what is in a store, so whoever writes into it runs code as the user of the job. The
-first choice is a ``FileStore`` on a file without a name, which only holders of its descriptor can
-open. Where that cannot be had, it is a ``TCPStore`` on 127.0.0.1, which other users of the machine
-reach. The ranks of a job agree on one in ``job_store.py``.
+Torch unpickles the content of a store, so a process that writes into it can run code as the user of
+the job. The first choice is a ``FileStore`` on a file without a name, which only processes with its
+descriptor can open. If the system does not allow that, it is a ``TCPStore`` on 127.0.0.1, which
+other users of the machine can reach. The ranks of a job agree on one in ``job_store.py``.
 
-This file imports only the standard library, since tools/launch.py loads it by its path.
+This file imports only the standard library, because tools/launch.py loads it by its path.
 """
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ import os
 import socket
 import tempfile
 from datetime import timedelta
-from typing import Any, Sequence, Tuple
+from typing import TYPE_CHECKING, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 if __package__:
     from mapsage.errors import UserError
 else:
-    # The launcher loads this file by its path: it prints the errors itself, and importing mapsage
-    # would take seconds.
+    # The launcher loads this file by its path, because importing mapsage takes seconds. It prints
+    # the errors itself.
     UserError = type('UserError', (Exception,), {})  # type: ignore[misc,assignment]
 
 RISK = ('warning: this job cannot keep its rendezvous store in a private file ({cause}), so it is '
@@ -48,7 +51,7 @@ def private_file() -> int:
         OSError: If this system has no such file, or it cannot be locked.
     """
     try:
-        # glibc of old systems lacks the call, and Python the function then
+        # Python lacks the function if the system's glibc is too old for it.
         descriptor = os.memfd_create('mapsage-store') if hasattr(os, 'memfd_create') else None
     except OSError:
         descriptor = None
@@ -56,9 +59,9 @@ def private_file() -> int:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:
-        # As FileStore does before each request. A network disk may refuse it.
-        with open(file_path(descriptor), 'r+b') as again:
-            fcntl.flock(again.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # FileStore takes this lock for each request, and a network disk may refuse it.
+        with open(file_path(descriptor), 'r+b') as reopened:
+            fcntl.flock(reopened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         raise
@@ -70,16 +73,17 @@ def file_path(descriptor: int) -> str:
     return f'/proc/self/fd/{descriptor}'
 
 
-def loopback_store(cause: object, timeout: timedelta) -> Tuple[Any, str]:
-    """Return a store that listens on 127.0.0.1, and a line about the risk, which has the port.
+def loopback_store(cause: object, timeout: timedelta) -> Tuple[TCPStore, str]:
+    """Return a store that listens on 127.0.0.1, and a warning about the risk with its port.
 
     Args:
-        cause: Why there is no private file.
+        cause: Reason for which there is no private file.
         timeout: Time that a request may take.
 
     Raises:
         PrivateStoreError: If torch can only listen on all interfaces.
     """
+    # Not at the top of the file, which the launcher loads without torch.
     from torch.distributed import TCPStore
     if 'master_listen_fd' not in (TCPStore.__init__.__doc__ or ''):
         raise PrivateStoreError(

@@ -1,36 +1,41 @@
-"""The rendezvous store, safe for several threads of a process.
+"""The rendezvous store of torch, made safe for several threads and for a keeper that hangs.
 
-In torch 1.10, two threads that ask at once get each other's answers and then wait forever. One lock
-per process prevents that; the client of later versions has its own.
+In torch 1.10, two threads that send requests at the same time get each other's answers and then
+wait forever. A single lock per process prevents that. ``job_store.py`` decides which store a job
+uses.
 """
 from __future__ import annotations
 
 import json
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, TypeVar
 
-# Held for one round trip, and while a group is made: making one uses the store from inside torch.
+import torch.distributed as dist
+
+# Held for one round trip, and while a group is made, because torch then uses the store itself.
 store_lock = threading.RLock()
-# A request has no deadline of its own: one to a keeper that is stopped would never return.
+# torch sets no deadline for a request: it would wait forever for a keeper that is stopped.
 _ANSWER_SECONDS = 60.0
-_stuck: Dict[int, threading.Thread] = {}  # by store: the request without an answer
+# The request without an answer, by the id of its store.
+_stuck: Dict[int, threading.Thread] = {}
+_Answer = TypeVar('_Answer')
 
 
 class LockedStore:
-    """A store that one thread at a time can use; no call waits for a key that is not set yet.
+    """A store for one thread at a time. No call waits for a key that is not set yet.
+
+    A request without an answer within a minute raises RuntimeError. Later requests do so too until
+    that answer has come.
 
     Args:
-        store: Store of torch of any kind.
-
-    A request that is not answered within a minute raises RuntimeError, and so do those after it
-    as long as its answer has not come.
+        store: Store of torch, of any kind.
 
     Attributes:
-        requests: Number of requests that this object has made.
+        requests: Number of requests that this object has sent.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: dist.Store) -> None:
         self._store = store
         self.requests = 0
 
@@ -39,76 +44,85 @@ class LockedStore:
         return int(self._answer(lambda: self._store.add(key, more)))
 
     def set(self, key: str, text: str) -> None:
-        """Store a text once; what UTF-8 cannot encode becomes a backslash escape."""
+        """Store a text once; characters that UTF-8 cannot encode become backslash escapes."""
         self._answer(lambda: self._store.set(
             key, text.encode('utf-8', 'backslashreplace').decode()))
-        self.add(f'{key}/set', 1)  # the store of torch 1.10 cannot tell whether a key is there
+        # A counter marks the key as set, because the store of torch 1.10 cannot check for a key.
+        self.add(f'{key}/set', 1)
 
     def find(self, key: str) -> Optional[str]:
-        """Return a text that has been set, None where it has not."""
+        """Return the text of a key, or None if it has not been set."""
         if not self.add(f'{key}/set', 0):
             return None
         return bytes(self._answer(lambda: self._store.get(key))).decode('utf-8', 'replace')
 
-    def _answer(self, request: Callable[[], Any]) -> Any:
-        answers: List[Tuple[Any, Optional[Exception]]] = []
+    def _answer(self, request: Callable[[], _Answer]) -> _Answer:
+        """Send a request on another thread, and return its answer or raise its error.
 
-        def ask() -> None:
+        Raises:
+            RuntimeError: If there is no answer within a minute, or if an earlier request of this
+                process to the same store still waits.
+        """
+        answers: List[_Answer] = []
+        errors: List[Exception] = []
+
+        def send() -> None:
             try:
-                answers.append((request(), None))
-            except Exception as error:  # raised below, by the thread that wants the answer
-                answers.append((None, error))
+                answers.append(request())
+            # Handed to the thread that waits for the answer, which raises it.
+            except Exception as error:
+                errors.append(error)
 
         with store_lock:
             self.requests += 1
-            before = _stuck.get(id(self._store))
-            if before is None or not before.is_alive():
+            stuck_thread = _stuck.get(id(self._store))
+            if stuck_thread is None or not stuck_thread.is_alive():
                 _stuck.pop(id(self._store), None)
-                thread = threading.Thread(target=ask, daemon=True, name='mapsage store')
+                thread = threading.Thread(target=send, daemon=True, name='mapsage store')
                 thread.start()
                 thread.join(_ANSWER_SECONDS)
-                if not answers:
+                if not answers and not errors:
                     _stuck[id(self._store)] = thread
+        if errors:
+            raise errors[0]
         if not answers:
             raise RuntimeError(
                 f'no answer from the rendezvous store in {_ANSWER_SECONDS:g} s')
-        value, error = answers[0]
-        if error is not None:
-            raise error
-        return value
+        return answers[0]
 
 
 def silent_ranks(store: LockedStore, name: str, rank: int, size: int,
                  seconds: float) -> List[int]:
-    """Report under a name, and return the ranks of a group that do not.
+    """Report this rank in a roll call, and return the ranks of a group that do not report.
 
-    The first that reports reads the reports of all, and the others its finding: some requests for
-    each rank, not for each pair of them.
+    The first rank to report collects the reports of all and stores the result, which the others
+    read. So the number of requests grows with the number of ranks, not with its square.
 
     Args:
         store: Store of the group.
         name: Name of the roll call; used once.
         rank: Rank of this process in the group.
         size: Number of ranks.
-        seconds: Time without a report after which those missing are taken for silent.
+        seconds: Time without a new report after which the missing ranks count as silent.
     """
     store.add(f'{name}/{rank}', 1)
-    seen, first = 0, store.add(f'{name}/reports', 1) == 1
-    pause, deadline = 0.01, time.monotonic() + (seconds if first else 10 * seconds)
+    seen, is_collector = 0, store.add(f'{name}/reports', 1) == 1
+    pause, deadline = 0.01, time.monotonic() + (seconds if is_collector else 10 * seconds)
     while time.monotonic() < deadline:
-        if first:
+        if is_collector:
             count = store.add(f'{name}/reports', 0)
             if count == size:
                 break
             if count > seen:
                 seen, deadline, pause = count, time.monotonic() + seconds, 0.01
         else:
-            found = store.find(f'{name}/silent')
-            if found is not None:
-                return [int(each) for each in json.loads(found)]
+            result = store.find(f'{name}/silent')
+            if result is not None:
+                return [int(silent_rank) for silent_rank in json.loads(result)]
         time.sleep(pause)
         pause = min(2 * pause, seconds / 6)
-    silent = [each for each in range(size) if not store.add(f'{name}/{each}', 0)]
-    if first:
+    silent = [other_rank for other_rank in range(size)
+              if not store.add(f'{name}/{other_rank}', 0)]
+    if is_collector:
         store.set(f'{name}/silent', json.dumps(silent))
     return silent

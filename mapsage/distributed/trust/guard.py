@@ -1,10 +1,10 @@
-"""One thread that takes the connections of a listener, and hands on those that prove themselves.
+"""A thread that accepts the connections of a listener and passes on those that prove themselves.
 
-Whoever reaches the port can connect. Until a connection has proved that it belongs to the job, it
-costs one descriptor and less than a hundred bytes, for a few seconds at most, and it can delay
-nobody: the thread never waits for one of them.
+Any process that reaches the port can connect. An unproved connection costs one descriptor and less
+than a hundred bytes, for a few seconds at most. It delays no other connection, because the thread
+never waits for a single one. The proof itself is in ``handshake.py``.
 
-This file imports only the standard library, since the watch of a node loads it by its path.
+This file imports only the standard library, because the watch of a node loads it by its path.
 """
 from __future__ import annotations
 
@@ -14,52 +14,66 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
-MAX_UNPROVED = 32  # connections
-_GREETING_SECONDS = 5.0  # from the first byte to the proof
-# A full table takes a new connection by closing the oldest one, but not before this one had time
-# for its round trip. So at the start of a thousand ranks none of them pushes another one out.
+if TYPE_CHECKING:
+    from .handshake import ListenerHandshake
+
+# Largest number of connections that have not proved themselves.
+MAX_UNPROVED = 32
+# Time from accepting a connection to its proof.
+_GREETING_SECONDS = 5.0
+# If the table is full, a new connection replaces the oldest one, but only after the oldest one had
+# time for its round trip. So a thousand ranks that start together do not push each other out.
 _ROUND_TRIP_SECONDS = 0.1
-_PAUSE_SECONDS = 0.5  # while the process may open no descriptor
+# Pause without accepting, while the process may open no descriptor.
+_PAUSE_SECONDS = 0.5
 _BACKLOG = 1024
 
 
 class _Greeting:
-    """A connection that has not proved itself."""
+    """A connection whose handshake is under way.
 
-    def __init__(self, connection: socket.socket, handshake: Any, since: float) -> None:
+    Attributes:
+        data: Received bytes of the client's next message.
+        is_answered: Whether the client's greeting has been answered.
+    """
+
+    def __init__(self, connection: socket.socket, handshake: ListenerHandshake,
+                 since: float) -> None:
         self.socket, self.handshake, self.since = connection, handshake, since
         self.descriptor = connection.fileno()
         self.data, self.is_answered = b'', False
 
 
 class Guard:
-    """Takes the connections of one listener.
+    """Accepts the connections of one listener.
 
     Args:
         listener: Stream socket that listens, see :func:`bind_listener`; closed with the guard.
         handshake: Function that returns the listener's side of a new handshake.
-        admit: Function that takes a connection, non-blocking, whose client has proved itself.
-            Called by the guard's thread: it must not wait. If it raises, the connection is closed.
+        admit: Function that receives a non-blocking connection whose client has proved itself. It
+            runs on the guard's thread and must not wait. If it raises, the connection is closed.
         seconds: Time for a whole handshake.
 
     Attributes:
-        refused: Number of connections that have ended at the proof, as those of a process do that
-            holds another secret.
+        refused: Number of connections that ended during the proof. A process with another secret
+            causes that.
     """
 
-    def __init__(self, listener: socket.socket, handshake: Callable[[], Any],
+    def __init__(self, listener: socket.socket, handshake: Callable[[], ListenerHandshake],
                  admit: Callable[[socket.socket], None],
                  seconds: float = _GREETING_SECONDS) -> None:
         self._listener, self._handshake, self._admit = listener, handshake, admit
         self._seconds = seconds
         self.refused = 0
-        self._greetings: Dict[int, _Greeting] = {}  # by descriptor, the oldest one first
+        # The keys are descriptors, the oldest connection first.
+        self._greetings: Dict[int, _Greeting] = {}
         self._closed = False
-        # Of those that wait, poll needs no descriptor.
+        # Unlike epoll, poll itself needs no descriptor.
         self._selector = selectors.PollSelector()
-        self._listens_from = 0.0  # time before which no connection is accepted
+        # Time before which no connection is accepted.
+        self._listens_from = 0.0
         self._is_registered = False
         listener.setblocking(False)
         self._thread = threading.Thread(target=self._run, name='mapsage guard', daemon=True)
@@ -67,12 +81,13 @@ class Guard:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more connections, and close those that have not proved themselves."""
+        """Accept no more connections, and close those that have not proved themselves."""
         if self._closed:
             return
         self._closed = True
+        # Shutting the listener down wakes the thread.
         try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         if self._thread is not threading.current_thread():
@@ -80,11 +95,10 @@ class Guard:
         self.forget()
 
     def forget(self) -> None:
-        """Close the descriptors in this process, and leave the connections to the one it came from.
-        """
+        """Close the descriptors of this process; a parent process keeps its connections."""
         self._closed = True
-        for each in self.sockets():
-            each.close()
+        for unproved_socket in self.sockets():
+            unproved_socket.close()
 
     def sockets(self) -> List[socket.socket]:
         """Return the listener and the connections that have not proved themselves."""
@@ -95,8 +109,9 @@ class Guard:
             now = time.monotonic()
             self._listen(now >= self._listens_from)
             try:
-                ready = [key.fd for key, _ in self._selector.select(self._wait(now))]
-            except (OSError, ValueError):  # closed
+                ready = [key.fd for key, _ in self._selector.select(self._next_timeout(now))]
+            # The guard was closed.
+            except (OSError, ValueError):
                 return
             if self._closed:
                 return
@@ -104,11 +119,12 @@ class Guard:
                 if descriptor in self._greetings:
                     self._hear(self._greetings[descriptor])
             self._drop_late(time.monotonic())
-            # Last: who has answered needs no place any more.
+            # Last, because a connection that has proved itself leaves its slot to a new one.
             if self._is_registered and self._listener.fileno() in ready:
                 self._accept()
 
-    def _wait(self, now: float) -> Any:
+    def _next_timeout(self, now: float) -> Optional[float]:
+        """Return the seconds until the thread has something to do without an event, or None."""
         oldest = list(self._greetings.values())[:1]
         times = [greeting.since + self._seconds for greeting in oldest]
         if not self._is_registered:
@@ -116,7 +132,7 @@ class Guard:
         return max(0.0, min(times) - now) if times else None
 
     def _listen(self, listens: bool) -> None:
-        """Wait for connections or not; one that is not accepted would wake the thread for ever."""
+        """Watch the listener or not: a pending connection that is not accepted wakes the thread."""
         if listens != self._is_registered:
             if listens:
                 self._selector.register(self._listener, selectors.EVENT_READ)
@@ -130,9 +146,11 @@ class Guard:
             return
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # who asked is gone
+        # The client has gone.
+        except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # this process or machine may open no descriptor
+        # This process or machine may open no descriptor.
+        except OSError:
             if not self._greetings:
                 self._listens_from = now + _PAUSE_SECONDS
             else:
@@ -145,7 +163,7 @@ class Guard:
         self._hear(greeting)
 
     def _make_room(self, now: float) -> bool:
-        """Close the oldest connection that has not proved itself; return whether there is room."""
+        """Close the oldest unproved connection if it had its round trip; return whether it had."""
         oldest = next(iter(self._greetings.values()))
         self._listens_from = oldest.since + _ROUND_TRIP_SECONDS
         if now < self._listens_from:
@@ -156,9 +174,9 @@ class Guard:
     def _hear(self, greeting: _Greeting) -> None:
         try:
             while not greeting.handshake.proved:
-                part = greeting.socket.recv(greeting.handshake.needed - len(greeting.data))
-                greeting.data += part
-                if not part:
+                received = greeting.socket.recv(greeting.handshake.needed - len(greeting.data))
+                greeting.data += received
+                if not received:
                     raise EOFError
                 if len(greeting.data) == greeting.handshake.needed:
                     answer = greeting.handshake.take(greeting.data)
@@ -168,7 +186,8 @@ class Guard:
                         raise EOFError
         except BlockingIOError:
             return
-        except (OSError, EOFError):  # it is gone, or cannot prove itself
+        # The client has gone, or it cannot prove itself.
+        except (OSError, EOFError):
             self.refused += greeting.is_answered
             self._drop(greeting)
             return
@@ -176,7 +195,8 @@ class Guard:
         self._forget(greeting)
         try:
             self._admit(greeting.socket)
-        except Exception:  # this thread must go on for the other connections
+        # Whatever admit() raises ends this connection only, not the thread of all connections.
+        except Exception:
             greeting.socket.close()
 
     def _drop_late(self, now: float) -> None:
@@ -195,7 +215,7 @@ class Guard:
 
 
 def bind_listener(host: str) -> socket.socket:
-    """Return a socket that listens at any free port of a numeric address, for :class:`Guard`."""
+    """Return a socket that listens at a free port of a numeric address, for :class:`Guard`."""
     listener = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
     try:
         listener.bind((host, 0))
@@ -206,19 +226,19 @@ def bind_listener(host: str) -> socket.socket:
     return listener
 
 
-_guards: Any = weakref.WeakSet()
-_admitted: Any = weakref.WeakSet()
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_admitted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
-    """Close all connections in a forked child: it must not keep one open for a rank that has died.
-    """
+def _close_in_child() -> None:
+    """Close all connections in a forked child, which would keep them open for a dead rank."""
     for guard in list(_guards):
         guard.forget()
     for connection in list(_admitted):
-        descriptor = connection.detach()  # close() would leave it to the files made from it
+        # Not close(): it waits until the files made from the socket are closed too.
+        descriptor = connection.detach()
         if descriptor >= 0:
             os.close(descriptor)
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_in_child)

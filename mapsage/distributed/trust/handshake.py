@@ -1,14 +1,20 @@
-"""The handshake at the beginning of every connection between ranks: both ends know the secret.
+"""The handshake at the start of every connection between ranks proves that both know the secret.
 
-The secret of the job never travels. Each end sends a random challenge, and answers that of the
-other end with an HMAC over the purpose, its role, the listener and both challenges. So an answer is
-of no use on another connection, at another listener, or sent back to where it came from. All
-messages have a fixed size, and the client says nothing of the job before the listener has proved
-itself.
+The secret of the job never travels. Each end sends a random challenge and answers the other end's
+challenge with an HMAC over the purpose, its role, the listener and both challenges. So an answer is
+useless on another connection, at another listener, or when reflected to its sender. All messages
+have a fixed size, and the client reveals nothing about the job before the listener has proved
+itself:
 
-What is sent after the handshake is neither encrypted nor authenticated.
+    client                                     listener
+    version, challenge                     ->
+                                           <-  version, listener number, challenge, proof
+    proof                                  ->
+                                           <-  welcome
 
-This file imports only the standard library, since the watch of a node loads it by its path.
+Bytes after the handshake are neither encrypted nor authenticated; see ``sealed.py`` for the latter.
+
+This file imports only the standard library, because the watch of a node loads it by its path.
 """
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ import os
 import socket
 import time
 import weakref
-from typing import Any, Tuple
+from typing import Tuple
 
 VERSION = 1
 LISTENER_BYTES = 16
@@ -26,17 +32,17 @@ _MAGIC = b'MapSage'
 _VERSION_WORD = _MAGIC + bytes([VERSION])
 _NONCE_BYTES, _PROOF_BYTES = 32, hashlib.sha256().digest_size
 _GREETING_BYTES = len(_VERSION_WORD) + _NONCE_BYTES
-_ANSWER_BYTES = LISTENER_BYTES + _NONCE_BYTES + _PROOF_BYTES  # behind the version word
+# Size of the listener's answer without the version word.
+_ANSWER_BYTES = LISTENER_BYTES + _NONCE_BYTES + _PROOF_BYTES
 _WELCOME = b'\x01'
 
 
 class HandshakeError(OSError):
-    """The other end of a connection cannot prove that it is of this job; a new attempt is useless.
-    """
+    """The other end of a connection cannot prove that it belongs to this job. Do not retry."""
 
 
 class SecretMismatchError(HandshakeError):
-    """The other end is the expected process, and holds another secret."""
+    """The other end is the expected process, but it has another secret."""
 
 
 class OtherVersionError(HandshakeError):
@@ -48,27 +54,27 @@ class OtherListenerError(HandshakeError):
 
 
 class GreetingDroppedError(OSError):
-    """The connection was closed during the handshake: the listener was full, or is ending."""
+    """The listener closed the connection during the handshake: it was full, or it is ending."""
 
 
 def new_listener() -> bytes:
-    """Return the number of a new listener. It is public: announce it with the address.
+    """Return a random number for a new listener, to be announced with its address.
 
-    Ports are reused, and several jobs of a user may share a secret. The number is in the
-    proofs, so that no connection leads to another process than the one that announced it.
+    Ports are reused, and several jobs of a user may share a secret. The proofs cover the number, so
+    a connection always leads to the process that announced it. The number is public.
     """
     return os.urandom(LISTENER_BYTES)
 
 
 class ListenerHandshake:
-    """The listener's side of one connection, for whoever reads and writes the socket.
+    """The listener's side of one connection; the caller reads and writes the socket.
 
-    Read exactly :attr:`needed` bytes, give them to :meth:`take` and send what it returns, until
-    :attr:`proved`.
+    Until :attr:`proved`, read exactly :attr:`needed` bytes, give them to :meth:`take` and send the
+    bytes that it returns.
 
     Args:
         secret: Secret of the job.
-        purpose: What the connection is for, such as ``'mesh'``.
+        purpose: Name of the connection's use, such as ``'mesh'``.
         listener: Number of the listener, see :func:`new_listener`.
 
     Attributes:
@@ -85,7 +91,7 @@ class ListenerHandshake:
         """Return the answer to a message of the client.
 
         Raises:
-            HandshakeError: If it is not a greeting of MapSage, or its proof is wrong.
+            HandshakeError: If the message is not a greeting of MapSage, or its proof is wrong.
         """
         if self._expected:
             if not hmac.compare_digest(data, self._expected):
@@ -93,10 +99,11 @@ class ListenerHandshake:
             self.needed, self.proved = 0, True
             return _WELCOME
         if data[:len(_MAGIC)] != _MAGIC:
-            raise HandshakeError('what was sent is no greeting of MapSage')
+            raise HandshakeError('the first message is not a greeting of MapSage')
         if data[:len(_VERSION_WORD)] != _VERSION_WORD:
             self.needed = 0
-            return _VERSION_WORD  # the client says what is wrong
+            # From this version word the client makes an error for its user.
+            return _VERSION_WORD
         client, server = data[len(_VERSION_WORD):], os.urandom(_NONCE_BYTES)
         facts = self._secret, self._purpose, self._listener, client, server
         self._expected = _proof('client', *facts)
@@ -105,11 +112,11 @@ class ListenerHandshake:
 
 
 class ClientHandshake:
-    """The side of the end that connects; used like :class:`ListenerHandshake`.
+    """The side of the process that connects; used like :class:`ListenerHandshake`.
 
     Args:
         secret: Secret of the job.
-        purpose: What the connection is for, as at the listener.
+        purpose: Name of the connection's use, equal to the listener's.
         listener: Number that the listener has announced.
 
     Attributes:
@@ -126,12 +133,12 @@ class ClientHandshake:
         self._steps = [self._take_version, self._take_answer, self._take_welcome]
 
     def take(self, data: bytes) -> bytes:
-        """Return what to send after a message of the listener; it may be empty.
+        """Return the bytes to send after a message of the listener; they may be empty.
 
         Raises:
-            SecretMismatchError: If the listener holds another secret.
-            OtherVersionError: If it runs another version.
-            OtherListenerError: If it is not the one that was meant.
+            SecretMismatchError: If the listener has another secret.
+            OtherVersionError: If the listener runs another version.
+            OtherListenerError: If another process listens at the address now.
         """
         return self._steps.pop(0)(data)
 
@@ -160,25 +167,25 @@ class ClientHandshake:
 
     def _take_welcome(self, data: bytes) -> bytes:
         if data != _WELCOME:
-            raise OtherListenerError('what listens at its address does not speak as MapSage does')
+            raise OtherListenerError('another program listens at its address now')
         self.needed, self.proved = 0, True
         return b''
 
 
 def connect(address: Tuple[str, int], handshake: ClientHandshake, seconds: float) -> socket.socket:
-    """Return a connection whose both ends have proved themselves.
+    """Return a connection on which both ends have proved themselves.
 
     Args:
         address: Host and port.
-        handshake: A new one.
-        seconds: Time for all of it.
+        handshake: New handshake.
+        seconds: Time for connecting and the whole handshake.
 
     Raises:
-        ConnectionRefusedError: If nobody listens there: the process has ended.
-        GreetingDroppedError: If the listener closed the connection. Try it again: it may have been
-            full; if it has ended, the next attempt is refused.
-        HandshakeError: If the other end is not who was meant.
-        OSError: If it cannot be reached, or does not answer in time.
+        ConnectionRefusedError: If no process listens there: the expected process has ended.
+        GreetingDroppedError: If the listener closed the connection. Retry: the listener may have
+            been full. If it has ended, the next attempt is refused.
+        HandshakeError: If the other end is not the expected process.
+        OSError: If the host cannot be reached, or does not answer in time.
     """
     deadline = time.monotonic() + seconds
     connection = socket.create_connection(address, seconds)
@@ -195,7 +202,7 @@ def _prove(connection: socket.socket, handshake: ClientHandshake, deadline: floa
     answer = handshake.greeting
     try:
         while True:
-            _limit(connection, deadline)
+            _set_timeout(connection, deadline)
             connection.sendall(answer)
             if handshake.proved:
                 return
@@ -208,41 +215,43 @@ def _prove(connection: socket.socket, handshake: ClientHandshake, deadline: floa
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = b''
     while len(data) < size:
-        _limit(connection, deadline)
-        part = connection.recv(size - len(data))
-        if not part:
+        _set_timeout(connection, deadline)
+        received = connection.recv(size - len(data))
+        if not received:
             raise EOFError
-        data += part
+        data += received
     return data
 
 
-def _limit(connection: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
+def _set_timeout(connection: socket.socket, deadline: float) -> None:
+    """Limit the next call of the socket to the time until the deadline."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
         raise socket.timeout('it did not answer in time')
-    connection.settimeout(left)
+    connection.settimeout(seconds)
 
 
 def _proof(role: str, secret: bytes, purpose: str, listener: bytes, client: bytes,
-           server: bytes) -> Any:
+           server: bytes) -> bytes:
+    """Return the proof of one end: an HMAC over its role and all facts of the connection."""
     message = b'\0'.join((_VERSION_WORD, role.encode(), purpose.encode(), b''))
     return hmac.new(secret, message + listener + client + server, hashlib.sha256).digest()
 
 
 def close_in_children(connection: socket.socket) -> None:
-    """Let forked children close a connection: they must not keep it open for a rank that has died.
-    """
+    """Close a connection in forked children, which would keep it open for a rank that has died."""
     _connections.add(connection)
 
 
-_connections: Any = weakref.WeakSet()
+_connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _close_in_child() -> None:
     for connection in list(_connections):
-        descriptor = connection.detach()  # close() would leave it to the files made from it
+        # Not close(): it waits until the files made from the socket are closed too.
+        descriptor = connection.detach()
         if descriptor >= 0:
             os.close(descriptor)
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,10 +1,10 @@
-"""The secret that all processes of a job share, and that nobody else knows.
+"""Finds the secret that only the processes of a job know.
 
-It comes from a variable, a file, or a file of this user that the first process makes. It never
-comes from the rendezvous store, which anybody can read who reaches its port. An error shows where
-the secret was looked for, and never what it is.
+The secret comes from an environment variable, from a file that a variable names, or from a file
+that the first process creates for this user. It never comes from the rendezvous store, which any
+process that reaches its port can read. Errors show where the secret was searched, never its value.
 
-This file imports only the standard library, since launchers load it by its path.
+This file imports only the standard library, because launchers load it by its path.
 """
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import Mapping, Optional, Tuple
 if __package__:
     from mapsage.errors import UserError
 else:
-    # The launcher loads this file by its path: it prints the errors itself, and importing mapsage
-    # would take seconds.
+    # The launcher loads this file by its path, because importing mapsage takes seconds. It prints
+    # the errors itself.
     UserError = type('UserError', (Exception,), {})  # type: ignore[misc,assignment]
 
 SECRET_VARIABLE = 'MAPSAGE_SECRET'
@@ -30,7 +30,7 @@ _RANDOM_BYTES = 32
 _MIN_CHARACTERS = 32
 _MAX_BYTES = 4096
 _FOLDER, _NAME = 'mapsage', 'secret'
-# How long another process may take to write the file, where there are no hard links.
+# Time that another process may take to write the file, on a disk without hard links.
 _WRITING_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 _MAKE_ONE = 'python -c "import os; print(os.urandom(32).hex())"'
 
@@ -47,11 +47,11 @@ def new_secret() -> str:
 def job_secret(environ: Mapping[str, str]) -> bytes:
     """Return the secret of this job.
 
-    ``MAPSAGE_SECRET`` holds it, or ``MAPSAGE_SECRET_FILE`` names a file with it. Without both, it
-    is in ``mapsage/secret`` of this user's configuration folder. The first process makes that
-    file, and all that start at the same time read the same one, also from a home folder on a
-    network. Where there is no home folder to write to, the file is in a private folder of the
-    temporary one.
+    ``MAPSAGE_SECRET`` is the secret, or ``MAPSAGE_SECRET_FILE`` names a file with it. Without both,
+    the secret is in ``mapsage/secret`` of this user's configuration folder. The first process
+    creates that file. Processes that start at the same time read the same secret, even if the home
+    folder is on a network disk. If there is no writable home folder, the file is in a private
+    folder inside the temporary folder.
 
     Args:
         environ: Variables of the environment.
@@ -65,18 +65,18 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
 def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
     """Return the secret, and the path of the user's file if it comes from there."""
     if SECRET_VARIABLE in environ:
-        return _checked(environ[SECRET_VARIABLE], SECRET_VARIABLE), None
+        return _check_length(environ[SECRET_VARIABLE], SECRET_VARIABLE), None
     if SECRET_FILE_VARIABLE in environ:
         if not environ[SECRET_FILE_VARIABLE]:
             raise SecretError(f'{SECRET_FILE_VARIABLE} is empty: expected the path of a file with '
                               f'the secret of this job. Unset it, or name the file.')
         path = Path(environ[SECRET_FILE_VARIABLE])
-        where = f'{SECRET_FILE_VARIABLE}={str(path)!r}'
+        origin = f'{SECRET_FILE_VARIABLE}={str(path)!r}'
         try:
-            return _read(path, where), None
+            return _read(path, origin), None
         except OSError as error:
             raise SecretError(
-                f'{where} cannot be read ({error.strerror}): expected a file with the secret of '
+                f'{origin} cannot be read ({error.strerror}): expected a file with the secret of '
                 f'this job. Make one with (umask 077; {_MAKE_ONE} > FILE), and copy it to all '
                 f'machines.') from error
     configuration = _configuration_folder(environ)
@@ -84,15 +84,15 @@ def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
         path = configuration / _FOLDER / _NAME
         try:
             configuration.mkdir(mode=0o700, exist_ok=True)
-            return _own_secret(path.parent), path
+            return _secret_in_folder(path.parent), path
         except OSError as error:
-            # Without the file, there is no home folder, or a read-only one.
+            # If the file does not exist, the home folder is missing or read-only: go to the next.
             if os.path.lexists(str(path)):
                 raise SecretError(f'{path} has the secret of this user and cannot be read '
                                   f'({error.strerror}). Repair or remove it.') from error
     folder = Path(tempfile.gettempdir()) / f'{_FOLDER}-{os.getuid()}'
     try:
-        return _own_secret(folder), folder / _NAME
+        return _secret_in_folder(folder), folder / _NAME
     except OSError as error:
         raise SecretError(
             f'neither the configuration folder of this user ({configuration}) nor {folder} can '
@@ -101,7 +101,7 @@ def _find_secret(environ: Mapping[str, str]) -> Tuple[bytes, Optional[Path]]:
 
 
 def describe_secret(environ: Mapping[str, str]) -> str:
-    """Return a line that says where the secret of a job on several machines comes from.
+    """Return a line for the log: the origin of the secret of a job on several machines.
 
     Args:
         environ: Variables of the environment.
@@ -128,13 +128,14 @@ def _configuration_folder(environ: Mapping[str, str]) -> Optional[Path]:
     if not home:
         try:
             home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a user id of a container without a name
+        # In a container, the user id may have no name.
+        except KeyError:
             return None
     return Path(home, '.config') if os.path.isabs(home) else None
 
 
-def _own_secret(folder: Path) -> bytes:
-    """Return the secret in a folder that only this user can enter; both are made if missing."""
+def _secret_in_folder(folder: Path) -> bytes:
+    """Return the secret in a folder that only this user can enter; create what is missing."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -150,66 +151,67 @@ def _own_secret(folder: Path) -> bytes:
             f'{SECRET_VARIABLE}.')
     path = folder / _NAME
     if not path.exists():
-        _make(path)
+        _create_secret_file(path)
     deadline = time.monotonic() + _WRITING_SECONDS
     while not path.stat().st_size and time.monotonic() < deadline:
         time.sleep(_PAUSE_SECONDS)
     return _read(path, str(path))
 
 
-def _make(path: Path) -> None:
-    """Make the file with a new secret unless another process was first; it is never seen empty."""
-    # Write another file and link it: with O_EXCL, other processes would see an empty file.
-    beside = path.with_name(f'{path.name}.{os.urandom(8).hex()}')
+def _create_secret_file(path: Path) -> None:
+    """Create the file with a new secret, unless another process was faster."""
+    # Write a temporary file and link it: after O_EXCL, other processes would see an empty file.
+    temporary = path.with_name(f'{path.name}.{os.urandom(8).hex()}')
     try:
-        with open(beside, 'x', opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        with open(temporary, 'x', opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(new_secret() + '\n')
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(str(beside), str(path))
+            os.link(str(temporary), str(path))
         except FileExistsError:
             pass
         except OSError:
-            # Some network disks have no hard links. Another process may see the file empty for a
-            # moment, and waits.
+            # Some network disks have no hard links. Another process may find the file empty for a
+            # moment, and then waits for its content.
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with open(descriptor, 'wb') as file:
-                    file.write(beside.read_bytes())
+                    file.write(temporary.read_bytes())
     finally:
         with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+            temporary.unlink()
 
 
-def _read(path: Path, where: str) -> bytes:
+def _read(path: Path, origin: str) -> bytes:
     """Return the secret in a file that only this user can read."""
-    # Of a named pipe nobody might ever write to, which would otherwise stop this process.
+    # O_NONBLOCK, because opening a named pipe would otherwise wait for a writer.
     with open(path, 'rb', opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         facts = os.fstat(file.fileno())
         mode = stat.S_IMODE(facts.st_mode)
         if not stat.S_ISREG(facts.st_mode):
-            raise SecretError(f'{where} is no regular file: expected a file with the secret of '
+            raise SecretError(f'{origin} is no regular file: expected a file with the secret of '
                               f'this job.')
         if facts.st_uid != os.getuid():
-            raise SecretError(f'{where} belongs to user {facts.st_uid}: expected a file of user '
-                              f'{os.getuid()}, since who owns it knows the secret. Copy it: '
+            raise SecretError(f'{origin} belongs to user {facts.st_uid}: expected a file of user '
+                              f'{os.getuid()}, since its owner knows the secret. Copy it: '
                               f'(umask 077; cp FILE COPY).')
         if mode & 0o077:
-            raise SecretError(f'{where} has mode {mode:04o}, so others may read or write it: '
+            raise SecretError(f'{origin} has mode {mode:04o}, so others may read or write it: '
                               f'expected 0600. If nobody has read it, run chmod 600 {path}; else '
                               f'write a new secret into it: {_MAKE_ONE}.')
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise SecretError(f'{where} is longer than {_MAX_BYTES} bytes: expected one line with the '
+        raise SecretError(f'{origin} is longer than {_MAX_BYTES} bytes: expected one line with the '
                           f'secret of this job.')
-    return _checked(content.decode('utf-8', 'surrogateescape'), where)
+    return _check_length(content.decode('utf-8', 'surrogateescape'), origin)
 
 
-def _checked(text: str, where: str) -> bytes:
+def _check_length(text: str, origin: str) -> bytes:
+    """Return the secret without white space at its ends; SecretError if it is too short."""
     text = text.strip()
     if len(text) < _MIN_CHARACTERS:
-        raise SecretError(f'{where} has {len(text)} characters: expected a secret of at least '
+        raise SecretError(f'{origin} has {len(text)} characters: expected a secret of at least '
                           f'{_MIN_CHARACTERS}. Make one: {_MAKE_ONE}. All machines of a job need '
                           f'the same one.')
     return text.encode('utf-8', 'surrogateescape')

@@ -1,8 +1,7 @@
-"""Bytes with an HMAC of the job's secret, for data that must not be read from a stranger.
+"""Seals: an HMAC with the job's secret in front of bytes that travel between ranks.
 
-The handshake proves who is at the other end of a connection, but later bytes are not
-authenticated. Pickle runs code, so pickled bytes that travel between ranks are sealed, and a seal
-is checked before they are read.
+The handshake authenticates the two ends of a connection (``handshake.py``), but not the bytes that
+follow. Unpickling runs code, so ranks seal pickled bytes and check the seal before unpickling.
 """
 from __future__ import annotations
 
@@ -19,24 +18,24 @@ class BrokenSealError(UserError, RuntimeError):
 
 
 def seal(data: bytes, secret: bytes, purpose: str) -> bytes:
-    """Return bytes with their seal in front, 32 bytes longer.
+    """Return the bytes with their seal of 32 bytes in front.
 
     Args:
         data: Bytes to send.
         secret: Secret of the job.
-        purpose: What the bytes are for; equal for :func:`unseal`.
+        purpose: Name of the use. :func:`unseal` needs the same name.
     """
-    return _seal_of(data, secret, purpose) + data
+    return _compute_seal(data, secret, purpose) + data
 
 
 def unseal(sealed: bytes, secret: bytes, purpose: str) -> bytes:
-    """Return the bytes that :func:`seal` got.
+    """Check the seal and return the bytes that :func:`seal` got.
 
     Raises:
-        BrokenSealError: If they were changed, or sealed with another secret or for another purpose.
+        BrokenSealError: If the bytes were changed, or sealed with another secret or purpose.
     """
     data = sealed[_SEAL_BYTES:]
-    if not hmac.compare_digest(sealed[:_SEAL_BYTES], _seal_of(data, secret, purpose)):
+    if not hmac.compare_digest(sealed[:_SEAL_BYTES], _compute_seal(data, secret, purpose)):
         raise BrokenSealError(
             f'{len(sealed)} bytes of {purpose} from another rank do not carry the seal of this '
             f'job: expected bytes from a rank that holds the same MAPSAGE_SECRET. Either somebody '
@@ -45,5 +44,5 @@ def unseal(sealed: bytes, secret: bytes, purpose: str) -> bytes:
     return data
 
 
-def _seal_of(data: bytes, secret: bytes, purpose: str) -> bytes:
+def _compute_seal(data: bytes, secret: bytes, purpose: str) -> bytes:
     return hmac.new(secret, purpose.encode() + b'\0' + data, hashlib.sha256).digest()
