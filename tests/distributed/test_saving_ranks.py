@@ -108,4 +108,4 @@ def test_an_error_of_the_disk_ends_all_ranks(when: str, told: Dict[str, Any]) ->
         if when == 'step' and other[0] == 'RankLostError':
             continue  # here rank 0 keeps the store with its note, and it has ended
         assert other[0] == 'RankError' and 'rank 0 failed' in other[1]
-        assert '.pth was not written' in other[1] and 'go on with --resume' in other[1]
+        assert '.pth was not written' in other[1] and 'continue with --resume' in other[1]

@@ -17,6 +17,7 @@ INTERNAL = {
     'GreetingDroppedError': 'tells the end that connects to try again',
     'HandshakeError': 'of one connection; meshes, links and watches name its rank in their errors',
     'LinkLostError': 'of the mesh; channels turn it into a RankLostError with a roll call',
+    'OnlyWeightsError': 'why a file is passed over; the ResumeError quotes it',
     'OtherListenerError': 'a HandshakeError',
     'OtherVersionError': 'a HandshakeError',
     'RankCountError': 'raised in the launcher, which loads its module by path and prints it',
@@ -25,7 +26,6 @@ INTERNAL = {
     'SpareError': 'tells the launcher that the job ended while this machine waited',
     'StepDone': 'tells the replay of a step that it is recorded',
     'StoppedEarly': 'a SystemExit: the run has left as it was asked to',
-    'WeightsAlone': 'why a file is passed over; the ResumeError quotes it',
 }
 NO_EXCEPTIONS = {'CalibrationError', 'UserError'}  # a metric; the base class itself
 

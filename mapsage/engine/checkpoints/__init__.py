@@ -1,1 +1,5 @@
-"""Checkpoints: how they are written, when, and what a run does until they are on the disk."""
+"""Checkpoints: how and when they are written, which one a run resumes, and copies on other
+machines.
+
+Begin with `saving.py`, the Runner that saves, and `resume.py`, which chooses what to resume from.
+"""

@@ -1,11 +1,17 @@
-"""Saves that go on while the training does, one at a time."""
+"""Checkpoints that a thread writes while the training continues, one save at a time.
+
+A save is first collected as a :class:`Save`, which lists everything that has to happen on the disk
+in a fixed order: files, pointers, removals. The tensors of its checkpoints were copied to host
+memory before (`host_copy.py`), so the next training steps cannot change what is written.
+`saving.py` decides when a save begins and who waits for it.
+"""
 from __future__ import annotations
 
 import os
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Tuple
 
 from mapsage.atomic_write import atomic_write
 from mapsage.background_worker import BackgroundWorker
@@ -17,26 +23,27 @@ from .host_copy import HostCopies
 
 @dataclass
 class Save:
-    """What is to be done on the disk for one save, in this order.
+    """The disk operations of one save, in the order in which they are carried out.
 
     Attributes:
-        files: Copies of checkpoints, with their paths.
-        pointers: Small files that name a checkpoint, with their contents.
-        removals: Calls that remove what makes way.
-        afterwards: Calls once all of that is done.
+        files: Pairs of a checkpoint's copy and the path to write it to.
+        pointers: Pairs of a path and a text, for small files that name a checkpoint.
+        removals: Calls that remove the files which the new checkpoints replace.
+        afterwards: Calls that follow when everything above is done.
     """
 
-    files: List[Tuple[Any, str]] = field(default_factory=list)
+    files: List[Tuple[Mapping[str, object], str]] = field(default_factory=list)
     pointers: List[Tuple[str, str]] = field(default_factory=list)
-    removals: List[Callable[[], Any]] = field(default_factory=list)
-    afterwards: List[Callable[[], Any]] = field(default_factory=list)
+    removals: List[Callable[[], object]] = field(default_factory=list)
+    afterwards: List[Callable[[], object]] = field(default_factory=list)
 
     def carry_out(self) -> None:
-        """Write and remove.
+        """Carry out all operations.
 
         Raises:
-            SaveError: If a file cannot be written. What comes after it is left undone.
-            SupersededError: If the job has gone on without this process, likewise.
+            SaveError: If a file cannot be written. The operations that follow are left out.
+            SupersededError: If the job continues without this process. The operations that follow
+                are left out.
         """
         for checkpoint, path in self.files:
             write_checkpoint(checkpoint, path)
@@ -55,16 +62,16 @@ def _write_pointer(path: str, text: str) -> None:
         atomic_write(path, text.encode(), durable=True)
         sync_folder(os.path.dirname(path) or '.')
     except OSError as error:
-        raise SaveError(f'{path} was not written: {error}. The checkpoint {text}, which it was to '
-                        f'name, is whole. Go on with --resume once the folder can be '
+        raise SaveError(f'{path} was not written: {error}. The checkpoint {text}, which it should '
+                        f'name, is whole. Continue with --resume once the folder can be '
                         f'written.') from error
 
 
 class BackgroundSaves:
-    """The saves of a run, carried out in a thread. At most one is under way.
+    """Carries out the saves of a run in a thread. At most one save is pending.
 
     Attributes:
-        copies: Host memory for the checkpoints of the save that is under way.
+        copies: Host memory for the checkpoints of the pending save.
     """
 
     def __init__(self) -> None:
@@ -72,28 +79,29 @@ class BackgroundSaves:
         self._worker = BackgroundWorker('checkpoints')
         self._save: Optional[Save] = None
         self._future: Optional[Future] = None
-        self._cleared: List[str] = []
-        self._late = False  # a wait for the save under way was in vain
+        self._cleared_folders: List[str] = []
+        # Whether a wait for the pending save has already timed out.
+        self._late = False
 
     def begin(self, save: Save) -> None:
-        """Let the thread carry out ``save``; the one before must have been waited for."""
+        """Let the thread carry out ``save``. Call :meth:`wait` for the previous save first."""
         assert self._future is None
         self._save, self._future = save, self._worker.submit(self._carry_out, save)
 
     def raise_error(self) -> None:
-        """Raise what ended the save under way, if something has. Never waits."""
+        """Raise the error of the pending save if it has failed. Never waits."""
         if self._future is not None and self._future.done():
             self.wait(0)
 
     def wait(self, timeout: float) -> None:
-        """Wait until nothing is under way.
+        """Wait until no save is pending.
 
         Args:
-            timeout: Longest wait, in seconds. A save that was not done then is not waited for
-                again: the ranks are about to end because of it.
+            timeout: Longest wait, in seconds. After one timeout, later calls do not wait for the
+                same save: the ranks are about to end because of it.
 
         Raises:
-            SaveError: If the save failed, or is not done yet. That it failed is raised once.
+            SaveError: If the save has failed (raised once), or is still pending.
         """
         if self._future is None or self._save is None:
             return
@@ -101,22 +109,22 @@ class BackgroundSaves:
             self._late = True
             paths = ', '.join(path for _, path in self._save.files)
             raise SaveError(
-                f'the disk has not taken {paths} within {timeout:g} s. Look whether its folder '
-                f'answers (a network disk?). The checkpoints before it are kept.')
+                f'the disk has not taken {paths} within {timeout:g} s. Check whether the folder '
+                f'responds (a network disk?). Earlier checkpoints are kept.')
         error = self._future.exception()
         self._forget()
         if error is not None:
             raise error
 
     def clear_leftovers(self, path: str) -> None:
-        """Remove what a killed process left in the folder of ``path``, before the first save."""
+        """Remove what killed processes left in the folder of ``path``, once per folder."""
         folder = os.path.dirname(path) or '.'
-        if folder not in self._cleared:
-            self._cleared.append(folder)
+        if folder not in self._cleared_folders:
+            self._cleared_folders.append(folder)
             remove_leftovers(folder)
 
     def close(self) -> None:
-        """Give the memory back, and end the thread as soon as nothing is under way."""
+        """Free the host memory, and end the thread as soon as no save is pending."""
         if self._future is None:
             self.copies.clear()
         self._worker.close(timeout=0)

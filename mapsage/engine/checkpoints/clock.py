@@ -1,4 +1,9 @@
-"""Checkpoints every so many minutes, at an iteration on which all ranks agree."""
+"""Checkpoints at intervals of minutes (``CheckpointHook(interval_minutes=...)``).
+
+All ranks must save at the same iteration although their clocks differ. So rank 0's clock decides,
+and its answer also says after how many iterations the ranks ask again. That keeps the broadcasts
+rare: some 20 between two checkpoints instead of one per step.
+"""
 from __future__ import annotations
 
 import time
@@ -8,13 +13,14 @@ import torch
 from mmengine.hooks import CheckpointHook
 
 from mapsage.distributed import Channel, SerialChannel, open_channel
+from mapsage.runner_view import HostRunner
 
 
-def parse_minutes(hook: Any) -> Optional[float]:
-    """Take ``interval_minutes`` out of the arguments that a CheckpointHook passes on.
+def parse_minutes(hook: CheckpointHook) -> Optional[float]:
+    """Remove ``interval_minutes`` from a hook's extra arguments and return it.
 
     Raises:
-        ValueError: If it is no positive number, or the hook counts epochs.
+        ValueError: If the value is not a positive number, or the hook counts epochs.
     """
     minutes = hook.args.pop('interval_minutes', None)
     if minutes is None:
@@ -32,15 +38,15 @@ def parse_minutes(hook: Any) -> Optional[float]:
 
 
 def steps_to_wait(left: float, elapsed: float, steps: int) -> int:
-    """Return after how many more iterations to look at the clock again; 0 if the time is up. Pure.
+    """Return after how many more iterations to read the clock again; 0 if the time is up. Pure.
 
-    Half of the iterations that seem to be left, since they may become slower, and at most twice
-    those that were timed. So the ranks ask some 20 times between two checkpoints, not every step.
+    The result is half of the iterations that seem to be left, because later iterations may be
+    slower, and at most twice the iterations that were timed so far.
 
     Args:
         left: Seconds until the next checkpoint.
-        elapsed: Seconds since the last one.
-        steps: Iterations since the last one, at least 1.
+        elapsed: Seconds since the last checkpoint.
+        steps: Iterations since the last checkpoint, at least 1.
     """
     if left <= 0:
         return 0
@@ -48,10 +54,9 @@ def steps_to_wait(left: float, elapsed: float, steps: int) -> int:
 
 
 class SaveClock:
-    """Lets a CheckpointHook save when rank 0's clock says so.
+    """Lets a CheckpointHook save when rank 0's clock says that the interval is over.
 
-    Rank 0 says when to ask it again, so that all ranks know the next iteration at which they meet.
-    A save of the hook for another reason starts the time anew.
+    A save that the hook makes for another reason restarts the interval.
 
     Args:
         hook: Hook that counts iterations.
@@ -64,17 +69,18 @@ class SaveClock:
         self._restart()
 
     def attach(self) -> None:
-        """Take part in what the hook does."""
+        """Replace three methods of the hook by versions that also use the clock."""
+        # The methods of the instance are replaced, which mypy forbids for a typed hook.
         hook: Any = self._hook
         before_train, after_iter = hook.before_train, hook.after_train_iter
         save = hook._save_checkpoint_with_step
 
-        def begin(runner: Any) -> None:
+        def open_clock(runner: HostRunner) -> None:
             before_train(runner)
             self._channel = open_channel(purpose='save clock')
             self._restart()
 
-        def look(runner: Any, *args: Any, **kwargs: Any) -> None:
+        def save_if_due(runner: HostRunner, *args: Any, **kwargs: Any) -> None:
             self._steps += 1
             after_iter(runner, *args, **kwargs)
             if self._steps >= self._ask_at and runner.iter + 1 >= hook.save_begin and self._due():
@@ -82,12 +88,12 @@ class SaveClock:
                                    f'{self._seconds / 60:g} minutes after the last one')
                 hook._save_checkpoint(runner)
 
-        def note(*args: Any, **kwargs: Any) -> None:
+        def save_and_restart(*args: Any, **kwargs: Any) -> None:
             save(*args, **kwargs)
             self._restart()
 
-        hook.before_train, hook.after_train_iter = begin, look
-        hook._save_checkpoint_with_step = note
+        hook.before_train, hook.after_train_iter = open_clock, save_if_due
+        hook._save_checkpoint_with_step = save_and_restart
 
     def _restart(self) -> None:
         self._since, self._steps, self._ask_at = time.monotonic(), 0, 1

@@ -1,4 +1,9 @@
-"""Writes a checkpoint so that a crash, a power failure or a full disk leaves the one before."""
+"""Writes a checkpoint file so that a crash, a power failure or a full disk keeps the previous one.
+
+The bytes go to a file ``<path>.<8 hex digits>.partial``, are synced to the disk, and only then take
+the final name. A partial file is locked while it is written: this is how :func:`remove_leftovers`
+tells the leftovers of a killed process from a file that another run is still writing.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -8,8 +13,9 @@ import os
 import re
 import shutil
 import uuid
+from io import FileIO
 from pathlib import Path
-from typing import Any, List, Set, Tuple
+from typing import Any, List, Optional, Set, Tuple
 
 import torch
 
@@ -17,83 +23,85 @@ from mapsage.distributed.nodes.writer_lease import check_writer
 from mapsage.errors import UserError
 
 _PARTIAL = re.compile(r'\.[0-9a-f]{8}\.partial$')
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_being_written: Set[Any] = set()  # files of this process
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Files that this process is writing.
+_open_partials: Set[FileIO] = set()
 
 
 class SaveError(UserError, OSError):
-    """A checkpoint could not be written; those before it are kept."""
+    """A checkpoint could not be written; earlier checkpoints are kept."""
 
 
-def write_checkpoint(checkpoint: Any, path: str) -> int:
-    """Write a checkpoint that takes the place of ``path`` once it is on the disk.
+def write_checkpoint(checkpoint: object, path: str) -> int:
+    """Write a checkpoint, which takes the name ``path`` once it is on the disk.
 
-    Until then the file has a name of its own, ``<path>.<8 hex digits>.partial``, so that two runs
-    in one folder do not write into one file. It is locked while it is written, by which
-    :func:`remove_leftovers` tells it from one that a killed process left.
+    Until then the file is called ``<path>.<8 hex digits>.partial``, so two runs in one folder never
+    write into the same file.
 
     Args:
-        checkpoint: What ``torch.save`` takes.
-        path: File to write. Its folder is made if it is missing.
+        checkpoint: Object for ``torch.save``.
+        path: File to write. A missing folder is created.
 
     Returns:
         The size of the file in bytes.
 
     Raises:
-        SaveError: If the file system refuses it; with sizes if it is full. The partial file is
-            removed and ``path`` is as it was.
-        SupersededError: If the job has gone on without this process; nothing is changed then.
+        SaveError: If the file system refuses the file; for a full disk, with sizes. The partial
+            file is removed and ``path`` is unchanged.
+        SupersededError: If the job continues without this process; ``path`` is unchanged.
     """
     folder = os.path.dirname(path) or '.'
     partial, size = '', 0
     try:
         os.makedirs(folder, exist_ok=True)
-        raw, partial = _create(path)
+        raw, partial = _create_partial(path)
         try:
-            file: Any = _ErrorsKept(raw)
-            torch.save(checkpoint, file)
+            file = _ErrorKeepingFile(raw)
+            torch.save(checkpoint, file)  # type: ignore[arg-type]
             size = file.size
             if file.error is not None:
                 raise file.error
             os.fsync(raw.fileno())
         finally:
             raw.close()
-            _being_written.discard(raw)
+            _open_partials.discard(raw)
         check_writer()
         os.replace(partial, path)
         sync_folder(folder)
     except OSError as error:
-        raise _explained(error, path, folder, partial, size) from error
+        raise _explain(error, path, folder, partial, size) from error
     finally:
+        # Without an error the file has its final name, and this fails silently.
         with contextlib.suppress(OSError):
-            os.remove(partial)  # after an error; otherwise it has its name
+            os.remove(partial)
     return size
 
 
 def sync_folder(folder: str) -> None:
-    """Let the names of the files in ``folder`` survive a power failure."""
+    """Make the names of the files in ``folder`` survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        # EINVAL: the file system cannot sync folders.
+        if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(handle)
 
 
 def remove_leftovers(folder: str) -> List[str]:
-    """Remove the partial files of processes that were killed while they wrote; return their paths.
+    """Remove the partial files that killed processes left in ``folder``; return their paths.
 
-    A file that any process still writes is locked and stays, and so does every file where the file
-    system has no locks.
+    A file that a process is still writing is locked and stays. On a file system without locks all
+    partial files stay.
     """
     removed = []
     for path in Path(folder).glob('*.partial'):
         if not _PARTIAL.search(path.name):
             continue
         with contextlib.suppress(OSError):
-            # NFS gives an exclusive lock to those alone who may write.
+            # NFS grants an exclusive lock only on a file that is open for writing.
             with open(path, 'r+b') as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
@@ -101,84 +109,88 @@ def remove_leftovers(folder: str) -> List[str]:
     return removed
 
 
-class _ErrorsKept:
-    """A file for ``torch.save`` whose writes never fail: the first error is kept.
+class _ErrorKeepingFile:
+    """A file for ``torch.save`` whose writes never raise: it keeps the first error instead.
 
-    The archive writer of torch 1.10 ends the process if a write fails, and that of torch 2 replaces
+    The archive writer of torch 1.10 ends the process if a write fails. The one of torch 2 replaces
     the error by ``enforce fail at inline_container.cc``, which does not say what went wrong.
 
     Attributes:
-        size: Bytes that the whole file has, or would have.
-        error: What the first write that failed raised.
+        size: Bytes that were written, or would have been without the error.
+        error: Error of the first write that failed.
     """
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: FileIO) -> None:
         self._raw = raw
         self.size = 0
-        self.error: Any = None
+        self.error: Optional[OSError] = None
 
     def write(self, data: Any) -> int:
+        length = len(memoryview(data).cast('B'))
         left = memoryview(data).cast('B')
-        self.size += len(left)
+        self.size += length
         try:
             while len(left) and self.error is None:
-                left = left[self._raw.write(left):]  # one call writes 2 GiB at most
+                # One system call writes at most 2 GiB.
+                left = left[self._raw.write(left):]
         except OSError as error:
             self.error = error
-        return len(memoryview(data).cast('B'))
+        return length
 
     def flush(self) -> None:
         """Do nothing: the file has no buffer."""
 
 
-def _create(path: str) -> Tuple[Any, str]:
+def _create_partial(path: str) -> Tuple[FileIO, str]:
     """Return a new partial file, locked, and its path."""
     while True:
         partial = f'{path}.{uuid.uuid4().hex[:8]}.partial'
-        raw: Any = open(partial, 'xb', buffering=0)
-        _being_written.add(raw)
+        raw = open(partial, 'xb', buffering=0)
+        _open_partials.add(raw)
         try:
             fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.path.exists(partial)
+            is_ours = os.path.exists(partial)
         except BlockingIOError:
-            ours = False
-        except OSError:  # a file system without locks
-            ours = True
-        if ours:
+            is_ours = False
+        except OSError:
+            # The file system has no locks.
+            is_ours = True
+        if is_ours:
             return raw, partial
-        # Before it was locked, another process took it for a leftover.
+        # Another process took the file for a leftover before it was locked.
         raw.close()
-        _being_written.discard(raw)
+        _open_partials.discard(raw)
 
 
-def _let_go() -> None:
-    """Close what the parent of this process writes.
+def _close_partials_in_child() -> None:
+    """Close the partial files that a fork inherited from the process that writes them.
 
-    A loader's worker, forked meanwhile, would keep the lock when its parent is killed, and the room
-    of the file on the disk once that is removed.
+    Otherwise a loader's worker that was forked meanwhile would outlive its killed parent with the
+    lock, and would occupy the disk space of the file after its removal.
     """
-    for file in _being_written:
+    for file in _open_partials:
         file.close()
-    _being_written.clear()
+    _open_partials.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_partials_in_child)
 
 
-def _explained(error: OSError, path: str, folder: str, partial: str, size: int) -> SaveError:
-    """Return the error with what to do about it."""
+def _explain(error: OSError, path: str, folder: str, partial: str, size: int) -> SaveError:
+    """Return the error of a write with the next step for the user."""
     text = f'the checkpoint {path} was not written: {error}.'
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL:
         free = 0
-        with contextlib.suppress(OSError):  # the report must get out
+        # The message must not fail because the sizes cannot be read.
+        with contextlib.suppress(OSError):
             free = shutil.disk_usage(folder).free
             free += os.path.getsize(partial)
         text = (f'the checkpoint {path} was not written, since the disk is full: it needs '
                 f'{_megabytes(size)}, and {_megabytes(free)} are free in {folder} '
                 f'({os.strerror(error.errno)}).')
     return SaveError(
-        f'{text} The checkpoints before it are kept. Make room there, or give CheckpointHook '
-        f'another out_dir or max_keep_ckpts, and go on with --resume.')
+        f'{text} Earlier checkpoints are kept. Make room there, or give CheckpointHook '
+        f'another out_dir or max_keep_ckpts, and continue with --resume.')
 
 
 def _megabytes(size: int) -> str:

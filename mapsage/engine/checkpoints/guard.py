@@ -1,4 +1,12 @@
-"""What MapSage changes of a CheckpointHook: who takes part, when, and in which order."""
+"""Changes how a CheckpointHook saves: all ranks take part, and old files go only after the save.
+
+MMEngine's hook removes the oldest checkpoint and then writes the new one, on the main process only.
+:func:`guard_saves` wraps the two saving methods of a hook, so that removals, the file
+``last_checkpoint`` and log lines such as "best checkpoint saved" wait until the new file is on the
+disk. While a wrapped method runs, the hook sees stand-ins for its file backend and for the runner,
+defined at the end of this file. `saving.py` calls :func:`guard_saves`; `background.py` carries out
+what was collected.
+"""
 from __future__ import annotations
 
 import functools
@@ -6,146 +14,158 @@ import os
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Tuple, Union
 
 from mmengine.dist import is_main_process
+from mmengine.fileio import BaseStorageBackend
 from mmengine.hooks import CheckpointHook
+from mmengine.logging import MMLogger
 
 from .background import Save
 from .clock import SaveClock, parse_minutes
 
+if TYPE_CHECKING:
+    from .saving import SavingRunner
+
 # The methods in which CheckpointHook removes files and saves. All ranks call them together.
-_METHODS = ('_save_checkpoint_with_step', '_save_best_checkpoint')
-_STEPS = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')  # where it calls them
+_SAVE_METHODS = ('_save_checkpoint_with_step', '_save_best_checkpoint')
+# The methods that call them.
+_HOOK_POINTS = ('after_train_iter', 'after_train_epoch', 'after_val_epoch')
 _POINTER = 'last_checkpoint'
 
 
 def guard_saves(hook: CheckpointHook) -> None:
-    """Let all ranks take part in what ``hook`` saves, and remove files after the save.
+    """Let all ranks take part in what ``hook`` saves, and remove old files after the save.
 
-    MMEngine's hook removes the checkpoint that makes way before it writes the new one, so that a
-    save that fails, or a process that is killed meanwhile, leaves none of the two. Where only the
-    main process saves, see :meth:`SavingRunner.saving_together`.
+    MMEngine's hook removes an old checkpoint before it writes the new one. If the save fails, or
+    the process is killed in between, neither of the two exists. For saves by the main process only,
+    see :meth:`SavingRunner.saving_together`.
 
     Three arguments of the hook are MapSage's:
 
-    - ``background``: whether the training goes on while a checkpoint is written. True unless the
-      hook writes elsewhere than on a disk of this machine, or is of a class that saves in its own
-      way, since that may read the file it has just saved.
-    - ``interval_minutes``: minutes after which a checkpoint is saved, beside ``interval``.
-    - ``neighbor_copy``: whether the newest checkpoint is also kept in the memory of another machine
-      where the machines share no disk, see :class:`~.neighbor.copies.NeighborCopies`.
+    - ``background``: Whether the training continues while a checkpoint is written. True by default,
+      except if the hook writes through a file backend, or belongs to a class that overrides how
+      CheckpointHook saves: such a class may read the file that it has just saved.
+    - ``interval_minutes``: Minutes between two checkpoints, in addition to ``interval``.
+    - ``neighbor_copy``: Whether another machine also keeps the newest checkpoint in its memory, for
+      machines that share no disk. See :class:`~.neighbor.copies.NeighborCopies`.
 
     Args:
         hook: Hook that is registered with a :class:`SavingRunner`.
 
     Raises:
-        ValueError: If one of its methods is wrapped in a decorator, such as ``master_only``, or one
-            of the three arguments is none.
+        ValueError: If a decorator such as ``master_only`` wraps one of the hook's methods, or one
+            of the three arguments has an invalid value.
     """
-    for name in (*_STEPS, *_METHODS):
+    for name in (*_HOOK_POINTS, *_SAVE_METHODS):
         if hasattr(getattr(hook, name), '__wrapped__'):
             raise ValueError(
                 f'{type(hook).__name__}.{name} is wrapped in a decorator such as master_only. All '
-                f'ranks must call it, because they collect what the checkpoint holds of them: '
+                f'ranks must call it, because the checkpoint contains state of every rank: '
                 f'remove the decorator. Only the main process writes the file anyway.')
-    background = _background(hook)
-    copied = _neighbor_copy(hook)
-    minutes = parse_minutes(hook)  # all are taken out of the arguments that the hook passes on
-    for name in _METHODS:
-        setattr(hook, name, _guarded(hook, getattr(hook, name), background,
-                                     copied and name == '_save_checkpoint_with_step'))
+    background = _take_background(hook)
+    copies_to_neighbor = _take_neighbor_copy(hook)
+    # Like the two above: takes its argument out of those that the hook passes to save_checkpoint.
+    minutes = parse_minutes(hook)
+    for name in _SAVE_METHODS:
+        setattr(hook, name, _guard(hook, getattr(hook, name), background,
+                                   copies_to_neighbor and name == '_save_checkpoint_with_step'))
     if minutes is not None:
         SaveClock(hook, minutes * 60).attach()
 
 
-def _background(hook: Any) -> bool:
+def _take_background(hook: CheckpointHook) -> bool:
     value = hook.args.pop('background', None)
     if not (value is None or value is True or value is False):
         raise ValueError(f'CheckpointHook(background={value!r}): expected True or False.')
-    own = _saves_in_its_own_way(hook)
-    elsewhere = _saves_elsewhere(hook)
-    if value and (own or elsewhere):
+    overrides_saves = _overrides_saves(hook)
+    uses_backend = _uses_backend(hook)
+    if value and (overrides_saves or uses_backend):
         raise ValueError(
             f'{type(hook).__name__}(background=True): this hook ' + (
-                'overrides how CheckpointHook saves' if own else
+                'overrides how CheckpointHook saves' if overrides_saves else
                 'saves through a file backend (out_dir, backend_args)')
             + ', so its checkpoints are written while the training waits. Remove the argument.')
-    return not (own or elsewhere or value is False)
+    return not (overrides_saves or uses_backend or value is False)
 
 
-def _saves_in_its_own_way(hook: Any) -> bool:
+def _overrides_saves(hook: CheckpointHook) -> bool:
     return any(getattr(type(hook), name) is not getattr(CheckpointHook, name)
-               for name in (*_STEPS, *_METHODS, '_save_checkpoint'))
+               for name in (*_HOOK_POINTS, *_SAVE_METHODS, '_save_checkpoint'))
 
 
-def _neighbor_copy(hook: Any) -> bool:
+def _take_neighbor_copy(hook: CheckpointHook) -> bool:
     value = hook.args.pop('neighbor_copy', False)
     if value is not True and value is not False:
         raise ValueError(f'CheckpointHook(neighbor_copy={value!r}): expected True or False.')
-    if value and _saves_elsewhere(hook):
+    if value and _uses_backend(hook):
         raise ValueError(f'{type(hook).__name__}(neighbor_copy=True): this hook saves through a '
-                         f'file backend (out_dir, backend_args), where no machine of the training '
-                         f'that is lost takes its checkpoints along. Remove the argument.')
+                         f'file backend (out_dir, backend_args), so its checkpoints survive the '
+                         f'loss of any machine of the training. Remove the argument.')
     return value
 
 
-def _saves_elsewhere(hook: Any) -> bool:
+def _uses_backend(hook: CheckpointHook) -> bool:
     return hook.file_client_args is not None or hook.backend_args is not None \
         or '://' in str(hook.out_dir)
 
 
-def _guarded(hook: Any, save: Callable[..., None], background: bool,
-             copied: bool) -> Callable[..., None]:
-    def copy(runner: Any, path: Any) -> None:
+def _guard(hook: CheckpointHook, save: Callable[..., None], background: bool,
+           copies_to_neighbor: bool) -> Callable[..., None]:
+    def send_copy(runner: SavingRunner, path: str) -> None:
         if runner.neighbor_copies is not None:
             runner.neighbor_copies.send(path)
 
-    def guarded(runner: Any, *args: Any, **kwargs: Any) -> None:
+    def guarded(runner: SavingRunner, *args: Any, **kwargs: Any) -> None:
         if save.__name__ == '_save_best_checkpoint' and not hook.save_best:
             return
-        with runner.saving_together(background) as later:
-            todo = Save() if later is None else later
-            if isinstance(hook.file_backend, _RemovesLater):  # a save within a save
+        with runner.saving_together(background) as background_save:
+            pending = Save() if background_save is None else background_save
+            if isinstance(hook.file_backend, _RemovalCollector):
+                # A save inside a save: the outer one collects.
                 save(runner, *args, **kwargs)
             else:
-                with _removing_later(hook, todo), _pointer_later(hook, runner, todo) as view:
+                with _collecting_removals(hook, pending), \
+                        _collecting_pointer(hook, runner, pending) as view:
                     save(view, *args, **kwargs)
-            if copied:
-                todo.afterwards.append(functools.partial(copy, runner, hook.last_ckpt))
-            if later is None:
-                todo.carry_out()
+            if copies_to_neighbor:
+                pending.afterwards.append(functools.partial(send_copy, runner, hook.last_ckpt))
+            if background_save is None:
+                pending.carry_out()
 
     return guarded
 
 
 @contextmanager
-def _removing_later(hook: Any, todo: Save) -> Iterator[None]:
-    """Let the hook's file backend remove files at the end, and none if an error ends the block."""
+def _collecting_removals(hook: CheckpointHook, pending: Save) -> Iterator[None]:
+    """Collect the files that the hook removes in the block; an error in the block drops them."""
     backend = hook.file_backend
-    hook.file_backend = noted = _RemovesLater(backend)
+    hook.file_backend = collector = _RemovalCollector(backend)
     try:
         yield
     finally:
         hook.file_backend = backend
-    kept = [hook.last_ckpt, getattr(hook, 'best_ckpt_path', None),
-            *getattr(hook, 'best_ckpt_path_dict', {}).values()]
-    todo.removals += [functools.partial(_remove, remove, path, kept)
-                      for remove, path in noted.removals]
+    # The hook sets the attributes about best checkpoints only if it has save_best.
+    current_paths = [hook.last_ckpt, getattr(hook, 'best_ckpt_path', None),
+                     *getattr(hook, 'best_ckpt_path_dict', {}).values()]
+    pending.removals += [functools.partial(_remove, remove, path, current_paths)
+                         for remove, path in collector.removals]
 
 
-def _remove(remove: Callable[[str], Any], path: str, kept: List[Any]) -> None:
-    if not any(_is_same(path, each) for each in kept if each):
-        with suppress(FileNotFoundError):  # another run in this folder was first
+def _remove(remove: Callable[[str], object], path: str,
+            current_paths: List[Optional[str]]) -> None:
+    if not any(_is_same_file(path, current) for current in current_paths if current):
+        # Another run in this folder may have removed the file first.
+        with suppress(FileNotFoundError):
             remove(path)
 
 
-class _RemovesLater:
-    """A file backend that collects removals instead of making them."""
+class _RemovalCollector:
+    """A file backend that collects removals instead of carrying them out."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: BaseStorageBackend) -> None:
         self._backend = backend
-        self.removals: List[Tuple[Callable[[str], Any], str]] = []
+        self.removals: List[Tuple[Callable[[str], object], str]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -158,38 +178,40 @@ class _RemovesLater:
 
 
 @contextmanager
-def _pointer_later(hook: Any, runner: Any, todo: Save) -> Iterator[Any]:
-    """Yield the runner as the hook shall see it, so that nothing names a file before it is there.
+def _collecting_pointer(hook: CheckpointHook, runner: SavingRunner,
+                        pending: Save) -> Iterator[Union[SavingRunner, _RunnerView]]:
+    """Yield the runner as the hook sees it, so that no file names a checkpoint too early.
 
     MMEngine's hook writes ``last_checkpoint`` into ``runner.work_dir`` right after its save, and
-    in a way that a killed process leaves an empty one. A class that saves in its own way may do
-    more with the runner, and gets it as it is.
+    not atomically: a killed process leaves an empty file. A class that overrides how CheckpointHook
+    saves may do more with the runner, so it gets the runner itself.
     """
-    if _saves_in_its_own_way(hook) or not is_main_process():
+    if _overrides_saves(hook) or not is_main_process():
         yield runner
         return
     with tempfile.TemporaryDirectory() as folder:
-        yield _SavesElsewhere(runner, folder, todo.afterwards)
+        yield _RunnerView(runner, folder, pending.afterwards)
         written = Path(folder, _POINTER)
         if written.exists():
-            todo.pointers.append((os.path.join(runner.work_dir, _POINTER), written.read_text()))
+            pending.pointers.append((os.path.join(runner.work_dir, _POINTER), written.read_text()))
 
 
-class _SavesElsewhere:
+class _RunnerView:
     """A runner with another ``work_dir``, and with a logger that collects calls of ``info``."""
 
-    def __init__(self, runner: Any, work_dir: str, reports: List[Callable[[], Any]]) -> None:
+    def __init__(self, runner: SavingRunner, work_dir: str,
+                 reports: List[Callable[[], object]]) -> None:
         self._runner, self.work_dir = runner, work_dir
-        self.logger = _ReportsLater(runner.logger, reports)
+        self.logger = _ReportCollector(runner.logger, reports)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
 
-class _ReportsLater:
-    """A logger that collects what is done, such as that the best checkpoint is saved."""
+class _ReportCollector:
+    """A logger that delays reports such as "the best checkpoint is saved" until they are true."""
 
-    def __init__(self, logger: Any, reports: List[Callable[[], Any]]) -> None:
+    def __init__(self, logger: MMLogger, reports: List[Callable[[], object]]) -> None:
         self._logger, self._reports = logger, reports
 
     def __getattr__(self, name: str) -> Any:
@@ -199,7 +221,7 @@ class _ReportsLater:
         self._reports.append(functools.partial(self._logger.info, *args, **kwargs))
 
 
-def _is_same(path: str, other: str) -> bool:
-    """Return whether two paths mean one file; a file was saved again under its own name then."""
-    return path == other or (os.path.exists(path) and os.path.exists(other)
-                             and os.path.samefile(path, other))
+def _is_same_file(first: str, second: str) -> bool:
+    """Return whether two paths mean one file. Then the hook saved again under the same name."""
+    return first == second or (os.path.exists(first) and os.path.exists(second)
+                               and os.path.samefile(first, second))

@@ -1,4 +1,11 @@
-"""Choose the checkpoint to resume from: the newest one of the run that can be read."""
+"""Chooses the checkpoint to resume from: the newest one of the run that can be read.
+
+The file ``last_checkpoint`` names the newest checkpoint, but a process that was killed between
+writing the two may have left a newer one, and a newest file may be damaged. So
+:func:`candidates_in` lists all checkpoints, newest first, and :func:`choose_checkpoint` reads them
+until one is whole. For machines that share no disk, `neighbor/copies.py` makes the choice among all
+machines.
+"""
 from __future__ import annotations
 
 import math
@@ -7,7 +14,7 @@ import pickle
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from mmengine.config import Config
 from mmengine.runner import CheckpointLoader, find_latest_checkpoint
@@ -15,8 +22,10 @@ from mmengine.runner import CheckpointLoader, find_latest_checkpoint
 from mapsage.errors import UserError
 from mapsage.hooks.ranks.stop_hook import CHECKPOINT as STOPPED
 
-# What a training writes: files of CheckpointHook, and that of StopHook.
+# Files that a training writes: CheckpointHook's, and the one of StopHook.
 _NAMES = re.compile(rf'^(?:(iter|epoch)_(\d+)\.pth|({re.escape(STOPPED)}))$')
+# Entries of every checkpoint of a training. CheckpointHook may leave out the optimizer.
+_ENTRIES = {'meta', 'state_dict', 'message_hub'}
 
 
 class ResumeError(UserError, ValueError):
@@ -25,15 +34,15 @@ class ResumeError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """What a run that may be resumed begins with.
+    """The checkpoint from which a run resumes, and what to log about it.
 
     Attributes:
-        path: Checkpoint to resume from; None if there is none yet and the run starts.
-        seed: The seed of the run that wrote it, if it says.
-        virtual_ranks: The number of virtual ranks of that run, if it says.
+        path: Checkpoint to resume from. None if there is none yet: the run starts.
+        seed: Seed of the run that wrote the checkpoint; None if the checkpoint does not have it.
+        virtual_ranks: Number of virtual ranks of that run; None likewise.
         skipped: One line for each newer checkpoint that could not be read.
         notes: Lines for the log.
-        iteration: Finished iterations, if the checkpoint says.
+        iteration: Finished iterations; None if the checkpoint does not have the number.
     """
 
     path: Optional[str] = None
@@ -48,30 +57,30 @@ def choose_checkpoint(work_dir: str, load_from: Optional[str] = None,
                       mode: Union[bool, str] = True, folders: Sequence[str] = ()) -> Choice:
     """Return the checkpoint to resume from, if there is one.
 
-    A checkpoint of ``work_dir`` comes before ``load_from``, which names what the run began with. So
-    a command with ``--resume`` can be queued again and again.
+    A checkpoint of ``work_dir`` takes precedence over ``load_from``, which names what the run began
+    with. So the same command with ``--resume`` can be queued again and again.
 
     Args:
-        work_dir: Where the run writes its checkpoints.
+        work_dir: Folder into which the run writes its checkpoints.
         load_from: Value of ``load_from`` in the config.
-        mode: ``'auto'`` or ``'must'``, the values of ``--resume``, or True: ``resume`` of a config.
-            While ``work_dir`` holds nothing, ``'auto'`` starts the run as without ``--resume``,
-            ``'must'`` is an error, and True resumes from ``load_from`` as MMEngine does, if that
-            is a checkpoint of a training run on this machine. With True, ``load_from`` may also
-            name an earlier checkpoint in ``work_dir``.
-        folders: Where else the run writes checkpoints: :func:`folders_of`.
+        mode: ``'auto'`` or ``'must'``, the values of ``--resume``, or True for ``resume`` in a
+            config. If ``work_dir`` has no checkpoint, ``'auto'`` starts the run as without
+            ``--resume``, and ``'must'`` is an error. True then resumes from ``load_from`` as
+            MMEngine does, if that is a checkpoint of a training run on this machine. With True,
+            ``load_from`` may also name an earlier checkpoint in ``work_dir``.
+        folders: Other folders into which the run writes checkpoints, see :func:`folders_of`.
 
     Raises:
-        ResumeError: If ``mode`` is another value, if there are checkpoints and none can be read,
-            or if there is none and there must be one.
+        ResumeError: If ``mode`` has another value, if there are checkpoints and none can be read,
+            or if there is none although ``mode`` is ``'must'``.
     """
     if mode not in (True, 'auto', 'must'):
         raise ResumeError(f"resume={mode!r}: expected True, False, 'auto' or 'must'.")
     candidates = candidates_in(work_dir, folders)
-    local = bool(load_from) and '://' not in str(load_from)
-    # CheckpointHook may have another folder for its files; last_checkpoint leads there.
+    is_local = bool(load_from) and '://' not in str(load_from)
+    # CheckpointHook may write into another folder, to which last_checkpoint leads.
     known = {work_dir, *folders, *(os.path.dirname(path) for path in candidates)}
-    if mode is True and local and any(_is_in(str(load_from), folder) for folder in known):
+    if mode is True and is_local and any(_is_in(str(load_from), folder) for folder in known):
         candidates.insert(0, str(load_from))
     if candidates:
         choice = _first_readable(candidates)
@@ -80,39 +89,41 @@ def choose_checkpoint(work_dir: str, load_from: Optional[str] = None,
     if mode == 'must':
         raise ResumeError(f'--resume must: {empty}. Start without it, or give the --work-dir of '
                           f'the run to continue.')
-    if mode is True and local:
+    if mode is True and is_local:
         try:
             return replace(read_choice(str(load_from)),
                            notes=[f'{empty} yet: load_from is resumed'])
-        except WeightsAlone:
-            pass  # pretrained weights: the run starts with them
+        except OnlyWeightsError:
+            # The file has pretrained weights: the run starts with them.
+            pass
     start = f'with the weights of load_from={load_from!r}' if load_from else 'from scratch'
     return Choice(notes=[f'nothing to resume: {empty} yet. The run starts {start}. '
                          f'(--resume must makes this an error.)'])
 
 
-class WeightsAlone(ValueError):
-    """A file holds no training run."""
+class OnlyWeightsError(ValueError):
+    """A file has weights, but not the state of a training run."""
 
 
-# What reading a checkpoint raises if it is none that can be resumed.
-UNREADABLE = (OSError, RuntimeError, WeightsAlone, pickle.UnpicklingError)
+# Errors of reading a file that is not a checkpoint from which a run can resume.
+UNREADABLE = (OSError, RuntimeError, OnlyWeightsError, pickle.UnpicklingError)
 
 
 def not_read_again(load_from: Optional[str], choice: Choice) -> List[str]:
-    """Return a line for the log if the run that goes on began with other weights."""
+    """Return a line for the log if a resumed run began with the weights of ``load_from``."""
     return [f'load_from={load_from!r} is not read again: the run began with it'] \
         if load_from and load_from != choice.path else []
 
 
 def read_choice(path: str) -> Choice:
-    """Return a checkpoint as a choice; it is read to see whether it can be.
+    """Read a whole checkpoint, to find out whether it is readable, and return it as a choice.
 
     Raises:
-        OSError, RuntimeError, WeightsAlone, pickle.UnpicklingError: If it cannot be resumed.
+        OSError, RuntimeError, OnlyWeightsError, pickle.UnpicklingError: If a run cannot resume from
+            it.
     """
     checkpoint = CheckpointLoader.load_checkpoint(path, map_location='cpu')
-    meta = _meta(checkpoint, path)
+    meta = _read_meta(checkpoint, path)
     return Choice(path, meta.get('seed'), meta.get('virtual_ranks'), iteration=meta.get('iter'))
 
 
@@ -133,15 +144,16 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def batches_done(epoch: int, iteration: int, info: Mapping[str, Any]) -> Tuple[int, int]:
-    """Return how many batches of an unfinished epoch a checkpoint has behind it, and of how many.
+    """Return how many batches of an unfinished epoch are done, and the length of an epoch. Pure.
 
     Args:
         epoch: Finished epochs, ``meta['epoch']`` of the checkpoint.
         iteration: Finished iterations, ``meta['iter']``.
-        info: What ``RuntimeInfoHook`` wrote into its message hub: ``max_iters``, ``max_epochs``.
+        info: Values that ``RuntimeInfoHook`` wrote into the message hub of the checkpoint:
+            ``max_iters``, ``max_epochs``.
 
     Returns:
-        Two numbers; the first is 0 if the checkpoint was saved between two epochs.
+        Finished batches, 0 if the checkpoint was saved between two epochs, and batches per epoch.
     """
     length = int(info.get('max_iters', 0)) // max(1, int(info.get('max_epochs', 1)))
     done = iteration - epoch * length
@@ -149,25 +161,25 @@ def batches_done(epoch: int, iteration: int, info: Mapping[str, Any]) -> Tuple[i
 
 
 def folders_of(cfg: Config, work_dir: str) -> List[str]:
-    """Return the local folders into which the hooks of a config save, where they have another one.
+    """Return the local folders, other than ``work_dir``, into which the hooks of a config save.
 
-    ``CheckpointHook(out_dir=...)`` appends the last part of ``work_dir``.
+    A ``CheckpointHook(out_dir=...)`` appends the last component of ``work_dir``.
     """
-    given = [*(cfg.get('default_hooks') or {}).values(), *(cfg.get('custom_hooks') or ())]
-    found = [str(hook['out_dir']) for hook in given
-             if isinstance(hook, dict) and hook.get('out_dir') is not None]
+    hooks = [*(cfg.get('default_hooks') or {}).values(), *(cfg.get('custom_hooks') or ())]
+    out_dirs = [str(hook['out_dir']) for hook in hooks
+                if isinstance(hook, dict) and hook.get('out_dir') is not None]
     return [os.path.join(out_dir, os.path.basename(work_dir.rstrip(os.sep)))
-            for out_dir in found if '://' not in out_dir]
+            for out_dir in out_dirs if '://' not in out_dir]
 
 
 def candidates_in(work_dir: str, more: Sequence[str] = ()) -> List[str]:
-    """Return the checkpoints of ``work_dir`` and the folders ``more``, the last written first.
+    """Return the checkpoints in ``work_dir`` and in the folders ``more``, newest first.
 
-    ``last_checkpoint`` may lead to another folder, whose checkpoints count as well.
+    ``last_checkpoint`` may lead to another folder; the checkpoints of that folder are included.
 
-    ``last_checkpoint`` names the last one, unless the process was killed between the two. So a file
-    that is newer than ``last_checkpoint`` comes first if it also has more iterations: in a work dir
-    that was copied, every file may be newer.
+    ``last_checkpoint`` names the newest checkpoint, unless the process was killed between writing
+    the two. So a file that is newer than ``last_checkpoint`` precedes it, but only if it also has
+    more iterations: in a copied work dir every file may be newer.
     """
     pointer = os.path.join(work_dir, 'last_checkpoint')
     last = find_latest_checkpoint(work_dir) if os.path.isfile(pointer) else ''
@@ -176,26 +188,28 @@ def candidates_in(work_dir: str, more: Sequence[str] = ()) -> List[str]:
                     if _NAMES.search(path.name)), key=_number, reverse=True)
     if not last or not os.path.isfile(last):
         return _most_iterations_first(paths)
-    # The same file may be listed under another path, so files are compared, not names.
+    # Files are compared, not names: the same file may be listed under another path.
     paths = [path for path in paths if not os.path.samefile(path, last)]
     since = os.stat(pointer).st_mtime_ns
-    # In a copy of a work dir it leads to the original, where the training may have gone on.
-    copied = os.path.isfile(os.path.join(work_dir, os.path.basename(last)))
+    # In a copy of a work dir, last_checkpoint leads to the original, whose training may have
+    # continued. Then only files of the copy count as newer.
+    is_copy = os.path.isfile(os.path.join(work_dir, os.path.basename(last)))
     newer = [path for path in paths if os.stat(path).st_mtime_ns > since
              and (_kind(path) != _kind(last) or _number(path) > _number(last))
-             and (not copied or Path(path).parent == Path(work_dir))]
+             and (not is_copy or Path(path).parent == Path(work_dir))]
     return list(dict.fromkeys([*_most_iterations_first([*newer, last]), *paths]))
 
 
 def _most_iterations_first(paths: List[str]) -> List[str]:
-    """Bring the checkpoint with the most iterations to the front of those sorted by number.
+    """Move the checkpoint with the most iterations to the front of paths that are sorted by number.
 
-    Files are read only where their names do not tell: one of each kind.
+    Names of one kind (iter_N, epoch_N) are ordered by their numbers. So at most one file of each
+    kind is read, and none if there is only one kind.
     """
-    firsts = list({_kind(path): path for path in reversed(paths)}.values())
-    if len(firsts) < 2:
+    first_of_each_kind = list({_kind(path): path for path in reversed(paths)}.values())
+    if len(first_of_each_kind) < 2:
         return paths
-    first = max(reversed(firsts), key=_iterations)
+    first = max(reversed(first_of_each_kind), key=_iterations)
     return list(dict.fromkeys([first, *paths]))
 
 
@@ -210,9 +224,9 @@ def _number(path: str) -> int:
 
 
 def _iterations(path: str) -> float:
-    """Return how many iterations a checkpoint has behind it; infinity if it cannot be read.
+    """Return the finished iterations of a checkpoint; infinity if it cannot be read.
 
-    One that cannot be read comes first, and is skipped with its reason.
+    An unreadable checkpoint thereby comes first, and is skipped with its reason.
     """
     try:
         return float(CheckpointLoader.load_checkpoint(path, map_location='cpu')['meta']['iter'])
@@ -220,12 +234,12 @@ def _iterations(path: str) -> float:
         return math.inf
 
 
-def _meta(checkpoint: Any, path: str) -> dict:
-    parts = {'meta', 'state_dict', 'message_hub'}  # CheckpointHook may leave out the optimizer
-    if not isinstance(checkpoint, dict) or not parts <= set(checkpoint):
-        raise WeightsAlone(
-            f"{path} is no checkpoint of a training run (those hold {', '.join(sorted(parts))}): "
-            f'use load_from without --resume for weights alone')
+def _read_meta(checkpoint: object, path: str) -> Dict[str, Any]:
+    if not isinstance(checkpoint, dict) or not _ENTRIES <= set(checkpoint):
+        raise OnlyWeightsError(
+            f'{path} is not the checkpoint of a training run, which has the entries '
+            f"{', '.join(sorted(_ENTRIES))}. To begin with its weights, use load_from without "
+            f'--resume')
     meta = checkpoint['meta']
     if not isinstance(meta, dict) or not all(
             meta.get(name) is None or type(meta[name]) is int

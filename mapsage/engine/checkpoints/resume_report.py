@@ -1,19 +1,30 @@
-"""What a run does otherwise than its config says: a checkpoint's settings, a long warm-up. Pure."""
+"""Lines for the log about a run that deviates from its config. Pure.
+
+Two deviations are reported: settings of the optimizer and its schedulers that a resumed checkpoint
+replaced, and a learning-rate warm-up that is longer than the run. `engine/runner.py` logs the
+lines.
+"""
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple, TypeVar, Union
 
+from mmengine.optim import OptimWrapper, OptimWrapperDict, _ParamScheduler
 from mmengine.optim.scheduler import ConstantParamScheduler, LinearParamScheduler
 
-# Entries of a parameter group that are no settings of a config, or change with every step.
-_NO_SETTINGS = {'params', 'param_names', 'lr', 'initial_lr', 'momentum', 'initial_momentum',
-                'betas', 'initial_betas'}
-_SHOWN = 8
-_ENDLESS = 10**9  # MMEngine's default of a scheduler's ``end``
+Schedulers = Union[Sequence[_ParamScheduler], Mapping[str, Sequence[_ParamScheduler]]]
+T = TypeVar('T')
+
+# Entries of a parameter group that are not settings of a config, or change with every step.
+_NOT_SETTINGS = {'params', 'param_names', 'lr', 'initial_lr', 'momentum', 'initial_momentum',
+                 'betas', 'initial_betas'}
+_MAX_SHOWN = 8
+# MMEngine's default of a scheduler's ``end``.
+_ENDLESS = 10**9
 
 
-def settings_of(optim_wrapper: Any, param_schedulers: Any) -> Dict[str, Any]:
+def settings_of(optim_wrapper: Union[OptimWrapper, OptimWrapperDict],
+                param_schedulers: Schedulers) -> Dict[str, Any]:
     """Return the hyperparameters of optimizers and schedulers that a checkpoint may replace.
 
     Args:
@@ -21,61 +32,64 @@ def settings_of(optim_wrapper: Any, param_schedulers: Any) -> Dict[str, Any]:
         param_schedulers: Built schedulers: a list, or a dict of lists.
 
     Returns:
-        Values by name; in the order of the optimizer's groups where they differ between these.
+        Values by name, such as ``{'lr': 0.01, 'param_scheduler[0].end': 1500}``. If the parameter
+        groups of an optimizer differ, the value is a list with one element per group.
     """
-    found: Dict[str, Any] = {}
-    for prefix, wrapper in _named(optim_wrapper):
+    settings: Dict[str, Any] = {}
+    for prefix, wrapper in _with_prefixes(optim_wrapper):
         groups = wrapper.optimizer.param_groups
-        names = [name for group in groups for name in group if name not in _NO_SETTINGS]
+        names = [name for group in groups for name in group if name not in _NOT_SETTINGS]
         for name in ['lr', 'momentum', 'betas', *names]:
-            # A scheduler changes a value and keeps that of the config as the initial one. For the
-            # momentum of Adam it changes the betas.
+            # A scheduler changes the value and keeps the config's one as initial_<name>. For Adam's
+            # momentum it changes the betas.
             values = [group.get(f'initial_{name}', group[name]) for group in groups
                       if name in group and not (name == 'betas' and 'initial_momentum' in group)]
             if values:
-                found[f'{prefix}{name}'] = values[0] if _all_equal(values) else values
-    for prefix, schedulers in _named(param_schedulers or []):
+                settings[f'{prefix}{name}'] = values[0] if _all_equal(values) else values
+    for prefix, schedulers in _with_prefixes(param_schedulers or []):
         for number, scheduler in enumerate(schedulers):
             state = scheduler.state_dict()
-            for name in sorted(_arguments(type(scheduler)) & set(state)):
-                found[f'{prefix}param_scheduler[{number}].{name}'] = state[name]
-    return found
+            for name in sorted(_argument_names(type(scheduler)) & set(state)):
+                settings[f'{prefix}param_scheduler[{number}].{name}'] = state[name]
+    return settings
 
 
-def kept_settings(asked: Dict[str, Any], kept: Dict[str, Any]) -> str:
+def kept_settings(config_settings: Dict[str, Any], run_settings: Dict[str, Any]) -> str:
     """Return a line about settings of the config that the checkpoint has replaced.
 
     Args:
-        asked: :func:`settings_of` before the checkpoint was loaded.
-        kept: The same afterwards.
+        config_settings: :func:`settings_of` before the checkpoint was loaded.
+        run_settings: :func:`settings_of` afterwards.
 
     Returns:
         The line; empty if nothing differs.
     """
-    other = [f'{name} {kept[name]} (not {asked[name]})' for name in asked
-             if name in kept and not _all_equal([asked[name], kept[name]])]
-    if not other:
+    replaced = [f'{name} {run_settings[name]} (not {value})'
+                for name, value in config_settings.items()
+                if name in run_settings and not _all_equal([value, run_settings[name]])]
+    if not replaced:
         return ''
-    more = f' and {len(other) - _SHOWN} more' if len(other) > _SHOWN else ''
-    return (f"the run goes on with its checkpoint's {', '.join(other[:_SHOWN])}{more}: as under "
-            f"MMEngine a resumed optimizer and its schedulers keep their settings, whatever the "
-            f"config or --cfg-options say. To train with other ones, start a run with "
+    more = f' and {len(replaced) - _MAX_SHOWN} more' if len(replaced) > _MAX_SHOWN else ''
+    return (f"the run continues with its checkpoint's {', '.join(replaced[:_MAX_SHOWN])}{more}: as "
+            f"under MMEngine, a resumed optimizer and its schedulers keep their settings, whatever "
+            f"the config or --cfg-options say. To train with other ones, start a run with "
             f'load_from=<checkpoint> and another work dir.')
 
 
-def long_warm_ups(param_schedulers: Any, max_iters: int, max_epochs: int) -> List[str]:
-    """Return a line for each warm-up of the learning rate that the run does not live to see end.
+def long_warm_ups(param_schedulers: Schedulers, max_iters: int, max_epochs: int) -> List[str]:
+    """Return a line for each learning-rate warm-up that ends only after the end of the run.
 
     Args:
         param_schedulers: Built schedulers: a list, or a dict of lists.
         max_iters: Iterations of the run.
         max_epochs: Epochs of the run.
     """
-    return [line for _, schedulers in _named(param_schedulers or []) for scheduler in schedulers
+    return [line for _, schedulers in _with_prefixes(param_schedulers or [])
+            for scheduler in schedulers
             for line in _long_warm_up(scheduler, max_iters, max_epochs)]
 
 
-def _long_warm_up(scheduler: Any, max_iters: int, max_epochs: int) -> Iterator[str]:
+def _long_warm_up(scheduler: _ParamScheduler, max_iters: int, max_epochs: int) -> Iterator[str]:
     unit, limit = ('epoch', max_epochs) if scheduler.by_epoch else ('iteration', max_iters)
     if scheduler.param_name != 'lr' or not scheduler.begin < limit < scheduler.end:
         return
@@ -95,25 +109,30 @@ def _long_warm_up(scheduler: Any, max_iters: int, max_epochs: int) -> Iterator[s
            f'longer (train_cfg).')
 
 
-def _named(value: Any) -> List[Tuple[str, Any]]:
-    if not hasattr(value, 'items'):
-        return [('', value)]
-    return [(f'{name}.', each) for name, each in value.items()]
+def _with_prefixes(value: Union[T, Mapping[str, T]]) -> List[Tuple[str, T]]:
+    """Return the entries of a mapping, each with a prefix such as ``'generator.'``.
+
+    Any other value is returned as a single entry with an empty prefix.
+    """
+    if isinstance(value, (Mapping, OptimWrapperDict)):
+        return [(f'{name}.', element) for name, element in value.items()]
+    return [('', value)]
 
 
-def _arguments(kind: type) -> Set[str]:
+def _argument_names(kind: type) -> Set[str]:
     """Return the names of all arguments of a class and its bases."""
-    return {name for each in kind.__mro__ if '__init__' in vars(each)
-            for name in inspect.signature(vars(each)['__init__']).parameters} - {
+    return {name for base in kind.__mro__ if '__init__' in vars(base)
+            for name in inspect.signature(vars(base)['__init__']).parameters} - {
                 'self', 'optimizer', 'last_step', 'verbose'}
 
 
-def _all_equal(values: Sequence[Any]) -> bool:
-    return all(_plain(value) == _plain(values[0]) for value in values)
+def _all_equal(values: Sequence[object]) -> bool:
+    return all(_to_plain(value) == _to_plain(values[0]) for value in values)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> object:
     """Return ``value`` so that a list equals the tuple with the same elements."""
-    if hasattr(value, 'tolist'):  # arrays and tensors have no single truth value
+    # Arrays and tensors have no single truth value.
+    if hasattr(value, 'tolist'):
         value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+    return tuple(map(_to_plain, value)) if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,12 @@
-"""Checkpoints that lose nothing: the old file goes only once the new one is whole."""
+"""The Runner whose checkpoints include the state of every rank and replace old files only when
+whole.
+
+:class:`SavingRunner` is MMEngine's Runner plus three guarantees. All ranks take part in a save, so
+that hooks can collect their ranks' state. A checkpoint gets its name only once it is on the disk
+(`files.py`), usually while the training continues (`background.py`). And a checkpoint that does not
+fit the model is an error. What happens to CheckpointHook is in `guard.py`; MapSageRunner in
+`engine/runner.py` builds on this class.
+"""
 from __future__ import annotations
 
 import inspect
@@ -7,20 +15,33 @@ import re
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Union,
+    runtime_checkable,
+)
 
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 from mmengine.runner import runner as host
 from torch import nn
 
 from mapsage.console import make_lenient
-from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none
+from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none, error_text
 from mapsage.distributed.groups.process_group import kept_when_interrupted
 from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out
+from mapsage.runner_view import HostRunner
 from mapsage.wrappers import whole_model
 
 from .background import BackgroundSaves, Save
@@ -30,79 +51,113 @@ from .host_copy import HostCopies
 from .neighbor.copies import NeighborCopies
 
 
+@runtime_checkable
+class GathersState(Protocol):
+    """A hook that collects state of all ranks before a checkpoint is saved."""
+
+    def gather_state(self, runner: HostRunner) -> None:
+        """Collect the state of the other ranks. Collective; an error prevents the save."""
+
+
+@runtime_checkable
+class ChecksLocalState(Protocol):
+    """A hook that is told when a checkpoint will lack the state of the other ranks."""
+
+    def check_own_state(self, runner: HostRunner) -> None:
+        """Take the place of ``gather_state`` when only the main process saves. Not collective."""
+
+
+@runtime_checkable
+class ExplainsFailure(Protocol):
+    """A hook that knows why a training failed."""
+
+    def explain(self, runner: HostRunner) -> Optional[Exception]:
+        """Return the error that caused this rank's failure, or None."""
+
+
 class SavingRunner(Runner):
-    """MMEngine's Runner, whose checkpoints hold what hooks keep of every rank.
+    """MMEngine's Runner, whose checkpoints include what hooks keep on every rank.
 
-    Hooks may have these methods besides MMEngine's:
+    Hooks may have these methods in addition to MMEngine's: ``gather_state``
+    (:class:`GathersState`), ``check_own_state`` (:class:`ChecksLocalState`), ``explain``
+    (:class:`ExplainsFailure`), and ``end_run(runner, error)``, which is called when MapSageRunner's
+    ``train``, ``val`` or ``test`` ends.
 
-    - ``gather_state(runner)`` runs on all ranks before a checkpoint is saved. It may collect what
-      the other ranks have, and its error prevents the save.
-    - ``check_own_state(runner)`` runs in its place on the main process where that saves alone.
-    - ``explain(runner)`` returns the error that is the cause of this rank's failure, or None.
-    - ``end_run(runner, error)`` is called when MapSageRunner's ``train``, ``val`` or ``test`` ends.
+    Attributes:
+        save_timeout: Longest wait for a disk, in seconds. The other ranks wait a little longer for
+            rank 0, so that it can tell them the reason.
+        neighbor_copies: Copies of checkpoints on another machine, if the machines share no disk.
     """
 
-    # Longest wait for a disk, in seconds. The other ranks wait a little longer for rank 0, so that
-    # it can tell them why.
     save_timeout: float = 0.9 * DEFAULT_TIMEOUT_SECONDS
-    neighbor_copies: Optional[NeighborCopies] = None  # where machines share no disk
+    neighbor_copies: Optional[NeighborCopies] = None
+    # Whether all ranks are inside saving_together().
     _saves_together = False
-    _loading = ''  # path of the checkpoint that was last loaded
-    _renamed: Sequence[Tuple[str, str]] = ()  # patterns and names that its loading gives weights
-    _loads_whole = False  # whether a checkpoint must fill the whole model
-    _evaluates = False  # whether that is for a test or a validation, which use no auxiliary heads
-    _later: Optional[Save] = None  # the save that is being collected, to be written later
+    # The save that saving_together() collects for the background, if any.
+    _later: Optional[Save] = None
+    # Path of the checkpoint that is being loaded, or was loaded last.
+    _loading = ''
+    # Pairs of a pattern and a name: MMEngine renames the weights of that checkpoint by them.
+    _renamed: Sequence[Tuple[str, str]] = ()
+    # Whether a checkpoint must fill the whole model.
+    _loads_whole = False
+    # Whether it is loaded for a test or a validation, which use no auxiliary heads.
+    _evaluates = False
 
     @cached_property
     def _background(self) -> BackgroundSaves:
         return BackgroundSaves()
 
     def finish_saves(self) -> None:
-        """Wait until all checkpoints are on the disk. Not collective; for rank 0 it may take long.
+        """Wait until all checkpoints are on the disk. Not collective; on rank 0 it may take long.
 
-        CheckpointHook's files are written while the training goes on. What reads one, or ends the
-        process, calls this first. The runner does so before the next save, before it loads a
-        checkpoint, at the end of the training and after an error.
+        CheckpointHook's files are written while the training continues. Code that reads one of
+        them, or ends the process, calls this method first. The runner does so before the next save,
+        before it loads a checkpoint, at the end of the training and after an error.
 
         Raises:
-            SaveError: If a checkpoint could not be written. It is raised once: also at the next
-                iteration, if that comes first.
+            SaveError: If a checkpoint could not be written. The error is raised once: here, or at
+                the beginning of the next iteration, whichever comes first.
         """
         self._background.wait(self.save_timeout)
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """Call all hooks; the first iteration after a save has failed raises its error."""
+        """Call all hooks. The first iteration after a failed save raises the save's error."""
         if fn_name == 'before_train_iter':
             self._background.raise_error()
-        elif fn_name == 'after_train':  # where hooks publish checkpoints
+        elif fn_name == 'after_train':
+            # In after_train, hooks publish checkpoints.
             with all_ranks_or_none('writing the last checkpoint'):
                 self.finish_saves()
-        elif fn_name == 'after_load_checkpoint':  # before EMAHook reads it
+        elif fn_name == 'after_load_checkpoint':
+            # Frozen weights are restored before EMAHook reads the checkpoint.
             restore_left_out(self.model, kwargs['checkpoint'], self._loading)
         super().call_hook(fn_name, **kwargs)
-        if fn_name == 'after_load_checkpoint':  # hooks may exchange weights in it
+        if fn_name == 'after_load_checkpoint':
+            # Hooks may exchange weights of the checkpoint, so the check follows them.
             self._check_fit(kwargs['checkpoint'])
 
-    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint as MMEngine does, once those of this run are on the disk.
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        """Load a checkpoint as MMEngine does, after the pending saves of this run.
 
         Raises:
-            FrozenWeightsError: If it leaves frozen weights out, and they cannot be restored.
-            CheckpointFitError: If its weights are not those of the model: all of them for a test,
-                a validation or a resumed training, some for a training that begins with them.
+            FrozenWeightsError: If the checkpoint omits frozen weights that cannot be restored.
+            CheckpointFitError: If its weights do not fit the model. A test, a validation and a
+                resumed training need all weights; a training that begins with the checkpoint needs
+                some.
         """
         self.finish_saves()
         self._loading = str(filename)
-        given = inspect.signature(super().load_checkpoint).bind(filename, *args, **kwargs)
-        given.apply_defaults()
-        self._renamed = given.arguments['revise_keys']
+        arguments = inspect.signature(super().load_checkpoint).bind(filename, *args, **kwargs)
+        arguments.apply_defaults()
+        self._renamed = arguments.arguments['revise_keys']
         return super().load_checkpoint(filename, *args, **kwargs)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """Resume as MMEngine does, from a checkpoint that fits the whole model.
 
         Raises:
-            CheckpointFitError: If it does not.
+            CheckpointFitError: If the checkpoint does not fit the whole model.
         """
         with self._whole_loads(evaluates=False):
             super().resume(*args, **kwargs)
@@ -125,10 +180,11 @@ class SavingRunner(Runner):
         finally:
             self._loads_whole, self._evaluates = False, False
 
-    def _check_fit(self, checkpoint: Any) -> None:
-        """Check the weights that are about to be loaded; the model is still as it was."""
+    def _check_fit(self, checkpoint: Mapping[str, Any]) -> None:
+        """Check the weights of a checkpoint before MMEngine loads them into the model."""
         weights = plain_weights(checkpoint, self._loading)
-        for pattern, name in self._renamed:  # MMEngine renames them after this call
+        # MMEngine renames the weights only after this call.
+        for pattern, name in self._renamed:
             weights = {re.sub(pattern, name, key): weight for key, weight in weights.items()}
         if self._loads_whole:
             check_whole(self.model, weights, self._loading, training=not self._evaluates)
@@ -137,68 +193,80 @@ class SavingRunner(Runner):
         if fit.describe():
             self.logger.warning(
                 f'{self._loading} fills {fit.fitting} of the {fit.wanted} weights of the model; '
-                f'{fit.describe()}. What is missing keeps its initial values.')
+                f'{fit.describe()}. Missing weights keep their initial values.')
 
     def train(self) -> nn.Module:
-        """Train; an error that follows from another rank's failure is replaced by that one."""
+        """Train. An error that follows from another rank's failure is replaced by that failure."""
         try:
             with kept_when_interrupted():
                 return super().train()
         except Exception as error:
             for hook in self._hooks:
-                try:
-                    cause = hook.explain(self) if hasattr(hook, 'explain') else None
-                except Exception:  # such as that it is another method of a user's hook
-                    cause = None
+                cause = self._explain_failure(hook)
                 if cause is not None and type(cause) is not type(error):
                     raise cause from error
             raise
         finally:
             self._end_saves()
 
+    def _explain_failure(self, hook: Hook) -> Optional[Exception]:
+        if not isinstance(hook, ExplainsFailure):
+            return None
+        try:
+            return hook.explain(self)
+        except Exception as error:
+            # The hook of a user may have a method of this name for another purpose. Whatever it
+            # raises must not replace the error that ended the training.
+            self.logger.warning(f'{type(hook).__name__}.explain: {error_text(error)}')
+            return None
+
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """Build the logger; it takes any text, and its files are in UTF-8."""
+        """Build the logger. It accepts any text, and its files are in UTF-8."""
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
-            in_file = isinstance(handler, logging.FileHandler)
-            make_lenient(getattr(handler, 'stream', None), **(
-                dict(encoding='utf-8') if in_file else {}))
+            if isinstance(handler, logging.FileHandler):
+                make_lenient(handler.stream, encoding='utf-8')
+            elif isinstance(handler, logging.StreamHandler):
+                make_lenient(handler.stream)
         return logger
 
-    def register_hook(self, hook: Any, priority: Any = None) -> None:
+    def register_hook(self, hook: Union[Hook, Dict[str, Any]],
+                      priority: Union[str, int, None] = None) -> None:
         """Register a hook; a CheckpointHook is guarded, see :func:`guard_saves`."""
-        before = list(self._hooks)
+        registered = list(self._hooks)
         super().register_hook(hook, priority)
-        for each in self._hooks:
-            if isinstance(each, CheckpointHook) and not any(each is other for other in before):
-                guard_saves(each)
+        for new_hook in self._hooks:
+            if isinstance(new_hook, CheckpointHook) and not any(
+                    new_hook is old_hook for old_hook in registered):
+                guard_saves(new_hook)
 
     @contextmanager
     def saving_together(self, background: bool = False) -> Iterator[Optional[Save]]:
-        """Let every rank take part in the checkpoint that is saved in the block. Collective.
+        """Let every rank take part in the checkpoints that the block saves. Collective.
 
-        CheckpointHook saves like this. A call of :meth:`save_checkpoint` outside such a block is
-        legal on the main process alone, so no rank waits for another in it: what a hook keeps of
-        the other ranks is missing from that checkpoint, with a warning.
+        CheckpointHook saves in such a block. :meth:`save_checkpoint` may also be called outside of
+        one, by the main process only. Then no rank waits for another: the checkpoint lacks the
+        state that hooks keep on the other ranks, and a warning says so.
 
         Args:
-            background: Whether checkpoints in the block are copied, and written behind it while
-                the training goes on.
+            background: Whether the checkpoints of the block are only copied in it, and written
+                after the block while the training continues.
 
         Yields:
-            The save to which the block may add, with ``background``; else None.
+            With ``background``, the save to which the block may add operations; else None.
 
         Raises:
-            SaveError: If the save before this one has failed; RankError on the other ranks.
+            SaveError: If the previous save has failed; RankError on the other ranks.
         """
-        if self._saves_together:  # a save within a save: what is gathered is of this iteration
+        # In a save inside a save, the state of this iteration was already gathered.
+        if self._saves_together:
             yield self._later
             return
         with all_ranks_or_none('writing the checkpoint before this one'):
             self.finish_saves()
         with whole_model(self.model):
             for hook in self._hooks:
-                if hasattr(hook, 'gather_state'):
+                if isinstance(hook, GathersState):
                     hook.gather_state(self)
             self._saves_together, self._later = True, Save() if background else None
             try:
@@ -206,19 +274,21 @@ class SavingRunner(Runner):
                 if self._later is not None and self._later.files:
                     self._background.begin(self._later)
             except BaseException:
-                self._background.copies.release()  # nobody writes what was copied
+                # The copies of this save will not be written.
+                self._background.copies.release()
                 raise
             finally:
                 self._saves_together, self._later = False, None
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint under its name only once it is on the disk, when ``out_dir`` is local.
+        """Save a checkpoint, which gets its name once it is on the disk if ``out_dir`` is local.
 
-        Only the main process writes, as in MMEngine, and no rank waits for another. The file is
-        there when the call returns, but for those of a CheckpointHook: see :meth:`finish_saves`.
+        Only the main process writes, as in MMEngine, and no rank waits for another. The file exists
+        when the call returns, except for the background saves of a CheckpointHook: see
+        :meth:`finish_saves`.
 
         Raises:
-            SaveError: If the disk refuses it; the checkpoints before it are kept.
+            SaveError: If the disk refuses the file; earlier checkpoints are kept.
         """
         if not is_main_process():
             return
@@ -230,18 +300,20 @@ class SavingRunner(Runner):
         else:
             self.finish_saves()
             for hook in self._hooks:
-                if hasattr(hook, 'check_own_state'):
+                if isinstance(hook, ChecksLocalState):
                     hook.check_own_state(self)
             self._save(out_dir, filename, *args, **kwargs)
 
-    def _save(self, out_dir: str, filename: str, file_client_args: Any = None, *args: Any,
+    def _save(self, out_dir: str, filename: str,
+              file_client_args: Optional[Mapping[str, Any]] = None, *args: Any,
               **kwargs: Any) -> None:
-        ours = '://' not in str(out_dir) and not file_client_args and not kwargs.get('backend_args')
+        is_local = '://' not in str(out_dir) and not file_client_args \
+            and not kwargs.get('backend_args')
         copies = None if self._later is None else self._background.copies
-        with _written_by(self._write, copies) if ours else nullcontext():
+        with _replacing_host_writer(self._write, copies) if is_local else nullcontext():
             super().save_checkpoint(out_dir, filename, file_client_args, *args, **kwargs)
 
-    def _write(self, checkpoint: Any, path: str, **_: Any) -> None:
+    def _write(self, checkpoint: Dict[str, Any], path: str, **_: Any) -> None:
         if self._later is None:
             self._background.clear_leftovers(path)
             write_checkpoint(checkpoint, path)
@@ -249,34 +321,42 @@ class SavingRunner(Runner):
             self._later.files.append((self._background.copies.copy(checkpoint), path))
 
     def _end_saves(self) -> None:
-        """Finish at the end of the training, and let its own error be the one that is raised."""
+        """Finish the saves at the end of the training, without replacing the training's error."""
         try:
             self.finish_saves()
-        except Exception as error:  # whatever the disk said; what ended the training comes first
+        except Exception as error:
+            # Called in a finally block, where raising would hide the error that ended the training.
+            # A failed save can raise anything that a file system, a pickled object or a hook's call
+            # raises.
             self.logger.error(f'{type(error).__name__}: {error}')
         self._background.close()
 
 
 @contextmanager
-def _written_by(write: Callable[..., None], copies: Optional[HostCopies]) -> Iterator[None]:
-    """Let MMEngine's Runner, which makes a checkpoint and writes it in one go, write like this.
+def _replacing_host_writer(write: Callable[..., None],
+                           copies: Optional[HostCopies]) -> Iterator[None]:
+    """Replace the functions by which MMEngine's Runner writes the checkpoint that it has built.
+
+    The Runner builds and writes a checkpoint in one method, so its module's functions are replaced.
 
     Args:
-        write: Function that is given the checkpoint and its path.
-        copies: Host memory to which the Runner brings tensors of a device, or None for its own.
+        write: Function that receives the checkpoint and its path.
+        copies: Host memory to which tensors of a device are copied; None for memory that MMEngine
+            allocates.
     """
-    before = host.save_checkpoint, host.weights_to_cpu, host.apply_to
-    host.save_checkpoint = partial(before[0], write=write)  # see compat/checkpoint_contents.py
+    originals = host.save_checkpoint, host.weights_to_cpu, host.apply_to
+    # compat/checkpoint_contents.py has replaced save_checkpoint by a function that takes `write`.
+    host.save_checkpoint = partial(originals[0], write=write)
     if copies is not None:
         host.weights_to_cpu = partial(_weights_to_host, copies)
         host.apply_to = lambda data, *_: copies.to_host(data)
     try:
         yield
     finally:
-        host.save_checkpoint, host.weights_to_cpu, host.apply_to = before
+        host.save_checkpoint, host.weights_to_cpu, host.apply_to = originals
 
 
-def _weights_to_host(copies: HostCopies, state_dict: Any) -> Any:
+def _weights_to_host(copies: HostCopies, state_dict: OrderedDict) -> OrderedDict:
     metadata = getattr(state_dict, '_metadata', OrderedDict())
     weights = copies.to_host(state_dict)
     weights._metadata = metadata

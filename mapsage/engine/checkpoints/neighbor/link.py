@@ -1,8 +1,18 @@
-"""Sends checkpoints to the machine that keeps the copy, while the training goes on.
+"""Sends checkpoints to the machine that keeps a copy, while the training continues.
 
-A connection of its own carries each copy, from a thread of the rank that has written the checkpoint
-to a thread of a rank on the other machine. No collective is part of it, and nothing that happens
-here ends the training: a copy that fails is a warning, and the one before it stays.
+Every copy has its own connection, from a thread of the rank that wrote the checkpoint to a thread
+of a rank on the other machine. No collective is involved, and no failure here ends the training: a
+failed copy is a warning in the log, and the previous copy stays.
+
+A conversation, one JSON object per line; the file's bytes follow ``ready`` without a frame, because
+the first line has announced their number:
+
+    sender    {"name": "iter_500.pth", "size": 9437184}
+    receiver  {"ready": true}
+    sender    <9437184 bytes> {"checksum": 2839450938}
+    receiver  {"kept": true, "remark": ""}          or at any time {"error": "..."}
+
+A sender whose copy is whole tells the other receivers ``{"obsolete": true}``.
 """
 from __future__ import annotations
 
@@ -14,7 +24,10 @@ import socket
 import threading
 import time
 import zlib
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from io import BufferedRWPair, FileIO
+from typing import Dict, List, Optional, Sequence, Tuple, Union
+
+from mmengine.logging import MMLogger
 
 from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import error_text
@@ -31,21 +44,29 @@ from mapsage.distributed.trust.job_secret import job_secret
 
 from .store import CHUNK_BYTES, CopyStore, megabytes
 
-_STALL_SECONDS = 60.0  # in which a connection must carry something
-_CONNECT_SECONDS = 10.0  # with the handshake
-_MAX_LINE = 1 << 16
-_AGAIN_SECONDS = 0.1  # until the next attempt where a receiver is full
-_PURPOSE = 'copies'  # of the handshake
+# Host, port and the listener's number in hexadecimal digits; a list, since it travels as JSON.
+Address = List[Union[str, int]]
+Message = Dict[str, object]
+
+# Within this time a connection must carry something.
+_STALL_SECONDS = 60.0
+# For a connection with its handshake.
+_CONNECT_SECONDS = 10.0
+_MAX_LINE_BYTES, _MAX_COUNT = 2**16, 2**63
+# Until the next attempt if a receiver has no room for another connection.
+_RETRY_SECONDS = 0.1
+# Purpose of the handshake.
+_PURPOSE = 'copies'
 
 
 class CopyReceiver:
-    """Takes copies in and keeps the last one that arrived whole.
+    """Receives copies and keeps the newest one that arrived whole.
 
     Args:
-        store: Where they are kept.
+        store: Store of the copies.
 
     Attributes:
-        address: Host, port and number of the listener, for :class:`CopySender`.
+        address: Address of the listener, for :class:`CopySender`.
 
     Raises:
         OSError: If this process may not listen.
@@ -57,83 +78,86 @@ class CopyReceiver:
         secret = job_secret(os.environ)
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
-        self.address: List[Any] = [host, listener.getsockname()[1], number.hex()]
+        self.address: Address = [host, listener.getsockname()[1], number.hex()]
         self._guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
                             self._start)
 
     def close(self) -> None:
-        """Take no more copies."""
+        """Accept no more copies."""
         self._guard.close()
 
     def _start(self, connection: socket.socket) -> None:
-        # One thread for each: a sender that stops must not keep the next one waiting.
+        # One thread per connection, because a sender that stalls must not delay the next one.
         threading.Thread(target=self._serve, args=(connection,), name='mapsage neighbor copy',
                          daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                self._take(connection)
-            except Exception:  # the sender is gone, and has its own words for it
-                pass
+        # These errors end only this connection: the sender is gone, or violates the protocol. It
+        # logs them itself; a copy that was arriving is removed.
+        with connection, contextlib.suppress(OSError, EOFError, ValueError):
+            self._answer(connection)
 
-    def _take(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(_STALL_SECONDS)
         with connection.makefile('rwb') as stream:
-            asked = _read_line(stream)
-            if asked.get('obsolete'):
+            request = _read_line(stream)
+            if request.get('obsolete'):
                 self._store.drop()
                 return
             try:
-                kept = self._receive(stream, _name_in(asked), _count_in(asked, 'size'))
+                reply = self._receive(stream, _read_name(request), _read_count(request, 'size'))
             except Exception as error:
+                # The sender learns the reason, and logs it.
                 _write_line(stream, error=error_text(error))
                 raise
-            _write_line(stream, **kept)
+            _write_line(stream, **reply)
 
-    def _receive(self, stream: Any, name: str, size: int) -> Dict[str, Any]:
+    def _receive(self, stream: BufferedRWPair, name: str, size: int) -> Message:
         arrival = self._store.arrive(name, size)
         try:
             _write_line(stream, ready=True)
             buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
             while size:
-                part = buffer[:min(size, CHUNK_BYTES)]
-                if stream.readinto(part) != len(part):
+                chunk = buffer[:min(size, CHUNK_BYTES)]
+                if stream.readinto(chunk) != len(chunk):
                     raise EOFError('the connection ended inside the copy')
-                arrival.write(part)
-                size -= len(part)
-            arrival.keep(_count_in(_read_line(stream), 'checksum'))
+                arrival.write(chunk)
+                size -= len(chunk)
+            arrival.keep(_read_count(_read_line(stream), 'checksum'))
         finally:
             arrival.drop()
         return dict(kept=True, remark=arrival.remark)
 
 
 class CopySender:
-    """Sends checkpoints in a thread, one at a time. A newer one replaces one that waits.
+    """Sends checkpoints in a thread, one at a time. A newer checkpoint replaces one that waits.
 
     Args:
         host: Name of the machine that keeps the copy.
-        address: The receiver's there.
+        address: Address of its receiver.
         logger: Logger of the run.
-        others: Addresses of other receivers, whose copies are given up once one is whole here.
+        outdated: Addresses of other receivers, whose copies are dropped once a copy is whole at
+            ``address``.
     """
 
-    def __init__(self, host: str, address: List[Any], logger: Any,
-                 others: Sequence[List[Any]] = ()) -> None:
+    def __init__(self, host: str, address: Address, logger: MMLogger,
+                 outdated: Sequence[Address] = ()) -> None:
         self._host, self._address, self._logger = host, address, logger
-        self._others = list(others)
+        self._outdated = list(outdated)
         self._worker = BackgroundWorker('neighbor copy')
         self._lock = threading.Lock()
-        self._next: Optional[Tuple[str, Any]] = None  # path and open file
+        # The next checkpoint to send: its path and the open file.
+        self._next: Optional[Tuple[str, FileIO]] = None
         self._closed = False
-        self._told = ''  # how the last copy ended, in the log's words
+        # Identifies the last message in the log, so that it is not repeated for every checkpoint.
+        self._last_message = ''
 
     def send(self, path: str) -> None:
-        """Send a checkpoint soon. It is opened at once, so that it may be removed meanwhile."""
+        """Send a checkpoint soon. Its file is opened now, so it may be removed meanwhile."""
         try:
             file = open(path, 'rb', buffering=0)
         except OSError as error:
-            self._failed(path, error)
+            self._log_failure(path, error)
             return
         with self._lock:
             waiting, self._next = self._next, (path, file)
@@ -143,7 +167,7 @@ class CopySender:
             waiting[1].close()
 
     def close(self) -> None:
-        """Send no more; a copy that is under way is given up."""
+        """Stop sending. A copy that is being sent is abandoned."""
         self._closed = True
         self._worker.close(timeout=0)
 
@@ -155,23 +179,25 @@ class CopySender:
         path, file = waiting
         try:
             with file:
-                answer = self._transfer(file, os.path.basename(path))
-        except Exception as error:  # a copy that fails must not end the training
-            self._failed(path, error)
+                result = self._transfer(file, os.path.basename(path))
+        except Exception as error:
+            # The error is handed from this thread to the log of the run, whatever it is: nobody
+            # reads the worker's future, and a failed copy must not end the training.
+            self._log_failure(path, error)
             return
-        if answer is None:
+        if result is None:
             return
-        size, remark = answer
-        while self._others:
-            _give_up_copy(self._others.pop())
+        size, remark = result
+        while self._outdated:
+            _drop_copy(self._outdated.pop())
         if remark:
-            self._tell(f'neighbor copy: {remark}.', warning=True)
+            self._log(f'neighbor copy: {remark}.', warning=True)
         else:
-            self._tell(f'neighbor copy: {os.path.basename(path)} ({megabytes(size)}), and each '
-                       f'later one in its place, is in the memory of {self._host} as well',
-                       key='in memory')
+            self._log(f'neighbor copy: {os.path.basename(path)} ({megabytes(size)}), and each '
+                      f'later one in its place, is in the memory of {self._host} as well',
+                      key='in memory')
 
-    def _transfer(self, file: Any, name: str) -> Optional[Tuple[int, str]]:
+    def _transfer(self, file: FileIO, name: str) -> Optional[Tuple[int, str]]:
         """Return the size and the receiver's remark; None after :meth:`close`."""
         size, crc = os.fstat(file.fileno()).st_size, 0
         with _connect(self._address) as connection, connection.makefile('rwb') as stream:
@@ -187,77 +213,89 @@ class CopySender:
                 crc, left = zlib.crc32(data, crc), left - len(data)
                 connection.sendall(data)
             _write_line(stream, checksum=crc)
-            return size, self._expect(stream, 'kept')['remark']
+            return size, str(self._expect(stream, 'kept')['remark'])
 
-    def _expect(self, stream: Any, word: str) -> Dict[str, Any]:
-        answer = _read_line(stream)
-        if word not in answer:
-            raise OSError(f"{self._host} says: {answer.get('error', answer)}")
-        return answer
+    def _expect(self, stream: BufferedRWPair, key: str) -> Message:
+        reply = _read_line(stream)
+        if key not in reply:
+            raise OSError(f"{self._host} says: {reply.get('error', reply)}")
+        return reply
 
-    def _failed(self, path: str, error: Exception) -> None:
+    def _log_failure(self, path: str, error: Exception) -> None:
         if not self._closed:
-            error_here = error_text(error)
-            self._tell(
+            reason = error_text(error)
+            self._log(
                 f'neighbor copy: {os.path.basename(path)} is not copied to {self._host}: '
-                f'{error_here}. The training goes on, and the copy before it, if there is '
-                f'one, is kept. The next checkpoint is tried again.', warning=True,
-                key=re.sub(r'\d+', '', error_here))  # such as how much room there is now
+                f'{reason}. The training continues, and the previous copy, if there is '
+                f'one, is kept. The next checkpoint will be tried again.', warning=True,
+                # Numbers, such as the free bytes, do not make it another message.
+                key=re.sub(r'\d+', '', reason))
 
-    def _tell(self, text: str, warning: bool = False, key: str = '') -> None:
-        """Log a text unless it says what the last one said."""
-        if (key or text) != self._told:
-            self._told = key or text
+    def _log(self, text: str, warning: bool = False, key: str = '') -> None:
+        """Log a text, unless the last message had the same key."""
+        if (key or text) != self._last_message:
+            self._last_message = key or text
             (self._logger.warning if warning else self._logger.info)(text)
 
 
-def _give_up_copy(address: List[Any]) -> None:
-    with contextlib.suppress(OSError):  # it is gone; its copy does no harm
+def _drop_copy(address: Address) -> None:
+    # A receiver that is gone has no copy, or one that does no harm.
+    with contextlib.suppress(OSError):
         with _connect(address) as connection, connection.makefile('rwb') as stream:
             _write_line(stream, obsolete=True)
-            stream.read()  # until it is done
+            # The receiver closes the connection once the copy is removed.
+            stream.read()
 
 
-def _connect(address: List[Any]) -> socket.socket:
-    """Return a connection to a receiver, which both ends have proved to be of this job."""
-    host, port, number = address
+def _connect(address: Address) -> socket.socket:
+    """Return a connection to a receiver. Both ends have proved that they belong to this job."""
+    host, port, number = str(address[0]), int(address[1]), str(address[2])
     secret, deadline = job_secret(os.environ), time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             connection = connect((host, port), ClientHandshake(
                 secret, _PURPOSE, bytes.fromhex(number)), max(0.01, deadline - time.monotonic()))
-        except GreetingDroppedError:  # it is full
-            if time.monotonic() > deadline - _AGAIN_SECONDS:
+        except GreetingDroppedError:
+            # The receiver has no room for another connection now.
+            if time.monotonic() > deadline - _RETRY_SECONDS:
                 raise
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
         else:
             connection.settimeout(_STALL_SECONDS)
             return connection
 
 
-def _name_in(asked: Dict[str, Any]) -> str:
-    name = asked.get('name')
+def _read_name(request: Message) -> str:
+    name = request.get('name')
     if not isinstance(name, str) or os.path.basename(name) != name or '\0' in name:
         raise ValueError(f'name={name!r}, expected the name of a checkpoint file.')
     return name
 
 
-def _count_in(message: Dict[str, Any], key: str) -> int:
+def _read_count(message: Message, key: str) -> int:
     count = message.get(key)
-    if type(count) is not int or count < 0:
-        raise ValueError(f'{key}={count!r}, expected a number from 0 on.')
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < _MAX_COUNT:
+        raise ValueError(f'{key}={count!r}, expected a whole number from 0 to 2**63 - 1.')
     return count
 
 
-def _write_line(stream: Any, **message: Any) -> None:
+def _write_line(stream: BufferedRWPair, **message: object) -> None:
     stream.write(json.dumps(message).encode() + b'\n')
     stream.flush()
 
 
-def _read_line(stream: Any) -> Dict[str, Any]:
-    """Return the object of the next line; EOFError at the end of the connection."""
-    line = stream.readline(_MAX_LINE)
-    message = json.loads(line) if line.endswith(b'\n') else None
+def _read_line(stream: BufferedRWPair) -> Message:
+    """Return the object on the next line.
+
+    Raises:
+        EOFError: If the connection ended, or the line is not a whole JSON object.
+        ValueError: If the line is not JSON.
+    """
+    line = stream.readline(_MAX_LINE_BYTES)
+    try:
+        message = json.loads(line) if line.endswith(b'\n') else None
+    except RecursionError as error:
+        raise ValueError('a message is nested too deeply') from error
     if not isinstance(message, dict):
         raise EOFError('the connection has ended')
     return message

@@ -1,7 +1,9 @@
-"""Where a machine keeps its copy of the newest checkpoint: in memory, else on its disk.
+"""Stores a machine's copy of the newest checkpoint: in memory if there is room, else on its disk.
 
-The memory is that of ``/dev/shm``. A file there lies in memory and outlives the process that wrote
-it: it goes when it is removed, or when the machine loses its power.
+A copy in memory is a file in ``/dev/shm``. It outlives the process that wrote it, and exists until
+it is removed or the machine loses power. A copy that arrives is an :class:`Arrival`, and replaces
+the previous copy only once it is whole. `link.py` and `relay.py` receive copies; `copies.py`
+decides which copy a run resumes from.
 """
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ import stat
 import uuid
 import zlib
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Union
 
 from mapsage.atomic_write import atomic_write
 from mapsage.errors import UserError
 
-FOLDER = '.neighbor_copy'  # in the work dir; a copy counts as long as it is there
+# In the work dir. A copy in memory counts only as long as this folder names it.
+FOLDER = '.neighbor_copy'
 CHUNK_BYTES = 2**22
 _MEMORY, _GROUPS = Path('/dev/shm'), Path('/sys/fs/cgroup')
-_POINTER = 'memory'  # file in FOLDER that names the folder in the memory
-# A whole copy: its size, its CRC-32 and the checkpoint's own name.
+# File in FOLDER that names the folder in memory.
+_POINTER = 'memory'
+# Name of a whole copy: <size>-<CRC-32>-<name of the checkpoint>.
 _COPY = re.compile(r'^(\d+)-([0-9a-f]{8})-(.+)$')
 _PARTIAL = '.partial'
 
@@ -34,38 +38,39 @@ class NoRoomError(UserError, OSError):
 
 
 class DamagedCopyError(UserError, OSError):
-    """What arrived is not what was sent."""
+    """A copy differs from the file that was sent."""
 
 
 class CopyStore:
-    """The copy of one machine and one work dir: one that is whole, and one that arrives.
+    """The copy of one work dir on one machine: at most one whole copy, and one that is arriving.
 
     Args:
-        work_dir: The run's folder on this machine's own disk.
-        memory: Where a tmpfs is mounted.
+        work_dir: Folder of the run on this machine's disk.
+        memory: Folder where a tmpfs is mounted.
     """
 
     def __init__(self, work_dir: str, memory: Path = _MEMORY) -> None:
         self._disk, self._root = Path(work_dir, FOLDER), memory
-        place = f'{socket.gethostname()}:{os.path.realpath(work_dir)}'
-        digest = hashlib.blake2b(place.encode('utf-8', 'surrogateescape'), digest_size=6)
+        owner = f'{socket.gethostname()}:{os.path.realpath(work_dir)}'
+        digest = hashlib.blake2b(owner.encode('utf-8', 'surrogateescape'), digest_size=6)
         self._prefix = f'mapsage-{os.getuid()}-{digest.hexdigest()}-'
 
     def copies(self) -> List[Path]:
-        """Return the copies that are whole, the last one first; others are removed."""
-        found = []
+        """Return the whole copies, the newest first, and remove all other files."""
+        whole = []
         for path in self._files():
             match = _COPY.match(path.name)
             with contextlib.suppress(OSError):
                 if match and (path.stat().st_size, checksum_of(path)) == (
                         int(match.group(1)), int(match.group(2), 16)):
-                    found.append(path)
-                else:  # of a process that was killed, or damaged
+                    whole.append(path)
+                else:
+                    # A killed process left it unfinished, or it is damaged.
                     path.unlink()
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return sorted(whole, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     def arrive(self, name: str, size: int) -> Arrival:
-        """Return the file into which a checkpoint is to be written.
+        """Return a new file to which a checkpoint is to be written.
 
         Args:
             name: Name of the checkpoint's file.
@@ -73,25 +78,27 @@ class CopyStore:
 
         Raises:
             NoRoomError: If there is no room for it.
-            OSError: If a folder cannot be made.
+            OSError: If a folder cannot be created.
         """
         in_memory, on_disk = self._free_memory(), _free(self._disk.parent)
         if size < in_memory:
-            return Arrival(self, self._memory_folder(), os.path.basename(name), size)
-        what = (f'a copy of {megabytes(size)} has no room in the memory of {socket.gethostname()}: '
-                f'{megabytes(in_memory)} are free for it in {self._root}')
+            return Arrival(self, self._create_memory_folder(), os.path.basename(name), size)
+        no_memory = (
+            f'a copy of {megabytes(size)} has no room in the memory of {socket.gethostname()}: '
+            f'{megabytes(in_memory)} are free for it in {self._root}')
         if size < on_disk:
             self._disk.mkdir(exist_ok=True)
             return Arrival(self, self._disk, os.path.basename(name), size,
-                           f'{what}, so it is kept on the disk, in {self._disk}')
-        raise NoRoomError(f'{what}, and {megabytes(on_disk)} on the disk of {self._disk.parent}')
+                           f'{no_memory}, so it is kept on the disk, in {self._disk}')
+        raise NoRoomError(
+            f'{no_memory}, and {megabytes(on_disk)} on the disk of {self._disk.parent}')
 
     def remove_stale(self) -> None:
-        """Remove what an earlier run in this work dir has left, whose folder is gone since."""
-        kept = self._memory()
+        """Remove copies that an earlier run in this work dir left and that no folder names now."""
+        current = self._memory_folder()
         with contextlib.suppress(OSError):
             for folder in self._root.glob(f'{self._prefix}*'):
-                if folder != kept:
+                if folder != current:
                     shutil.rmtree(str(folder), ignore_errors=True)
 
     def clear(self) -> None:
@@ -100,37 +107,38 @@ class CopyStore:
         self.remove_stale()
 
     def drop(self) -> None:
-        """Remove the whole copy: a newer one is elsewhere."""
-        self._keep_only(None)
+        """Remove the whole copy, because another machine has a newer one."""
+        self.keep_only(None)
+
+    def keep_only(self, copy: Optional[Path]) -> None:
+        """Remove all whole copies except ``copy``."""
+        for path in self._files():
+            if path != copy and not path.name.endswith(_PARTIAL):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def is_in_memory(self, path: Path) -> bool:
         """Return whether a copy lies in memory."""
         return path.parent != self._disk
 
-    def _keep_only(self, kept: Optional[Path]) -> None:
-        for path in self._files():
-            if path != kept and not path.name.endswith(_PARTIAL):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
     def _files(self) -> List[Path]:
-        folders = [folder for folder in (self._memory(), self._disk) if folder is not None]
+        folders = [folder for folder in (self._memory_folder(), self._disk) if folder is not None]
         return [path for folder in folders if folder.is_dir() for path in folder.iterdir()
                 if path != self._disk / _POINTER]
 
-    def _memory(self) -> Optional[Path]:
-        """Return this store's folder in the memory; None if there is none, or not of this user."""
+    def _memory_folder(self) -> Optional[Path]:
+        """Return this store's folder in memory; None if it does not exist or has another owner."""
         try:
             folder = self._root / (self._disk / _POINTER).read_text()
             facts = os.lstat(str(folder))
         except (OSError, ValueError):
             return None
-        ours = folder.parent == self._root and folder.name.startswith(self._prefix)
-        return folder if ours and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() \
+        is_ours = folder.parent == self._root and folder.name.startswith(self._prefix)
+        return folder if is_ours and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() \
             else None
 
-    def _memory_folder(self) -> Path:
-        folder = self._memory()
+    def _create_memory_folder(self) -> Path:
+        folder = self._memory_folder()
         if folder is None:
             folder = self._root / f'{self._prefix}{uuid.uuid4().hex}'
             folder.mkdir(mode=0o700)
@@ -139,7 +147,7 @@ class CopyStore:
         return folder
 
     def _free_memory(self) -> int:
-        """Return the bytes that a copy may take; half of what is available stays for others."""
+        """Return how many bytes a copy may take. Half of the available memory stays free."""
         return min(_free(self._root), _available_memory() // 2)
 
 
@@ -147,28 +155,38 @@ class Arrival:
     """A copy that is being written. Use :meth:`CopyStore.arrive`.
 
     Attributes:
-        remark: Words about where it goes, if that is not the memory; else empty.
+        remark: Sentence about the location of the copy if it is not in memory; else empty.
     """
 
     def __init__(self, store: CopyStore, folder: Path, name: str, size: int,
                  remark: str = '') -> None:
         self._store, self._name, self._left, self._size = store, name, size, size
         self._path = folder / f'{uuid.uuid4().hex}{_PARTIAL}'
-        self._file: Any = open(self._path, 'xb', buffering=0)
+        self._file = open(self._path, 'xb', buffering=0)
         self._crc, self.remark = 0, remark
 
     def write(self, data: Any) -> None:
-        """Add bytes. OSError if they cannot be written."""
+        """Append bytes.
+
+        Args:
+            data: Object with the buffer protocol.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
         left = memoryview(data).cast('B')
         self._crc, self._left = zlib.crc32(left, self._crc), self._left - len(left)
         while len(left):
             left = left[self._file.write(left):]
 
     def keep(self, checksum: int) -> Path:
-        """Let the copy take the place of the one before; return its path.
+        """Replace the previous copy by this one; return its path.
+
+        Args:
+            checksum: CRC-32 of the file that was sent.
 
         Raises:
-            DamagedCopyError: If it is not complete, or has another checksum.
+            DamagedCopyError: If the copy is incomplete or has another checksum.
         """
         self._file.close()
         if self._left or self._crc != checksum:
@@ -177,19 +195,19 @@ class Arrival:
                 f'the copy of {self._name} that arrived on {socket.gethostname()} is not what was '
                 f'sent: {self._left} of {self._size} bytes are missing, or its checksum '
                 f'{self._crc:08x} is not {checksum:08x}')
-        kept = self._path.with_name(f'{self._size}-{checksum:08x}-{self._name}')
-        os.replace(str(self._path), str(kept))
-        self._store._keep_only(kept)
-        return kept
+        path = self._path.with_name(f'{self._size}-{checksum:08x}-{self._name}')
+        os.replace(str(self._path), str(path))
+        self._store.keep_only(path)
+        return path
 
     def drop(self) -> None:
-        """Give up, if it is not kept."""
+        """Remove the copy, unless :meth:`keep` has succeeded."""
         self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
 
 
-def checksum_of(path: Any) -> int:
+def checksum_of(path: Union[str, Path]) -> int:
     """Return the CRC-32 of a file."""
     crc = 0
     with open(path, 'rb', buffering=0) as file:
@@ -201,19 +219,20 @@ def checksum_of(path: Any) -> int:
 
 
 def megabytes(size: int) -> str:
-    """Return a number of bytes in words."""
+    """Format a number of bytes, such as ``'9.4 MB'``."""
     return f'{size / 1e6:,.1f} MB'
 
 
 def _free(folder: Path) -> int:
     try:
         return shutil.disk_usage(str(folder)).free
-    except OSError:  # there is no such folder
+    except OSError:
+        # The folder does not exist.
         return 0
 
 
 def _available_memory() -> int:
-    """Return the bytes that this process's machine and control group can still give (proc(5))."""
+    """Return the bytes that this machine and this process's control group have left (proc(5))."""
     try:
         lines = Path('/proc/meminfo').read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if 'MemAvailable' in line)
@@ -229,7 +248,8 @@ def _left_in_groups() -> List[int]:
             ('memory.max', 'memory.current', 'inactive_file'),
             ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes',
              'total_inactive_file')):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # none, or 'max'
+        # The files may be missing, and the limit may be 'max' instead of a number.
+        with contextlib.suppress(OSError, ValueError, KeyError):
             most = int((_GROUPS / limit).read_text())
             facts = dict(line.split() for line in
                          (_GROUPS / limit).with_name('memory.stat').read_text().splitlines())

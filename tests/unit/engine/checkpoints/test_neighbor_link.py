@@ -102,7 +102,7 @@ def test_without_room_the_run_hears_of_it_once(pair: Pair) -> None:
     (told,) = pair.log.lines[1:]
     assert told.startswith('WARNING neighbor copy: iter_10.pth is not copied to node1: OSError: '
                            'node1 says: NoRoomError: a copy of 8,796,093.0 MB has no room')
-    assert 'The training goes on' in told
+    assert 'The training continues' in told
 
 
 def test_a_machine_that_is_gone_is_a_warning(pair: Pair) -> None:
