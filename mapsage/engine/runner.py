@@ -36,9 +36,9 @@ from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.hooks import CompileReportHook, StopHook
 from mapsage.runner_view import MapSageRun, plain_model
 from mapsage.wrappers import HeadReplicas, place_module
-from mapsage.wrappers.ddp import has_sync_batchnorm
 from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
 from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
+from mapsage.wrappers.placement import has_sync_batchnorm
 
 from .checkpoints.neighbor.copies import copies_for_run
 from .checkpoints.resume import (

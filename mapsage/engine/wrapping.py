@@ -19,7 +19,7 @@ from mapsage.distributed import local_rank, resolve_reduction
 from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
-from mapsage.wrappers.ddp import place_module
+from mapsage.wrappers.placement import place_module
 
 from .compiled_parts import CompileError, check_parts
 from .env_cfg import ConfigError

@@ -1,8 +1,8 @@
-"""Counts of the global batch for losses that need them, without a collective in a forward pass.
+"""Sums over the global batch for losses that need them, such as the number of labeled pixels.
 
-Where one process carries out several virtual ranks in turn, the later ones' counts are not known
-while the first one computes its loss. Counts therefore come from the labels alone, before the first
-forward pass of a step. A module that needs them has two attributes::
+A process may carry out several virtual ranks one after the other, so a loss cannot ask the other
+ranks in its forward pass: the later ones have not begun. Sums therefore come from the labels
+only, and are computed before the first forward pass of a step. Such a loss has two attributes::
 
     class MyLoss(nn.Module):
         def count_batch(self, data_samples):     # of one virtual rank, as the loader made them
@@ -14,80 +14,115 @@ forward pass of a step. A module that needs them has two attributes::
 
         sum_over_ranks = staticmethod(lambda count: count)   # a single process with one rank
 
-The wrapper puts a function of its own in the place of ``sum_over_ranks``.
+The model wrapper replaces ``sum_over_ranks`` with a function that returns the sum over all virtual
+ranks.
 
 A loss that needs sums of *predictions*, such as the intersections of a Jaccard index, has
-``counts_predictions = True`` and no ``count_batch``. Its ``sum_over_ranks`` sums what it is called
-with in the forward pass: over processes then and there, one small collective a call; where a
-process carries out several virtual ranks in turn, a first pass without gradients over all of them
-collects the counts, which costs one more forward pass a step, about a third of its time. The sums
-are without gradient, and equal bit for bit on any number of processes. Outside a training step such
-a call returns what it is given.
+``counts_predictions = True`` and no ``count_batch``. It passes its counts to ``sum_over_ranks`` in
+the forward pass. With one virtual rank in each process, this is one small collective per call. With
+several, a first pass without gradients over all virtual ranks collects the counts, and the second
+pass reads the sums; the first pass takes about a third of a step's time. The sums have no gradient,
+and their bits do not depend on the number of processes. Outside of a training step,
+``sum_over_ranks`` returns its argument.
 """
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    Callable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    runtime_checkable,
+)
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, SerialChannel, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 
-# How far a count of the second pass may be from that of the first: the noise of kernels that add
-# in any order.
-_SAME = 1e-3
-# Counts of one virtual rank in the order of the calls, with the place of the module that made it.
+# Tolerance between the counts of the first and the second pass: kernels that add in any order
+# differ in the last bits.
+_TOLERANCE = 1e-3
+# Counts of one virtual rank in the order of the calls: index of the loss, count in float64 on the
+# host.
 _Calls = List[Tuple[int, torch.Tensor]]
 
 
+@runtime_checkable
+class LabelCounter(Protocol):
+    """A loss that needs a sum over the labels of the global batch."""
+
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
+
+    def count_batch(self, data_samples: Sequence[object]) -> torch.Tensor:
+        """Return the counts of one virtual rank's samples, of the same shape for every batch."""
+
+
+@runtime_checkable
+class PredictionCounter(Protocol):
+    """A loss that needs a sum over the predictions for the global batch."""
+
+    counts_predictions: bool
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
+
+
 class BatchCounts:
-    """Gives modules the sums of their counts over virtual ranks, of labels and of predictions.
+    """Computes the sums over all virtual ranks and hands them to the losses of a model.
 
     Args:
         module: Model.
         ranks: Virtual ranks of the run and their processes.
-        group: Process group of these; all ranks when None.
+        group: Process group of these processes; all ranks when None.
     """
 
-    def __init__(self, module: nn.Module, ranks: VirtualRanks, group: Optional[Any] = None
-                 ) -> None:
-        self._modules: List[Any] = []
-        self._predicting: List[Any] = []
+    def __init__(self, module: nn.Module, ranks: VirtualRanks,
+                 group: Optional[dist.ProcessGroup] = None) -> None:
+        self._label_counters: List[LabelCounter] = []
+        self._prediction_counters: List[PredictionCounter] = []
         self._ranks, self._group = ranks, group
         self._training = False
-        self._collected: Optional[_Calls] = None  # in the first pass: of the present virtual rank
-        self._found: List[_Calls] = []  # of the virtual ranks of this process
+        # In the first pass: the counts of the current virtual rank. None outside of it.
+        self._current_calls: Optional[_Calls] = None
+        # Results of the first pass: counts of each virtual rank of this process, and the sum over
+        # all virtual ranks of every call.
+        self._calls_of_ranks: List[_Calls] = []
         self._totals: List[torch.Tensor] = []
-        self._turn, self._call = 0, 0
+        # Progress of the second pass: index of the virtual rank in this process, and of the call.
+        self._rank_index, self._call_index = 0, 0
         self._channel: Channel = SerialChannel()
         self.watch(module)
 
     def watch(self, module: nn.Module) -> None:
-        """Give counts to a module outside of the model, such as a hook's loss, too. Collective."""
-        known = [*self._modules, *self._predicting]
-        counters, predicting = (
-            [each for each in find(module) if not any(each is other for other in known)]
-            for find in (_counters, _predicting))
-        if (counters or predicting) and not known:
-            # The channel of control traffic, since not every group that carries gradients takes
-            # CPU tensors.
+        """Also serve a module that is not part of the model, such as a hook's loss. Collective."""
+        known = {id(counter) for counter in (*self._label_counters, *self._prediction_counters)}
+        label_counters = [counter for counter in _label_counters(module)
+                          if id(counter) not in known]
+        prediction_counters = [counter for counter in _prediction_counters(module)
+                               if id(counter) not in known]
+        if (label_counters or prediction_counters) and not known:
+            # Not the group itself: some groups that carry gradients refuse CPU tensors.
             self._channel = open_channel(self._group, purpose='counts')
-        for place, each in enumerate(predicting, len(self._predicting)):
-            each.sum_over_ranks = self._summer(place)
-        self._modules += counters
-        self._predicting += predicting
+        for index, counter in enumerate(prediction_counters, len(self._prediction_counters)):
+            counter.sum_over_ranks = self._prediction_summer(index)
+        self._label_counters += label_counters
+        self._prediction_counters += prediction_counters
 
     @property
     def wants_first_pass(self) -> bool:
         """Whether a step needs a pass without gradients over all virtual ranks of this process."""
-        return bool(self._predicting) and not self._ranks.one_each
+        return bool(self._prediction_counters) and not self._ranks.one_each
 
     @contextmanager
-    def step(self, batches: Sequence[Any]) -> Iterator[None]:
-        """Return the context of a training step on one batch for each virtual rank. Collective.
+    def step(self, batches: Sequence[object]) -> Iterator[None]:
+        """Open the context of a training step on one batch per virtual rank. Collective.
 
         Raises:
             VirtualRanksError: As :meth:`prepare` does.
@@ -98,150 +133,174 @@ class BatchCounts:
             yield
         finally:
             self._training = False
-            self._found, self._totals = [], []
+            self._calls_of_ranks, self._totals = [], []
 
-    def prepare(self, batches: Sequence[Any]) -> None:
-        """Count the batches of a step, one for each virtual rank of this process. Collective.
+    def prepare(self, batches: Sequence[object]) -> None:
+        """Sum the label counts of a step's batches, one per virtual rank here. Collective.
 
         Raises:
-            VirtualRanksError: If a count is no tensor, or the batches have no data samples.
+            VirtualRanksError: If a count is not a tensor, or the batches have no data samples.
         """
-        if not self._modules:
+        if not self._label_counters:
             return
-        counts = [[self._count(each, batch) for each in self._modules] for batch in batches]
-        total = self._total([torch.cat([count.reshape(-1) for count in each]) for each in counts])
+        counts = [[_count_labels(counter, batch) for counter in self._label_counters]
+                  for batch in batches]
+        total = self._sum_over_virtual_ranks(
+            [torch.cat([count.reshape(-1) for count in rank_counts]) for rank_counts in counts])
         shapes = [count.shape for count in counts[0]]
-        parts = total.split([shape.numel() for shape in shapes])
-        for each, shape, part in zip(self._modules, shapes, parts):
-            each.sum_over_ranks = _giver(part.reshape(shape))
+        sums = total.split([shape.numel() for shape in shapes])
+        for counter, shape, counter_sum in zip(self._label_counters, shapes, sums):
+            counter.sum_over_ranks = _label_summer(counter_sum.reshape(shape))
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep the counts of the predictions for one virtual rank, in the first pass."""
-        self._collected = []
+        """Store the prediction counts of one virtual rank, in the first pass."""
+        calls: _Calls = []
+        self._current_calls = calls
         try:
             yield
         finally:
-            found, self._collected = self._collected, None
-        self._found.append(found)
+            self._current_calls = None
+        self._calls_of_ranks.append(calls)
 
     def sum_collected(self) -> None:
-        """End the first pass: sum what was collected over all virtual ranks. Collective.
+        """End the first pass: sum the collected counts over all virtual ranks. Collective.
 
         Raises:
-            VirtualRanksError: If virtual ranks have called other losses than the first one.
+            VirtualRanksError: If the virtual ranks of this process called different losses.
         """
-        layouts = [[(place, count.shape) for place, count in calls] for calls in self._found]
+        layouts = [[(index, count.shape) for index, count in calls]
+                   for calls in self._calls_of_ranks]
         if any(layout != layouts[0] for layout in layouts):
             raise VirtualRanksError(
-                f'virtual ranks of this process have called {_names(self._predicting)} with other '
-                f'counts than the first: {layouts}. Expected a model that computes the same losses '
-                f'for every batch.')
-        flat = [torch.cat([count.reshape(-1) for _, count in calls]) for calls in self._found] \
-            if layouts[0] else []
+                f'virtual ranks of this process have called {_names(self._prediction_counters)} '
+                f'with other counts than the first: {layouts}. Expected a model that computes the '
+                f'same losses for every batch.')
         self._totals = []
-        if flat:
-            total = self._total(flat)
-            sizes = [shape.numel() for _, shape in layouts[0]]
-            self._totals = [part.reshape(shape)
-                            for part, (_, shape) in zip(total.split(sizes), layouts[0])]
-        self._turn, self._call = 0, 0
+        if layouts[0]:
+            total = self._sum_over_virtual_ranks(
+                [torch.cat([count.reshape(-1) for _, count in calls])
+                 for calls in self._calls_of_ranks])
+            shapes = [shape for _, shape in layouts[0]]
+            self._totals = [values.reshape(shape) for values, shape in
+                            zip(total.split([shape.numel() for shape in shapes]), shapes)]
+        self._rank_index, self._call_index = 0, 0
 
-    def next_turn(self) -> None:
-        """Go on to the next virtual rank of this process, in the second pass."""
-        self._turn, self._call = self._turn + 1, 0
+    def next_virtual_rank(self) -> None:
+        """Continue with the next virtual rank of this process, in the second pass."""
+        self._rank_index, self._call_index = self._rank_index + 1, 0
 
-    def _summer(self, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        # No bound method: a deep copy of the model, as EMAHook makes, would copy the channel too.
-        return lambda count: self._sum_predictions(place, count)
+    def _prediction_summer(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        # Not a bound method: a deep copy of the model, such as EMAHook's, would copy the channel.
+        return lambda count: self._sum_predictions(index, count)
 
-    def _sum_predictions(self, place: int, count: torch.Tensor) -> torch.Tensor:
-        """Return the sum over virtual ranks of what a loss has counted. Collective in a step."""
+    def _sum_predictions(self, index: int, count: torch.Tensor) -> torch.Tensor:
+        """Return a loss's count summed over the virtual ranks. Collective in a training step."""
         if not self._training:
             return count.detach()
-        # It leaves its device first: not every device has float64.
-        host = count.detach().cpu().double()
-        if self._collected is not None:
-            self._collected.append((place, host))
+        # Converted on the host, because some devices have no float64.
+        host_count = count.detach().cpu().double()
+        if self._current_calls is not None:
+            self._current_calls.append((index, host_count))
             return count.detach()
-        total = self._total([host.reshape(-1)]).reshape(host.shape) if self._ranks.one_each \
-            else self._next_total(place, host)
+        if self._ranks.one_each:
+            total = self._sum_over_virtual_ranks([host_count.reshape(-1)])
+            total = total.reshape(host_count.shape)
+        else:
+            total = self._read_total(index, host_count)
         return total.to(count.dtype).to(count.device)
 
-    def _next_total(self, place: int, host: torch.Tensor) -> torch.Tensor:
-        calls, call = self._found[self._turn], self._call
-        self._call += 1
-        if call >= len(calls) or calls[call][0] != place or calls[call][1].shape != host.shape:
+    def _read_total(self, index: int, host_count: torch.Tensor) -> torch.Tensor:
+        """Return the sum that the first pass computed for the current call."""
+        calls, call_index = self._calls_of_ranks[self._rank_index], self._call_index
+        self._call_index += 1
+        name = type(self._prediction_counters[index]).__name__
+        if call_index >= len(calls) or calls[call_index][0] != index \
+                or calls[call_index][1].shape != host_count.shape:
             raise VirtualRanksError(
-                f'{type(self._predicting[place]).__name__} was called otherwise in the second pass '
-                f'of a step than in the first: expected a model that computes the same losses '
-                f'twice for a batch.')
-        first = calls[call][1]
-        # A device that records its operations would have to carry them out twice for this.
+                f'{name} was called otherwise in the second pass of a step than in the first: '
+                f'expected a model that computes the same losses twice for a batch.')
+        first_count = calls[call_index][1]
+        # Skipped on a lazy device, which would have to run its recorded operations twice.
         if not current_accelerator().lazy and not torch.allclose(
-                first, host, rtol=_SAME, atol=_SAME * float(first.abs().max()), equal_nan=True):
+                first_count, host_count, rtol=_TOLERANCE,
+                atol=_TOLERANCE * float(first_count.abs().max()), equal_nan=True):
             raise VirtualRanksError(
-                f'{type(self._predicting[place]).__name__} counted something else in the second '
-                f'pass of a step than in the first, by up to {float((first - host).abs().max()):g} '
-                f'of {float(first.abs().max()):g} pixels: the model keeps a state or draws random '
-                f'numbers that are not seeded. Start {self._ranks.count} processes, one for each '
-                f'virtual rank, where one pass suffices.')
-        return self._totals[call]
+                f'{name} counted something else in the second pass of a step than in the first, '
+                f'by up to {float((first_count - host_count).abs().max()):g} of '
+                f'{float(first_count.abs().max()):g} pixels: the model keeps a state or draws '
+                f'random numbers that are not seeded. Start {self._ranks.count} processes, one for '
+                f'each virtual rank, where one pass suffices.')
+        return self._totals[call_index]
 
-    def _total(self, mine: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of vectors over all virtual ranks, in their order. Collective."""
-        padded = mine[0].new_zeros(len(self._ranks.block(0)), len(mine[0]))
-        padded[:len(mine)] = torch.stack(list(mine))
-        total = torch.zeros_like(mine[0])
+    def _sum_over_virtual_ranks(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of one vector per virtual rank, added in their order. Collective.
+
+        Args:
+            vectors: Vectors of this process's virtual ranks, float64 ``(length,)`` on the host.
+        """
+        # Processes may have blocks of different lengths, and the channel gathers equal shapes.
+        padded = vectors[0].new_zeros(len(self._ranks.block(0)), len(vectors[0]))
+        padded[:len(vectors)] = torch.stack(list(vectors))
+        total = torch.zeros_like(vectors[0])
         for rows, block in zip(self._channel.gather(padded), self._ranks.blocks):
             for row in rows[:len(block)]:
                 total += row
         return total
 
-    def _count(self, module: Any, batch: Any) -> torch.Tensor:
-        samples = batch.get('data_samples') if isinstance(batch, dict) else None
-        if samples is None:
-            raise VirtualRanksError(
-                f'{type(module).__name__}.count_batch counts data samples, and the batch '
-                f'({type(batch).__name__}) has no key data_samples.')
-        count = module.count_batch(samples)
-        if not isinstance(count, torch.Tensor):
-            raise VirtualRanksError(
-                f'{type(module).__name__}.count_batch gives {count!r}, expected a tensor of the '
-                f'same shape for every batch.')
-        # In float64 all counts are exact.
-        return count.detach().to('cpu', torch.float64)
+
+@runtime_checkable
+class _HasCounts(Protocol):
+    counts: BatchCounts
 
 
 def gives_counts(wrapper: nn.Module) -> bool:
     """Return whether a model wrapper has :class:`BatchCounts`, as its attribute ``counts``."""
-    return isinstance(getattr(wrapper, 'counts', None), BatchCounts)
+    return isinstance(wrapper, _HasCounts) and isinstance(wrapper.counts, BatchCounts)
 
 
 def names_of_counters(module: nn.Module) -> List[str]:
-    """Return the names of the classes that want counts of the global batch, sorted."""
-    return sorted({type(each).__name__ for each in [*_counters(module), *_predicting(module)]})
+    """Return the sorted names of the loss classes that need sums over the global batch."""
+    return sorted({type(counter).__name__ for counter in
+                   (*_label_counters(module), *_prediction_counters(module))})
 
 
-def _counters(module: nn.Module) -> List[Any]:
-    return [each for each in module.modules() if hasattr(each, 'count_batch')]
+def _label_counters(module: nn.Module) -> List[LabelCounter]:
+    return [child for child in module.modules() if isinstance(child, LabelCounter)]
 
 
-def _predicting(module: nn.Module) -> List[Any]:
-    return [each for each in module.modules() if getattr(each, 'counts_predictions', False)]
+def _prediction_counters(module: nn.Module) -> List[PredictionCounter]:
+    return [child for child in module.modules()
+            if isinstance(child, PredictionCounter) and child.counts_predictions]
 
 
-def _names(modules: Sequence[Any]) -> str:
-    return ', '.join(sorted({type(each).__name__ for each in modules}))
+def _names(counters: Sequence[PredictionCounter]) -> str:
+    return ', '.join(sorted({type(counter).__name__ for counter in counters}))
 
 
-def _giver(total: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _count_labels(counter: LabelCounter, batch: object) -> torch.Tensor:
+    """Return the counts of one virtual rank's labels in float64, where all counts are exact."""
+    samples = batch.get('data_samples') if isinstance(batch, Mapping) else None
+    if samples is None:
+        raise VirtualRanksError(
+            f'{type(counter).__name__}.count_batch counts data samples, and the batch '
+            f'({type(batch).__name__}) has no key data_samples.')
+    count: object = counter.count_batch(samples)
+    if not isinstance(count, torch.Tensor):
+        raise VirtualRanksError(
+            f'{type(counter).__name__}.count_batch gives {count!r}, expected a tensor of the '
+            f'same shape for every batch.')
+    return count.detach().to('cpu', torch.float64)
+
+
+def _label_summer(total: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     def sum_over_ranks(count: torch.Tensor) -> torch.Tensor:
         if count.shape != total.shape:
             raise VirtualRanksError(
-                f'sum_over_ranks was given a count of shape {tuple(count.shape)}: expected that '
-                f'of count_batch, {tuple(total.shape)}. Only counts of labels can be summed over '
-                f'virtual ranks, since these take turns in one process.')
+                f'sum_over_ranks was given a count of shape {tuple(count.shape)}: expected the '
+                f'shape that count_batch returns, {tuple(total.shape)}. Only counts of labels can '
+                f'be summed over virtual ranks, because one process carries them out one after '
+                f'the other.')
         return total.to(count.device, count.dtype)
 
     return sum_over_ranks

@@ -1,11 +1,17 @@
-"""The plan of which part of a model goes to which device; nothing is moved here."""
+"""Plans which modules of a model go to which device. Nothing is moved here.
+
+A model can only be cut between modules that pass a value from one to the next, so the planner knows
+which modules those are (:func:`find_units`). ``device_map`` is a mapping from the path of a module
+to a device, where the longest matching path decides; it is given by a config or computed by
+:func:`automatic_map`. `model_parallel.py` carries the plan out.
+"""
 from __future__ import annotations
 
 import difflib
 import itertools
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from mmengine.model import BaseDataPreprocessor
@@ -13,12 +19,11 @@ from torch import nn
 
 from mapsage.errors import UserError
 
-# Modules that pass a value from child to child although they are not containers; all others stay
-# whole.
+# Modules that pass a value from child to child although they are not containers. All other modules
+# that are not containers stay whole.
 _CHAINS = ('SwinBlockSequence',)
 # Backbones whose forward adds or concatenates the results of their children.
-_WHOLE_BACKBONES = ('CGNet', 'DDRNet', 'ICNet', 'PIDNet',
-                    'STDCContextPathNet')
+_WHOLE_BACKBONES = ('CGNet', 'DDRNet', 'ICNet', 'PIDNet', 'STDCContextPathNet')
 
 
 class DeviceMapError(UserError, ValueError):
@@ -33,9 +38,9 @@ class Unit:
 
     Attributes:
         name: Path of the module.
-        sizes: Size of its parameters in bytes by ``id``, and 0 for each buffer. Tensors held
-            directly by a module that is cut belong to the first unit in it.
-        parents: Paths of such modules, whose direct tensors are in ``sizes``.
+        sizes: ``id`` of a tensor -> bytes of a parameter, or 0 for a buffer. The direct tensors of
+            a module that is cut belong to the first unit in that module.
+        parents: Paths of the cut modules that have direct tensors in ``sizes``.
     """
 
     name: str
@@ -58,8 +63,8 @@ def find_units(model: nn.Module) -> List[Unit]:
 def _units(module: nn.Module, name: str) -> List[Unit]:
     direct = _direct_sizes(module)
     if not _is_chain(module, name):
-        sizes = {key: size for each in module.modules()
-                 for key, size in _direct_sizes(each).items()}
+        sizes = {key: size for child in module.modules()
+                 for key, size in _direct_sizes(child).items()}
         return [Unit(name, sizes)] if sizes else []
     units = [unit for child_name, child in module.named_children()
              if not isinstance(child, BaseDataPreprocessor)
@@ -87,61 +92,64 @@ def is_container(module: nn.Module) -> bool:
 
 
 def _direct_sizes(module: nn.Module) -> Dict[int, int]:
-    parameters = {id(each): each.numel() * each.element_size()
-                  for each in module._parameters.values() if each is not None}
-    return {**parameters, **{id(each): 0 for each in module._buffers.values() if each is not None}}
+    sizes = {id(parameter): parameter.numel() * parameter.element_size()
+             for parameter in module._parameters.values() if parameter is not None}
+    buffers = {id(buffer): 0 for buffer in module._buffers.values() if buffer is not None}
+    return {**sizes, **buffers}
 
 
-def partition(sizes: Sequence[int], parts: int) -> List[int]:
-    """Cut a sequence into at most ``parts`` runs so that the largest is as small as possible. Pure.
+def partition(sizes: Sequence[int], max_runs: int) -> List[int]:
+    """Cut a sequence into up to ``max_runs`` runs and minimize the size of the largest. Pure.
 
     Among such cuts it chooses the most even one, with the smallest sum of squares.
 
     Args:
         sizes: Sizes of the items, not negative.
-        parts: Largest number of runs, at least 1.
+        max_runs: Largest number of runs, at least 1.
 
     Returns:
         Index of the run of each item, from 0, never decreasing.
     """
     ends = [0, *itertools.accumulate(sizes)]
-    limit = _smallest_limit(ends, parts)
+    limit = _smallest_limit(ends, max_runs)
     infinite = (ends[-1] + 1) ** 2
-    # costs[i]: the smallest sum of squares over the first i items, cut into the parts so far
+    # costs[i]: the smallest sum of squares over the first i items, cut into the runs so far.
     costs = [0] + [infinite] * len(sizes)
     cuts: List[List[int]] = []
-    for _ in range(parts):
+    for _ in range(max_runs):
         begins = [bisect_left(ends, end - limit) for end in ends]
         best = [min(range(begin, i + 1), key=lambda j: costs[j] + (ends[i] - ends[j]) ** 2)
                 for i, begin in enumerate(begins)]
         costs = [costs[j] + (ends[i] - ends[j]) ** 2 for i, j in enumerate(best)]
         cuts.append(best)
-    owner = [0] * len(sizes)
+    run_of_item = [0] * len(sizes)
     end = len(sizes)
-    for part in reversed(range(parts)):
-        begin = cuts[part][end]
-        owner[begin:end] = [part] * (end - begin)
+    for run in reversed(range(max_runs)):
+        begin = cuts[run][end]
+        run_of_item[begin:end] = [run] * (end - begin)
         end = begin
-    return owner
+    return run_of_item
 
 
-def _smallest_limit(ends: Sequence[int], parts: int) -> int:
+def _smallest_limit(ends: Sequence[int], max_runs: int) -> int:
+    """Return the smallest possible size of the largest run, by bisection."""
     low, high = max((end - begin for begin, end in zip(ends, ends[1:])), default=0), ends[-1]
     while low < high:
         limit = (low + high) // 2
-        if _parts_needed(ends, limit) <= parts:
+        if _count_runs(ends, limit) <= max_runs:
             high = limit
         else:
             low = limit + 1
     return low
 
 
-def _parts_needed(ends: Sequence[int], limit: int) -> int:
-    needed, begin = 1, 0
+def _count_runs(ends: Sequence[int], limit: int) -> int:
+    """Return the number of runs if each is filled up to ``limit``."""
+    runs, begin = 1, 0
     for previous, end in zip(ends, ends[1:]):
         if end - begin > limit:
-            needed, begin = needed + 1, previous
-    return needed
+            runs, begin = runs + 1, previous
+    return runs
 
 
 def automatic_map(model: nn.Module, device_count: int) -> Dict[str, int]:
@@ -157,43 +165,41 @@ def automatic_map(model: nn.Module, device_count: int) -> Dict[str, int]:
     if not units:
         raise DeviceMapError(f'{type(model).__name__} has no parameters to split.')
     groups = _tied_groups(units)
-    owners = partition([sum(_union(units[i] for i in group).values()) for group in groups],
-                       device_count)
-    index = {i: owner for group, owner in zip(groups, owners) for i in group}
-    # Owners of empty devices are skipped, so that device 0 is always the first in use.
-    used = {owner: rank for rank, owner in enumerate(sorted(set(index.values())))}
-    placed: Dict[str, int] = {}
-    for i, unit in enumerate(units):
-        for name in (*unit.parents, unit.name):
-            placed[name] = used[index[i]]
-    return placed
+    runs = partition([sum(_merged_sizes(units[i] for i in group).values()) for group in groups],
+                     device_count)
+    run_of_unit = {i: run for group, run in zip(groups, runs) for i in group}
+    # Empty runs are skipped, so that device 0 is always the first in use.
+    device_of_run = {run: device for device, run in enumerate(sorted(set(run_of_unit.values())))}
+    return {name: device_of_run[run_of_unit[i]] for i, unit in enumerate(units)
+            for name in (*unit.parents, unit.name)}
 
 
-def _union(units: Iterable[Unit]) -> Dict[int, int]:
+def _merged_sizes(units: Iterable[Unit]) -> Dict[int, int]:
     return {key: size for unit in units for key, size in unit.sizes.items()}
 
 
 def _tied_groups(units: Sequence[Unit]) -> List[List[int]]:
+    """Return the indices of the units in groups that share no tensor with another group."""
     groups: List[Tuple[FrozenSet[int], List[int]]] = []
     for i, unit in enumerate(units):
         keys, members = frozenset(unit.sizes), [i]
-        apart = []
-        for group in groups:
-            if group[0] & keys:
-                keys, members = keys | group[0], group[1] + members
+        untied = []
+        for group_keys, group_members in groups:
+            if group_keys & keys:
+                keys, members = keys | group_keys, group_members + members
             else:
-                apart.append(group)
-        groups = [*apart, (keys, members)]
+                untied.append((group_keys, group_members))
+        groups = [*untied, (keys, members)]
     return sorted((sorted(members) for _, members in groups), key=lambda members: members[0])
 
 
-def resolve_device_map(model: nn.Module, device_map: Mapping[str, Any],
+def resolve_device_map(model: nn.Module, device_map: Mapping[str, object],
                        devices: Sequence[torch.device]) -> Dict[str, torch.device]:
     """Return the device of every module that ``device_map`` covers.
 
     Args:
-        model: Model to place. Its data preprocessor goes to the device of the model's first part,
-            unless it is named.
+        model: Model to place. Its data preprocessor goes to the device of the first module with
+            tensors, unless ``device_map`` names the preprocessor.
         device_map: Mapping from the path of a module (``''`` for the model) to a device, given as
             an index into ``devices`` or as one of them; the longest matching path decides.
         devices: Devices that may be used.
@@ -203,40 +209,43 @@ def resolve_device_map(model: nn.Module, device_map: Mapping[str, Any],
             not one of ``devices``, or a shared parameter would be on two devices.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    for prefix in device_map:
-        _check_prefix(prefix, modules)
-    chosen = {prefix: _find_device(prefix, value, devices) for prefix, value in device_map.items()}
-    places: Dict[str, torch.device] = {}
+    for path in device_map:
+        _check_path(path, modules)
+    chosen = {path: _find_device(path, value, devices) for path, value in device_map.items()}
+    module_devices: Dict[str, torch.device] = {}
     for name in modules:
-        decisive = _longest_prefix(name, chosen)
-        if decisive is not None:
-            places[name] = chosen[decisive]
+        prefix = _longest_prefix(name, chosen)
+        if prefix is not None:
+            module_devices[name] = chosen[prefix]
     owners = tensor_owners(model)
-    uncovered = [name for name in owners if name not in places]
+    uncovered = [name for name in owners if name not in module_devices]
     if uncovered:
         raise DeviceMapError(
             f"device_map gives no device to {len(uncovered)} module(s) with parameters or buffers: "
             f"{', '.join(uncovered[:5])}{', ...' if len(uncovered) > 5 else ''}. Add their paths, "
             f"or '' for all that is not named.")
-    _check_ties(modules, owners, places)
-    places.update({name: chosen.get(name, places[owners[0]]) for name, module in modules.items()
-                   if owners and isinstance(module, BaseDataPreprocessor)})
-    return places
+    _check_ties(modules, owners, module_devices)
+    if owners:
+        first_device = module_devices[owners[0]]
+        module_devices.update({
+            name: chosen.get(name, first_device) for name, module in modules.items()
+            if isinstance(module, BaseDataPreprocessor)})
+    return module_devices
 
 
 def tensor_owners(model: nn.Module) -> List[str]:
     """Return the paths of the modules that hold tensors directly, in order.
 
-    Data preprocessors are left out, because any part may receive their batch.
+    Data preprocessors are left out, because their batch may go to any device.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    within = {id(each) for module in modules.values() if isinstance(module, BaseDataPreprocessor)
-              for each in module.modules()}
+    preprocessing = {id(child) for module in modules.values()
+                     if isinstance(module, BaseDataPreprocessor) for child in module.modules()}
     return [name for name, module in modules.items()
-            if _direct_sizes(module) and id(module) not in within]
+            if _direct_sizes(module) and id(module) not in preprocessing]
 
 
-def _longest_prefix(name: str, prefixes: Mapping[str, Any]) -> Optional[str]:
+def _longest_prefix(name: str, prefixes: Mapping[str, object]) -> Optional[str]:
     while name not in prefixes:
         if not name:
             return None
@@ -244,18 +253,18 @@ def _longest_prefix(name: str, prefixes: Mapping[str, Any]) -> Optional[str]:
     return name
 
 
-def _check_prefix(prefix: str, modules: Mapping[str, nn.Module]) -> None:
-    if prefix in modules:
+def _check_path(path: str, modules: Mapping[str, nn.Module]) -> None:
+    if path in modules:
         return
-    near = difflib.get_close_matches(str(prefix), list(modules), 1)
+    near = difflib.get_close_matches(str(path), list(modules), 1)
     top = ', '.join(name for name in modules if name and '.' not in name)
     raise DeviceMapError(
-        f'device_map names {prefix!r}, which is no module of the model.'
+        f'device_map names {path!r}, which is not a module of the model.'
         + (f' Did you mean {near[0]!r}?' if near else '')
         + f" Expected paths of modules such as {top}, or '' for all that is not named.")
 
 
-def _find_device(prefix: str, value: Any, devices: Sequence[torch.device]) -> torch.device:
+def _find_device(path: str, value: object, devices: Sequence[torch.device]) -> torch.device:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(devices):
         return devices[value]
     if isinstance(value, (str, torch.device)):
@@ -263,17 +272,18 @@ def _find_device(prefix: str, value: Any, devices: Sequence[torch.device]) -> to
             if str(device) == str(value):
                 return device
     raise DeviceMapError(
-        f'device_map[{prefix!r}] is {value!r}: expected an index from 0 to {len(devices) - 1}, or '
+        f'device_map[{path!r}] is {value!r}: expected an index from 0 to {len(devices) - 1}, or '
         f"one of {', '.join(map(str, devices))}.")
 
 
 def _check_ties(modules: Mapping[str, nn.Module], owners: Sequence[str],
-                places: Mapping[str, torch.device]) -> None:
-    homes: Dict[int, str] = {}
+                module_devices: Mapping[str, torch.device]) -> None:
+    first_owners: Dict[int, str] = {}
     for name in owners:
         for key in _direct_sizes(modules[name]):
-            other = homes.setdefault(key, name)
-            if places[other] != places[name]:
+            first = first_owners.setdefault(key, name)
+            if module_devices[first] != module_devices[name]:
                 raise DeviceMapError(
-                    f'{other!r} and {name!r} share a tensor, and device_map puts them on '
-                    f'{places[other]} and {places[name]}: give both the same device.')
+                    f'{first!r} and {name!r} share a tensor, and device_map puts them on '
+                    f'{module_devices[first]} and {module_devices[name]}: give both the same '
+                    f'device.')

@@ -1,24 +1,27 @@
-"""Fused optimizers, ``optimizer=dict(fused=True)``: where torch has them, and only correctly.
+"""Correct steps of fused optimizers, ``optimizer=dict(fused=True)``, where torch has them.
 
 Torch's fused kernels for the CPU walk over the memory of a parameter, its gradient and its averages
-at once, without a look at their layouts. Where these differ, such as a gradient that was added up
-over ranks or averages from a checkpoint beside a weight with channels last, they silently mix up
-the elements (torch 2.13; those of CUDA raise an error).
+at once and ignore their strides. If a weight has its channels last, and its gradient (summed over
+ranks) or its averages (from a checkpoint) have not, these kernels silently mix up the elements, and
+the CUDA kernels raise an error (torch 2.13). :func:`watch_fused_steps` prevents both.
 """
 from __future__ import annotations
 
 import copy
 import functools
 import inspect
-from typing import Any, List, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple, TypeVar
 
 import torch
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import OPTIMIZERS
 
 from mapsage.accelerator import Accelerator, current_accelerator
 
+_Config = TypeVar('_Config')
 
-def why_not_fused(kind: Any, accelerator: Accelerator) -> Optional[str]:
+
+def why_not_fused(kind: type, accelerator: Accelerator) -> Optional[str]:
     """Return why optimizers of a class cannot be fused on an accelerator, or None if they can."""
     if not _takes_fused(kind):
         return f'torch {torch.__version__} has no fused {kind.__name__}'
@@ -28,12 +31,13 @@ def why_not_fused(kind: Any, accelerator: Accelerator) -> Optional[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def _takes_fused(kind: Any) -> bool:
+def _takes_fused(kind: type) -> bool:
     return 'fused' in inspect.signature(kind).parameters
 
 
-def without_missing_fusion(config: Any, accelerator: Accelerator) -> Tuple[Any, List[str]]:
-    """Return ``optim_wrapper`` of a config without ``fused=True`` where there is none.
+def without_missing_fusion(config: _Config,
+                           accelerator: Accelerator) -> Tuple[_Config, List[str]]:
+    """Return ``optim_wrapper`` of a config without ``fused=True`` where torch has no such kernels.
 
     Args:
         config: Config of one optimizer wrapper or of several by name. It is not changed.
@@ -47,13 +51,13 @@ def without_missing_fusion(config: Any, accelerator: Accelerator) -> Tuple[Any, 
     config, notes = copy.copy(config), []
     for key, value in config.items():
         if key != 'optimizer' and isinstance(value, dict) and 'optimizer' in value:
-            config[key], more = without_missing_fusion(value, accelerator)
-            notes += more
+            config[key], wrapper_notes = without_missing_fusion(value, accelerator)
+            notes += wrapper_notes
     optimizer = config.get('optimizer')
     if not isinstance(optimizer, dict) or not optimizer.get('fused'):
         return config, notes
-    named = optimizer.get('type')
-    kind = OPTIMIZERS.get(named) if isinstance(named, str) else named
+    name_or_class = optimizer.get('type')
+    kind = OPTIMIZERS.get(name_or_class) if isinstance(name_or_class, str) else name_or_class
     reason = why_not_fused(kind, accelerator) if isinstance(kind, type) else None
     if reason is not None:
         config['optimizer'] = {key: value for key, value in optimizer.items() if key != 'fused'}
@@ -62,26 +66,32 @@ def without_missing_fusion(config: Any, accelerator: Accelerator) -> Tuple[Any, 
     return config, notes
 
 
-def watch_fused_steps(wrapper: Any) -> Any:
-    """Have each optimizer of an ``OptimWrapper`` or ``OptimWrapperDict`` prepare fused steps.
+def watch_fused_steps(wrapper: OptimWrapper) -> OptimWrapper:
+    """Call :func:`prepare_fused_step` before the steps of all optimizers of a wrapper.
 
-    A checkpoint brings its own settings, so that any optimizer may become a fused one.
+    Optimizers that are not fused are watched too, because a checkpoint may make them fused.
+
+    Args:
+        wrapper: Wrapper of one optimizer, or an ``OptimWrapperDict``.
 
     Returns:
         ``wrapper``.
     """
-    for each in getattr(wrapper, 'optim_wrappers', {'': wrapper}).values():
-        optimizer: Any = getattr(each, 'optimizer', None)
-        if 'fused' in getattr(optimizer, 'defaults', ()):  # since torch 2.0, as the hook
+    wrappers: Mapping[str, OptimWrapper] = (
+        wrapper.optim_wrappers if isinstance(wrapper, OptimWrapperDict) else {'': wrapper})
+    for optim_wrapper in wrappers.values():
+        optimizer: object = optim_wrapper.optimizer
+        # torch 2.0 introduced both this default and the hook.
+        if isinstance(optimizer, torch.optim.Optimizer) and 'fused' in optimizer.defaults:
             optimizer.register_step_pre_hook(lambda optimizer, *_: prepare_fused_step(optimizer))
     return wrapper
 
 
 def prepare_fused_step(optimizer: torch.optim.Optimizer) -> None:
-    """Lay out gradients and averages as their parameters, where a fused step will read them.
+    """Give gradients and averages the layout of their parameters, if the next step is fused.
 
-    Where there is no fused step, as after a move of the run to another kind of device, a plain one
-    takes its place.
+    If this accelerator has no fused step, because the checkpoint comes from another kind of device,
+    the optimizer becomes a plain one.
     """
     groups = [group for group in optimizer.param_groups if group.get('fused')]
     if groups and why_not_fused(type(optimizer), current_accelerator()) is not None:
@@ -92,21 +102,23 @@ def prepare_fused_step(optimizer: torch.optim.Optimizer) -> None:
         for parameter in group['params']:
             if parameter.grad is None:
                 continue
-            if not _alike(parameter.grad, parameter):
-                parameter.grad = _laid_out(parameter.grad, parameter)
+            if not _same_layout(parameter.grad, parameter):
+                parameter.grad = _copy_in_layout(parameter.grad, parameter)
             state = optimizer.state.get(parameter, {})
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape \
-                        and not _alike(value, parameter):
-                    state[name] = _laid_out(value, parameter)
+                        and not _same_layout(value, parameter):
+                    state[name] = _copy_in_layout(value, parameter)
 
 
-def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return tensor.stride() == other.stride() or all(
-        each.is_contiguous() for each in (tensor, other)) or tensor.dim() == 4 and all(
-            each.is_contiguous(memory_format=torch.channels_last) for each in (tensor, other))
+def _same_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether the elements of two tensors of one shape lie in the same order in memory."""
+    if first.stride() == second.stride() or (first.is_contiguous() and second.is_contiguous()):
+        return True
+    return first.dim() == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last)
+                                    for tensor in (first, second))
 
 
-def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _copy_in_layout(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype,
                                device=tensor.device).copy_(tensor.detach())

@@ -1,4 +1,8 @@
-"""Weights with the channels last in memory, which ``env_cfg.channels_last`` asks for."""
+"""Weights with the channels last in memory, for ``env_cfg.channels_last``.
+
+Only the strides of a weight change; shapes, values and checkpoints do not. Code that fills a weight
+element by element must see the default strides, see :func:`drawn_in_order`.
+"""
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -11,30 +15,31 @@ from torch import nn
 def put_channels_last(module: nn.Module) -> nn.Module:
     """Store the weights of convolutions with their channels last, in place; return the module.
 
-    These are all parameters of four dimensions. Their shapes and values stay, and a convolution
-    gives out its result in the order of its weight. Copies of the module, such as an average of its
-    weights, keep the order, and so does a checkpoint, from which any other model loads the values.
+    All parameters with four dimensions count as weights of convolutions. A convolution returns its
+    result in the memory format of its weight. Copies of the module, such as an average of its
+    weights, keep the format. So does a checkpoint, and a model in another format can load it.
     """
-    for each in module.parameters():
-        if each.dim() == 4:
-            each.data = each.data.contiguous(memory_format=torch.channels_last)
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return module
 
 
 @contextmanager
 def drawn_in_order(module: nn.Module) -> Iterator[None]:
-    """Lay the parameters out as torch does by default, for a block that draws them at random.
+    """Give the parameters torch's default layout within a block that draws them at random.
 
-    Random numbers fill the memory in its order: the weights at the start of a run would depend on
-    the layout. Besides, no backend broadcasts a tensor of another layout.
+    Random numbers fill the memory in its order, so the weights at the start of a run would depend
+    on the layout. In addition, no backend broadcasts a tensor that is not contiguous.
     """
-    strides = {each: each.stride() for each in module.parameters() if not each.is_contiguous()}
-    for each in strides:
-        each.data = each.data.contiguous()
+    strides = {parameter: parameter.stride() for parameter in module.parameters()
+               if not parameter.is_contiguous()}
+    for parameter in strides:
+        parameter.data = parameter.data.contiguous()
     try:
         yield
     finally:
-        for each, stride in strides.items():
-            laid_out = torch.empty_strided(each.shape, stride, dtype=each.dtype,
-                                           device=each.device)
-            each.data = laid_out.copy_(each.data)
+        for parameter, stride in strides.items():
+            strided = torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype,
+                                          device=parameter.device)
+            parameter.data = strided.copy_(parameter.data)

@@ -1,4 +1,7 @@
-"""One model on more than one device of one process.
+"""One model on several devices of one process.
+
+`device_map.py` plans which module goes to which device; this module moves the weights and makes the
+modules move their inputs (`device_transfer.py`).
 
 The package ``accelerate`` (1.15 was tried on the simulated devices) does not fit. Its hooks follow
 ``forward`` only, but MMSegmentation passes labels to ``head.loss``, so the first loss fails with
@@ -9,20 +12,24 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.logging import print_log
 from mmengine.model import BaseDataPreprocessor, BaseTTAModel, revert_sync_batchnorm
+from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
 from mapsage.errors import UserError
 
-from .ddp import PlacementError, _shared_parameters
 from .device_map import automatic_map, is_container, resolve_device_map, tensor_owners
 from .device_transfer import bring_inputs, bring_outputs, bring_together
+from .placement import PlacementError, find_tied_parameters, restore_ties
+from .rank_batches import Batch
+
+_Device = Union[int, str, torch.device]
 
 _ENTRIES = ('forward', 'loss', 'predict')
 
@@ -63,18 +70,19 @@ class MMModelParallel(nn.Module):
         PlacementError: If a parameter or buffer did not reach its device.
     """
 
-    def __init__(self, module: nn.Module, device_map: Optional[Mapping[str, Any]] = None,
-                 devices: Optional[Sequence[Union[int, str, torch.device]]] = None) -> None:
+    def __init__(self, module: nn.Module, device_map: Optional[Mapping[str, _Device]] = None,
+                 devices: Optional[Sequence[_Device]] = None) -> None:
         super().__init__()
         self.module = revert_sync_batchnorm(module)
         self.devices = _find_devices(devices)
         model = self._model
-        planned = device_map if device_map is not None else automatic_map(model, len(self.devices))
-        self._places = resolve_device_map(model, planned, self.devices)
+        plan: Mapping[str, _Device] = (
+            device_map if device_map is not None else automatic_map(model, len(self.devices)))
+        self._module_devices = resolve_device_map(model, plan, self.devices)
         owners = tensor_owners(model)
-        _place(model, owners, self._places)
-        self._spans = _spans(owners, self._places)
-        self.input_device = self._places[owners[0]]
+        _move(model, owners, self._module_devices)
+        self._spans = _find_spans(owners, self._module_devices)
+        self.input_device = self._module_devices[owners[0]]
         self.output_device = self._find_output_device(owners)
         self.device_map: Dict[str, torch.device] = {}
         self._connect()
@@ -85,22 +93,22 @@ class MMModelParallel(nn.Module):
     def _model(self) -> nn.Module:
         return self.module.module if isinstance(self.module, BaseTTAModel) else self.module
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Run the model's ``forward``."""
         with self._errors_explained():
             return self.module(*args, **kwargs)
 
-    def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+    def train_step(self, data: Batch, optim_wrapper: OptimWrapper) -> Dict[str, torch.Tensor]:
         """Run the model's ``train_step``: preprocess, forward, backward, update."""
         with self._errors_explained():
             return self.module.train_step(data, optim_wrapper)
 
-    def val_step(self, data: Any) -> list:
+    def val_step(self, data: Batch) -> list:
         """Run the model's ``val_step``."""
         with self._errors_explained():
             return self.module.val_step(data)
 
-    def test_step(self, data: Any) -> list:
+    def test_step(self, data: Batch) -> list:
         """Run the model's ``test_step``."""
         with self._errors_explained():
             return self.module.test_step(data)
@@ -118,36 +126,36 @@ class MMModelParallel(nn.Module):
                  f'{basis}', f"{'device':<10}{'parameters':>14}{'share':>8}  parts"]
         total = max(sum(sizes.values()), 1)
         for device, size in sizes.items():
-            parts = [name or '(the model itself)' for name, place in self.device_map.items()
-                     if place == device]
+            names = [name or '(the model itself)' for name, name_device in self.device_map.items()
+                     if name_device == device]
             lines.append(f'{str(device):<10}{size / 2**20:>10.2f} MiB{size / total:>8.1%}  '
-                         + (', '.join(parts) or '(nothing)'))
+                         + (', '.join(names) or '(nothing)'))
         return '\n'.join(lines)
 
     def _find_output_device(self, owners: List[str]) -> torch.device:
         # In a cascade of heads, the last one makes the predictions.
         heads = [name for name in owners if name.split('.')[0] == 'decode_head']
-        return self._places[(heads or owners)[-1]]
+        return self._module_devices[(heads or owners)[-1]]
 
     def _connect(self) -> None:
         """Make every part move its arguments to its device; outputs come from one device."""
         model = self._model
         if model._parameters or model._buffers:
-            self.device_map[''] = self._places['']
+            self.device_map[''] = self._module_devices['']
         for name, child in model.named_children():
             self._connect_part(name, child)
         bring_outputs(model, 'forward', self.output_device)
         if hasattr(model, 'slide_inference'):
-            # It sums the logits of crops on the device of the image. Crops are smaller than logits,
-            # so the image is moved.
+            # slide_inference sums the logits of crops on the device of the image. Crops are smaller
+            # than logits, so the image is moved to the logits.
             bring_inputs(model, 'slide_inference', self.output_device)
 
     def _connect_part(self, name: str, module: nn.Module, listed: bool = False) -> None:
         if name not in self._spans:
             return
         split = len(set(self._spans[name])) > 1
-        home = self._places.get(name, self._spans[name][0])
-        if not listed and (not split or name in self._places):
+        home = self._module_devices.get(name, self._spans[name][0])
+        if not listed and (not split or name in self._module_devices):
             self.device_map[name] = home
         if not is_container(module):
             for entry in _ENTRIES:
@@ -175,70 +183,73 @@ class MMModelParallel(nn.Module):
                 f'{name!r} one and names nothing inside it. PyTorch said: {error}') from error
 
     def _blame(self, trace: Optional[TracebackType]) -> Optional[str]:
-        """Return the innermost module in the traceback, if it was cut."""
+        """Return the name of the innermost module in the traceback, if that module was cut."""
         names = {id(module): name for name, module in self._model.named_modules()}
-        found = None
+        blamed = None
         while trace is not None:
             name = names.get(id(trace.tb_frame.f_locals.get('self')))
             if name is not None and name in self._spans:
-                found = name if len(set(self._spans[name])) > 1 else None
+                blamed = name if len(set(self._spans[name])) > 1 else None
             trace = trace.tb_next
-        return found
+        return blamed
 
 
-def _find_devices(
-        devices: Optional[Sequence[Union[int, str, torch.device]]]) -> Tuple[torch.device, ...]:
+def _find_devices(devices: Optional[Sequence[_Device]]) -> Tuple[torch.device, ...]:
     accelerator = current_accelerator()
     if devices is None:
         devices = list(range(accelerator.device_count()))
-    found = tuple(accelerator.device(each) if isinstance(each, int) else torch.device(each)
-                  for each in devices)
-    if not found or len(set(found)) < len(found):
+    resolved = tuple(accelerator.device(device) if isinstance(device, int) else torch.device(device)
+                     for device in devices)
+    if not resolved or len(set(resolved)) < len(resolved):
         raise ValueError(
             f'MMModelParallel devices={devices!r}: expected at least one device and each of them '
             f'once. Leave it out to use all {accelerator.device_count()} of {accelerator.name}.')
-    return found
+    return resolved
 
 
-def _place(model: nn.Module, owners: Sequence[str], places: Mapping[str, torch.device]) -> None:
-    shared = _shared_parameters(model)
+def _move(model: nn.Module, owners: Sequence[str], devices: Mapping[str, torch.device]) -> None:
+    """Move the tensors of a model to the devices of their modules.
+
+    Args:
+        model: Model to move in place.
+        owners: Paths of the modules that hold tensors directly.
+        devices: Device of each module, by its path.
+
+    Raises:
+        PlacementError: If a tensor did not reach its device.
+    """
+    ties = find_tied_parameters(model)
     for name in owners:
         module = model.get_submodule(name)
         # Without its children, so that the module's _apply moves the direct tensors only.
         children, module._modules = module._modules, type(module._modules)()
         try:
-            module._apply(lambda tensor, name=name: tensor.to(places[name]))  # type: ignore[misc]
+            module._apply(lambda tensor, name=name: tensor.to(devices[name]))  # type: ignore[misc]
         finally:
             module._modules = children
-    for (owner, key), *others in shared:
-        for other, other_key in others:
-            setattr(other, other_key, getattr(owner, key))
+    restore_ties(ties)
     for name, module in model.named_modules():
         if isinstance(module, BaseDataPreprocessor):
-            module.to(places[name])  # this also sets the device of its batches
-    _check_placement(model, owners, places)
-
-
-def _check_placement(model: nn.Module, owners: Sequence[str],
-                     places: Mapping[str, torch.device]) -> None:
+            # This also sets the device of the preprocessor's batches.
+            module.to(devices[name])
     for name in owners:
         module = model.get_submodule(name)
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and tensor.device != places[name]:
+            if tensor is not None and tensor.device != devices[name]:
                 raise PlacementError(
-                    f'{name}.{key} is on {tensor.device} and did not reach {places[name]}. A '
+                    f'{name}.{key} is on {tensor.device} and did not reach {devices[name]}. A '
                     f'module that pins its own device or overrides _apply() must leave placement '
                     f'to the caller.')
 
 
-def _spans(owners: Sequence[str],
-           places: Mapping[str, torch.device]) -> Dict[str, List[torch.device]]:
+def _find_spans(owners: Sequence[str],
+                devices: Mapping[str, torch.device]) -> Dict[str, List[torch.device]]:
     """Return the devices of the tensors in each module, in registration order."""
     spans: Dict[str, List[torch.device]] = {}
     for owner in owners:
         path = owner
         while True:
-            spans.setdefault(path, []).append(places[owner])
+            spans.setdefault(path, []).append(devices[owner])
             if not path:
                 break
             path = path.rpartition('.')[0]

@@ -1,4 +1,10 @@
-"""MMEngine's optimizer wrappers with the accelerator's step, autocast and gradient scaler."""
+"""MMEngine's optimizer wrappers with the accelerator's step, autocast and gradient scaler.
+
+They replace MMEngine's classes under the same registry names, so configs need no change. Three
+things differ from MMEngine: dropped gradients are None instead of zeros, a resumed accumulation
+cycle continues with the gradients of the checkpoint, and lazy devices are flushed before a norm is
+read.
+"""
 from __future__ import annotations
 
 import inspect
@@ -16,19 +22,26 @@ from mapsage.accelerator import current_accelerator
 _DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
 
 
-def _count_from(wrapper: Any, model: nn.Module, init_counts: int, max_counts: int) -> None:
-    """Do what MMEngine does, without a word of lost gradients where the checkpoint had them."""
-    held = any(parameter.grad is not None for parameter in model.parameters())
-    whole = init_counts - init_counts % wrapper._accumulative_counts if held else init_counts
-    _OptimWrapper.initialize_count_status(wrapper, model, whole, max_counts)
+def _initialize_counts(wrapper: _OptimWrapper, model: nn.Module, init_counts: int,
+                       max_counts: int) -> None:
+    """Do what MMEngine does, without its warning of lost gradients if the checkpoint had them."""
+    has_gradients = any(parameter.grad is not None for parameter in model.parameters())
+    # MMEngine does not warn at the beginning of an accumulation cycle.
+    cycle_start = init_counts - init_counts % wrapper._accumulative_counts
+    _OptimWrapper.initialize_count_status(
+        wrapper, model, cycle_start if has_gradients else init_counts, max_counts)
     wrapper._inner_count = init_counts
 
 
-def _dropping(optimizer: torch.optim.Optimizer, kwargs: Dict[str, Any]) -> Dict[str, Any]:
-    # Zeros are not the same as no gradient: the optimizer would go on to decay a parameter that a
-    # step does not use, and adding to zeros turns -0.0 into 0.0.
-    takes_it = 'set_to_none' in inspect.signature(optimizer.zero_grad).parameters
-    return dict(dict(set_to_none=True) if takes_it else {}, **kwargs)
+def _zero_grad_options(optimizer: torch.optim.Optimizer,
+                       kwargs: Dict[str, object]) -> Dict[str, object]:
+    """Return the arguments of ``zero_grad`` that set gradients to None, updated with ``kwargs``.
+
+    Zeros are not the same as no gradient: the optimizer would continue to decay a parameter that a
+    step does not use, and adding to zeros turns -0.0 into 0.0.
+    """
+    accepts_none = 'set_to_none' in inspect.signature(optimizer.zero_grad).parameters
+    return dict(dict(set_to_none=True) if accepts_none else {}, **kwargs)
 
 
 @OPTIM_WRAPPERS.register_module(name='OptimWrapper', force=True)
@@ -42,17 +55,17 @@ class OptimWrapper(_OptimWrapper):
         current_accelerator().optimizer_step(self.optimizer, **kwargs)
 
     def zero_grad(self, **kwargs: Any) -> None:
-        """Drop the gradients, as torch 2 does by default and torch 1.10 does on demand."""
-        super().zero_grad(**_dropping(self.optimizer, kwargs))
+        """Set the gradients to None, which torch 2 does by default and torch 1.10 on demand."""
+        super().zero_grad(**_zero_grad_options(self.optimizer, kwargs))
 
     def initialize_count_status(self, model: nn.Module, init_counts: int,
                                 max_counts: int) -> None:
-        """Count on from a resumed iteration; see ``AccumulatedGradientsHook``."""
-        _count_from(self, model, init_counts, max_counts)
+        """Start the count at a resumed iteration; see ``AccumulatedGradientsHook``."""
+        _initialize_counts(self, model, init_counts, max_counts)
 
     def _clip_grad(self) -> None:
         # MMEngine reads the norm as a Python float. Without the flush, a lazy device would run the
-        # forward and backward pass for this number alone, and run them again at the step.
+        # forward and backward pass for this one number, and run them again at the step.
         current_accelerator().flush()
         super()._clip_grad()
 
@@ -80,7 +93,7 @@ class AmpOptimWrapper(_AmpOptimWrapper):
                  **kwargs: Any) -> None:
         if use_fsdp:
             raise ValueError('AmpOptimWrapper: use_fsdp=True is not supported; remove it.')
-        # This skips MMEngine's own __init__, which asserts that the device is of one of four
+        # Not MMEngine's __init__ of this class, which asserts that the device is of one of four
         # vendors.
         _OptimWrapper.__init__(self, **kwargs)
         accelerator = current_accelerator()
@@ -101,16 +114,17 @@ class AmpOptimWrapper(_AmpOptimWrapper):
         current_accelerator().optimizer_step(self.optimizer, **kwargs)
 
     def zero_grad(self, **kwargs: Any) -> None:
-        """Drop the gradients, as torch 2 does by default and torch 1.10 does on demand."""
-        super().zero_grad(**_dropping(self.optimizer, kwargs))
+        """Set the gradients to None, which torch 2 does by default and torch 1.10 on demand."""
+        super().zero_grad(**_zero_grad_options(self.optimizer, kwargs))
 
     def initialize_count_status(self, model: nn.Module, init_counts: int,
                                 max_counts: int) -> None:
-        """Count on from a resumed iteration; see ``AccumulatedGradientsHook``."""
-        _count_from(self, model, init_counts, max_counts)
+        """Start the count at a resumed iteration; see ``AccumulatedGradientsHook``."""
+        _initialize_counts(self, model, init_counts, max_counts)
 
     def _clip_grad(self) -> None:
-        current_accelerator().flush()  # see OptimWrapper._clip_grad
+        # For the reason in OptimWrapper._clip_grad.
+        current_accelerator().flush()
         super()._clip_grad()
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -128,10 +142,10 @@ class AmpOptimWrapper(_AmpOptimWrapper):
 
 
 def parse_dtype(dtype: Optional[Union[str, torch.dtype]]) -> Optional[torch.dtype]:
-    """Return the dtype that ``optim_wrapper.dtype`` names; None if it is None.
+    """Return the dtype that ``optim_wrapper.dtype`` names; None for None.
 
     Raises:
-        ValueError: If it names neither float16 nor bfloat16.
+        ValueError: If ``dtype`` names neither float16 nor bfloat16.
     """
     if dtype is None or dtype in _DTYPES.values():
         return dtype  # type: ignore[return-value]

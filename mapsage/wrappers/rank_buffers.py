@@ -1,4 +1,9 @@
-"""Each virtual rank's own buffers, such as the running statistics of BatchNorm."""
+"""Separate buffers for each virtual rank of a process, such as running statistics of BatchNorm.
+
+The virtual ranks of a process share one module, and a forward pass changes its buffers.
+:class:`RankBuffers` swaps the values in before a virtual rank's forward pass. The module keeps its
+buffer tensors; only their values are copied, because other code may refer to the tensors.
+"""
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -7,17 +12,17 @@ from typing import Dict, Iterator, Optional
 import torch
 from torch import nn
 
-# Buffers by name, by the path of their module; None where a module has the name and no tensor.
+# Path of a module -> name of a buffer -> value. None where the buffer is registered as None.
 _Buffers = Dict[str, Dict[str, Optional[torch.Tensor]]]
 
 
 class RankBuffers:
-    """Exchanges the buffers of a module for those of the virtual rank whose turn it is.
+    """Swaps the buffers of a module between the virtual ranks of this process.
 
-    Between two steps the module holds those of the block's first virtual rank. Tensors are copied
-    in place, so that the module keeps its own: others may refer to them. A buffer that a virtual
-    rank does not have yet is taken away for its turn, so that a module that registers it in its
-    first forward pass does so for each; one of another shape is replaced.
+    Between two steps the module has the buffers of the block's first virtual rank. A module may
+    register a buffer in its first forward pass: for a virtual rank that has no such buffer yet, it
+    is removed from the module, so that the module registers one for each of them. A buffer with
+    another shape, dtype or device is replaced instead of copied.
 
     Args:
         module: Model.
@@ -26,58 +31,60 @@ class RankBuffers:
 
     def __init__(self, module: nn.Module, block: range) -> None:
         self._module, self._block = module, block
-        self._now = block.start
-        self._kept: Dict[int, _Buffers] = {}
+        self._current = block.start
+        # Buffers of the virtual ranks that are not in the module.
+        self._stored: Dict[int, _Buffers] = {}
 
     def begin(self) -> None:
-        """Give each virtual rank a copy of the module's buffers, unless it has its own."""
-        for each in self._block[1:]:
-            if each not in self._kept:
-                self._keep(each)
+        """Give each virtual rank without stored buffers a copy of the module's buffers."""
+        for virtual_rank in self._block[1:]:
+            if virtual_rank not in self._stored:
+                self._store(virtual_rank)
 
     def forget(self) -> None:
-        """Let all virtual ranks have the module's buffers from the next step on."""
-        self._kept = {}
+        """Let all virtual ranks start the next step with the module's buffers."""
+        self._stored = {}
 
     def place(self, virtual_rank: int) -> None:
-        """Put the buffers of a virtual rank into the module, and keep those that are there."""
-        if virtual_rank == self._now:
+        """Put the buffers of a virtual rank into the module, and store the current ones."""
+        if virtual_rank == self._current:
             return
-        self._keep(self._now)
-        self._put(self._kept[virtual_rank])
-        self._now = virtual_rank
+        self._store(self._current)
+        self._write(self._stored[virtual_rank])
+        self._current = virtual_rank
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Undo at the end of the context what has happened to the buffers in it."""
-        before = self._read({})
+        """Restore the buffers at the end of the context."""
+        saved = self._read({})
         try:
             yield
         finally:
-            self._put(before)
+            self._write(saved)
 
-    def _put(self, kept: _Buffers) -> None:
+    def _write(self, buffers: _Buffers) -> None:
         with torch.no_grad():
             for path, module in self._module.named_modules():
-                own = kept.get(path, {})
-                for name in [each for each in module._buffers if each not in own]:
+                values = buffers.get(path, {})
+                for name in [name for name in module._buffers if name not in values]:
                     del module._buffers[name]
-                for name, value in own.items():
-                    module._buffers[name] = _copied(value, module._buffers.get(name))
+                for name, value in values.items():
+                    module._buffers[name] = _copy(value, module._buffers.get(name))
 
-    def _keep(self, virtual_rank: int) -> None:
-        self._kept[virtual_rank] = self._read(self._kept.get(virtual_rank, {}))
+    def _store(self, virtual_rank: int) -> None:
+        self._stored[virtual_rank] = self._read(self._stored.get(virtual_rank, {}))
 
-    def _read(self, had: _Buffers) -> _Buffers:
+    def _read(self, memory: _Buffers) -> _Buffers:
+        """Return a copy of the module's buffers, in the tensors of ``memory`` where they fit."""
         with torch.no_grad():
-            return {path: {name: _copied(buffer, had.get(path, {}).get(name))
+            return {path: {name: _copy(buffer, memory.get(path, {}).get(name))
                            for name, buffer in module._buffers.items()}
                     for path, module in self._module.named_modules()}
 
 
-def _copied(value: Optional[torch.Tensor],
-            target: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """Return a copy of ``value``, in the memory of ``target`` where that is alike."""
+def _copy(value: Optional[torch.Tensor],
+          target: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """Return a copy of ``value``, in the memory of ``target`` if shape, dtype and device agree."""
     if value is None:
         return None
     if target is not None and (target.shape, target.dtype, target.device) == (

@@ -1,12 +1,19 @@
-"""Data parallelism over head replicas, each of which consists of several ranks with one head."""
+"""Data parallelism over head replicas: groups of ranks that share one head.
+
+The ranks of a replica train on the same samples, and each may hold a share of ``decode_head``.
+Ranks that hold the same share, one in each replica, are peers: they average their gradients. How a
+head is split is in ``mapsage/features/split_head/``; this module sees it as :class:`Shares`.
+"""
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
-from typing import Any, Dict, Iterator, List, Optional, Protocol, Tuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Dict, Iterator, List, Optional, Protocol, Tuple
 
 import torch
 import torch.distributed as dist
+from mmengine.model import BaseModel
 from mmengine.model import MMDistributedDataParallel as _MMDistributedDataParallel
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
@@ -16,7 +23,8 @@ from mapsage.distributed.groups.replicas import Replicas, average_gradients
 from mapsage.distributed.virtual_ranks import VirtualRanks
 
 from .batch_counts import BatchCounts
-from .ddp import place_module
+from .placement import place_module
+from .rank_batches import Batch
 
 
 class Shares(Protocol):
@@ -26,7 +34,7 @@ class Shares(Protocol):
 
     def parameters_of(self, optimizer: torch.optim.Optimizer
                       ) -> Tuple[List[nn.Parameter], List[nn.Parameter]]:
-        """Return what ``optimizer`` trains: this rank's shares, and the whole parameters."""
+        """Return the parameters of ``optimizer``: this rank's shares, and unsplit parameters."""
 
     def take_gradients(self) -> None:
         """Move the gradients of the last backward passes to the trained parameters."""
@@ -35,15 +43,15 @@ class Shares(Protocol):
         """Return a copy of the head in one piece. Collective."""
 
     def put_away(self) -> None:
-        """Free the device memory of the copy that :meth:`assemble` has returned."""
+        """Free the device memory of the copy that :meth:`assemble` returned."""
 
 
 @MODEL_WRAPPERS.register_module()
 class HeadReplicas(nn.Module):
     """Trains one model on several replicas, each of which may have split ``decode_head``.
 
-    The ranks of a replica train on the same samples. Ranks with the same place average their
-    gradients over the replicas, once per optimizer step and just before it.
+    The ranks of a replica train on the same samples. Ranks with the same position in their replica
+    average their gradients, once per optimizer step and just before it.
 
     Until :meth:`use_shares` is called, all ranks hold the whole model, so that it can be
     initialized and loaded.
@@ -70,7 +78,7 @@ class HeadReplicas(nn.Module):
         self.counts = BatchCounts(
             self.module, VirtualRanks(replicas.count, replicas.count), replicas.peers)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
         return self.module(*args, **kwargs)
 
@@ -82,7 +90,7 @@ class HeadReplicas(nn.Module):
                 # All ranks of a replica have the same samples, which must count once.
                 module.process_group = self.replicas.peers
 
-    def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, torch.Tensor]:
+    def train_step(self, data: Batch, optim_wrapper: OptimWrapper) -> Dict[str, torch.Tensor]:
         """Train like ``MMDistributedDataParallel``, with gradients averaged over replicas.
 
         Args:
@@ -92,12 +100,12 @@ class HeadReplicas(nn.Module):
         Returns:
             Losses of this rank's replica, for the log.
         """
-        module: Any = self.module
+        module: BaseModel = self.module
         with self.counts.step([data]), optim_wrapper.optim_context(self):
-            data = module.data_preprocessor(data, training=True)
-            losses = self._run_forward(data, mode='loss')
+            inputs = module.data_preprocessor(data, training=True)
+            losses = self._run_forward(inputs, mode='loss')
         loss, log_vars = module.parse_losses(losses)
-        # These are the parts of update_params(). Gradients are averaged between two of them.
+        # The steps of update_params(), with the gradients averaged before the optimizer's.
         optim_wrapper.backward(optim_wrapper.scale_loss(loss))
         if optim_wrapper.should_update():
             self._complete_gradients(optim_wrapper)
@@ -109,8 +117,8 @@ class HeadReplicas(nn.Module):
     def whole(self) -> Iterator[None]:
         """Assemble the whole head on every rank while the context is open. Collective on entry.
 
-        Within the context each rank runs the whole model on its own, and the model's state dict is
-        that of a model that is not split. Contexts may be nested.
+        Within the context each rank runs the whole model by itself, and the model has the state
+        dict of an unsplit model. Contexts may be nested.
         """
         if self._shares is None or self._assembled:
             yield
@@ -122,23 +130,23 @@ class HeadReplicas(nn.Module):
             self.module.decode_head, self._assembled = self._shares.head, False
             self._shares.put_away()
 
-    def _complete_gradients(self, optim_wrapper: Any) -> None:
+    def _complete_gradients(self, optim_wrapper: OptimWrapper) -> None:
         """Average gradients over the replicas. Collective."""
         assert self._shares is not None
         self._shares.take_gradients()
-        shares, whole = self._shares.parameters_of(optim_wrapper.optimizer)
+        shares, unsplit = self._shares.parameters_of(optim_wrapper.optimizer)
         average_gradients(shares, self.replicas.peers)
         # Over all ranks: kernels with atomics give the ranks of one replica gradients that differ
-        # in the last bits, and with them weights that drift apart.
-        average_gradients(whole, None)
-        scaler = getattr(optim_wrapper, 'loss_scaler', None)
-        if shares and scaler is not None and scaler.is_enabled():
+        # in the last bits, and the weights would drift apart.
+        average_gradients(unsplit, None)
+        if shares and isinstance(optim_wrapper, AmpOptimWrapper) \
+                and optim_wrapper.loss_scaler.is_enabled():
             self._agree_on_overflow(shares)
 
     def _agree_on_overflow(self, shares: List[nn.Parameter]) -> None:
         """Make the gradients of all ranks infinite if one rank's are, so that all skip the step."""
-        finite = torch.stack([each.grad.isfinite().all() for each in shares
-                              if each.grad is not None]).all()
+        finite = torch.stack([share.grad.isfinite().all() for share in shares
+                              if share.grad is not None]).all()
         overflow = (~finite).to(torch.float32).reshape(1)
         dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=self.replicas.group)
         if overflow.item():
@@ -146,11 +154,11 @@ class HeadReplicas(nn.Module):
             shares[0].grad.fill_(float('inf'))
 
 
-def whole_model(model: nn.Module) -> Any:
+def whole_model(model: nn.Module) -> AbstractContextManager:
     """Return a context in which the head of ``model`` is whole on every rank. Collective.
 
     Args:
-        model: Model or wrapped model, of any type. Nothing is done unless it is a
+        model: Model or wrapped model. The context has no effect unless it is a
             :class:`HeadReplicas`.
     """
     return model.whole() if isinstance(model, HeadReplicas) else nullcontext()

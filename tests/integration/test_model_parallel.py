@@ -97,7 +97,7 @@ def test_a_map_that_does_not_fit(tiny_config: Path, tmp_path: Path) -> None:
     assert finished.status == 1
     said = last_line(finished)
     assert 'DeviceMapError' in said
-    assert "device_map names 'decode_hed', which is no module" in said
+    assert "device_map names 'decode_hed', which is not a module" in said
     assert "Did you mean 'decode_head'?" in said
 
 

@@ -165,7 +165,7 @@ def test_a_path_is_not_a_prefix_of_letters() -> None:
 
 
 @pytest.mark.parametrize('device_map, message', [
-    ({'': 0, 'backbone.layer9': 1}, "'backbone.layer9', which is no module"),
+    ({'': 0, 'backbone.layer9': 1}, "'backbone.layer9', which is not a module"),
     ({'': 0, 'decode_haed': 1}, "Did you mean 'decode_head'"),
     ({'': 3}, r"device_map\[''\] is 3: expected an index from 0 to 2, or one of cuda:0, cuda:1"),
     ({'': -1}, 'expected an index from 0 to 2'),
