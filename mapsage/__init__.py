@@ -2,7 +2,7 @@
 
 Importing it closes the gaps of the host packages and registers everything with MMEngine.
 """
-from ._hosts import absent_hosts
+from mapsage_launcher.hosts import absent_hosts
 
 if not absent_hosts():  # without them, tools/predict.py --model still makes maps
     from . import (  # noqa: F401

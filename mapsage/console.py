@@ -5,7 +5,7 @@ import argparse
 import sys
 from typing import Any, Dict, Optional
 
-from .shipped import in_words_of_here
+from mapsage_launcher.shipped import in_words_of_here
 
 
 def accept_any_text() -> None:

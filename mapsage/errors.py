@@ -1,29 +1,9 @@
-"""The base class of errors that a user can act upon.
+"""The base class of errors that a user can act upon, for the rooms of MapSage.
 
 A command prints the message of a `UserError` as one sentence, and any other exception with its
-traceback (`mapsage/commands/cli.py`). Modules that the launcher loads by their path, such as
-`distributed/nodes/elastic.py`, cannot import this one; the launcher prints their errors itself.
+traceback (`mapsage/commands/cli.py`). The class is defined in the launcher's package, which raises
+it too and must not import `mapsage`.
 """
-from __future__ import annotations
+from mapsage_launcher.errors import UserError
 
-from typing import Sequence
-
-
-class UserError(Exception):
-    """A message that says the value, what was expected and the next step.
-
-    Derive an error class from it and from the built-in exception that callers expect, such as
-    ``class ConfigError(UserError, ValueError)``.
-
-    Attributes:
-        final: Whether the same run would fail again if its ranks were started anew. An elastic job
-            does not restart its ranks after a final error.
-        on_every_rank: Whether every rank raises it for the same reason, such as a wrong config, so
-            that no rank is to blame.
-        ranks: Global ranks that are at fault; empty if it is the rank that raises the error, or if
-            they are not known.
-    """
-
-    final = True
-    on_every_rank = False
-    ranks: Sequence[int] = ()
+__all__ = ['UserError']

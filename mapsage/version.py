@@ -1,2 +1,4 @@
-"""The version of MapSage."""
-__version__ = '0.1.0'
+"""The version of MapSage, which the launcher prints without importing this package."""
+from mapsage_launcher.version import __version__
+
+__all__ = ['__version__']

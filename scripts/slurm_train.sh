@@ -73,7 +73,7 @@ if ! job_is BatchFlag=1; then
     exec "${command[@]}"
 fi
 
-# The ranks on this node look into this folder, see mapsage/distributed/stop_request.py. The signal
+# The ranks on this node look into this folder, see mapsage_launcher/stop_request.py. The signal
 # itself would end tasks that are still starting.
 MAPSAGE_ERROR_NOTES=$(mktemp -d)
 export MAPSAGE_ERROR_NOTES

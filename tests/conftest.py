@@ -53,7 +53,7 @@ from mapsage.accelerator import (  # noqa: E402
     simulator,
 )
 from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
-from mapsage.distributed.stop_request import SIGNALS  # noqa: E402
+from mapsage_launcher.stop_request import SIGNALS  # noqa: E402
 
 PID = os.getpid()
 

@@ -41,8 +41,8 @@ from support import Finished, Launch, launch, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps)
-from mapsage.distributed.stop_request import STATUS as LEFT_STATUS  # noqa: E402
 from mapsage.engine.checkpoints.resume import ResumeError, choose_checkpoint  # noqa: E402
+from mapsage_launcher.stop_request import STATUS as LEFT_STATUS  # noqa: E402
 
 _one_loads = threading.Lock()  # torch keeps the types that a file may hold for the whole process
 

@@ -1,21 +1,20 @@
 """A Python that has its imports behind it: what tests start as `python tools/...` forks from it.
 
-One fork server (mapsage/engine/ranks/fork_server.py) serves a test session, as one
+One fork server (mapsage_launcher/ranks/fork_server.py) serves a test session, as one
 serves a user's launch.
 """
 import atexit
-import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-# By its path, so that a rank of a test imports nothing of mapsage by importing this file.
-SOURCE = Path(__file__).resolve().parents[1] / 'mapsage' / 'engine' / 'ranks' / 'rank_start.py'
-spec: Any = importlib.util.spec_from_file_location('rank_start', SOURCE)
-rank_start = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(rank_start)
+ROOT = str(Path(__file__).resolve().parents[1])
+if ROOT not in sys.path:  # in a rank of a test that was not forked
+    sys.path.append(ROOT)
+
+from mapsage_launcher.ranks import rank_start  # noqa: E402
 
 # What the entry points of tools/ import beyond what a rank needs, and quick_host.py of this folder.
 MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict',
@@ -29,7 +28,7 @@ def warm_python() -> str:
         before = os.environ.get('PYTHONPATH')
         os.environ['PYTHONPATH'] = str(Path(__file__).parent)  # of the server, not of its forks
         try:
-            server = rank_start.ForkServer(MORE_IMPORTS)
+            server = rank_start.ForkServer([*rank_start.RANK_IMPORTS, *MORE_IMPORTS])
         finally:
             del os.environ['PYTHONPATH']
             if before is not None:

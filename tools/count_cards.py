@@ -3,7 +3,7 @@
     python tools/count_cards.py [CONFIG] [--accelerator NAME]
 
 0 cards where it would run on the CPU. The launcher starts as many ranks as there are cards, and
-eight where there is none (mapsage/engine/ranks/rank_count.py).
+eight where there is none (mapsage_launcher/ranks/rank_count.py).
 """
 import json
 import sys

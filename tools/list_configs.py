@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mapsage.console import accept_any_text, examples  # noqa: E402
-from mapsage.shipped import ShippedError, copy_configs, list_configs  # noqa: E402
+from mapsage_launcher.shipped import ShippedError, copy_configs, list_configs  # noqa: E402
 
 
 def main(argv=None) -> None:

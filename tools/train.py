@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.replay import replay  # noqa: E402
-from mapsage.distributed.stop_request import listening  # noqa: E402
+from mapsage_launcher.stop_request import listening  # noqa: E402
 
 
 def main(argv=None) -> None:

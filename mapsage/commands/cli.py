@@ -26,21 +26,21 @@ from mapsage.distributed import (
     tell_why,
 )
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
-from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
 from mapsage.distributed.nodes.launcher_notes import (
     blamed_ranks,
     keep_descriptor,
     note_for_launcher,
 )
-from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.ranks.fork_server import freeze_imports
-from mapsage.engine.ranks.leftover_encoders import note_finished
 from mapsage.errors import UserError
 from mapsage.hooks import DeviceCheckError
-from mapsage.shipped import ShippedError, find_config
+from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
+from mapsage_launcher.ranks.fork_server import freeze_imports
+from mapsage_launcher.ranks.leftover_encoders import note_finished
+from mapsage_launcher.shipped import ShippedError, find_config
+from mapsage_launcher.stop_request import StoppedEarly
 
 _RESUME_MODES = ('auto', 'must')
 

@@ -15,7 +15,6 @@ from mmengine.config import Config
 from torch import nn
 
 from mapsage.accelerator import ACCELERATORS, Accelerator, AcceleratorError, resolve_accelerator
-from mapsage.accelerator.drivers import VENDOR_MODULES
 from mapsage.accelerator.resolve import why_not
 from mapsage.distributed import (
     BackendError,
@@ -31,8 +30,9 @@ from mapsage.distributed.strategy import MODEL_PARALLEL, format_bytes
 from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
 from mapsage.engine.ranks.startup import identify_process
 from mapsage.engine.training_memory import estimate_training_bytes
-from mapsage.shipped import script
 from mapsage.version import __version__
+from mapsage_launcher.drivers import VENDOR_MODULES
+from mapsage_launcher.shipped import script
 
 from .config_checks import (
     LOADERS,

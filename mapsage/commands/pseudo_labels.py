@@ -20,7 +20,7 @@ from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
 from mapsage.maps.errors import PredictError
-from mapsage.shipped import program
+from mapsage_launcher.shipped import program
 
 from .config_checks import LOADERS, read_config
 from .predict import Prediction

@@ -26,10 +26,15 @@ from typing import Dict, List, Mapping, Optional, Set, Union
 
 import torch.distributed as dist
 
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.trust.job_secret import job_secret
+from mapsage_launcher.trust.private_store import (
+    PrivateStoreError,
+    file_path,
+    loopback_store,
+    private_file,
+)
 
 from .launcher import ENCODERS_VARIABLE, on_one_machine
-from .private_store import PrivateStoreError, file_path, loopback_store, private_file
 
 # These variables distinguish the jobs of a user on a machine and the restarts of a job. They are
 # equal on all ranks of a job.

@@ -103,7 +103,7 @@ def die_with_launcher() -> None:
     """Ask the kernel to kill this rank when the launcher's thread that started it ends.
 
     Linux only (``prctl(PR_SET_PDEATHSIG)``); elsewhere nothing happens. A rank of tools/launch.py
-    has asked for it before its first import, see mapsage/engine/ranks/fork_server.py.
+    has asked for it before its first import, see mapsage_launcher/ranks/fork_server.py.
     """
     if sys.platform == 'linux':
         _set_parent_death_signal(signal.SIGKILL)

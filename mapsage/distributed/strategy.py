@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
 from mapsage.errors import UserError
-from mapsage.shipped import script
+from mapsage_launcher.shipped import script
 
 from .launcher import launcher_environment
 

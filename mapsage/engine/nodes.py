@@ -22,7 +22,6 @@ from mmengine.config import Config
 
 from mapsage.distributed import local_rank, open_channel
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
-from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.distributed.nodes.heartbeat import (
     NodePlace,
     WatchSockets,
@@ -33,6 +32,7 @@ from mapsage.distributed.nodes.heartbeat import (
 from mapsage.distributed.nodes.launcher_notes import note_met
 from mapsage.errors import UserError
 from mapsage.version import __version__
+from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 from .checkpoints.neighbor.copies import asks_for_copies
 from .loading.dataset_parts import innermost
@@ -202,16 +202,18 @@ def own_settings(cfg: Config) -> Dict[str, Any]:
 
 
 def code_digest(folder: Optional[Path] = None) -> str:
-    """Return a digest of the package's Python files, 8 hexadecimal digits.
+    """Return a digest of the Python files of MapSage and its launcher, 8 hexadecimal digits.
 
     What a wheel has in .mim is left out: in a checkout it lies elsewhere.
     """
-    folder = Path(__file__).resolve().parents[1] if folder is None else folder
+    package = Path(__file__).resolve().parents[1]
+    sources = [package, package.with_name('mapsage_launcher')] if folder is None else [folder]
     digest = hashlib.blake2b(digest_size=4)
-    for path in sorted(folder.rglob('*.py')):
-        name = path.relative_to(folder)
-        if name.parts[0] != '.mim':
-            digest.update(str(name).encode() + b'\0' + path.read_bytes())
+    for source in sources:
+        for path in sorted(source.rglob('*.py')):
+            name = path.relative_to(source)
+            if name.parts[0] != '.mim':
+                digest.update(str(name).encode() + b'\0' + path.read_bytes())
     return digest.hexdigest()
 
 

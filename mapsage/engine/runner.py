@@ -28,9 +28,7 @@ from mapsage.distributed import (
     make_replicas,
     resolve_strategy,
 )
-from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.distributed.nodes.writer_lease import take_lease
-from mapsage.distributed.stop_request import listening
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.hooks import CompileReportHook, StopHook
@@ -39,6 +37,8 @@ from mapsage.wrappers import HeadReplicas, place_module
 from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
 from mapsage.wrappers.memory_layout import drawn_in_order, put_channels_last
 from mapsage.wrappers.placement import has_sync_batchnorm
+from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
+from mapsage_launcher.stop_request import listening
 
 from .checkpoints.neighbor.copies import copies_for_run
 from .checkpoints.resume import (

@@ -5,9 +5,9 @@ from typing import Any, Mapping, Optional
 
 from mmengine.config import Config
 
-from mapsage.distributed.nodes.elastic import expected_ranks
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage_launcher.nodes.elastic import expected_ranks
 
 from .replica_settings import ranks_per_head
 

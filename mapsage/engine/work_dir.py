@@ -9,8 +9,8 @@ from typing import Iterator
 from mmengine.dist import is_main_process
 
 from mapsage.distributed import RankError, all_ranks_or_none
-from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.folder_claims import FolderClaimedError, claimed
+from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 _ADVICE = 'Wait for its end, stop it, or choose another --work-dir.'
 

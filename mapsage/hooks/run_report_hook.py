@@ -17,11 +17,11 @@ from mmseg.evaluation import IoUMetric
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import error_text
 from mapsage.distributed.nodes.writer_lease import SupersededError, check_writer
-from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.evaluation import scores
 from mapsage.report import write_report
 from mapsage.report.record import flat_config, percentages, write_record
 from mapsage.version import __version__
+from mapsage_launcher.stop_request import StoppedEarly
 
 from .reproducibility_hook import ReproducibilityHook
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import numpy as np
 
 from mapsage.json_text import parse_json
-from mapsage.shipped import program
+from mapsage_launcher.shipped import program
 
 from .errors import PredictError
 

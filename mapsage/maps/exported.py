@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from mapsage.shipped import program
+from mapsage_launcher.shipped import program
 
 from .description import Bands, ExportedDescription
 from .errors import PredictError

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from mapsage.distributed import Channel, open_channel, raise_together
-from mapsage.distributed.trust.job_secret import job_secret
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.errors import UserError
+from mapsage_launcher.trust.job_secret import job_secret
 
 from .candidate import Candidate
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel

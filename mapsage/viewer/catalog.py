@@ -22,7 +22,7 @@ from mapsage.geo import (
     without_secrets,
 )
 from mapsage.json_text import parse_json
-from mapsage.shipped import program
+from mapsage_launcher.shipped import program
 
 from .errors import ViewError
 

@@ -228,7 +228,7 @@ def stop_launcher(job: Struck, rank: int) -> Outcome:
 def watch_killed(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
-    job.strike(lambda: node.signal(signal.SIGKILL, node.pids('node_watch.py')))
+    job.strike(lambda: node.signal(signal.SIGKILL, node.pids('node_watch')))
     outcome = job.recovered('as a lost node; all three start anew', 3)
     job.finish()
     return outcome
@@ -238,7 +238,7 @@ def watch_killed(job: Struck) -> Outcome:
 def watch_stopped(job: Struck) -> Outcome:
     job.train()
     node = job.node_of_rank(1)
-    job.strike(lambda: node.signal(signal.SIGSTOP, node.pids('node_watch.py')))
+    job.strike(lambda: node.signal(signal.SIGSTOP, node.pids('node_watch')))
     outcome = job.recovered('as a lost node; all three start anew', 0)
     job.finish()
     return outcome

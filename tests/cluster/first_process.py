@@ -3,7 +3,7 @@
     python tests/cluster/first_process.py NETWORK_NAMESPACE HOST_NAME HOSTS ADDRESS
 
 Started as a fork of the test session's warm process, it has imported everything a rank needs. It is
-a fork server itself (mapsage/engine/ranks/fork_server.py), since an abstract socket belongs to a
+a fork server itself (mapsage_launcher/ranks/fork_server.py), since an abstract socket belongs to a
 network namespace, and a fork stays in that of its server.
 
 HOSTS is the machine's /etc/hosts, ADDRESS the name of the server's socket.
@@ -11,14 +11,12 @@ HOSTS is the machine's /etc/hosts, ADDRESS the name of the server's socket.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import socket
 import sys
-from pathlib import Path
-from typing import Any
 
-FORK_SERVER = Path(__file__).resolve().parents[2] / 'mapsage/engine/ranks/fork_server.py'
+from mapsage_launcher.ranks import fork_server  # the warm process has imported it
+
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000  # linux/sched.h
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000  # linux/mount.h
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -44,9 +42,6 @@ def enter(namespace: str, name: str, hosts: str) -> None:
 def main() -> None:
     namespace, name, hosts, address = sys.argv[1:]
     enter(namespace, name, hosts)
-    spec: Any = importlib.util.spec_from_file_location('fork_server', FORK_SERVER)
-    fork_server = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fork_server)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f'\0{address}')
     listener.listen(128)

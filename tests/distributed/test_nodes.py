@@ -18,10 +18,10 @@ from ranks import run_ranks
 from support import main_leg
 
 from mapsage.distributed.nodes import heartbeat
-from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
 from mapsage.engine import nodes
 from mapsage.engine.nodes import NodesDifferError, compare_data, meet_nodes
+from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 pytestmark = main_leg
 TIMEOUT, GRACE = 6.0, 0.5  # seconds

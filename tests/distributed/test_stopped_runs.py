@@ -15,8 +15,8 @@ from sampling_ranks import Answers, answers_of
 from support import on_host
 from toy_runs import same_weights, toy_runner, toy_train
 
-from mapsage.distributed import stop_request
-from mapsage.distributed.stop_request import STATUS, StoppedEarly, listening
+from mapsage_launcher import stop_request
+from mapsage_launcher.stop_request import STATUS, StoppedEarly, listening
 
 pytestmark = on_host
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}

@@ -21,8 +21,8 @@ from mapsage.datasets import DemoParams, write_demo_data
 from mapsage.version import __version__
 
 BYTES = 3_000_000
-SOURCES = ('mapsage', 'configs', 'tools', 'scripts', 'pyproject.toml', 'setup.py', 'MANIFEST.in',
-           'mapsage_command.py', 'README.md', 'LICENSE')
+SOURCES = ('mapsage', 'mapsage_launcher', 'configs', 'tools', 'scripts', 'pyproject.toml',
+           'setup.py', 'MANIFEST.in', 'README.md', 'LICENSE')
 SDIST = 'import setuptools.build_meta as backend; backend.build_sdist("../sdist")'
 PRINT = '#!/bin/sh\necho "ran <$*> in <$(pwd)>"; echo "then <${MAPSAGE_THEN:-}>"\n'
 
@@ -107,7 +107,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         for path in (ROOT / folder).glob(pattern):
             assert f'mapsage/.mim/{path.relative_to(ROOT).as_posix()}' in names
     assert {'mapsage/viewer/web/viewer.js', 'mapsage/viewer/web/LICENSES.txt', 'mapsage/py.typed',
-            'mapsage/accelerator/simulator/backend.cpp', 'mapsage_command.py'} <= names
+            'mapsage/accelerator/simulator/backend.cpp', 'mapsage_launcher/command.py'} <= names
     unwanted = ('tests/', 'benchmarks', 'node_modules', '__pycache__', 'run_tests', 'accept_')
     assert not [name for name in names if any(word in name for word in unwanted)]
 

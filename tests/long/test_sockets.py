@@ -104,7 +104,7 @@ class Watch:
         command = self.commands.get(pid, '')
         if 'rendezvous.py' in command:
             return 'rendezvous.py'
-        if 'node_watch.py' in command:
+        if 'node_watch' in command:
             return 'watch'
         if '--serve' in command:
             parent = self.commands.get(_parent(pid), '')

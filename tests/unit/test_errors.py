@@ -1,4 +1,4 @@
-"""Every error class of the package is one for the user, or stands in a list with the reason."""
+"""Every error class is one for the user, or stands in a list with the reason."""
 from __future__ import annotations
 
 import ast
@@ -12,7 +12,6 @@ from mapsage.errors import UserError
 
 # Exceptions that no user is meant to read, each with the reason.
 INTERNAL = {
-    'ElasticError': 'raised in the launcher, which loads its module by path and prints it',
     'EndOfData': 'tells the loop of dynamic sampling that an epoch ends',
     'GreetingDroppedError': 'tells the end that connects to try again',
     'HandshakeError': 'of one connection; meshes, links and watches name its rank in their errors',
@@ -20,9 +19,7 @@ INTERNAL = {
     'OnlyWeightsError': 'why a file is passed over; the ResumeError quotes it',
     'OtherListenerError': 'a HandshakeError',
     'OtherVersionError': 'a HandshakeError',
-    'RankCountError': 'raised in the launcher, which loads its module by path and prints it',
     'SecretMismatchError': 'a HandshakeError',
-    'ShippedError': 'its module is loaded by path; the commands turn it into a ConfigError',
     'SpareError': 'tells the launcher that the job ended while this machine waited',
     'StepDone': 'tells the replay of a step that it is recorded',
     'StoppedEarly': 'a SystemExit: the run has left as it was asked to',
@@ -44,7 +41,7 @@ def error_classes(folder: Path) -> Dict[str, List[str]]:
     return {name: bases for name, bases in classes.items() if name not in NO_EXCEPTIONS}
 
 
-CLASSES = error_classes(ROOT / 'mapsage')
+CLASSES = {**error_classes(ROOT / 'mapsage_launcher'), **error_classes(ROOT / 'mapsage')}
 
 
 def is_for_users(name: str) -> bool:

@@ -33,8 +33,8 @@ from typing import (
 from mapsage.distributed.descriptors import check_limit
 from mapsage.distributed.host_address import reachable_host
 from mapsage.distributed.store import LockedStore
-from mapsage.distributed.trust.guard import Guard, bind_listener
-from mapsage.distributed.trust.handshake import (
+from mapsage_launcher.trust.guard import Guard, bind_listener
+from mapsage_launcher.trust.handshake import (
     ClientHandshake,
     HandshakeError,
     ListenerHandshake,
@@ -43,7 +43,7 @@ from mapsage.distributed.trust.handshake import (
     connect,
     new_listener,
 )
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.trust.job_secret import job_secret
 
 from .channel import error_text
 from .mesh_link import CONTROL, HEADER, POLL_SECONDS, MeshLink

@@ -19,8 +19,8 @@ from mapsage.distributed.descriptors import check_descriptors
 from mapsage.distributed.host_address import keep_on_loopback, reachable_host
 from mapsage.distributed.job_store import private_store, shared_store
 from mapsage.distributed.launcher import local_rank
-from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.errors import UserError
+from mapsage_launcher.stop_request import StoppedEarly
 
 from .simulated_eccl import register_simulated_backend
 from .staged import BACKEND as STAGED

@@ -15,23 +15,21 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional
 
 from mapsage.distributed.channels.channel import RankLostError
 from mapsage.distributed.host_address import reachable_host
-from mapsage.distributed.trust.guard import bind_listener
-from mapsage.distributed.trust.handshake import new_listener
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.nodes.node_watch import Line, watch_command
+from mapsage_launcher.trust.guard import bind_listener
+from mapsage_launcher.trust.handshake import new_listener
+from mapsage_launcher.trust.job_secret import job_secret
 
 from .launcher_notes import end_process
-from .node_watch import Line
 
 DEFAULT_HEARTBEAT_SECONDS = 15.0
 # How long ranks have for their own report after one of them has ended, in seconds: it takes a roll
 # call, and then names the error of the rank at fault.
 GRACE_SECONDS = 10.0
-_WATCH = Path(__file__).with_name('node_watch.py')
 
 
 _watches: List[subprocess.Popen] = []  # kept: one that is forgotten is waited for in vain
@@ -91,8 +89,7 @@ class WatchSockets:
         first = node == min(hosts)
         sockets = [self.local, *([self.listener] if first else [])]
         process = subprocess.Popen(
-            [sys.executable, '-I', '-S', str(_WATCH), str(self.local.fileno()),
-             str(self.listener.fileno()) if first else '-'],
+            watch_command(self.local.fileno(), self.listener.fileno() if first else None),
             stdin=subprocess.PIPE, pass_fds=[each.fileno() for each in sockets])
         assert process.stdin is not None
         # Over a pipe: who may list processes reads their command lines.

@@ -12,9 +12,8 @@ from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
 from mapsage.distributed.channels.group_channel import tell_why
 from mapsage.errors import UserError
-
-from .elastic import MET_FILE
-from .failure_report import NOBODY
+from mapsage_launcher.nodes.elastic import MET_FILE
+from mapsage_launcher.ranks.failure_report import NOBODY
 
 _JOINING = 'joining.'  # with the rank: names of the signs of ranks that come to the meeting
 _kept: List[int] = []
@@ -28,7 +27,7 @@ def keep_descriptor() -> None:
 
 
 def note_for_launcher(text: str, kind: str = '', blamed: Sequence[Any] = ()) -> None:
-    """Write down why this rank failed, for mapsage/distributed/nodes/failure_report.py.
+    """Write down why this rank failed, for mapsage_launcher/ranks/failure_report.py.
 
     Args:
         text: Words for the error.

@@ -8,7 +8,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmseg.models import SegDataPreProcessor
 from torch import nn
 
-from mapsage.shipped import program
+from mapsage_launcher.shipped import program
 
 from .data_checks import DataError
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from mapsage.distributed import die_with_parent
-from mapsage.distributed.stop_request import is_listening, spare_worker
+from mapsage_launcher.stop_request import is_listening, spare_worker
 
 from .data_order import SampleKey, seed_sample, without_seed
 from .loader_workers import WorkerIterator

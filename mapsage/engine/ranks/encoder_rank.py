@@ -15,7 +15,6 @@ from mapsage.accelerator import Accelerator, AcceleratorError, resolve_accelerat
 from mapsage.distributed import local_rank
 from mapsage.distributed.groups.process_group import select_device
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
-from mapsage.distributed.stop_request import asked_launcher, leave
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.features import Features, open_links, serve
 from mapsage.features.build import PEER_TIMEOUT
@@ -31,9 +30,10 @@ from mapsage.features.remote.roles import (
 from mapsage.wrappers import place_module
 from mapsage.wrappers.memory_layout import put_channels_last
 from mapsage.wrappers.optim_wrapper import parse_dtype
+from mapsage_launcher.ranks.leftover_encoders import note_encoder
+from mapsage_launcher.stop_request import asked_launcher, leave
 
 from . import startup
-from .leftover_encoders import note_encoder
 
 _roles: List[Role] = []  # holds the role of this process, once it is known
 

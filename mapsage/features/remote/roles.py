@@ -10,8 +10,8 @@ from typing import Any, Dict, Mapping
 import torch.distributed as dist
 
 from mapsage.distributed.job_store import private_store
-from mapsage.distributed.nodes.elastic import ROUND_VARIABLE
 from mapsage.errors import UserError
+from mapsage_launcher.nodes.elastic import ROUND_VARIABLE
 
 ENCODER, HEAD = 'encoder', 'head'
 

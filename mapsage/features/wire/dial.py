@@ -6,7 +6,7 @@ from typing import Tuple
 
 import torch
 
-from mapsage.distributed.trust.handshake import (
+from mapsage_launcher.trust.handshake import (
     ClientHandshake,
     GreetingDroppedError,
     HandshakeError,

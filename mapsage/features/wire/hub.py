@@ -13,7 +13,7 @@ from collections import deque
 from functools import partial
 from typing import Callable, Deque, List, Tuple
 
-from mapsage.distributed.nodes.liveness import Liveness
+from mapsage_launcher.nodes.liveness import Liveness
 
 Call = Callable[[], None]
 

@@ -12,8 +12,8 @@ from typing import Callable, Deque, Optional, Tuple
 
 import torch
 
-from mapsage.distributed.trust.handshake import HandshakeError
 from mapsage.features.source import StreamingError
+from mapsage_launcher.trust.handshake import HandshakeError
 
 from .connection import Connection
 from .dial import Dial

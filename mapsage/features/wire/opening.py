@@ -13,9 +13,9 @@ import torch
 
 from mapsage.distributed.host_address import reachable_host
 from mapsage.distributed.store import store_lock
-from mapsage.distributed.trust.guard import Guard, bind_listener
-from mapsage.distributed.trust.handshake import ListenerHandshake, new_listener
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.trust.guard import Guard, bind_listener
+from mapsage_launcher.trust.handshake import ListenerHandshake, new_listener
+from mapsage_launcher.trust.job_secret import job_secret
 
 from .dial import Dial
 from .hub import Hub

@@ -13,13 +13,13 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.distributed import local_rank, open_channel
-from mapsage.distributed.nodes.elastic import (
+from mapsage.distributed.nodes.writer_lease import take_lease
+from mapsage_launcher.nodes.elastic import (
     ELASTIC_VARIABLE,
     RESTART_VARIABLE,
     STEP_FILE,
     write_step,
 )
-from mapsage.distributed.nodes.writer_lease import take_lease
 
 _PARTS = ('until the loss was noticed', 'until the ranks had ended and the machines met again',
           'until the ranks had started', 'to read the checkpoint', 'for the first step')

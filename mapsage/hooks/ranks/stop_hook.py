@@ -19,8 +19,8 @@ from mapsage.distributed import (
     open_channel,
 )
 from mapsage.distributed.nodes.writer_lease import check_writer
-from mapsage.distributed.stop_request import STATUS, StoppedEarly, asked, leave
 from mapsage.hooks.gradients.accumulated_gradients_hook import inside_cycle
+from mapsage_launcher.stop_request import STATUS, StoppedEarly, asked, leave
 
 # One name for all of them: a run that is stopped again and again keeps one such file.
 CHECKPOINT = 'stopped.pth'

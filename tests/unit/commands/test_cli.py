@@ -14,11 +14,11 @@ from warm_python import warm_python
 from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
 from mapsage.distributed import RankError
-from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.evaluation import ConfusionMatrixMetric
 from mapsage.hooks import DeviceCheckError
+from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -165,7 +165,7 @@ FAIL = '''
 from mapsage.accelerator import AcceleratorError
 from mapsage.commands import cli
 from mapsage.distributed import RankError
-from mapsage.distributed.nodes.elastic import BROKEN_FILE, FINAL_FILE
+from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage.engine import ConfigError
 def main(argv):
     raise {error}

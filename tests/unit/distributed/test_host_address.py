@@ -11,15 +11,9 @@ from typing import Dict, List, Optional
 import pytest
 from support import ROOT
 
-from mapsage.distributed import host_address
-from mapsage.distributed.host_address import (
-    AddressError,
-    addresses_of,
-    keep_on_loopback,
-    loopback_interface,
-    own_address,
-    reachable_host,
-)
+from mapsage.distributed.host_address import keep_on_loopback, reachable_host
+from mapsage_launcher import addresses
+from mapsage_launcher.addresses import AddressError, addresses_of, loopback_interface, own_address
 
 namespaces = pytest.mark.skipif(
     os.getuid() != 0 or not all(map(shutil.which, ('ip', 'unshare'))),
@@ -74,7 +68,7 @@ def test_a_name_that_stands_for_the_machine_itself_is_no_address(
             raise OSError('Network is unreachable')
         return route if host == '192.0.2.1' else '127.0.0.1'
 
-    monkeypatch.setattr(host_address, '_address_towards', towards)
+    monkeypatch.setattr(addresses, '_address_towards', towards)
     set_variables(monkeypatch, {**SEVERAL, 'MASTER_ADDR': host})
     if expected is None:
         with pytest.raises(AddressError, match='login0 stands for 127.0.0.1.*use its address'):
@@ -107,8 +101,7 @@ def in_namespace(commands: str, code: str) -> List[str]:
     done = subprocess.run(
         ['unshare', '--net', 'bash', '-euc', script], cwd=str(ROOT), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, universal_newlines=True, timeout=120,
-        env={**os.environ, 'CODE': 'import sys; sys.path.insert(0, "mapsage/distributed")\n'
-                                   'import host_address as h\n' + code})
+        env={**os.environ, 'CODE': 'import mapsage_launcher.addresses as h\n' + code})
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
 
@@ -127,8 +120,8 @@ def test_the_addresses_of_an_interface() -> None:
     make = ('ip link add eth7 type veth peer name eth8; ip link set eth8 up; ip link set eth7 up; '
             'ip address add fd00::7/64 dev eth7 nodad; ')
     ask = 'print(h.addresses_of("eth7")); print(h.own_address("fd00::9"))'
-    addresses, own = in_namespace(make, ask)
-    first, local = eval(addresses)
+    printed, own = in_namespace(make, ask)
+    first, local = eval(printed)
     assert first == own == 'fd00::7'
     assert local.startswith('fe80::') and local.endswith('%eth7')
     assert eval(in_namespace(make + 'ip address add 10.1.2.3/24 dev eth7', ask)[0])[:2] == [

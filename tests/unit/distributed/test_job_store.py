@@ -17,8 +17,8 @@ from socket_table import listening
 
 from mapsage.distributed import job_store
 from mapsage.distributed.job_store import private_store
-from mapsage.distributed.private_store import PrivateStoreError, file_path
 from mapsage.distributed.store import LockedStore, silent_ranks
+from mapsage_launcher.trust.private_store import PrivateStoreError, file_path
 
 SECRET = 'a1' * 32
 NOBODY = 65534

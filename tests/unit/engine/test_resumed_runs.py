@@ -11,8 +11,8 @@ from mmengine.runner import Runner
 from toy_runs import log_of, same_weights, toy_train
 
 from mapsage.distributed.nodes import writer_lease
-from mapsage.distributed.nodes.elastic import ELASTIC_VARIABLE
 from mapsage.engine import MapSageRunner, runner
+from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 EPOCHS: Dict[str, Any] = {
     'train_cfg': dict(by_epoch=True, max_epochs=2, val_interval=1),

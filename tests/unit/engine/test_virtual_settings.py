@@ -6,7 +6,6 @@ import pytest
 from mmengine.config import Config
 from mmengine.model import MMDistributedDataParallel
 
-from mapsage.distributed.nodes.elastic import VIRTUAL_RANKS_VARIABLE
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.engine.virtual_settings import (
@@ -16,6 +15,7 @@ from mapsage.engine.virtual_settings import (
     settle_virtual_ranks,
     short_name,
 )
+from mapsage_launcher.nodes.elastic import VIRTUAL_RANKS_VARIABLE
 
 
 @pytest.mark.parametrize(('asked', 'saved', 'processes', 'count'), [

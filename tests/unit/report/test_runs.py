@@ -205,8 +205,8 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 sys.argv = ['mapsage', *sys.argv[1:]]
-import mapsage_command
-mapsage_command.main()
+from mapsage_launcher.command import main
+main()
 '''
 
 

@@ -32,15 +32,15 @@ from mmengine.logging import MMLogger
 from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import error_text
 from mapsage.distributed.host_address import reachable_host
-from mapsage.distributed.trust.guard import Guard, bind_listener
-from mapsage.distributed.trust.handshake import (
+from mapsage_launcher.trust.guard import Guard, bind_listener
+from mapsage_launcher.trust.handshake import (
     ClientHandshake,
     GreetingDroppedError,
     ListenerHandshake,
     connect,
     new_listener,
 )
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.trust.job_secret import job_secret
 
 from .store import CHUNK_BYTES, CopyStore, megabytes
 

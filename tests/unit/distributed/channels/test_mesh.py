@@ -12,8 +12,8 @@ import pytest
 
 from mapsage.distributed.channels.mesh import LinkLostError, Mesh
 from mapsage.distributed.channels.mesh_link import HEADER
-from mapsage.distributed.trust.handshake import ClientHandshake, connect
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.trust.handshake import ClientHandshake, connect
+from mapsage_launcher.trust.job_secret import job_secret
 
 
 class _Texts(Dict[str, str]):

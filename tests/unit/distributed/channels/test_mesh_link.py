@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mapsage.distributed.channels import mesh_link
 from mapsage.distributed.channels.mesh import Mesh
 from mapsage.distributed.channels.mesh_link import CONTROL, HEADER, MeshLink
-from mapsage.distributed.trust.handshake import ClientHandshake, connect
-from mapsage.distributed.trust.job_secret import job_secret
+from mapsage_launcher.trust.handshake import ClientHandshake, connect
+from mapsage_launcher.trust.job_secret import job_secret
 
 FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = st.integers(0, 2**64 - 1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mapsage.distributed.nodes.elastic import FINAL_FILE
-from mapsage.distributed.nodes.failure_report import read_notes
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
+from mapsage_launcher.nodes.elastic import FINAL_FILE
+from mapsage_launcher.ranks.failure_report import read_notes
 
 
 @pytest.mark.parametrize('ranks', [1, 64, 4096])

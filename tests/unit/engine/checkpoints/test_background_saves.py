@@ -14,9 +14,9 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from toy_runs import log_of, same_weights, toy_runner, toy_train
 
-from mapsage.distributed.stop_request import StoppedEarly
 from mapsage.engine.checkpoints.background import BackgroundSaves, Save
 from mapsage.engine.checkpoints.files import SaveError
+from mapsage_launcher.stop_request import StoppedEarly
 
 ADAM: Any = {'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01)}
 _whole: Any = dict(weights_only=False) if torch.__version__ >= '1.13' else {}

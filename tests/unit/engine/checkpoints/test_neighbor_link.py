@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mapsage.distributed.trust.handshake import ListenerHandshake
-from mapsage.distributed.trust.job_secret import job_secret
 from mapsage.engine.checkpoints.neighbor.link import CopyReceiver, CopySender, _connect
 from mapsage.engine.checkpoints.neighbor.store import CopyStore
+from mapsage_launcher.trust.handshake import ListenerHandshake
+from mapsage_launcher.trust.job_secret import job_secret
 
 
 class Log(logging.Handler):

@@ -13,8 +13,8 @@ import torch
 from support import PATIENT, ROOT, on_host
 from torch.utils.data import DataLoader, Dataset
 
-from mapsage.distributed.stop_request import listening
 from mapsage.engine.loading.keyed_loader import KeyedLoader
+from mapsage_launcher.stop_request import listening
 
 pytestmark = on_host
 
@@ -22,7 +22,7 @@ pytestmark = on_host
 # A process that ends while its loader has workers, as one does that keeps them between epochs.
 ENDS_WITH_WORKERS = '''
 from torch.utils.data import DataLoader
-from mapsage.distributed.stop_request import listening
+from mapsage_launcher.stop_request import listening
 from mapsage.engine.loading.keyed_loader import KeyedLoader
 
 loader = KeyedLoader.adopt(DataLoader(range(6), num_workers=2, persistent_workers=True),

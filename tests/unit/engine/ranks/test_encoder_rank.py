@@ -12,9 +12,9 @@ from mmengine.registry import MODELS
 
 from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.commands import cli
-from mapsage.distributed import stop_request
 from mapsage.engine.ranks import encoder_rank
 from mapsage.engine.ranks.encoder_rank import EncoderRank, take_role
+from mapsage_launcher import stop_request
 
 
 @pytest.fixture(autouse=True)

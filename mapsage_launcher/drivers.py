@@ -1,0 +1,40 @@
+"""Tell, without touching a driver, whether ranks may drive an accelerator.
+"""
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import runpy
+from typing import Optional
+
+VENDOR_MODULES = ('torch_gcu', 'torch_xla')
+
+# NVIDIA's driver, on Jetson, under WSL; AMD's.
+_CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg', '/dev/kfd')
+
+
+def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
+    """Return what ranks may drive on this machine; None where they can use only the CPU.
+
+    An installed vendor module counts for every accelerator, because PyTorch may load it by itself.
+
+    Args:
+        accelerator: Name on the command line; None if the config chooses, which may name any.
+    """
+    for name in VENDOR_MODULES:
+        if importlib.util.find_spec(name) is not None:
+            return name
+    if accelerator not in ('cpu', 'sim') and _torch_has_cuda() and any(
+            map(glob.glob, _CUDA_FILES)):
+        return 'cuda'
+    return None
+
+
+def _torch_has_cuda() -> bool:
+    """Return whether the installed PyTorch is built for CUDA or ROCm, without importing it."""
+    spec = importlib.util.find_spec('torch')
+    if spec is None or spec.origin is None:
+        return False
+    version = runpy.run_path(os.path.join(os.path.dirname(spec.origin), 'version.py'))
+    return version.get('cuda') is not None or version.get('hip') is not None

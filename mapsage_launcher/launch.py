@@ -1,0 +1,171 @@
+"""Start the ranks of a training with torchrun; if ranks fail, print the cause last.
+
+    python tools/launch.py [options of torchrun] tools/train.py CONFIG [options of tools/train.py]
+
+scripts/start_8card_training.sh calls it. If the environment variable MAPSAGE_THEN is set, the
+process becomes that command once all ranks have ended successfully. This file imports neither
+mapsage nor MMSegmentation, so that errors in the arguments are reported at once.
+"""
+import os
+import socket
+import stat
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, List
+
+from mapsage_launcher import shipped, stop_request
+from mapsage_launcher.nodes import elastic
+from mapsage_launcher.ranks.failure_report import describe_failure
+from mapsage_launcher.ranks.leftover_encoders import EncoderWatch
+from mapsage_launcher.ranks.rank_count import RankCount, RankCountError
+from mapsage_launcher.ranks.rank_start import RankStart
+from mapsage_launcher.trust import job_secret, private_store
+
+
+def check_port_free(port: int) -> None:
+    """Exit if ``port`` is in use on this machine; otherwise ranks would wait for each other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # torch's store listens with this option, so that a port in TIME_WAIT counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(('', port))
+        except OSError as error:
+            sys.exit(f'error: MASTER_PORT={port} is in use on this machine ({error}). Choose '
+                     f'another, or leave MASTER_PORT unset on one node to get a free one.')
+
+
+def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], None]:
+    """Check and apply the settings of nodes that come and go; return what runs the job then."""
+    def run(args: Any) -> None:
+        try:
+            elastic.run(torchrun, args, settings, notes)
+        except elastic.ElasticError as error:
+            sys.exit(f'error: {error}')
+
+    try:
+        settings = elastic.read_settings(args.nnodes, os.environ,
+                                         elastic.job_name(args.training_script_args))
+        elastic.wait_for_store(settings)
+        elastic.check_clock(settings)
+        print(elastic.apply(settings, args, torchrun.determine_local_world_size(
+            args.nproc_per_node)), flush=True)
+    except elastic.ElasticError as error:
+        sys.exit(f'error: {error}')
+    return run
+
+
+def private_folder() -> 'tempfile.TemporaryDirectory':
+    """Return a folder for the notes of the ranks; exit if other users could write there.
+
+    With a file in it they would stop the job, or put words in a rank's mouth.
+    """
+    folder = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
+    facts = os.stat(folder.name)
+    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        mode = stat.S_IMODE(facts.st_mode)
+        folder.cleanup()
+        sys.exit(f'error: {folder.name} was made with mode {mode:04o} for user {facts.st_uid}: '
+                 f'expected a folder with mode 0700 for user {os.getuid()}, since the ranks leave '
+                 f'notes there. Set TMPDIR to a folder on a local disk.')
+    return folder
+
+
+def keep_on_this_machine(args: Any) -> None:
+    """Change torchrun's parsed arguments so that a job on one machine opens no port.
+
+    Its ranks have a store of their own, see mapsage/distributed/job_store.py.
+    """
+    try:
+        # Kept open until this process ends.
+        args.rdzv_endpoint = private_store.file_path(private_store.private_file())
+        # Torch would write a sign of life every 5 s, which the file keeps.
+        conf = 'store_type=file,keep_alive_interval=86400'
+    except OSError as error:
+        try:
+            store, warning = private_store.loopback_store(error, timedelta(seconds=60))
+        except private_store.PrivateStoreError as impossible:
+            sys.exit(f'error: {impossible}')
+        _stores.append(store)
+        print(warning, file=sys.stderr, flush=True)
+        args.rdzv_endpoint, conf = f'127.0.0.1:{store.port}', 'is_host=0'
+    args.rdzv_backend, args.rdzv_conf, args.standalone = 'c10d', conf, False
+    # Tells this job from others of the same user.
+    args.rdzv_id = os.urandom(16).hex()
+    if hasattr(args, 'local_addr'):
+        args.local_addr = '127.0.0.1'
+    # Otherwise torch opens a store for the ranks, which listens on all interfaces.
+    os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'
+    if job_secret.SECRET_FILE_VARIABLE not in os.environ:
+        os.environ.setdefault(job_secret.SECRET_VARIABLE, job_secret.new_secret())
+
+
+_stores: List[Any] = []  # must live as long as the job
+
+
+def main() -> None:
+    ranks = RankStart(sys.argv[1:])
+    count = RankCount(sys.argv[1:], shipped.SHIPPED / 'tools' / 'count_cards.py', ranks.driver)
+    # These imports come later, so that they run at the same time as those of the fork server.
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import api as processes
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    args = torchrun.parse_args(sys.argv[1:])
+    # `tools/train.py CONFIG ...`
+    config = args.training_script_args[0] if args.training_script_args else ''
+    if config and not config.startswith('-') and not os.path.isfile(config):
+        try:
+            shipped.find_config(config)
+        except shipped.ShippedError as error:
+            sys.exit(f'error: {error}')
+    try:
+        counted = count.apply(args)
+    except RankCountError as error:
+        sys.exit(f'error: {error}')
+    if counted:
+        print(counted, flush=True)
+    if args.standalone or args.nnodes in ('1', '1:1'):  # the latter is torchrun's default
+        keep_on_this_machine(args)
+    else:
+        try:
+            print(job_secret.describe_secret(os.environ), flush=True)
+        except job_secret.SecretError as error:
+            sys.exit(f'error: {error}')
+        if args.rdzv_backend == 'static' and args.node_rank == 0:
+            check_port_free(args.master_port)
+    notes = private_folder()
+    os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
+    is_elastic = ':' in args.nnodes and args.nnodes != '1:1'
+    stop_request.take_requests(processes, Path(notes.name), nodes_leave=is_elastic)
+    run = prepare_elastic(torchrun, args, Path(notes.name)) if is_elastic else torchrun.run
+    print(ranks.apply(args), flush=True)
+    watch = EncoderWatch(
+        Path(notes.name), torchrun.determine_local_world_size(args.nproc_per_node))
+    try:
+        run(args)
+    except ChildFailedError as failed:
+        if not watch.ended:
+            print(describe_failure(failed, Path(notes.name)), file=sys.stderr, flush=True)
+            # The exit code is negative if the rank was killed by a signal.
+            sys.exit(max(1, failed.get_first_failure()[1].exitcode))
+    except SignalException as stopped:
+        print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
+        sys.exit(128 + stopped.sigval.value)
+    finally:
+        watch.stop()
+        ranks.stop()
+    has_left = stop_request.has_left(Path(notes.name))
+    notes.cleanup()
+    if has_left:
+        print('all ranks have left, as they were asked to; the same command with --resume goes on',
+              flush=True)
+        sys.exit(stop_request.STATUS)
+    # The script that called this sets the variable. The command replaces this process, so that it
+    # gets the signals that are sent to it.
+    if 'MAPSAGE_THEN' in os.environ:
+        sys.stdout.flush()
+        del os.environ['MAPSAGE_ERROR_NOTES']
+        os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
+

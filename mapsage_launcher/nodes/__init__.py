@@ -1,0 +1,1 @@
+"""Other machines of a job: how they meet, who takes part, and who is lost."""

@@ -1,0 +1,2 @@
+"""The version of MapSage."""
+__version__ = '0.1.0'

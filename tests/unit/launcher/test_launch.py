@@ -1,0 +1,76 @@
+"""tools/launch.py lets the ranks of a machine meet in private."""
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from socket_table import listening
+
+from mapsage_launcher import launch
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is as before, after the test."""
+    for name in ('MAPSAGE_SECRET', 'MAPSAGE_SECRET_FILE', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE'):
+        monkeypatch.setenv(name, '')
+        monkeypatch.delenv(name)
+
+
+def options() -> argparse.Namespace:
+    return argparse.Namespace(standalone=True, rdzv_backend='static', rdzv_endpoint='', rdzv_id='',
+                              rdzv_conf='', local_addr=None)
+
+
+def test_torchrun_meets_in_a_file_without_a_name(here: None) -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+    args, other = options(), options()
+    launch.keep_on_this_machine(args)
+    launch.keep_on_this_machine(other)
+    assert args.rdzv_id != other.rdzv_id and not args.standalone
+    assert 'memfd' in os.readlink(args.rdzv_endpoint)
+    before = listening([os.getpid()])
+    conf = dict(pair.split('=') for pair in args.rdzv_conf.split(','))
+    backend, store = create_backend(RendezvousParameters(
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id, 1, 1, **conf))
+    assert type(store).__name__ == 'FileStore' and listening([os.getpid()]) == before
+    assert backend.set_state(b'state')[2] and backend.get_state()[0] == b'state'
+
+
+def test_each_job_of_one_machine_has_a_secret(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch.keep_on_this_machine(options())
+    made = os.environ.pop('MAPSAGE_SECRET')
+    launch.keep_on_this_machine(options())
+    assert len(made) == 64 and os.environ['MAPSAGE_SECRET'] != made
+    monkeypatch.setenv('MAPSAGE_SECRET', 'of the user ' * 4)
+    launch.keep_on_this_machine(options())
+    assert os.environ['MAPSAGE_SECRET'] == 'of the user ' * 4
+    monkeypatch.delenv('MAPSAGE_SECRET')
+    monkeypatch.setenv('MAPSAGE_SECRET_FILE', '/home/me/secret')
+    launch.keep_on_this_machine(options())
+    assert 'MAPSAGE_SECRET' not in os.environ
+
+
+def test_a_folder_for_notes_that_others_could_write_to(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    with launch.private_folder() as folder:
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    make = tempfile.mkdtemp
+
+    def on_a_file_system_without_modes(*arguments: Any, **named: Any) -> str:
+        folder = make(*arguments, **named)
+        os.chmod(folder, 0o777)
+        return folder
+
+    monkeypatch.setattr(tempfile, 'mkdtemp', on_a_file_system_without_modes)
+    with pytest.raises(SystemExit) as error:
+        launch.private_folder()
+    assert 'mode 0777' in str(error.value) and 'Set TMPDIR' in str(error.value)
+    assert list(tmp_path.iterdir()) == []
