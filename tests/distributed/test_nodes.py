@@ -25,13 +25,6 @@ from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 pytestmark = main_leg
 TIMEOUT, GRACE = 6.0, 0.5  # seconds
-# Starts a watch later than a node may be silent, as a machine with much else to do may.
-LATE = '''
-import runpy, time
-time.sleep({seconds})
-runpy.run_path({path!r}, run_name='__main__')
-'''
-
 
 LOSSES = [('stopped', 4, 2), ('ended', 3, 1), ('ended', 3, 0), ('silent', 3, 2), ('silent', 3, 0)]
 
@@ -41,7 +34,7 @@ def run_scenarios(folder: Path) -> Dict[Any, Any]:
     for place in notes.values():
         place.mkdir()
     told = fork_scenarios({
-        ('busy', 3): (be_busy, 3), ('leaves', 3): (leave_early, 3), ('late', 3): (be_late, 3, Path),
+        ('busy', 3): (be_busy, 3), ('leaves', 3): (leave_early, 3), ('late', 3): (be_late, 3),
         **{(loss, loss[1]): (lose, loss[1], loss[0], loss[2], notes[loss]) for loss in LOSSES},
         ('config', 3): (differ, 3, 'config'), ('code', 3): (differ, 3, 'code'),
         ('ranks', 3): (differ, 3, 'ranks'), ('uneven', 3): (differ, 3, 'uneven'),
@@ -91,12 +84,15 @@ def be_busy() -> str:
     return 'alive'
 
 
-def be_late(folder: Path) -> str:
-    """The watch of a node starts after the time for which a node may be silent."""
-    late = folder / 'late.py'
+def be_late() -> str:
+    """The watch of a node starts after the time for which a node may be silent.
+
+    A machine with much else to do may start processes so late.
+    """
     if os.environ['RANK'] == '1':
-        late.write_text(LATE.format(seconds=TIMEOUT + 1, path=str(heartbeat._WATCH)))
-        heartbeat._WATCH = late
+        command = heartbeat.watch_command
+        heartbeat.watch_command = lambda *sockets: [
+            'sh', '-c', f'sleep {TIMEOUT + 1}; exec "$@"', 'sh', *command(*sockets)]
     enough = time.monotonic() + TIMEOUT + 2
     meet()
     time.sleep(max(0.0, enough - time.monotonic()))
