@@ -438,7 +438,7 @@ def _group_timeout(group: dist.ProcessGroup) -> float:
     """Return the seconds that a collective over ``group`` may take."""
     backend: object
     if isinstance(group, StagedProcessGroup):
-        return group._timeout.total_seconds()
+        return group.collective_timeout.total_seconds()
     try:
         backend = (group._get_backend(torch.device('cpu')) if hasattr(group, '_get_backend')
                    else group)

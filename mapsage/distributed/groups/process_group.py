@@ -1,4 +1,9 @@
-"""Start torch.distributed so that gradients and control traffic each have a working path."""
+"""Starts torch.distributed with a backend for CPU tensors and a backend for device tensors.
+
+CPU tensors always travel over gloo. Device tensors use the vendor's library, or gloo through host
+memory (``staged.py``) if the vendor has none. Call :func:`init_process_group` after the launcher's
+variables are set (``apply_launcher_environment``).
+"""
 from __future__ import annotations
 
 import atexit
@@ -15,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from mapsage.accelerator import Accelerator, AcceleratorError
+from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed.descriptors import check_descriptors
 from mapsage.distributed.host_address import keep_on_loopback, reachable_host
 from mapsage.distributed.job_store import private_store, shared_store
@@ -27,10 +33,12 @@ from .staged import BACKEND as STAGED
 from .staged import SUPPORTED as PER_DEVICE_BACKENDS
 from .staged import register_staged_backend
 
-# MMEngine's default for a missing ``dist_cfg.timeout`` is torch's own; this is that value.
+# Without ``dist_cfg.timeout``, MMEngine uses torch's default for gloo, which is this value.
 DEFAULT_TIMEOUT_SECONDS = 1800
-_MAX_TIMEOUT_SECONDS = 10**8  # three years; datetime.timedelta and gloo take that
-_groups = itertools.count()  # default groups of this process; equal on all ranks
+# Three years, which datetime.timedelta and gloo accept.
+_MAX_TIMEOUT_SECONDS = 10**8
+# Numbers of the default groups of this process; equal on all ranks.
+_groups = itertools.count()
 
 
 class BackendError(UserError, ValueError):
@@ -59,13 +67,10 @@ def resolve_backend(accelerator: Accelerator, backend: str = 'auto') -> str:
     if accelerator.device_type == 'cpu':
         forms = {'auto': 'gloo', 'gloo': 'gloo', 'cpu:gloo': 'gloo'}
     else:
-        def composite(device_backend: str) -> str:
-            return f'cpu:gloo,{accelerator.device_type}:{device_backend}'
-
-        native = accelerator.communication
-        forms = {'auto': composite(native), native: composite(native),
-                 STAGED: composite(STAGED), 'gloo': composite(STAGED)}
-        forms.update({composite(native): composite(native), composite(STAGED): composite(STAGED)})
+        native = f'cpu:gloo,{accelerator.device_type}:{accelerator.communication}'
+        staged = f'cpu:gloo,{accelerator.device_type}:{STAGED}'
+        forms = {'auto': native, accelerator.communication: native, STAGED: staged,
+                 'gloo': staged, native: native, staged: staged}
     if backend not in forms:
         raise BackendError(
             f'backend {backend!r} cannot be used on accelerator {accelerator.name!r}: expected one '
@@ -78,9 +83,10 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
                        timeout: Union[int, float] = DEFAULT_TIMEOUT_SECONDS) -> None:
     """Initialize the default process group from the environment and select this rank's device.
 
-    CPU tensors (flags, counts, objects, metrics) always travel over gloo; device tensors over the
-    accelerator's native backend, or through host memory where there is none. A native backend
-    outside torch.distributed is started as well; the default group then takes CPU tensors only.
+    CPU tensors (flags, counts, objects, metrics) always travel over gloo. Device tensors travel
+    over the accelerator's native backend, or through host memory without one. If the native backend
+    is outside torch.distributed, this starts it as well, and the default group takes CPU tensors
+    only.
 
     Args:
         accelerator: Accelerator in use.
@@ -88,12 +94,12 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         timeout: Seconds a collective may wait for the other ranks.
 
     Raises:
-        BackendError: If the accelerator cannot use ``backend``, or ``timeout`` is no positive
+        BackendError: If the accelerator cannot use ``backend``, or ``timeout`` is not a positive
             number of seconds.
         AcceleratorError: If there are more ranks than devices on this node, or the native group
             cannot be started.
         DescriptorLimitError: If this process may not open a connection to each rank.
-        AddressError: If the loopback interface of a machine with all ranks is down.
+        AddressError: If all ranks are on one machine and its loopback interface is down.
         PrivateStoreError: If rank 0 does not come, or this machine allows no private store.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) \
@@ -106,17 +112,19 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
     if resolved.endswith(STAGED):
         register_staged_backend(accelerator.device_type)
     elif native:
-        resolved = 'gloo'  # gloo must never get a device tensor: it may return it unreduced
-    elif accelerator.simulated:
+        # gloo without a device type: the default group never gets device tensors, which gloo may
+        # return unreduced.
+        resolved = 'gloo'
+    elif isinstance(accelerator, SimAccelerator):
         register_simulated_backend(accelerator)
     elif not PER_DEVICE_BACKENDS:
-        # torch < 2.0 has one backend a group. MMEngine then sends its CPU tensors through nccl.
+        # In torch < 2.0 a group has a single backend. MMEngine then sends CPU tensors over nccl.
         resolved = resolved.rsplit(':', 1)[-1]
     meshes = ('gloo' in resolved) + (STAGED in resolved)
     check_descriptors(int(os.environ.get('WORLD_SIZE', '1')), meshes)
     keep_on_loopback(os.environ)
     store = private_store(timeout) or shared_store(timeout)
-    # The keys of a group before it, in the same process, may still be there.
+    # A number in the prefix, because keys of an earlier default group may still be in the store.
     dist.init_process_group(
         resolved, timeout=timedelta(seconds=timeout),
         store=dist.PrefixStore(f'mapsage/group/{next(_groups)}', store),
@@ -132,7 +140,7 @@ def uses_native_group(accelerator: Accelerator) -> bool:
 
 
 def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
-    # Two libraries cannot serve their stores on the same port.
+    # The vendor's library needs another port than torch for its store, which rank 0 chooses.
     address = ['']
     if dist.get_rank() == 0:
         host = reachable_host()
@@ -145,7 +153,7 @@ def _init_native_group(accelerator: Accelerator, timeout: timedelta) -> None:
 
 
 def select_device(accelerator: Accelerator) -> None:
-    """Make this rank's device the current one, as the launcher's variables number it.
+    """Select the device whose index is the local rank in the launcher's variables.
 
     Raises:
         AcceleratorError: If more ranks were started on this node than it has devices.
@@ -155,11 +163,11 @@ def select_device(accelerator: Accelerator) -> None:
 
 
 def check_ranks_fit(accelerator: Accelerator, local_world_size: int) -> None:
-    """Raise AcceleratorError on every rank when a node has fewer devices than ranks.
+    """Raise AcceleratorError on every rank if a node has fewer devices than ranks.
 
-    CPU processes share their device, and under PJRT every process has its own client. Where a mask
-    leaves each rank one card (Slurm's ``--gpus-per-task=1``, MIG), these must be different cards,
-    which :func:`~mapsage.distributed.device_checks.check_own_cards` compares.
+    CPU processes share their device, and under PJRT every process has its own client. A mask may
+    show each rank a single card (Slurm's ``--gpus-per-task=1``, MIG). Whether these are different
+    cards is checked by :func:`~mapsage.distributed.device_checks.check_own_cards`.
     """
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
         return
@@ -177,16 +185,17 @@ _interrupted = False
 
 @contextmanager
 def kept_when_interrupted() -> Iterator[None]:
-    """Keep the process group at the end of the process if the block does not end by itself.
+    """Do not destroy the process group at the end of the process if the block raises an error.
 
-    After an error or Ctrl-C a collective may still be under way. One that never ends would be
-    waited for, and NCCL must not be destroyed while it is used. This covers scripts that catch the
-    error, of which the interpreter then knows nothing.
+    After an error or Ctrl-C a collective may still be under way. Destroying the group would wait
+    for it, perhaps forever, and NCCL must not be destroyed while it is in use. The interpreter
+    remembers only errors that end it, so a script that catches the error needs this block.
     """
     global _interrupted
     try:
         yield
-    except StoppedEarly:  # all ranks are behind their last collective
+    # All ranks have completed their last collective.
+    except StoppedEarly:
         raise
     except BaseException:
         _interrupted = True
@@ -196,5 +205,6 @@ def kept_when_interrupted() -> Iterator[None]:
 def _destroy_at_clean_exit() -> None:
     # If gloo's threads still run when the interpreter ends, they sometimes abort the process.
     if dist.is_initialized() and not _interrupted and not hasattr(sys, 'last_type'):
-        gc.collect()  # a wrapper in a reference cycle would keep the group alive
+        # A wrapper in a reference cycle would keep the group alive.
+        gc.collect()
         dist.destroy_process_group()

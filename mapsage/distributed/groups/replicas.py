@@ -1,9 +1,14 @@
-"""Groups of ranks that train one copy of a head together, and how they average gradients."""
+"""Replicas of a head: each copy of the head is trained by a group of ranks.
+
+A rank belongs to two process groups: its replica (the ranks that share one copy) and its peers (the
+ranks at the same position of the other copies). ``mapsage/wrappers/replica_parallel.py`` decides
+which gradients are averaged over which group.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,29 +16,30 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Replicas:
-    """The head replicas of a job, as one of its ranks sees them.
+    """The head replicas of a job, and the position of this rank in them.
 
     Neighboring ranks form a replica: with 2 ranks per replica, ranks 0 and 1 are replica 0.
 
     Attributes:
         size: Number of ranks in each replica.
         count: Number of replicas in the job, which is the size of the data-parallel world.
-        index: Number of this rank's replica.
-        place: Number of this rank in its replica. The rank at place 0 talks to the encoders.
+        index: Index of this rank's replica.
+        position: Position of this rank in its replica. The rank at position 0, the leader,
+            communicates with the encoders.
         group: Process group of the ranks of this replica.
-        peers: Process group of the ranks with the same place in all replicas, in the order of the
+        peers: Process group of the ranks at this position in all replicas, in the order of the
             replicas.
     """
 
     size: int
     count: int
     index: int
-    place: int
-    group: Any
-    peers: Any
+    position: int
+    group: dist.ProcessGroup
+    peers: dist.ProcessGroup
 
     def leaders(self) -> range:
-        """Return the ranks that talk to the encoders, one per replica."""
+        """Return the ranks that communicate with the encoders, one per replica."""
         return range(0, self.size * self.count, self.size)
 
 
@@ -47,20 +53,21 @@ def make_replicas(size: int, timeout: float) -> Replicas:
     world, rank = dist.get_world_size(), dist.get_rank()
     count = world // size
     limit = timedelta(seconds=timeout)
-    # Making a group is collective: every rank makes every group, in the same order.
+    # new_group() is collective, so every rank makes every group, in the same order.
     groups = [dist.new_group(list(range(first, first + size)), timeout=limit)
               for first in range(0, world, size)]
-    peers = [dist.new_group(list(range(place, world, size)), timeout=limit)
-             for place in range(size)]
-    index, place = divmod(rank, size)
-    return Replicas(size, count, index, place, groups[index], peers[place])
+    peers = [dist.new_group(list(range(position, world, size)), timeout=limit)
+             for position in range(size)]
+    index, position = divmod(rank, size)
+    return Replicas(size, count, index, position, groups[index], peers[position])
 
 
-def average_gradients(parameters: Sequence[torch.Tensor], group: Any) -> None:
+def average_gradients(parameters: Sequence[torch.Tensor],
+                      group: Optional[dist.ProcessGroup]) -> None:
     """Replace each gradient by its mean over the ranks of ``group``. Collective.
 
-    A parameter without a gradient counts as one with a gradient of zeros, since the shape of a
-    collective must not depend on what one rank has computed.
+    A missing gradient counts as zeros, because the shape of a collective must not depend on what
+    one rank has computed.
 
     Args:
         parameters: Parameters with the same shapes, dtypes and order on all ranks of the group.

@@ -1,12 +1,15 @@
-"""The ``eccl`` backend of the simulated GCU: a staged group with eccl's limits and faults."""
+"""The ``eccl`` backend of the simulated GCU: a staged group with eccl's limits and faults.
+
+It makes a program fail on a machine without GCUs where it would fail with them. The settings are in
+``mapsage/accelerator/simulator/``.
+"""
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
-from mapsage.accelerator import Accelerator
+from mapsage.accelerator.sim import SimAccelerator
 
 from .staged import CollectiveError, StagedProcessGroup, register_staged_backend
 
@@ -14,23 +17,23 @@ from .staged import CollectiveError, StagedProcessGroup, register_staged_backend
 _NARROWED = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
-def register_simulated_backend(accelerator: Accelerator) -> None:
+def register_simulated_backend(accelerator: SimAccelerator) -> None:
     """Register the native backend of a simulated accelerator."""
-    stalled = getattr(accelerator, 'settings').stalled_collective  # noqa: B009  (SimAccelerator's)
+    stalled = accelerator.settings.stalled_collective
 
     class SimulatedEccl(StagedProcessGroup):
-        """64-bit numbers travel as 32 bits, and one collective may stall."""
+        """Sends 64-bit numbers as 32 bits; one collective may stall."""
 
         def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
             return _NARROWED.get(dtype, dtype)
 
         def before_collective(self, number: int) -> None:
             if number == stalled:
-                # As with a hung card and its watchdog: wait beyond the others' deadline, then fail.
-                seconds: Any = self._timeout.total_seconds()
-                time.sleep(seconds + 5)
+                # Like a hung card with a watchdog: fail after the deadline of the other ranks.
+                seconds = self.collective_timeout.total_seconds() + 5
+                time.sleep(seconds)
                 raise CollectiveError(
-                    f'collective {number} stalled on rank {self.rank()} for {seconds + 5:g} s '
+                    f'collective {number} stalled on rank {self.rank()} for {seconds:g} s '
                     f'(simulated fault: MAPSAGE_SIM_FAULTS)')
 
     register_staged_backend(accelerator.device_type, accelerator.communication, SimulatedEccl)

@@ -1,13 +1,13 @@
 """A process group that sends accelerator tensors through host memory over gloo.
 
-It is for devices without a backend of their own. A gloo group that is given an XLA tensor returns
-without an error and without reducing it, so on such devices *every* collective of the default group
-goes through :class:`StagedProcessGroup`: CPU tensors go directly to gloo, the others are copied.
+Some devices have no communication library. If a gloo group gets an XLA tensor, it returns without
+an error and without reducing the tensor. So on such devices *every* collective of the default group
+goes through :class:`StagedProcessGroup`, which copies device tensors and passes CPU tensors on.
 """
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import Any, Callable, List, Optional, Sequence, TypeVar, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -20,16 +20,20 @@ BACKEND = 'staged'
 
 Tensors = Union[torch.Tensor, List[torch.Tensor]]
 
-# How long ranks whose collective failed wait to learn for which others it failed, in seconds.
+# How an all-gather or a scatter nests its tensors: one tensor, or a list of tensors, per entry.
+_Item = TypeVar('_Item')
+_Nested = Sequence[Union[torch.Tensor, Sequence[torch.Tensor]]]
+
+# Seconds that a rank whose collective failed waits for the reports of the other ranks.
 _ROLL_CALL_SECONDS = 3
 
-# In torch 1.10, Python cannot subclass ProcessGroup, and a device has no backend of its own.
+# In torch 1.10, Python cannot subclass ProcessGroup, and a group has one backend for all devices.
 SUPPORTED = 'devices' in dist.Backend.register_backend.__code__.co_varnames
 _Base: Any = dist.ProcessGroup if SUPPORTED else object
 
 
 class CollectiveError(UserError, RuntimeError):
-    """A collective did not complete, since a rank did not come or has ended.
+    """A collective did not complete, because a rank did not enter it or has ended.
 
     Attributes:
         ranks: Ranks of the group that did not come; empty when they are not known.
@@ -43,33 +47,39 @@ class CollectiveError(UserError, RuntimeError):
 
 
 class StagedProcessGroup(_Base):
-    """Gloo with a copy to host memory before and back after each collective.
+    """Gloo with a copy to host memory before each collective, and a copy back after it.
 
-    Every collective of accelerator tensors is complete when the call returns; those of CPU tensors
-    keep gloo's own asynchronous work. Before a copy the accelerator is flushed, so that a lazy
-    device runs its graph once and not for every tensor. A collective of accelerator tensors that
-    does not complete raises :class:`CollectiveError`, which names the ranks that did not come.
+    A collective of accelerator tensors is complete when the call returns. A collective of CPU
+    tensors returns gloo's asynchronous work. Before a copy the accelerator is flushed, so that a
+    lazy device runs its graph once, not once per tensor. A collective of accelerator tensors that
+    does not complete raises :class:`CollectiveError`, which names the missing ranks.
+
+    The methods have the names and arguments of torch's ``ProcessGroup``.
 
     Args:
         store: Rendezvous store of this group.
         rank: Rank of this process in the group.
         size: Number of ranks in the group.
         timeout: Time that a collective may wait for the other ranks.
+
+    Attributes:
+        collective_timeout: The argument ``timeout``.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
+        # Any, because torch's type hints of this class differ between versions.
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._store, self._timeout = LockedStore(store), timeout
+        self._store, self.collective_timeout = LockedStore(store), timeout
         self._collectives = 0
 
     def getBackendName(self) -> str:
         return BACKEND
 
-    def _get_backend(self, device: torch.device) -> Any:
+    def _get_backend(self, device: torch.device) -> object:
         """Return the group that takes tensors of ``device``.
 
-        batch_isend_irecv of torch 2.14 asks any group for it, and the base class has none.
+        ``batch_isend_irecv`` of torch 2.14 calls this method, which the base class lacks.
         """
         return self._gloo if device.type == 'cpu' else self
 
@@ -78,13 +88,18 @@ class StagedProcessGroup(_Base):
         return dtype
 
     def before_collective(self, number: int) -> None:
-        """Hook for subclasses, before this rank's ``number``-th device collective, from 1."""
+        """Run before a collective of device tensors; subclasses override it.
 
-    def allreduce(self, tensors: Tensors, opts: Optional[Any] = None) -> Any:
+        Args:
+            number: Number of this rank's device collective, from 1.
+        """
+
+    def allreduce(self, tensors: Tensors, opts: Optional[object] = None) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
         return self._in_place(tensors, lambda host: self._gloo.allreduce(host, opts))
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Optional[Any] = None) -> Any:
+    def allreduce_coalesced(self, tensors: Tensors,
+                            opts: Optional[dist.AllreduceOptions] = None) -> dist.Work:
         plain = dist.AllreduceOptions()
         if opts is not None:
             plain.reduceOp, plain.timeout = opts.reduceOp, opts.timeout
@@ -94,75 +109,79 @@ class StagedProcessGroup(_Base):
             work.wait()
         return _done(tensors)
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+    def broadcast(self, tensors: Tensors, opts: object) -> dist.Work:
         return self._in_place(tensors, lambda host: self._gloo.broadcast(host, opts))
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+    def reduce(self, tensors: Tensors, opts: object) -> dist.Work:
         return self._in_place(tensors, lambda host: self._gloo.reduce(host, opts))
 
     def allgather(self, outputs: List[List[torch.Tensor]], inputs: Tensors,
-                  opts: Optional[Any] = None) -> Any:
+                  opts: Optional[object] = None) -> dist.Work:
         return self._out_of_place(outputs, inputs, self._gloo.allgather)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor,
-                        opts: Optional[Any] = None) -> Any:
-        # Only the number of elements is agreed on: SyncBatchNorm gathers into a tensor of one row.
-        parts = [part.view_as(tensor) for part in output.view(-1).chunk(self.size())]
-        return self._out_of_place([parts], [tensor], self._gloo.allgather)
+                        opts: Optional[object] = None) -> dist.Work:
+        # Shapes may differ, only the number of elements fits: SyncBatchNorm gathers into one row.
+        chunks = [chunk.view_as(tensor) for chunk in output.view(-1).chunk(self.size())]
+        return self._out_of_place([chunks], [tensor], self._gloo.allgather)
 
-    all_gather_single = _allgather_base  # its name from torch 2.13 on
+    # Name of the method in torch 2.13 and later.
+    all_gather_single = _allgather_base
 
-    def gather(self, outputs: List[List[torch.Tensor]], inputs: Tensors, opts: Any) -> Any:
+    def gather(self, outputs: List[List[torch.Tensor]], inputs: Tensors, opts: object) -> dist.Work:
         return self._out_of_place(outputs, inputs, lambda o, i: self._gloo.gather(o, i, opts))
 
-    def scatter(self, outputs: Tensors, inputs: List[List[torch.Tensor]], opts: Any) -> Any:
+    def scatter(self, outputs: Tensors, inputs: List[List[torch.Tensor]],
+                opts: object) -> dist.Work:
         return self._out_of_place(outputs, inputs, lambda o, i: self._gloo.scatter(o, i, opts))
 
     def reduce_scatter(self, outputs: Tensors, inputs: List[List[torch.Tensor]],
-                       opts: Any) -> Any:
-        # Not every gloo has reduce_scatter; an all-reduce gives the same numbers.
-        for output, parts in zip(_as_list(outputs), inputs):
-            whole = torch.stack([part.detach().reshape(-1) for part in parts])
+                       opts: dist.ReduceScatterOptions) -> dist.Work:
+        # Some versions of gloo lack reduce_scatter; an all-reduce gives the same numbers.
+        for output, chunks in zip(_as_list(outputs), inputs):
+            whole = torch.stack([chunk.detach().reshape(-1) for chunk in chunks])
             plain = dist.AllreduceOptions()
             plain.reduceOp = opts.reduceOp
             self.allreduce([whole], plain).wait()
             output.copy_(whole[self.rank()].view_as(output))
         return _done(outputs)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Any:
+    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor,
+                             opts: dist.ReduceScatterOptions) -> dist.Work:
         return self.reduce_scatter([output], [list(tensor.reshape(-1).chunk(self.size()))],
                                    opts)
 
-    reduce_scatter_single = _reduce_scatter_base  # its name from torch 2.13 on
+    # Name of the method in torch 2.13 and later.
+    reduce_scatter_single = _reduce_scatter_base
 
     def alltoall_base(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: List[int],
-                      input_sizes: List[int], opts: Optional[Any] = None) -> Any:
+                      input_sizes: List[int], opts: Optional[object] = None) -> dist.Work:
         opts = opts or dist.AllToAllOptions()
         return self._out_of_place(
             [output], [tensor],
             lambda o, i: self._gloo.alltoall_base(o[0], i[0], output_sizes, input_sizes, opts))
 
     def alltoall(self, outputs: List[torch.Tensor], inputs: List[torch.Tensor],
-                 opts: Optional[Any] = None) -> Any:
+                 opts: Optional[object] = None) -> dist.Work:
         sizes_out = [t.numel() for t in outputs]
         sizes_in = [t.numel() for t in inputs]
         received = torch.empty(sum(sizes_out), dtype=self.wire_dtype(outputs[0].dtype))
         sent = torch.cat([t.detach().reshape(-1) for t in self._to_host(inputs)])
         self.alltoall_base(received, sent, sizes_out, sizes_in).wait()
-        for output, part in zip(outputs, received.split(sizes_out)):
-            output.copy_(part.view(output.shape))
+        for output, chunk in zip(outputs, received.split(sizes_out)):
+            output.copy_(chunk.view(output.shape))
         return _done(outputs)
 
-    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> Any:
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> dist.Work:
         return self._gloo.send(_on_cpu(tensors), destination, tag)
 
-    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         return self._gloo.recv(_on_cpu(tensors), source, tag)
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         return self._gloo.recv_anysource(_on_cpu(tensors), tag)
 
-    def barrier(self, opts: Optional[Any] = None) -> Any:
+    def barrier(self, opts: Optional[object] = None) -> dist.Work:
         return self._gloo.barrier(opts or dist.BarrierOptions())
 
     def _to_host(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
@@ -172,6 +191,7 @@ class StagedProcessGroup(_Base):
                 for tensor in tensors]
 
     def _complete(self, start: Callable[[], Any]) -> None:
+        """Start a collective of host copies and wait for it; CollectiveError if it fails."""
         self._collectives += 1
         self.before_collective(self._collectives)
         try:
@@ -180,21 +200,26 @@ class StagedProcessGroup(_Base):
             raise self._roll_call(error) from error
 
     def _roll_call(self, error: RuntimeError) -> CollectiveError:
-        """Return an error that names the missing ranks: those that do not report a failure too."""
+        """Return an error that names the missing ranks, which do not report this failure."""
         number = self._collectives
         missing: List[int] = []
         try:
             missing = silent_ranks(self._store, f'broken/{number}', self.rank(), self.size(),
                                    _ROLL_CALL_SECONDS)
-            who = f'rank(s) {missing} did not come to it' if missing else 'every rank came to it'
-        except RuntimeError as lost:  # the process that keeps the store has ended
-            who = f'and which rank is missing cannot be asked ({lost})'
+            culprits = (f'rank(s) {missing} did not come to it' if missing else
+                        'every rank came to it')
+        # The process that keeps the store has ended.
+        except RuntimeError as lost:
+            culprits = f'the missing ranks are unknown, since the store does not answer ({lost})'
         return CollectiveError(
             f'collective {number} of accelerator tensors did not complete within '
-            f'{self._timeout.total_seconds():g} s on rank {self.rank()}: {who}. {error}', missing)
+            f'{self.collective_timeout.total_seconds():g} s on rank {self.rank()}: {culprits}. '
+            f'{error}', missing)
 
-    def _in_place(self, tensors: Any, collective: Callable[[List[torch.Tensor]], Any]) -> Any:
-        tensors = _as_list(tensors)
+    def _in_place(self, in_and_out: Tensors,
+                  collective: Callable[[List[torch.Tensor]], Any]) -> dist.Work:
+        """Run a collective that changes its tensors, such as an all-reduce."""
+        tensors = _as_list(in_and_out)
         host = self._to_host(tensors)
         if all(tensor.is_cpu for tensor in tensors):
             return collective(host)
@@ -202,19 +227,21 @@ class StagedProcessGroup(_Base):
         _copy_back(tensors, host)
         return _done(tensors)
 
-    def _out_of_place(self, outputs: Any, inputs: Any,
-                      collective: Callable[[Any, Any], Any]) -> Any:
-        outputs, inputs = _as_list(outputs), _as_list(inputs)
-        if all(tensor.is_cpu for tensor in _flat(outputs) + _flat(inputs)):
-            return collective(outputs, inputs)
-        # empty_like of an XLA tensor has no memory that gloo can write to
+    def _out_of_place(self, outputs: Union[torch.Tensor, _Nested],
+                      inputs: Union[torch.Tensor, _Nested],
+                      collective: Callable[[Any, Any], dist.Work]) -> dist.Work:
+        """Run a collective that reads some tensors and writes others, such as an all-gather."""
+        targets, sources = _as_list(outputs), _as_list(inputs)
+        if all(tensor.is_cpu for tensor in _flatten(targets) + _flatten(sources)):
+            return collective(targets, sources)
+        # Not empty_like(), which makes an XLA tensor without memory that gloo could write to.
         host_outputs = _map(
-            outputs, lambda t: torch.empty(t.shape, dtype=self.wire_dtype(t.dtype)))
-        host_flat = iter(self._to_host(_flat(inputs)))
-        host_inputs = _map(inputs, lambda _: next(host_flat))
+            targets, lambda t: torch.empty(t.shape, dtype=self.wire_dtype(t.dtype)))
+        host_flat = iter(self._to_host(_flatten(sources)))
+        host_inputs = _map(sources, lambda _: next(host_flat))
         self._complete(lambda: collective(host_outputs, host_inputs))
-        _copy_back(_flat(outputs), _flat(host_outputs))
-        return _done(outputs)
+        _copy_back(_flatten(targets), _flatten(host_outputs))
+        return _done(targets)
 
 
 def register_staged_backend(device_type: str, name: str = BACKEND,
@@ -222,7 +249,7 @@ def register_staged_backend(device_type: str, name: str = BACKEND,
     """Register ``kind`` with torch.distributed as the backend ``name`` of one device type.
 
     Raises:
-        AcceleratorError: If this torch cannot have a process group written in Python.
+        AcceleratorError: If this version of torch has no process groups written in Python.
     """
     if not SUPPORTED:
         raise AcceleratorError(
@@ -232,13 +259,18 @@ def register_staged_backend(device_type: str, name: str = BACKEND,
         dist.Backend.register_backend(name, kind, devices=[device_type])
 
 
-def _as_list(tensors: Any) -> Any:
-    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+def _as_list(tensors: Union[torch.Tensor, Sequence[_Item]]) -> Sequence[_Item]:
+    """Return a list as it is, and a single tensor in a list."""
+    return [cast(_Item, tensors)] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def _on_cpu(tensors: Tensors) -> List[torch.Tensor]:
-    # A blocking receive would deadlock where the peer posts its receive before its send.
-    listed = _as_list(tensors)
+    """Return the tensors in a list; AcceleratorError if one of them is not in host memory.
+
+    A staged receive would have to block. It would deadlock with a peer that also receives before it
+    sends.
+    """
+    listed = list(_as_list(tensors))
     if any(not tensor.is_cpu for tensor in listed):
         raise AcceleratorError(
             f'send and recv of {listed[0].device.type} tensors are not staged: send `tensor.cpu()` '
@@ -246,12 +278,12 @@ def _on_cpu(tensors: Tensors) -> List[torch.Tensor]:
     return listed
 
 
-def _flat(tensors: Any) -> List[torch.Tensor]:
-    return [t for item in tensors for t in (item if isinstance(item, (list, tuple)) else [item])]
+def _flatten(tensors: _Nested) -> List[torch.Tensor]:
+    return [t for item in tensors for t in ([item] if isinstance(item, torch.Tensor) else item)]
 
 
-def _map(tensors: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return [[convert(t) for t in item] if isinstance(item, (list, tuple)) else convert(item)
+def _map(tensors: _Nested, convert: Callable[[torch.Tensor], torch.Tensor]) -> _Nested:
+    return [convert(item) if isinstance(item, torch.Tensor) else [convert(t) for t in item]
             for item in tensors]
 
 
@@ -262,8 +294,9 @@ def _copy_back(tensors: Sequence[torch.Tensor], host: Sequence[torch.Tensor]) ->
                 tensor.copy_(copy)
 
 
-def _done(result: Any) -> Any:
-    future: Any = torch.futures.Future()
+def _done(result: object) -> dist.Work:
+    """Return work that is complete and has this result."""
+    future: torch.futures.Future[object] = torch.futures.Future()
     future.set_result(result)
     c10d: Any = torch._C._distributed_c10d
     return c10d._create_work_from_future(future)

@@ -63,7 +63,7 @@ def use_a_replica() -> Dict[str, Any]:
     set_current_accelerator(resolve_accelerator('cpu'))
     rank, replicas = dist.get_rank(), make_replicas(2, 30)
     told: Dict[str, Any] = dict(places=[
-        replicas.count, replicas.index, replicas.place, list(replicas.leaders()),
+        replicas.count, replicas.index, replicas.position, list(replicas.leaders()),
         dist.get_process_group_ranks(replicas.group), dist.get_process_group_ranks(replicas.peers)])
     torch.manual_seed(0)
     model = HeadReplicas(Segmentor(), replicas)
