@@ -1,9 +1,9 @@
 """Conversion of a provider's archives to the folders that MMSeg's dataset classes read.
 
-The output folder gets ``img_dir/{train,val,test}``, ``ann_dir/{train,val}`` and
-``prepared.jsonl``, which records the options and, in one line for each image, the files written
-for it. With this record a stopped run continues where it was; every file appears complete or not
-at all.
+The output folder gets ``img_dir/{train,val,test}``, ``ann_dir/{train,val}`` and a ledger,
+``prepared.jsonl``. The first line of the ledger holds the options, and each further line an image
+and the files written for it. A stopped run continues from the ledger; every file appears complete
+or not at all. What is in which archive is in `layouts.py`.
 """
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from .tiling import ColorClasses, encode_png, image_size, read_strips, starts
 
 LEDGER = 'prepared.jsonl'
 
-_Written = Tuple[Dict[str, Any], int]  # ledger line of an image, number of new files
+_Written = Tuple[Dict[str, Any], int]
+"""Ledger entry of an image, and the number of new files."""
 
-_LOVEDA_VALUES = 8  # number of mask values: no data and seven classes
+# Number of mask values in LoveDA: no data and seven classes.
+_LOVEDA_VALUES = 8
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class PrepareOptions:
     """Options for cutting images into tiles.
 
     Attributes:
-        clip_size: Side of a tile in pixels; None for the usual one of the dataset.
-        stride: Distance between tiles in pixels; None for ``clip_size`` where that is set, and
-            otherwise for the usual one of the dataset.
-        ignore_other_colors: Whether a pixel whose label color is not a class is ignored instead of
-            being an error.
+        clip_size: Side of a tile in pixels; None for the dataset's usual tile size.
+        stride: Distance between tiles in pixels. If None, it equals ``clip_size``, or the dataset's
+            usual stride if ``clip_size`` is None too.
+        ignore_other_colors: Whether a pixel is ignored if its label color is not a class. If False,
+            such a pixel is an error.
     """
 
     clip_size: Optional[int] = None
@@ -69,28 +71,29 @@ def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions 
         out: Folder to write, either empty or written by an earlier run with the same options.
         options: Options for cutting images into tiles.
         workers: Number of worker processes.
-        report: Function that is called with the number of finished images and of all images.
+        report: Function that is called after each image with two numbers: finished images, and
+            images in total.
 
     Returns:
         Counts of images, new files and ignored pixels.
 
     Raises:
-        PrepareError: If the delivery is incomplete, damaged or not as expected, or ``out`` holds
-            something else. Files that are finished are kept.
+        PrepareError: If the delivery is incomplete, damaged or not as expected, or ``out`` has
+            other content. Finished files stay.
     """
-    layout, clip_size, stride = _resolve(name, options)
+    layout, clip_size, stride = _resolve_options(name, options)
     items = layout.find(source, list_files(source))
-    asked = dict(dataset=name, clip_size=clip_size, stride=stride,
-                 ignore_other_colors=options.ignore_other_colors,
-                 labels=sorted({_label_kind(i) for i in items if i.label}))
-    done = _open_ledger(out, asked)
+    settings = dict(dataset=name, clip_size=clip_size, stride=stride,
+                    ignore_other_colors=options.ignore_other_colors,
+                    labels=sorted({_label_kind(item) for item in items if item.label}))
+    done = _open_ledger(out, settings)
     todo = [item for item in items if f'{item.split}/{item.stem}' not in done]
     for item in items:
         for kind in ('img_dir', 'ann_dir')[:2 if item.label else 1]:
             (out / kind / item.split).mkdir(parents=True, exist_ok=True)
     count = new_files = 0
     with (out / LEDGER).open('a') as ledger:
-        jobs = [(layout, item, out, clip_size, stride, options.ignore_other_colors)
+        jobs = [_Job(layout, item, out, clip_size, stride, options.ignore_other_colors)
                 for item in todo]
         for entry, written in _run(jobs, workers):
             ledger.write(json.dumps(entry) + '\n')
@@ -99,21 +102,23 @@ def prepare_dataset(name: str, source: Path, out: Path, options: PrepareOptions 
             new_files += written
             count += 1
             report(len(items) - len(todo) + count, len(items))
-    for leftover in out.glob(EXTRACTED + '*'):  # left by a killed run
+    # A killed run leaves its unpacked files.
+    for leftover in out.glob(EXTRACTED + '*'):
         shutil.rmtree(str(leftover), ignore_errors=True)
     splits = [item.split for item in items]
     return Prepared({s: splits.count(s) for s in sorted(set(splits))}, new_files,
                     sum(entry['other_colors'] for entry in done.values()))
 
 
-def _resolve(name: str, options: PrepareOptions
-             ) -> Tuple[ArchiveLayout, Optional[int], Optional[int]]:
+def _resolve_options(name: str, options: PrepareOptions
+                     ) -> Tuple[ArchiveLayout, Optional[int], Optional[int]]:
+    """Return the layout, clip size and stride; the numbers are None if images stay whole."""
     if name not in LAYOUTS:
         raise PrepareError(f'dataset {name!r} is not known; choose one of {sorted(LAYOUTS)}')
     layout = LAYOUTS[name]
     if layout.clip_size is None:
         if options != PrepareOptions():
-            raise PrepareError(f'{name} is not cut, its masks are kept as they are; leave out '
+            raise PrepareError(f'{name} is not cut, its masks are copied unchanged; leave out '
                                '--clip-size, --stride and --ignore-other-colors')
         return layout, None, None
     clip_size = options.clip_size or layout.clip_size
@@ -125,45 +130,61 @@ def _resolve(name: str, options: PrepareOptions
 
 
 def _label_kind(item: SourceImage) -> str:
-    """Return the kind of a label, recorded so that one folder never mixes both kinds."""
-    return 'noBoundary' if item.label and 'noBoundary' in item.label.place else 'full'
+    """Return the kind of a label. The ledger has it, so that a folder never mixes both kinds."""
+    return 'noBoundary' if item.label and 'noBoundary' in item.label.location else 'full'
 
 
-def _open_ledger(out: Path, asked: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """Return what earlier runs finished, by image; begin the ledger of an empty folder."""
+def _open_ledger(out: Path, settings: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """Return the ledger entries of finished images, by image; create the ledger if missing.
+
+    Raises:
+        PrepareError: If the folder has other content, or was written with other settings.
+    """
     out.mkdir(parents=True, exist_ok=True)
     path = out / LEDGER
     if not path.is_file():
         if any(out.iterdir()):
             raise PrepareError(f'{out} is in use and has no {LEDGER}; choose another folder or '
                                'empty this one')
-        atomic_write(path, (json.dumps(asked) + '\n').encode())
+        atomic_write(path, (json.dumps(settings) + '\n').encode())
         return {}
     lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
-    if lines[-1]:  # an incomplete line, left by a killed run
+    # A killed run may leave an incomplete line at the end.
+    if lines[-1]:
         atomic_write(path, '\n'.join([*lines[:-1], '']).encode())
     try:
-        found, *entries = map(parse_json, lines[:-1])
+        recorded, *entries = map(parse_json, lines[:-1])
     except ValueError as error:
         raise PrepareError(f'{path} is damaged: {error}; choose another folder or empty this one'
                            ) from error
-    if found != asked:
-        raise PrepareError(f'{out} was written with {found}, asked for now is {asked}; choose '
-                           'another folder or empty this one')
+    if recorded != settings:
+        raise PrepareError(f'{out} was written with {recorded}, but asked for now is {settings}; '
+                           'choose another folder or empty this one')
     present = {str(p.relative_to(out)) for kind in ('img_dir', 'ann_dir')
                for p in (out / kind).rglob('*.png')}
     return {entry['image']: entry for entry in entries
             if _is_entry(entry) and present.issuperset(entry['files'])}
 
 
-def _is_entry(entry: Any) -> bool:
-    """Return whether a line of the ledger is one of this module."""
+def _is_entry(entry: object) -> bool:
+    """Return whether a line of the ledger has the form that this module writes."""
     return (isinstance(entry, dict) and isinstance(entry.get('image'), str)
             and isinstance(entry.get('files'), list)
             and all(isinstance(name, str) for name in entry['files']))
 
 
-def _run(jobs: List[Tuple[Any, ...]], workers: int) -> Iterator[_Written]:
+class _Job(NamedTuple):
+    """The arguments of ``_write_item``, which a worker process gets."""
+
+    layout: ArchiveLayout
+    item: SourceImage
+    out: Path
+    clip_size: Optional[int]
+    stride: Optional[int]
+    ignore_other_colors: bool
+
+
+def _run(jobs: List[_Job], workers: int) -> Iterator[_Written]:
     """Yield the result of each job as it finishes; the first failure cancels the others."""
     if workers <= 1:
         for job in jobs:
@@ -176,7 +197,7 @@ def _run(jobs: List[Tuple[Any, ...]], workers: int) -> Iterator[_Written]:
                 yield future.result()
         except BrokenProcessPool as error:
             raise PrepareError('a worker process was killed, most likely for want of memory; '
-                               'run again with fewer --workers, finished files are kept'
+                               'run again with fewer --workers, finished files stay'
                                ) from error
         except BaseException:
             for future in futures:
@@ -186,7 +207,7 @@ def _run(jobs: List[Tuple[Any, ...]], workers: int) -> Iterator[_Written]:
 
 def _write_item(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: Optional[int],
                 stride: Optional[int], ignore_other_colors: bool) -> _Written:
-    """Write the files of one image."""
+    """Write the files of one image; return its ledger entry and the number of new files."""
     images, masks = out / 'img_dir' / item.split, out / 'ann_dir' / item.split
     other_colors = 0
     if clip_size is None or stride is None or item.label is None:
@@ -198,7 +219,7 @@ def _write_item(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: 
         written = len(files)
     else:
         classes = ColorClasses(dict(layout.colors), layout.ignored if ignore_other_colors else -1)
-        files, written, other_colors = _cut(layout, item, out, clip_size, stride, classes)
+        files, written, other_colors = _cut_image(layout, item, out, clip_size, stride, classes)
     return dict(image=f'{item.split}/{item.stem}', other_colors=other_colors,
                 files=[str(file.relative_to(out)) for file in files]), written
 
@@ -206,25 +227,25 @@ def _write_item(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: 
 def _copy(source: SourceFile, target: Path) -> None:
     data = source.read()
     if not data.startswith(b'\x89PNG') or data[-8:-4] != b'IEND':
-        raise PrepareError(f'{source} ({len(data)} bytes) is no complete PNG; the file is damaged, '
-                           'download it again')
+        raise PrepareError(f'{source} ({len(data)} bytes) is not a complete PNG; the file is '
+                           'damaged, download it again')
     atomic_write(target, data)
 
 
 def _copy_mask(source: SourceFile, target: Path) -> None:
-    """Copy a mask of LoveDA, which holds class values already."""
+    """Copy a mask of LoveDA, whose pixels are class values already."""
     data = source.read()
     mask = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if mask is None or mask.ndim != 2 or mask.dtype != np.uint8 or mask.max() >= _LOVEDA_VALUES:
-        found = 'cannot be decoded' if mask is None else (
+        problem = 'cannot be decoded' if mask is None else (
             f'has the shape {mask.shape}, type {mask.dtype} and values up to {mask.max()}')
-        raise PrepareError(f'{source} {found}; expected one band of uint8 with 0 (no data) and 1 '
+        raise PrepareError(f'{source} {problem}; expected one band of uint8 with 0 (no data) and 1 '
                            f'to {_LOVEDA_VALUES - 1}. Take the masks of the delivery')
     atomic_write(target, data)
 
 
-def _cut(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, stride: int,
-         classes: ColorClasses) -> Tuple[List[Path], int, int]:
+def _cut_image(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, stride: int,
+               classes: ColorClasses) -> Tuple[List[Path], int, int]:
     """Write the tiles of one image and of its label, except those that exist already.
 
     Returns:
@@ -237,18 +258,19 @@ def _cut(layout: ArchiveLayout, item: SourceImage, out: Path, clip_size: int, st
     assert item.label is not None
     with ExitStack() as stack:
         sources = [item.image, item.label]
-        places = [stack.enter_context(source.on_disk(out)) for source in sources]
-        sizes = [image_size(place, str(source)) for place, source in zip(places, sources)]
+        paths = [stack.enter_context(source.on_disk(out)) for source in sources]
+        sizes = [image_size(path, str(source)) for path, source in zip(paths, sources)]
         if sizes[0] != sizes[1]:
             raise PrepareError(f'{item.image} has {sizes[0].width} x {sizes[0].height} pixels, its '
                                f'label {item.label} has {sizes[1].width} x {sizes[1].height}; they '
                                'are not of one delivery')
         strips = zip(starts(sizes[0].height, clip_size, stride),
-                     *(read_strips(place, str(source), clip_size, stride)
-                       for place, source in zip(places, sources)))
+                     *(read_strips(path, str(source), clip_size, stride)
+                       for path, source in zip(paths, sources)))
         for top, pixels, colors in strips:
-            mask, others = classes.read(colors, str(item.label), top)
-            other_colors += int(others[max(counted - top, 0):].sum())  # strips may overlap
+            mask, is_other = classes.read(colors, str(item.label), top)
+            # Strips may overlap: rows that an earlier strip counted are skipped.
+            other_colors += int(is_other[max(counted - top, 0):].sum())
             counted = top + len(mask)
             for left in starts(sizes[0].width, clip_size, stride):
                 stem = layout.tile_name.format(stem=item.stem, x0=left, y0=top,

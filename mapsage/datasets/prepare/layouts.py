@@ -1,4 +1,9 @@
-"""The layouts of LoveDA, Potsdam, Vaihingen and iSAID, as shipped and as MMSeg reads them."""
+"""The layouts of LoveDA, Potsdam, Vaihingen and iSAID, as shipped and as MMSeg reads them.
+
+A layout finds images and labels by regular expressions on paths, in which an archive counts as a
+folder, so unpacked deliveries and shipped archives are treated alike. `LAYOUTS` is the table that
+`archives.py` uses.
+"""
 from __future__ import annotations
 
 import re
@@ -29,7 +34,7 @@ class ArchiveLayout:
         stride: Distance between tiles in pixels.
         colors: Mask value of each label color; empty if the labels are masks already.
         ignored: Mask value of ignored pixels: padding, and other colors where they are allowed.
-        label_suffix: Suffix of a mask's name; that of an image is ``.png``.
+        label_suffix: Suffix of a mask's name; an image has ``.png``.
         tile_name: Format of a tile's name, with stem, x0, y0, x1 and y1 (pixels, end excluded).
     """
 
@@ -46,12 +51,18 @@ class ArchiveLayout:
 # Colors: ISPRS 2D semantic labeling contest, the same for both cities.
 _ISPRS_COLORS: Tuple[Tuple[Color, int], ...] = (
     ((0, 0, 0), 0),
-    ((255, 255, 255), 1),  # impervious surface
-    ((0, 0, 255), 2),  # building
-    ((0, 255, 255), 3),  # low vegetation
-    ((0, 255, 0), 4),  # tree
-    ((255, 255, 0), 5),  # car
-    ((255, 0, 0), 6),  # clutter
+    # impervious surface
+    ((255, 255, 255), 1),
+    # building
+    ((0, 0, 255), 2),
+    # low vegetation
+    ((0, 255, 255), 3),
+    # tree
+    ((0, 255, 0), 4),
+    # car
+    ((255, 255, 0), 5),
+    # clutter
+    ((255, 0, 0), 6),
 )
 
 # Colors of iSAID's semantic masks, in the order of iSAIDDataset's classes.
@@ -74,9 +85,9 @@ _VAIHINGEN = {
 
 
 def _find_loveda(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]:
-    place = r'(?:^|/)(Train|Val|Test)(?:\.zip)?/(?:.*/)?(?:Urban|Rural)/{}/(\d+)\.png$'
-    images = select(files, re.compile(place.format('images_png')))
-    masks = select(files, re.compile(place.format('masks_png')))
+    pattern = r'(?:^|/)(Train|Val|Test)(?:\.zip)?/(?:.*/)?(?:Urban|Rural)/{}/(\d+)\.png$'
+    images = select(files, re.compile(pattern.format('images_png')))
+    masks = select(files, re.compile(pattern.format('masks_png')))
     if not images:
         raise nothing_found(source, files, 'Train.zip, Val.zip or Test.zip of LoveDA (Train/Urban/'
                             'images_png/N.png and so on)')
@@ -86,29 +97,30 @@ def _find_loveda(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]
 
 
 def _find_potsdam(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]:
-    ours = [f for f in files if 'for_participants' not in f.place]  # copies of files in all
-    images = select(ours, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_RGB\.tif$'))
-    plain = select(ours, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_label\.tif$'))
-    eroded = select(ours, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_label_noBoundary\.tif$'))
+    # The archive for participants repeats files of the archive of all labels.
+    originals = [file for file in files if 'for_participants' not in file.location]
+    images = select(originals, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_RGB\.tif$'))
+    plain = select(originals, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_label\.tif$'))
+    eroded = select(originals, re.compile(r'(?:^|/)top_potsdam_(\d+_\d+)_label_noBoundary\.tif$'))
     labels = eroded or plain
     if not images or not labels:
-        wanted = '2_Ortho_RGB.zip (top_potsdam_2_10_RGB.tif and so on)' if not images else (
+        expected = '2_Ortho_RGB.zip (top_potsdam_2_10_RGB.tif and so on)' if not images else (
             '5_Labels_all_noBoundary.zip or 5_Labels_all.zip (top_potsdam_2_10_label'
             '[_noBoundary].tif and so on)')
-        raise nothing_found(source, files, wanted)
+        raise nothing_found(source, files, expected)
     return _by_area(source, 'top_potsdam_{}_RGB.tif', _POTSDAM, '{}', images, labels)
 
 
 def _find_vaihingen(source: Path, files: Sequence[SourceFile]) -> List[SourceImage]:
-    # The folder gts_for_participants/ of the same archive holds labels named like the images.
+    # Labels in the folder gts_for_participants/ of the same archive have the names of the images.
     images = select(files, re.compile(r'(?:^|/)top/top_mosaic_09cm_area(\d+)\.tif$'))
     labels = select(files, re.compile(r'(?:^|/)top_mosaic_09cm_area(\d+)_noBoundary\.tif$'))
     if not images or not labels:
-        wanted = 'ISPRS_semantic_labeling_Vaihingen.zip (top/top_mosaic_09cm_area1.tif and so on)'
+        expected = 'ISPRS_semantic_labeling_Vaihingen.zip (top/top_mosaic_09cm_area1.tif and so on)'
         if images:
-            wanted = ('ISPRS_semantic_labeling_Vaihingen_ground_truth_eroded_COMPLETE.zip '
-                      '(top_mosaic_09cm_area1_noBoundary.tif and so on)')
-        raise nothing_found(source, files, wanted)
+            expected = ('ISPRS_semantic_labeling_Vaihingen_ground_truth_eroded_COMPLETE.zip '
+                        '(top_mosaic_09cm_area1_noBoundary.tif and so on)')
+        raise nothing_found(source, files, expected)
     return _by_area(source, 'top_mosaic_09cm_area{}.tif', _VAIHINGEN, 'area{}', images, labels)
 
 
@@ -128,18 +140,19 @@ def _by_area(source: Path, image_name: str, splits: Dict[str, str], stem: str,
              images: Dict[Tuple[str, ...], SourceFile],
              labels: Dict[Tuple[str, ...], SourceFile]) -> List[SourceImage]:
     """Return the areas of both splits; areas that belong to neither are left out."""
-    wanted = [(split, (area, )) for split, areas in splits.items() for area in areas.split()]
-    absent = [image_name.format(key[0]) for _, key in wanted if key not in images]
+    listed = [(split, (area, )) for split, areas in splits.items() for area in areas.split()]
+    absent = [image_name.format(key[0]) for _, key in listed if key not in images]
     if absent:
-        raise PrepareError(f'{source} lacks {len(absent)} of {len(wanted)} images: {some(absent)}; '
+        raise PrepareError(f'{source} lacks {len(absent)} of {len(listed)} images: {some(absent)}; '
                            'the delivery is incomplete, download it again')
-    _check_pairs(source, [key for _, key in wanted], labels)
+    _check_pairs(source, [key for _, key in listed], labels)
     return [SourceImage(split, stem.format(key[0]), images[key], labels[key])
-            for split, key in wanted]
+            for split, key in listed]
 
 
 def _check_pairs(source: Path, keys: Sequence[Tuple[str, ...]],
                  labels: Dict[Tuple[str, ...], SourceFile]) -> None:
+    """Raise an error if an image has no label."""
     absent = ['/'.join(key) for key in sorted(keys) if key not in labels]
     if absent:
         raise PrepareError(f'{source} has no label for {len(absent)} of {len(keys)} images: '

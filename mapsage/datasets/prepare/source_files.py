@@ -1,4 +1,8 @@
-"""The files of a provider's delivery, either unpacked or in the zip archives as shipped."""
+"""The files of a provider's delivery, either unpacked or in the zip archives as shipped.
+
+`list_files` lists both in the same form, so the layouts need not know about archives. An archive in
+an archive is not opened; the error message asks the user to unpack it.
+"""
 from __future__ import annotations
 
 import shutil
@@ -12,7 +16,11 @@ from typing import Dict, Iterator, List, Optional, Pattern, Sequence, Tuple
 
 from mapsage.errors import UserError
 
-_SHOWN = 5  # number of names that an error message lists
+# Number of names that an error message lists.
+_SHOWN = 5
+
+# Prefix of the temporary folders of unpacked files.
+EXTRACTED = '.extracted-'
 
 
 class PrepareError(UserError, ValueError):
@@ -24,14 +32,14 @@ class SourceFile:
     """A file of the delivery.
 
     Attributes:
-        path: Path of the file, or of the archive that holds it.
+        path: Path of the file, or of the archive that contains it.
         member: Name in the archive; None for a plain file.
-        place: Path below the source folder, with ``/``; an archive counts as a folder.
+        location: Path below the source folder, with ``/``; an archive counts as a folder.
     """
 
     path: Path
     member: Optional[str]
-    place: str
+    location: str
 
     def __str__(self) -> str:
         return str(self.path) if self.member is None else f'{self.path}: {self.member}'
@@ -50,7 +58,9 @@ class SourceFile:
 
     @contextmanager
     def on_disk(self, folder: Path) -> Iterator[Path]:
-        """Provide a plain file: this one, or a copy below ``folder`` that is removed afterward.
+        """Return a context with the path of a plain file.
+
+        A file in an archive is unpacked below ``folder``, and removed at the end of the context.
 
         Raises:
             PrepareError: For the same reasons as in ``read``.
@@ -58,25 +68,24 @@ class SourceFile:
         if self.member is None:
             yield self.path
             return
-        with tempfile.TemporaryDirectory(prefix=EXTRACTED, dir=str(folder)) as place:
-            copy = Path(place) / Path(self.member).name
+        with tempfile.TemporaryDirectory(prefix=EXTRACTED, dir=str(folder)) as temporary:
+            copy = Path(temporary) / Path(self.member).name
             with _reading(self), zipfile.ZipFile(str(self.path)) as archive:
                 with archive.open(self.member) as packed, copy.open('wb') as unpacked:
                     shutil.copyfileobj(packed, unpacked, 1 << 20)
             yield copy
 
 
-EXTRACTED = '.extracted-'
-
-
 @contextmanager
 def _reading(file: SourceFile) -> Iterator[None]:
+    """Turn the errors of the zip modules into a PrepareError that names the file."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise PrepareError(f'{file} cannot be unpacked ({error}); the archive is damaged, '
                            'download it again') from error
-    except RuntimeError as error:  # encrypted, or (NotImplementedError) an unknown method
+    # Encrypted files raise RuntimeError, and unknown methods NotImplementedError, a subclass.
+    except RuntimeError as error:
         raise PrepareError(f'{file} cannot be unpacked here ({error}); unpack the archive with '
                            'another program, and give the folder with the files') from error
 
@@ -94,60 +103,60 @@ def list_files(source: Path) -> List[SourceFile]:
     base = source.parent if source.is_file() else source
     files = []
     for path in plain:
-        place = path.relative_to(base).as_posix()
+        location = path.relative_to(base).as_posix()
         if path.suffix.lower() != '.zip':
-            files.append(SourceFile(path, None, place))
+            files.append(SourceFile(path, None, location))
             continue
         try:
             with zipfile.ZipFile(str(path)) as archive:
                 names = [info.filename for info in archive.infolist() if not info.is_dir()]
         except (zipfile.BadZipFile, EOFError) as error:
             raise PrepareError(
-                f'{path} ({path.stat().st_size} bytes) is no complete zip archive ({error}); the '
-                'download was probably cut off, fetch it again') from error
+                f'{path} ({path.stat().st_size} bytes) is not a complete zip archive ({error}); '
+                'the download was probably cut off, fetch it again') from error
         except NotImplementedError as error:
             raise PrepareError(f'{path} cannot be read here ({error}); unpack it with another '
                                'program, and give the folder with the files') from error
-        files += [SourceFile(path, name, f'{place}/{name}') for name in names]
+        files += [SourceFile(path, name, f'{location}/{name}') for name in names]
     return files
 
 
 def select(files: Sequence[SourceFile], pattern: Pattern[str]) -> Dict[Tuple[str, ...], SourceFile]:
-    """Return the files whose place matches ``pattern`` up to its end, by the match's groups.
+    """Return the files whose location matches ``pattern`` up to its end, by the match's groups.
 
-    If a file lies unpacked beside its archive, the unpacked file is taken.
+    If a file exists both unpacked and in an archive, the unpacked file is taken.
 
     Raises:
-        PrepareError: If two files match with the same groups otherwise.
+        PrepareError: If two unpacked files, or two files in archives, match with the same groups.
     """
-    found: Dict[Tuple[str, ...], SourceFile] = {}
+    selected: Dict[Tuple[str, ...], SourceFile] = {}
     for file in files:
-        match = pattern.search(file.place)
-        if match is None or match.end() != len(file.place):
+        match = pattern.search(file.location)
+        if match is None or match.end() != len(file.location):
             continue
-        other = found.setdefault(match.groups(), file)
-        if (other.member is None) == (file.member is None) and other is not file:
-            raise PrepareError(f'{other} and {file} are both {"_".join(match.groups())}; keep one '
-                               'of them in the source folder')
+        earlier = selected.setdefault(match.groups(), file)
+        if (earlier.member is None) == (file.member is None) and earlier is not file:
+            raise PrepareError(f'{earlier} and {file} are both {"_".join(match.groups())}; keep '
+                               'one of them in the source folder')
         if file.member is None:
-            found[match.groups()] = file
-    return found
+            selected[match.groups()] = file
+    return selected
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first names and the number of further ones, for a message."""
+    """Return text with the first names and the number of further names, for a message."""
     rest = len(names) - _SHOWN
     return ', '.join(names[:_SHOWN]) + (f' and {rest} more' if rest > 0 else '')
 
 
-def nothing_found(source: Path, files: Sequence[SourceFile], wanted: str) -> PrepareError:
-    """Return the error for a source that lacks what is ``wanted``; it lists what is there."""
+def nothing_found(source: Path, files: Sequence[SourceFile], expected: str) -> PrepareError:
+    """Return the error for a source without the expected files; it lists the existing files."""
     archives = sorted({str(f.path.name) for f in files if f.member})
     inner = sorted({f'{f.path.name}: {f.member}' for f in files
                     if f.member and f.member.lower().endswith('.zip')})
-    folders = sorted({f.place.rsplit('/', 1)[0] for f in files if '/' in f.place})
+    folders = sorted({f.location.rsplit('/', 1)[0] for f in files if '/' in f.location})
     hint = f' Unpack the archives in the archive first: {some(inner)}.' if inner else ''
     return PrepareError(
-        f'{source} holds no {wanted}. It holds {len(files)} files, archives: '
+        f'{source} holds no {expected}. It holds {len(files)} files, archives: '
         f'{some(archives) or "none"}; folders: {some(folders) or "none"}.{hint} '
         'docs/datasets.md says what to download.')

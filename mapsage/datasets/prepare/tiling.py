@@ -1,4 +1,12 @@
-"""Cut large images and their colored labels into tiles, a strip of rows at a time."""
+"""Cut large images and their colored labels into tiles, a strip of rows at a time.
+
+Strips bound the memory: an image of 6000 x 6000 pixels is never in memory as a whole. A label's
+colors are turned into class values here, by `ColorClasses`.
+
+Shapes:
+    strip     (rows, width, 3) uint8 RGB; only the last strip of an image may have fewer rows
+    mask      (rows, width) uint8 class values
+"""
 from __future__ import annotations
 
 import warnings
@@ -15,7 +23,8 @@ from .source_files import PrepareError
 
 Color = Tuple[int, int, int]
 
-_CACHE = 64  # MB; GDAL's default is 5 % of the machine's memory for each worker
+# MB for each worker. GDAL's default is 5 % of the machine's memory, also for each worker.
+_CACHE = 64
 
 
 class Size(NamedTuple):
@@ -26,9 +35,10 @@ class Size(NamedTuple):
 
 
 def starts(length: int, size: int, stride: int) -> List[int]:
-    """Return where windows of ``size`` begin along ``length`` pixels; the last is moved inside.
+    """Return the first pixels of windows of ``size`` that cover ``length`` pixels.
 
-    A length below ``size`` gives a single window at 0, which has to be padded.
+    The last window is moved so that it ends with the image. A length below ``size`` gives a single
+    window at 0, which the caller has to pad.
     """
     regular = list(range(0, max(length - size, 0) + 1, stride))
     end = max(length - size, 0)
@@ -44,9 +54,9 @@ def image_size(path: Path, name: str) -> Size:
 def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.ndarray]:
     """Yield strips at ``starts(image height, height, stride)``, uint8 RGB (rows, width, 3).
 
-    Rows that two strips share are decoded once, because a PNG can only be decoded from its
-    beginning. The band of a gray image is repeated, a color table is applied, and a fourth band
-    (alpha) is dropped.
+    Rows that two strips share are decoded once. Going back would be slow, because a PNG can only
+    be decoded from its beginning. The band of a gray image is repeated, a color table is applied,
+    and a fourth band (alpha) is dropped.
 
     Raises:
         PrepareError: If the file cannot be decoded, or is not 8-bit with 1, 3 or 4 bands.
@@ -57,7 +67,7 @@ def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.
                                '1, 3 or 4 of uint8; is it the file of the delivery?')
         table = _color_table(image)
         bands = [1, 1, 1] if image.count == 1 else [1, 2, 3]
-        done, kept = 0, np.zeros((0, image.width, 3), np.uint8)
+        done, strip = 0, np.zeros((0, image.width, 3), np.uint8)
         for top in starts(image.height, height, stride):
             bottom = min(top + height, image.height)
             try:
@@ -68,9 +78,9 @@ def read_strips(path: Path, name: str, height: int, stride: int) -> Iterator[np.
             rows = rows.transpose(1, 2, 0)
             if table is not None:
                 rows = table[rows[..., 0]]
-            kept = np.concatenate([kept[len(kept) - (done - top):], rows])
+            strip = np.concatenate([strip[len(strip) - (done - top):], rows])
             done = bottom
-            yield kept
+            yield strip
 
 
 class ColorClasses:
@@ -78,7 +88,7 @@ class ColorClasses:
 
     Args:
         values: Mask value of each RGB color.
-        other: Mask value of any other color; if it is negative, another color is an error.
+        other: Mask value of any other color. If it is negative, any other color is an error.
     """
 
     def __init__(self, values: Dict[Color, int], other: int = -1) -> None:
@@ -97,10 +107,10 @@ class ColorClasses:
             top: Row of the image at which ``colors`` begins, for an error.
 
         Returns:
-            Classes, uint8 (H, W), and where a color is none of the known ones, bool (H, W).
+            Classes, uint8 (H, W), and which pixels have an unknown color, bool (H, W).
 
         Raises:
-            PrepareError: If there is another color and that is an error; the message gives file,
+            PrepareError: If a color is unknown and ``other`` is negative; the message gives file,
                 pixel and color.
         """
         code = colors.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
@@ -132,7 +142,8 @@ def encode_png(pixels: np.ndarray, side: int, padding: int) -> bytes:
 
 def _opened(path: Path, name: str) -> rasterio.DatasetReader:
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', NotGeoreferencedWarning)  # not needed here
+        # Tiles have no coordinates, so the image need not have any.
+        warnings.simplefilter('ignore', NotGeoreferencedWarning)
         try:
             return rasterio.open(str(path))
         except RasterioIOError as error:
@@ -144,7 +155,8 @@ def _color_table(image: rasterio.DatasetReader) -> Optional[np.ndarray]:
     """Return the colors of a palette image, uint8 (256, 3); None for other images."""
     try:
         entries = image.colormap(1)
-    except ValueError:  # rasterio reports a missing table so
+    # The way in which rasterio reports that there is no color table.
+    except ValueError:
         return None
     table = np.zeros((256, 3), np.uint8)
     for value, color in entries.items():

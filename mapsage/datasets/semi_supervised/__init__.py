@@ -1,4 +1,8 @@
-"""Labeled and unlabeled samples in one training set, and in each batch of it."""
+"""Labeled and unlabeled samples in one training set, and in each batch of it.
+
+`joined.py` has the dataset, `sampler.py` the composition of batches, and `transforms.py` hides the
+labels of unlabeled samples. The loss is in `mapsage/models/semi_supervised/`.
+"""
 from .joined import SemiSupervisedDataset
 from .named_samples import named_samples
 from .sampler import LabeledUnlabeledSampler

@@ -1,4 +1,8 @@
-"""The samples of a dataset that a list names, or all others."""
+"""The samples of a dataset that a list names, or all except them.
+
+`NamedSamples` divides one dataset into labeled and unlabeled samples. Although configs use it as a
+type, it is a function: it returns the dataset itself, reduced to a subset.
+"""
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,41 +13,41 @@ from mmseg.registry import DATASETS
 
 @DATASETS.register_module(name='NamedSamples')
 def named_samples(dataset: Dict[str, Any], names: str, exclude: bool = False) -> Any:
-    """Return a dataset with the samples that a list names. It is a type for MMEngine's registry.
+    """Return a dataset reduced to the samples that a list names; the type ``NamedSamples``.
 
-    A list and ``exclude`` divide one dataset into labeled and unlabeled samples, always in the same
-    way.
+    The same list, once with and once without ``exclude``, divides a dataset into unlabeled and
+    labeled samples.
 
     Args:
         dataset: Config of a dataset of images, one of MMEngine's ``BaseDataset``.
         names: Path of a text file in UTF-8, with the name of an image without its suffix in each
             line. Empty lines and lines that begin with # do not count.
-        exclude: Whether to keep the samples that are not named.
+        exclude: Whether to return the samples that are not named.
 
     Raises:
-        ValueError: If the list cannot be read, names nothing or an image that is not there, or no
-            sample is left.
+        ValueError: If the list cannot be read or is empty, names an image that the dataset lacks,
+            or no sample is left.
     """
     built = DATASETS.build(dataset)
     built.full_init()
-    wanted = _read(names)
+    listed_names = _read_names(names)
     stems = [Path(str(built.get_data_info(index).get('img_path', ''))).stem
              for index in range(len(built))]
-    unknown = [name for name in wanted if name not in set(stems)]
+    unknown = [name for name in listed_names if name not in set(stems)]
     if unknown:
         raise ValueError(f'{names} names {unknown[0]!r}, and {len(unknown) - 1} more, which are no '
-                         f'images of the dataset ({len(stems)}, the first {stems[0]!r}). Names are '
-                         'those of the files without the suffix.')
-    listed = set(wanted)
-    kept = [index for index, stem in enumerate(stems) if (stem in listed) != exclude]
-    if not kept:
+                         f'images of the dataset ({len(stems)}, the first {stems[0]!r}). Expected '
+                         'file names without the suffix.')
+    listed = set(listed_names)
+    indices = [index for index, stem in enumerate(stems) if (stem in listed) != exclude]
+    if not indices:
         raise ValueError(f'{names} names all {len(stems)} images of the dataset, and exclude=True '
                          'leaves none. Shorten the list.')
-    built.get_subset_(kept)
+    built.get_subset_(indices)
     return built
 
 
-def _read(path: str) -> List[str]:
+def _read_names(path: str) -> List[str]:
     try:
         lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
     except OSError as error:

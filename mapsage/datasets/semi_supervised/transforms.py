@@ -1,7 +1,12 @@
-"""Transforms of unlabeled samples: the model never sees their labels, the log may."""
+"""Transforms of unlabeled samples: the model never sees their labels, the log may.
+
+The mask of an unlabeled sample passes through the pipeline, because it also tells which pixels
+belong to the image. `HideLabels` prepares it, and `PackUnlabeledInputs` moves it out of the field
+that losses read. Masks here are uint8: class index, `UNKNOWN` or `OUTSIDE`.
+"""
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import torch
@@ -10,23 +15,30 @@ from mmengine.structures import PixelData
 from mmseg.datasets import PackSegInputs
 from mmseg.registry import TRANSFORMS
 
-# Values of the mask of an unlabeled sample that are no class.
-UNKNOWN = 254  # a pixel of the image, whose class nobody knows
-OUTSIDE = 255  # no pixel of the image: padding, no data
-# Field of a data sample with that mask, uint8 (1, H, W), and the mark of such a sample.
+UNKNOWN = 254
+"""Mask value of a pixel of the image that has no label."""
+
+OUTSIDE = 255
+"""Mask value of a pixel that does not belong to the image: padding, no data."""
+
 FIELD = 'hidden_sem_seg'
+"""Field of the data sample with the mask, uint8 (1, H, W)."""
+
 MARK = 'unlabeled'
-_HIDDEN = 'labels_are_hidden'  # key of the results between the two transforms
+"""Key in the metainfo of an unlabeled data sample."""
+
+# Key in the results by which PackUnlabeledInputs sees that HideLabels ran.
+_HIDDEN = 'labels_are_hidden'
 
 
 @TRANSFORMS.register_module()
 class HideLabels(BaseTransform):
-    """Transform that hides the labels of a sample, if it has any, behind those that load it.
+    """Transform that rewrites the mask of a sample whose labels training must not see.
 
-    Up to ``PackUnlabeledInputs`` the mask says what the log alone may know, and which pixels belong
-    to the image. It moves with the image, and transforms fill up with 255. Of a window of
-    ``GeoTiffDataset``, pixels without data and pixels that are not of the dataset's part or area do
-    not belong to the image.
+    Put it behind the transforms that load the sample. Labels, if there are any, stay in the mask up
+    to ``PackUnlabeledInputs``, which keeps them away from losses. Geometric transforms move the
+    mask with the image, and pad it with 255. In a window of ``GeoTiffDataset``, pixels without data
+    and pixels outside the dataset's ``split`` or ``aoi`` do not belong to the image.
 
     Required keys: ``img``, optionally ``gt_seg_map``. Changed: ``gt_seg_map``, uint8 (H, W): class
     index, 254 where it is unknown, 255 outside of the image.
@@ -39,10 +51,10 @@ class HideLabels(BaseTransform):
         self.ignore_index = ignore_index
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Exchange the mask in ``results``, and return them.
+        """Replace the mask in ``results``, and return ``results``.
 
         Raises:
-            ValueError: If a label is 254, which stands for an unknown class here.
+            ValueError: If a label is 254 or more: 254 means an unknown class here.
         """
         labels = results.get('gt_seg_map')
         shape = results['img'].shape[:2]
@@ -55,7 +67,7 @@ class HideLabels(BaseTransform):
                                  f'{self.ignore_index} for pixels without a class. Give the '
                                  'ignore_index of the dataset.')
             hidden[known] = labels[known]
-        hidden[~_of_image(results, shape)] = OUTSIDE
+        hidden[~_inside_image(results, shape)] = OUTSIDE
         results['gt_seg_map'], results[_HIDDEN] = hidden, True
         fields = results.setdefault('seg_fields', [])
         if 'gt_seg_map' not in fields:
@@ -65,10 +77,11 @@ class HideLabels(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackUnlabeledInputs(PackSegInputs):
-    """Transform that packs an unlabeled sample, in the place of ``PackSegInputs``.
+    """Transform that packs an unlabeled sample; it replaces ``PackSegInputs``.
 
-    The mask of the data sample is ``ignore_index`` everywhere, so that no loss and no count takes
-    the sample for a labeled one; ``hidden_sem_seg`` holds what ``HideLabels`` has kept.
+    The mask of the data sample, ``gt_sem_seg``, is ``ignore_index`` everywhere, so no loss and no
+    count mistakes the sample for a labeled one. The mask of ``HideLabels`` is in
+    ``hidden_sem_seg``.
 
     Args:
         ignore_index: Label of pixels without a class.
@@ -80,7 +93,7 @@ class PackUnlabeledInputs(PackSegInputs):
         self.ignore_index = ignore_index
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Return image and data sample.
+        """Return a dict with the image, ``inputs``, and the data sample, ``data_samples``.
 
         Raises:
             ValueError: If ``HideLabels`` is missing from the pipeline.
@@ -97,7 +110,7 @@ class PackUnlabeledInputs(PackSegInputs):
         return packed
 
 
-def _of_image(results: Dict[str, Any], shape: Any) -> np.ndarray:
+def _inside_image(results: Dict[str, Any], shape: Tuple[int, int]) -> np.ndarray:
     """Return which pixels belong to the image, bool (H, W)."""
     inside = np.asarray(results.get('valid', np.ones(shape, bool))).copy()
     if 'window' in results:

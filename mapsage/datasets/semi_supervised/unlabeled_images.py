@@ -1,4 +1,8 @@
-"""Images of a folder, without labels."""
+"""Images of a folder, without labels.
+
+For the unlabeled side of `SemiSupervisedDataset` (`joined.py`). Scenes with coordinates need
+`GeoTiffDataset` without `labels` instead.
+"""
 from __future__ import annotations
 
 import os
@@ -13,11 +17,11 @@ _SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.webp', '.tif', '.tiff')
 
 @DATASETS.register_module()
 class UnlabeledImages(BaseSegDataset):
-    """Images in folders and the folders in them, without labels.
+    """Images in folders and their subfolders, without labels.
 
-    * Format: PNG, JPEG, BMP, WebP or TIFF, whatever the case of the suffix; other files are left
-      alone. For scenes with coordinates, or with more than three bands, there is
-      ``GeoTiffDataset`` without ``labels``.
+    * Format: PNG, JPEG, BMP, WebP or TIFF, with the suffix in lower or upper case. Files with other
+      suffixes and hidden files are skipped. For scenes with coordinates, or with more than three
+      bands, use ``GeoTiffDataset`` without ``labels``.
     * Order: by path, so that it is the same on every machine.
 
     The pipeline ends with ``HideLabels``, transforms that move pixels, and ``PackUnlabeledInputs``.
@@ -27,7 +31,7 @@ class UnlabeledImages(BaseSegDataset):
         **kwargs: Arguments of ``BaseSegDataset``.
 
     Raises:
-        ValueError: If a folder is missing, or they hold no image.
+        ValueError: If a folder is missing, or the folders contain no image.
     """
 
     METAINFO: Dict[str, Any] = dict()
@@ -38,16 +42,16 @@ class UnlabeledImages(BaseSegDataset):
 
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per image."""
-        places = [os.path.join(self.data_root or '', each) for each in self.folders]
-        missing = [place for place in places if not os.path.isdir(place)]
+        folders = [os.path.join(self.data_root or '', folder) for folder in self.folders]
+        missing = [folder for folder in folders if not os.path.isdir(folder)]
         if missing:
             raise ValueError(f'folder {missing[0]!r} of unlabeled images does not exist; correct '
                              'folders or data_root.')
-        paths = sorted(os.path.join(folder, name) for place in places
-                       for folder, _, names in os.walk(place) for name in names
+        paths = sorted(os.path.join(parent, name) for folder in folders
+                       for parent, _, names in os.walk(folder) for name in names
                        if name.lower().endswith(_SUFFIXES) and not name.startswith('.'))
         if not paths:
-            raise ValueError(f'no unlabeled image in {places}; expected files that end in '
+            raise ValueError(f'no unlabeled image in {folders}; expected files that end in '
                              f'{", ".join(_SUFFIXES)}.')
         return [dict(img_path=path, label_map=None, reduce_zero_label=False, seg_fields=[])
                 for path in paths]

@@ -28,15 +28,15 @@ def test_the_areas_of_vaihingen_are_split_as_in_the_contest() -> None:
     assert len({item.stem for item in found}) == 33  # no area is in both, 9 and others in neither
     assert 'area9' not in {item.stem for item in found}
     assert found[0].stem == 'area1' and found[0].label is not None
-    assert found[0].label.place == 'complete/top_mosaic_09cm_area1_noBoundary.tif'
+    assert found[0].label.location == 'complete/top_mosaic_09cm_area1_noBoundary.tif'
 
 
 def test_an_incomplete_delivery_names_what_it_lacks() -> None:
     files = _vaihingen(range(1, 39))
     with pytest.raises(PrepareError, match='lacks 1 of 33 images: top_mosaic_09cm_area38.tif'):
-        LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if not f.place.endswith('area38.tif')])
+        LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if not f.location.endswith('area38.tif')])
     with pytest.raises(PrepareError, match='no label for 1 of 33 images: 38;'):
-        LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if 'area38_no' not in f.place])
+        LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if 'area38_no' not in f.location])
 
 
 def test_only_test_images_of_loveda_may_have_no_label() -> None:

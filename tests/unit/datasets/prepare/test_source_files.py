@@ -28,7 +28,7 @@ def _delivery(root: Path) -> Path:
 
 
 def test_files_are_listed_and_read_alike_plain_or_packed(tmp_path: Path) -> None:
-    files = {file.place: file for file in list_files(_delivery(tmp_path / 'in'))}
+    files = {file.location: file for file in list_files(_delivery(tmp_path / 'in'))}
     assert sorted(files) == ['pack.zip/images/a_1.png', 'pack.zip/images/a_2.png',
                              'pack.zip/images/inner.zip', 'plain/a_1.png']
     plain, packed = files['plain/a_1.png'], files['pack.zip/images/a_1.png']
@@ -53,7 +53,7 @@ def test_an_unpacked_file_wins_over_its_archive_and_copies_are_refused(tmp_path:
 def test_a_cut_off_archive_and_a_missing_folder_are_named(tmp_path: Path) -> None:
     archive = _delivery(tmp_path) / 'pack.zip'
     archive.write_bytes(archive.read_bytes()[:-30])
-    with pytest.raises(PrepareError, match=r'pack\.zip \(\d+ bytes\) is no complete zip archive'):
+    with pytest.raises(PrepareError, match=r'pack\.zip \(\d+ bytes\) is not a complete zip archive'):
         list_files(tmp_path)
     with pytest.raises(PrepareError, match='absent does not exist'):
         list_files(tmp_path / 'absent')
