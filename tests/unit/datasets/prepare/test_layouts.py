@@ -34,7 +34,8 @@ def test_the_areas_of_vaihingen_are_split_as_in_the_contest() -> None:
 def test_an_incomplete_delivery_names_what_it_lacks() -> None:
     files = _vaihingen(range(1, 39))
     with pytest.raises(PrepareError, match='lacks 1 of 33 images: top_mosaic_09cm_area38.tif'):
-        LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if not f.location.endswith('area38.tif')])
+        LAYOUTS['vaihingen'].find(
+            SOURCE, [f for f in files if not f.location.endswith('area38.tif')])
     with pytest.raises(PrepareError, match='no label for 1 of 33 images: 38;'):
         LAYOUTS['vaihingen'].find(SOURCE, [f for f in files if 'area38_no' not in f.location])
 

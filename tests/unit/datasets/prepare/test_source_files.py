@@ -53,7 +53,7 @@ def test_an_unpacked_file_wins_over_its_archive_and_copies_are_refused(tmp_path:
 def test_a_cut_off_archive_and_a_missing_folder_are_named(tmp_path: Path) -> None:
     archive = _delivery(tmp_path) / 'pack.zip'
     archive.write_bytes(archive.read_bytes()[:-30])
-    with pytest.raises(PrepareError, match=r'pack\.zip \(\d+ bytes\) is not a complete zip archive'):
+    with pytest.raises(PrepareError, match=r'pack\.zip \(\d+ bytes\) is not a complete zip'):
         list_files(tmp_path)
     with pytest.raises(PrepareError, match='absent does not exist'):
         list_files(tmp_path / 'absent')
