@@ -18,7 +18,7 @@ from mapsage_launcher.ranks import rank_start  # noqa: E402
 
 # What the entry points of tools/ import beyond what a rank needs, and quick_host.py of this folder.
 MORE_IMPORTS = ('torch.distributed.run', 'mapsage.commands.predict',
-                'mapsage.commands.predict_checkpoint', 'quick_host')
+                'mapsage.commands.checkpoint_model', 'quick_host')
 _PROGRAM = 'MAPSAGE_TEST_WARM_PYTHON'
 
 

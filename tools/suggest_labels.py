@@ -8,13 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mapsage.commands import cli, suggest_label_options, suggest_labels  # noqa: E402
+from mapsage.commands import cli, suggest_labels  # noqa: E402
 
 
 def main(argv=None) -> int:
-    parser = suggest_label_options.build_parser(__doc__)
+    parser = suggest_labels.build_parser(__doc__)
     args = parser.parse_args(argv)
-    suggest_label_options.check_arguments(parser, args)
+    suggest_labels.check_arguments(parser, args)
     return suggest_labels.suggest(args)
 
 

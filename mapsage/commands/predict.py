@@ -1,446 +1,263 @@
-"""Predict maps of scenes, alone or with several ranks that share the strips of all of them."""
+"""tools/predict.py: the command line of a prediction, and its exit status.
+
+The work is done by `mapsage.maps.prediction.Prediction`. With `--model` (an exported file) the
+program must start on machines without PyTorch, so modules that import it are imported inside
+functions here.
+"""
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
-import json
-import os
-import time
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Callable, Optional, Sequence
 
-from mapsage.folder_claims import FolderClaimedError, claimed
-from mapsage.geo import AreaOfInterest, Mosaic, stamp
-from mapsage.maps import outputs as results
-from mapsage.maps.description import Bands, Classes
+from mapsage.console import accept_any_text, examples
+from mapsage.geo import GeoError, RasterBlockError
 from mapsage.maps.errors import PredictError
-from mapsage.maps.inputs import Scene, choose_size, find_inputs, find_members
-from mapsage.maps.outputs import Outputs
-from mapsage.maps.parts import Parts, key_of
-from mapsage.maps.progress import ProgressLine
-from mapsage.maps.strips import Predictor, count_windows, predict_strips
-from mapsage.maps.windows import Grid, owners
-from mapsage.version import __version__
+from mapsage.maps.exported import RUNTIMES, ExportedModel
+from mapsage.maps.map_model import MapModel
+from mapsage.maps.options import MapOptions
+from mapsage.maps.prediction import Prediction
 
 from .report import refresh_report
 
-PARTIAL = 3  # exit status: the maps are there, with holes where blocks could not be read
+# Exit status if maps have holes where blocks could not be read, or inputs were skipped.
+PARTIAL = 3
 
 
-class MapModel(Protocol):
-    """What a prediction asks of a model, whether a checkpoint's or an exported file's.
-
-    Attributes:
-        rank, world_size: This process among those that share the work.
-        classes, bands: What it tells apart, and what it takes; known once it is loaded, as is all
-            below.
-        window, overlap, window_from: Height and width of windows, what neighbors share, in pixels,
-            and who says so.
-        predictor, batch_size: What computes, and how many windows at a time.
-    """
-
-    rank: int
-    world_size: int
-    classes: Classes
-    bands: Bands
-    window: Tuple[int, int]
-    overlap: int
-    window_from: str
-    predictor: Predictor
-    batch_size: int
-
-    def load(self) -> None:
-        """Read the weights."""
-
-    def settings(self) -> Dict[str, Any]:
-        """Return what of the model a map depends on, as JSON holds it."""
-
-    def describe(self) -> str:
-        """Return how it computes, the end of a line."""
-
-    def together(self, what: str) -> Any:
-        """Return a context in which an error of one rank is raised on all."""
-
-    def share(self, text: str) -> str:
-        """Return rank 0's text on every rank."""
-
-    def note(self, text: str) -> None:
-        """Let the launcher, if there is one, end its output with a text."""
+def is_exported(argv: Optional[Sequence[str]]) -> bool:
+    """Return whether a command line names an exported model; the process's own if None."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return any(argument.split('=')[0] == '--model' for argument in arguments)
 
 
-@dataclass(frozen=True)
-class Job:
-    """An input and what is left to do for it; equal on all ranks.
-
-    Attributes:
-        name, path: Name of its outputs, and path of its file.
-        height, width: Size in pixels that the model sees it in.
-        settings: Everything that the map depends on.
-        strips: Numbers of the strips that are not finished.
-        owners: Rank that predicts each of these strips.
-        kept: Columns of the windows that touch the area of interest, for each row of windows; None
-            without one.
-    """
-
-    name: str
-    path: str
-    height: int
-    width: int
-    settings: Dict[str, Any]
-    strips: List[int]
-    owners: List[int]
-    kept: Optional[List[List[int]]] = None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether more than one rank predicts strips of it."""
-        return len(set(self.owners)) > 1
-
-    @property
-    def assembler(self) -> int:
-        """The rank that writes its outputs."""
-        return self.owners[0] if self.owners else 0
-
-    def strips_of(self, rank: int) -> List[int]:
-        """Return the strips that a rank predicts."""
-        return [strip for strip, owner in zip(self.strips, self.owners) if owner == rank]
-
-
-class Prediction:
-    """This rank's part in the prediction that the command line asks for.
+def build_parser(argv: Optional[Sequence[str]],
+                 doc: Optional[str] = None) -> argparse.ArgumentParser:
+    """Return the parser of tools/predict.py.
 
     Args:
-        args: Options of tools/predict.py.
-        say: Function that prints a line; called on rank 0 only.
+        argv: Arguments of the program, which decide whether there are CONFIG and CHECKPOINT; those
+            of the process if None.
+        doc: Docstring with examples for the help.
     """
+    about = 'Predict maps of images and scenes of any size.'
+    if is_exported(argv):
+        parser = argparse.ArgumentParser(description=about, **examples(doc))
+    else:
+        from . import cli
+        parser = cli.build_parser(about, doc=doc)
+        parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('--allow-remote', action='store_true',
+                        help='contact servers that a file of an input folder names, such as a '
+                        'mosaic (VRT); servers on the command line are contacted in any case')
+    parser.add_argument('--model', metavar='MODEL.onnx',
+                        help='file of tools/export.py, in place of CONFIG and CHECKPOINT')
+    parser.add_argument('--runtime', choices=RUNTIMES, default=RUNTIMES[0],
+                        help='program that runs --model (default: onnxruntime)')
+    parser.add_argument('inputs', nargs='+', metavar='INPUT',
+                        help='images, folders of images, scenes, and other names that GDAL opens: '
+                        'https://..., s3://..., /vsizip/..., subdatasets')
+    parser.add_argument('--out', help='folder of the maps (with --pseudo-labels, default: its '
+                        'folder maps)')
+    _add_window_options(parser)
+    _add_file_options(parser)
+    _add_pseudo_label_options(parser)
+    parser.add_argument('--overwrite', action='store_true',
+                        help='make existing maps again')
+    parser.add_argument('--skip-broken', action='store_true',
+                        help='skip inputs that cannot be read and map the others; exit status 3')
+    return parser
 
-    _with_previews = True
 
-    def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
-        self._args = args
-        self._folder = Path(args.out)
-        self._model = model = open_model(args, say)
-        self._rank, self._world_size = model.rank, model.world_size
-        self._say = say if self._rank == 0 else lambda line: None
-        with self._together('preparing the prediction'), ExitStack() as stack:
-            self._area = None if args.aoi is None else AreaOfInterest(args.aoi)
-            self._beside: List[str] = []  # inputs that the area does not touch; on rank 0
-            self._broken: Dict[str, str] = {}  # why an input is skipped, by name; on rank 0
-            self._members = find_members(args.inputs, args.allow_remote) if args.mosaic else []
-            self._inputs = self.find_inputs()
-            if self._rank == 0:
-                self._claim(stack)
-            model.load()
-            self._classes, bands = model.classes, model.bands
-            self._bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
-            self._outlines = dict(simplify=args.simplify, min_area=args.min_area,
-                                  background=class_indices(args.skip_class, self._classes.names))
-            self._window, self._overlap = model.window, model.overlap
-            self._predictor, self._batch_size = model.predictor, model.batch_size
-            self._describe()
-            jobs = self._plan() if self._rank == 0 else []
-            self._claims = stack.pop_all()
-        self._jobs = self._share(jobs)
-        self._seconds = 0.0
+def _add_window_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--window', type=int, metavar='PIXELS',
+                        help="side of a window (default: the config's training size, else 512)")
+    parser.add_argument('--overlap', type=int, metavar='PIXELS',
+                        help='overlap of neighboring windows (default: a quarter of a window)')
+    parser.add_argument('--scale', type=float, metavar='FACTOR',
+                        help='factor by which scenes are resized for the model (default: the test '
+                        "pipeline's Resize, else 1)")
+    parser.add_argument('--gsd', type=float, metavar='METERS',
+                        help='size of the pixels that the model was trained on, instead of --scale')
+    parser.add_argument('--batch-size', type=int, metavar='N',
+                        help='number of windows predicted at a time (default: as many as four of '
+                        '512 pixels hold, sixteen on a card; fewer when memory runs out)')
+    parser.add_argument('--amp', action='store_true',
+                        help='16-bit floats where the model allows them: bfloat16, on cuda float16')
+    parser.add_argument('--bands', type=int, nargs='+', metavar='N',
+                        help='bands of the scene, counted from 1; for a model of three bands in '
+                        'the order red, green, blue (default: all but alpha)')
+    parser.add_argument('--aoi', metavar='FILE',
+                        help='polygons of an area of interest, in any CRS; only windows that touch '
+                        'them are predicted, and the map has no data outside them')
+    parser.add_argument('--mosaic', metavar='NAME',
+                        help='make one map NAME.tif of all inputs, neighbors on the ground; where '
+                        'they overlap, the first one wins')
+    parser.add_argument('--tta', action='store_true',
+                        help='average over each window and its three mirror images')
 
-    def run(self) -> int:
-        """Predict, write the outputs, and return the exit status."""
-        with self._claims:
-            return self._run()
 
-    def _run(self) -> int:
-        mine = sum(count_windows(self._grid(job), job.strips_of(self._rank)) for job in self._jobs)
-        ranks = '' if self._world_size == 1 else f' (rank 0 of {self._world_size})'
-        with self._together('predicting'):
-            with ProgressLine(mine, f'predicting{ranks}', self._say, self._rank == 0) as progress:
-                for job in self._jobs:
-                    self._predict(job, progress)
-        with self._together('writing the maps'):
-            for job in self._jobs:
-                if job.is_shared and job.assembler == self._rank:
-                    self._assemble(job)
-        return self._summarize() if self._rank == 0 else 0
+def _add_file_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--confidence', action='store_true',
+                        help='also write NAME_confidence.tif, in percent')
+    parser.add_argument('--probabilities', action='store_true',
+                        help='also write NAME_probabilities.tif, a band for each class, in steps '
+                        'of 0.004')
+    parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
+    parser.add_argument('--min-area', type=float, default=0, metavar='PIXELS',
+                        help='area below which a region gets no polygon (default: 0)')
+    parser.add_argument('--simplify', type=float, default=1, metavar='PIXELS',
+                        help='tolerance of the outlines; 0 follows the pixels (default: 1)')
+    parser.add_argument('--skip-class', nargs='+', default=[], metavar='NAME',
+                        help='classes without polygons, such as the background')
 
-    def find_inputs(self) -> Dict[str, str]:
-        """Return the inputs by the names of their outputs."""
-        mosaic = self._args.mosaic
-        if mosaic:
-            return {mosaic: mosaic}
-        return find_inputs(self._args.inputs, self._args.allow_remote)
 
-    def _claim(self, stack: ExitStack) -> None:
-        """Keep other predictions from writing the same maps, until the stack is closed."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            warning = stack.enter_context(claimed(
-                self._folder, [f'{name}.tif' for name in self._inputs],
-                'Wait for its end, stop it, or choose another --out.'))
-        except OSError as error:
-            raise PredictError(f'--out {self._folder} cannot be made or written: {error}.'
-                               ) from error
-        except FolderClaimedError as error:
-            raise PredictError(str(error)) from error
-        if warning:
-            self._say(f'note: {warning}')
+def _add_pseudo_label_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--pseudo-labels', metavar='DIR',
+                        help='folder for masks of the confident pixels, 255 elsewhere, and a '
+                        'config that trains on them and the labeled data')
+    parser.add_argument('--min-confidence', type=float, metavar='P',
+                        help='least confidence of a pixel in a mask (default: 0.9)')
+    parser.add_argument('--min-share', type=float, metavar='SHARE',
+                        help="share of each class's pixels, the most confident ones, that is in "
+                        'the masks in any case, so that rare classes are not lost: the quantile of '
+                        'class-balanced self-training, Zou et al., ECCV 2018 (default: 0.2; 0: '
+                        '--min-confidence holds for all classes)')
 
-    def _together(self, what: str) -> Any:
-        return self._model.together(what)
 
-    def _describe(self) -> None:
-        height, width = self._window
-        self._say(f'{len(self._inputs)} input(s), {len(self._classes.names)} classes; windows of '
-                  f'{width}x{height} pixels ({self._model.window_from}) that share '
-                  f'{self._overlap}, {self._batch_size} at a time'
-                  + ', each mirrored three times' * self._args.tta
-                  + self._model.describe())
-        if self._bands.ignored:
-            self._say(f"note: {', '.join(self._bands.ignored)} of the config's test pipeline is "
-                      f'not done.')
+def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End the program with the parser's error if options contradict each other."""
+    if args.model is not None and args.amp:
+        parser.error('--amp is for checkpoints: an exported model computes in float32')
+    # An option of cli.build_parser, which the parser of an exported model lacks.
+    if getattr(args, 'work_dir', None):
+        parser.error('--work-dir is for training and testing; maps go into --out')
+    if args.batch_size is not None and args.batch_size < 1:
+        parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
+    if args.mosaic is not None and (Path(args.mosaic).name != args.mosaic or not args.mosaic):
+        parser.error(f'--mosaic {args.mosaic!r}: expected the name of the map, without a folder')
+    if args.mosaic is not None and args.skip_broken:
+        parser.error('--skip-broken with --mosaic: one map of all inputs needs all of them; leave '
+                     'the broken ones out')
+    if args.scale is not None and args.gsd is not None:
+        parser.error('--scale and --gsd say the same in two ways: give one of them')
+    for option, value in (('--scale', args.scale), ('--gsd', args.gsd)):
+        if value is not None and not 0 < value < float('inf'):
+            parser.error(f'{option} {value:g}: expected a number above 0')
+    if not (0 <= args.min_area < float('inf') and 0 <= args.simplify < float('inf')):
+        parser.error(f'--min-area {args.min_area:g} and --simplify {args.simplify:g}: expected '
+                     'pixels, 0 or more')
+    if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
+        parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
+    if args.pseudo_labels is not None:
+        _check_pseudo_label_arguments(parser, args)
+        return
+    if not args.out:
+        parser.error('--out is missing: the folder of the maps')
+    if args.min_confidence is not None or args.min_share is not None:
+        parser.error('--min-confidence and --min-share shape masks: add --pseudo-labels')
 
-    def _plan(self) -> List[Job]:
-        """Look at every input and output before the first window is predicted."""
-        common = dict(
-            mapsage=__version__, **self._model.settings(), classes=list(self._classes.names),
-            palette=self._classes.palette.tolist(), window=list(self._window),
-            overlap=self._overlap, bands=list(self._bands.chosen or ()),
-            tta=self._args.tta, confidence=self._args.confidence,
-            aoi=None if self._area is None else self._area.key,
-            **(dict(mosaic=True) if self._members else {}),
-            **(dict(probabilities=True) if self._args.probabilities else {}))
-        self._check_names()
-        jobs, in_pixels, gap = [], [], ''
-        sizes: Dict[str, List[str]] = {}  # what is said of the size of the inputs
-        for name, scene in self._open_inputs().items():
-            path = self._inputs[name]
-            if isinstance(scene.raster, Mosaic):
-                self._say(scene.raster.describe())
-            size, why = choose_size(scene, self._bands.resize, self._args.scale, self._args.gsd)
-            with scene.raster as raster:
-                settings = dict(common, input=[stamp(file) for file in raster.files()],
-                                size=list(size), **raster.facts())
-            kept = self._windows_in_area(scene, size)
-            if kept is not None and not any(kept):
-                self._beside.append(name)
-                continue
-            sizes.setdefault(why, []).append(
-                f'{path} in {size[1]}x{size[0]} pixels' if size != scene.size else path)
-            outputs = self._outputs(name)
-            if not self._args.overwrite and results.is_done(outputs, settings):
-                self._say(f'{outputs.map} is there, made with the same settings: skipped '
-                          f'(--overwrite makes it again)')
-                results.add_polygons(outputs, self._classes, self._outlines)
-                continue
-            job = Job(name, path, *size, settings, [], [], kept)
-            if not results.has_transform(raster):
-                in_pixels.append(path)
-                gap = raster.georeference_gap
-            elif not raster.is_georeferenced:
-                self._say(f'note: {path} has coordinates and no CRS; so has its map, and its '
-                          f'polygons have areas in pixels only.')
-            done = set(self._parts(job).finished())
-            strips = [number for number in range(len(self._grid(job).rows)) if number not in done]
-            if done:
-                self._say(f'{path}: continues, {len(done)} of {len(done) + len(strips)} strips '
-                          f'are finished')
-            jobs.append(replace(job, strips=strips))
-        for why, seen in sizes.items():
-            if why != 'its own size':
-                self._say(f'the model sees {seen[0]}' + f' and {len(seen) - 1} more'
-                          * (len(seen) > 1) + f' ({why})')
-        if in_pixels:
-            self._say(f'note: {in_pixels[0]}'
-                      + f' and {len(in_pixels) - 1} more' * (len(in_pixels) > 1)
-                      + f' {gap}: its map is in pixels.')
-        self._say_of_area(jobs)
-        return jobs
 
-    def _open_inputs(self) -> Dict[str, Scene]:
-        """Open every input before the first is predicted; return those that can be mapped.
+def _check_pseudo_label_arguments(parser: argparse.ArgumentParser,
+                                  args: argparse.Namespace) -> None:
+    if args.model is not None:
+        parser.error('--pseudo-labels with --model: the masks join the labels of a config; give '
+                     'CONFIG and CHECKPOINT')
+    if args.mosaic is not None:
+        parser.error('--mosaic with --pseudo-labels: a mask has the grid of its scene, and a '
+                     'mosaic has the grid of none; leave --mosaic out')
+    args.min_confidence = 0.9 if args.min_confidence is None else args.min_confidence
+    args.min_share = 0.2 if args.min_share is None else args.min_share
+    for option, value in (('--min-confidence', args.min_confidence),
+                          ('--min-share', args.min_share)):
+        if not 0 <= value <= 1:
+            parser.error(f'{option} {value:g}: expected 0 to 1')
 
-        Raises:
-            PredictError: If one cannot be mapped, unless such are to be skipped; if none can.
-        """
-        scenes: Dict[str, Scene] = {}
-        for name, path in self._inputs.items():
-            try:
-                scenes[name] = self._scene(path)
-            except PredictError as error:
-                self._broken[name] = str(error)
-        skips = self._args.skip_broken and scenes
-        if self._broken and not skips:
-            if len(self._inputs) == 1:
-                raise PredictError(*self._broken.values())
-            raise PredictError(f'{len(self._broken)} of {len(self._inputs)} input(s) cannot be '
-                               f'mapped: {" ".join(self._broken.values())}'
-                               + ' --skip-broken maps the others.' * bool(scenes))
-        for reason in self._broken.values():
-            self._say(f'note: skipped: {reason}')
-        return scenes
 
-    def _windows_in_area(self, scene: Scene, size: Tuple[int, int]) -> Optional[List[List[int]]]:
-        """Return which columns of each row of windows touch the area; None without an area."""
-        if self._area is None:
-            return None
-        area = self._area.of_scene(scene.raster).resized(size)
-        grid, (height, width) = Grid(*size, self._window, self._overlap), self._window
-        return [[column for column in grid.columns if area.meets(column, row, width, height)]
-                for row in grid.rows]
-
-    def _say_of_area(self, jobs: List[Job]) -> None:
-        if self._area is None:
-            return
-        for name in self._beside:
-            with self._scene(self._inputs[name]).raster as raster:
-                line = self._area.beside(raster)
-            if len(self._beside) + len(self._broken) == len(self._inputs):
-                raise PredictError(f'{line}. Check that the files belong together and that each '
-                                   f'has the CRS it was made in.')
-            self._say(f'note: {line}: it is left out.')
-        for job in jobs:
-            grid = self._grid(job)
-            self._say(f'{job.path}: {sum(map(len, job.kept or []))} of '
-                      f'{len(grid.rows) * len(grid.columns)} windows touch {self._area.path}')
-
-    def _check_names(self) -> None:
-        files: Dict[str, str] = {os.path.abspath(path): path
-                                 for path in self._members or self._inputs.values()}
-        for name, path in self._inputs.items():
-            for file in self._outputs(name).files():
-                where = os.path.abspath(file)
-                if where in files:
-                    raise PredictError(f'the output {file} of {path} would overwrite '
-                                       f'{files[where]}. Choose another --out.')
-                files[where] = f'an output of {path}'
-
-    def _share(self, jobs: List[Job]) -> List[Job]:
-        """Tell all ranks rank 0's jobs, and which rank does what."""
-        text = self._model.share(json.dumps([asdict(job) for job in jobs]))
-        jobs = [Job(**job) for job in json.loads(text)]
-        # A strip without windows is written, too, which takes little time and not none.
-        costs = [100 * len(grid.columns_of(strip)) + 1
-                 for job in jobs for grid in [self._grid(job)] for strip in job.strips]
-        ranks = iter(owners(costs, self._world_size))
-        return [replace(job, owners=[next(ranks) for _ in job.strips]) for job in jobs]
-
-    def _predict(self, job: Job, progress: ProgressLine) -> None:
-        strips = job.strips_of(self._rank)
-        if strips:
-            start_time = time.monotonic()
-            scene = self._scene(job.path, (job.height, job.width))
-            parts = self._parts(job)
-            with scene.raster:
-                predict_strips(scene, self._grid(job), strips, self._predictor,
-                               self._batch_size, self._args.confidence, parts.write,
-                               progress.advance, self._args.probabilities)
-            self._seconds += time.monotonic() - start_time
-        if not job.is_shared and job.assembler == self._rank:
-            self._assemble(job)
-
-    def _assemble(self, job: Job) -> None:
-        with self._scene(job.path).raster as raster:
-            results.assemble(self._outputs(job.name), job.settings, raster, self._grid(job),
-                             self._parts(job), self._classes, self._outlines,
-                             None if self._area is None else self._area.of_scene(raster))
-
-    def _summarize(self) -> int:
-        status = 0
-        for name in self._inputs:
-            if name in self._beside or name in self._broken:
-                continue
-            outputs = self._outputs(name)
-            report = outputs.read_report()
-            if report is None:
-                raise PredictError(f'{outputs.report} is missing. With several ranks, --out must '
-                                   f'be on a storage that all of them share.')
-            for line in summary(outputs, report):
-                self._say(line)
-            if report['damage']:
-                status = PARTIAL
-        windows = sum(count_windows(self._grid(job), job.strips_of(rank))
-                      for job in self._jobs for rank in range(self._world_size))
-        if windows and self._seconds:
-            self._say(f'{windows} windows in {self._seconds:.1f} s on {self._world_size} rank(s): '
-                      f'{windows / self._seconds:.1f} windows/s')
-        reasons = ['damaged parts of the input are no data in the map(s)'] * (status == PARTIAL) + [
-            f'{len(self._broken)} of {len(self._inputs)} input(s) skipped'] * bool(self._broken)
-        if reasons:
-            status = PARTIAL
-            text = f'partial: {"; ".join(reasons)}; status {status}'
-            self._say(text)
-            self._model.note(text)
-        refresh_report(self._folder.parent, self._say)
-        return status
-
-    def _scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
-        return Scene(path, self._bands, size, self._members)
-
-    def _outputs(self, name: str) -> Outputs:
-        return Outputs.of(self._folder, name, self._args.confidence, self._args.polygons,
-                          alone=len(self._inputs) == 1,
-                          probabilities=self._args.probabilities, preview=self._with_previews)
-
-    def _parts(self, job: Job) -> Parts:
-        folder = self._outputs(job.name).parts(key_of(job.settings))
-        return Parts(folder, self._grid(job), self._args.confidence,
-                     len(self._classes.names) if self._args.probabilities else 0)
-
-    def _grid(self, job: Job) -> Grid:
-        kept = None if job.kept is None else tuple(map(tuple, job.kept))
-        return Grid(job.height, job.width, self._window, self._overlap, kept)
+def main(argv: Optional[Sequence[str]] = None, doc: Optional[str] = None) -> int:
+    """Parse the command line, predict, and return the exit status."""
+    parser = build_parser(argv, doc)
+    args = parser.parse_args(argv)
+    check_arguments(parser, args)
+    if args.pseudo_labels:
+        from .pseudo_labels import predict_pseudo_labels
+        return predict_pseudo_labels(args)
+    return predict(args)
 
 
 def predict(args: argparse.Namespace,
             say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
-    """Predict what the command line asks for and return the exit status.
+    """Predict maps and return the exit status.
 
     Args:
         args: Options of tools/predict.py.
         say: Function that prints a line; called on rank 0 only.
 
     Returns:
-        0, or 3 when parts of an input could not be read, or inputs were skipped.
+        0, or :data:`PARTIAL` if blocks of an input could not be read or inputs were skipped.
     """
-    return Prediction(args, say).run()
+    model = open_model(args, say)
+    return run_prediction(Prediction(map_options(args), model, say), say)
+
+
+def run_prediction(prediction: Prediction, say: Callable[[str], None]) -> int:
+    """Make the maps, update the report of the run they belong to, and return the exit status."""
+    gaps = prediction.run()
+    status = 0
+    if gaps:
+        status = PARTIAL
+        text = f'partial: {"; ".join(gaps)}; status {status}'
+        say(text)
+        prediction.model.note_for_launcher(text)
+    if prediction.model.rank == 0:
+        refresh_report(Path(prediction.options.out).parent, say)
+    return status
+
+
+def map_options(args: argparse.Namespace, previews: bool = True) -> MapOptions:
+    """Return the options of the maps from the command line.
+
+    Args:
+        args: Options of tools/predict.py.
+        previews: Whether maps have a preview.
+    """
+    return MapOptions(
+        inputs=args.inputs, out=args.out, allow_remote=args.allow_remote, mosaic=args.mosaic,
+        aoi=args.aoi, bands=args.bands, scale=args.scale, gsd=args.gsd, tta=args.tta,
+        confidence=args.confidence, probabilities=args.probabilities, polygons=args.polygons,
+        min_area=args.min_area, simplify=args.simplify, skip_class=args.skip_class,
+        overwrite=args.overwrite, skip_broken=args.skip_broken, previews=previews)
 
 
 def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel:
-    """Return the model that the command line names, on this rank, not loaded yet."""
+    """Return the model that the command line names, not loaded yet."""
     if args.model is not None:
-        from .predict_exported import ExportedModel
-        return ExportedModel(args)
-    from .predict_checkpoint import CheckpointModel  # which needs PyTorch
+        return ExportedModel(args.model, args.runtime, args.window, args.overlap, args.batch_size,
+                             args.tta)
+    from .checkpoint_model import CheckpointModel
     return CheckpointModel(args, say)
 
 
-def class_indices(chosen: Sequence[str], names: Sequence[str]) -> List[int]:
-    """Return the indices of classes, in order.
+def run(entry_point: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
+    """Run the entry point of tools/predict.py and exit with its status, or 1 after an error.
 
-    Raises:
-        PredictError: If there is no class of one of these names.
+    With an exported model, errors are printed here, because `cli.run` needs PyTorch.
     """
-    unknown = [name for name in chosen if name not in names]
-    if unknown:
-        raise PredictError(f"--skip-class {', '.join(unknown)}: the classes are "
-                           f"{', '.join(names)}.")
-    return sorted({list(names).index(name) for name in chosen})
-
-
-def summary(outputs: Outputs, report: Dict[str, Any]) -> List[str]:
-    """Return the lines that describe a finished map to the user."""
-    total = sum(report['pixels'].values())
-    shares = ', '.join(f'{name} {100 * count / total:.1f} %' for name, count
-                       in sorted(report['pixels'].items(), key=lambda item: -item[1]) if count)
-    inside = total + report['no_data']
-    no_data = 100 * report['no_data'] / max(1, inside)
-    files = ', '.join(report['files'])
-    if report['polygons'] is not None:
-        files += f" ({report['polygons']} polygons)"
-    lines = ['', f'{outputs.map}', f"  {report['width']}x{report['height']} pixels, "
-             f'{no_data:.1f} % without data', f"  {shares or 'warning: no data anywhere'}",
-             f'  in {outputs.map.parent}: {files}']
-    if report.get('beside_aoi') is not None:
-        share = 100 * inside / (inside + report['beside_aoi'])
-        lines.insert(2, f'  masked to the area of interest, {share:.1f} % of the scene')
-    return lines + [f'  warning: no data, {line}' for line in report['damage'][:20]]
+    if not is_exported(None):
+        from . import cli
+        cli.run(entry_point)
+        return
+    accept_any_text()
+    # A crash in native code prints its stack.
+    faulthandler.enable()
+    try:
+        status = entry_point(None)
+    except KeyboardInterrupt:
+        # 128 + SIGINT, as a shell reports it.
+        status = 130
+    except (GeoError, PredictError, RasterBlockError) as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201
+        status = 1
+    sys.exit(status or 0)

@@ -1,4 +1,9 @@
-"""Choose the windows of images and scenes to label next, or whose labels are to be checked."""
+"""tools/suggest_labels.py: choose windows to label next, or windows whose labels to check.
+
+All windows of the inputs are measured with the model, then ranked. Measuring and ranking are in
+`mapsage/labeling/` (`window_facts.py`, `ranking.py`); this module loads model and datasets, tells
+the user, and writes the files. One process only.
+"""
 from __future__ import annotations
 
 import argparse
@@ -6,26 +11,23 @@ import functools
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Callable, Iterator, List, Optional, Sequence, TypeVar
 
 import numpy as np
-from mmengine.config import Config
+import shapely
 from mmengine.model import revert_sync_batchnorm
 
-from mapsage.accelerator import Accelerator
 from mapsage.distributed import local_rank
 from mapsage.drawing.tiles import resize
-from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.loading.data_checks import DataError
-from mapsage.engine.ranks import startup
 from mapsage.geo import GeoError
-from mapsage.labeling.exclusions import Exclusions
+from mapsage.labeling.exclusions import Exclusions, split_reviews
 from mapsage.labeling.known_labels import UNKNOWN, KnownLabels
 from mapsage.labeling.outlines import middles_in_files, middles_on_ground, outlines
 from mapsage.labeling.ranking import most_suspicious, most_uncertain
 from mapsage.labeling.suggestion_pictures import draw_suggestions, sheets
 from mapsage.labeling.suggestions import Suggestion, write_suggestions
-from mapsage.labeling.window_facts import WindowFacts, WindowJudge
+from mapsage.labeling.window_facts import Place, WindowFacts, WindowJudge
 from mapsage.labeling.window_source import WindowCandidate, WindowSource
 from mapsage.maps.errors import PredictError
 from mapsage.maps.inputs import find_inputs
@@ -34,15 +36,22 @@ from mapsage.maps.progress import ProgressLine
 from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, is_review
 from mapsage.wrappers import place_module
 
+from . import cli
+from .checkpoint_model import (
+    choose_batch,
+    choose_precision,
+    choose_window,
+    load_model,
+    start_accelerator,
+)
 from .config_checks import LOADERS, read_config
-from .predict_checkpoint import choose_window, load_model
-from .predict_compute import choose_batch, choose_precision
-from .pseudo_labels import build_dataset_of
-from .review_decisions import split_reviews
+from .pseudo_labels import build_labeled_dataset
+
+_T = TypeVar('_T')
 
 
 class LabelSuggestions:
-    """The windows that the command line asks for.
+    """Chooses the windows that the command line describes.
 
     Args:
         args: Options of tools/suggest_labels.py.
@@ -54,8 +63,8 @@ class LabelSuggestions:
         self._cfg = read_config(args)
         self._inputs = list(find_inputs(args.inputs, args.allow_remote).values())
         self._check_out()
-        accelerator = _start(self._cfg)
-        self._known = self._labels()
+        accelerator = start_accelerator(self._cfg, 'none')
+        self._known = self._known_labels()
         reviews = [path for path in args.exclude if is_review(path)]
         first, decided = split_reviews(reviews, args.suspicious)
         self._exclusions = Exclusions(
@@ -63,24 +72,26 @@ class LabelSuggestions:
             decided, first)
         model, self._classes, bands = load_model(self._cfg, args.checkpoint)
         bands = replace(bands, chosen=tuple(args.bands)) if args.bands else bands
-        window, _, why = choose_window(self._cfg, args.window, 0)
+        window, _, window_origin = choose_window(self._cfg, args.window, 0)
         self._source = WindowSource(bands, window, args.scale, args.gsd)
         model = place_module(revert_sync_batchnorm(model), accelerator, local_rank())
         predictor = WindowPredictor(
             model, accelerator.device(local_rank()), window, 0, 1, args.tta,
             choose_precision(self._cfg, accelerator) if args.amp else None, say)
-        self._batch = choose_batch(args.batch_size, window, max(2, predictor.scores), accelerator)
+        self._batch_size = choose_batch(args.batch_size, window, max(2, predictor.scores),
+                                        accelerator)
         self._judge = WindowJudge(model, predictor, len(self._classes.names), args.min_confidence)
         self._crs = self._common_crs()
         say(f'{len(self._inputs)} input(s); windows of {window[1]}x{window[0]} pixels '
-            f'({why})' + ', each mirrored three times' * args.tta + f'; {accelerator.describe()}')
+            f'({window_origin})' + ', each mirrored three times' * args.tta
+            + f'; {accelerator.describe()}')
 
     def run(self) -> int:
-        """Measure all windows, choose, and write the file and the picture."""
+        """Measure all windows, choose, write the file and the pictures; return the exit status."""
         windows = [window for path in self._inputs
                    for window in self._exclusions.candidates(self._source, path)]
         if not windows:
-            raise PredictError(self._nothing_left())
+            raise PredictError(self._explain_empty())
         facts = self._measure(windows)
         if not facts:
             raise PredictError('no window holds data: check the no-data values of the inputs.')
@@ -88,7 +99,7 @@ class LabelSuggestions:
         return 0
 
     def _check_out(self) -> None:
-        """Refuse a folder that cannot be written, and to replace what was drawn, or an image."""
+        """Raise an error if a file cannot be written, or one of the user's would be replaced."""
         folder = self._out.absolute().parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,42 +110,44 @@ class LabelSuggestions:
         if self._out.exists():
             raise PredictError(f'{self._out} exists, and may hold what you have drawn: choose '
                                f'another --out, or remove it.')
-        mine = {os.path.realpath(path): path for path in self._inputs}
+        real_inputs = {os.path.realpath(path): path for path in self._inputs}
         for picture in sheets(self._out, self._args.count):
-            if os.path.realpath(picture) in mine:
+            real_picture = os.path.realpath(picture)
+            if real_picture in real_inputs:
                 raise PredictError(f'{picture}, the picture of the windows, would overwrite the '
-                                   f'input {mine[os.path.realpath(picture)]}. Choose another '
-                                   f'--out.')
+                                   f'input {real_inputs[real_picture]}. Choose another --out.')
 
-    def _labels(self) -> KnownLabels:
-        """Return the labels that the config's datasets hold."""
-        found = []
+    def _known_labels(self) -> KnownLabels:
+        """Return an index of the labels in the config's datasets.
+
+        A dataset that cannot be read is a note only, unless its labels are to be checked.
+        """
+        datasets = []
         for loader in LOADERS:
             try:
-                found.append(build_dataset_of(self._cfg, loader))
+                datasets.append(build_labeled_dataset(self._cfg, loader))
             except (DataError, GeoError, FileNotFoundError) as error:
                 if self._args.suspicious:
                     raise
                 self._say(f'note: the labels of {loader} cannot be read ({error}): windows that '
                           f'are labeled there may be suggested; --exclude names their ground.')
-        return KnownLabels(*found)
+        return KnownLabels(*datasets)
 
     def _common_crs(self) -> Optional[str]:
-        """Return the CRS of the first input, in which the GeoPackage is; None for a table."""
+        """Return the CRS of the GeoPackage, which is the first input's; None for a table."""
         if self._out.suffix.lower() == '.csv':
             return None
-        found = []
+        systems = []
         for path in self._inputs:
             with self._source.scene(path).raster as raster:
-                if not raster.is_georeferenced:
+                if raster.crs is None or not raster.is_georeferenced:
                     raise PredictError(f'{path} has no CRS or no transform, so a window of it has '
                                        f'no place in {self._out}. Georeference it, or write a '
                                        f'table: --out {self._out.with_suffix(".csv")}')
-                assert raster.crs is not None  # it is georeferenced
-                found.append(raster.crs.to_wkt())
-        return found[0]
+                systems.append(raster.crs.to_wkt())
+        return systems[0]
 
-    def _nothing_left(self) -> str:
+    def _explain_empty(self) -> str:
         first = self._inputs[0]
         if self._args.suspicious:
             return (f"no window of {len(self._inputs)} input(s), the first {first}, has labels "
@@ -145,110 +158,178 @@ class LabelSuggestions:
                 f'labeled, set outside=255 in the dataset; else give more images or scenes.')
 
     def _measure(self, windows: Sequence[WindowCandidate]) -> List[WindowFacts]:
-        """Return what the model thinks of the windows that hold data."""
+        """Return the model's measurements of the windows that hold data."""
         facts: List[WindowFacts] = []
         with ProgressLine(len(windows), 'measuring', self._say) as progress:
-            for batch in _batches(self._source.read(windows), self._batch):
-                full = [each for each in batch if each[2].any()]
-                if full:
-                    labels = [self._labels_of(window, valid) for window, _, valid in full] \
-                        if self._args.suspicious else None
+            for batch in _batches(self._source.read(windows), self._batch_size):
+                with_data = [(window, values, valid) for window, values, valid in batch
+                             if valid.any()]
+                if with_data:
+                    labels = [self._read_labels(window.place, valid)
+                              for window, _, valid in with_data] if self._args.suspicious else None
                     facts += self._judge.measure(
-                        np.stack([values for _, values, _ in full]),
-                        [valid for _, _, valid in full],
-                        [window.place for window, _, _ in full], labels)
+                        np.stack([values for _, values, _ in with_data]),
+                        [valid for _, _, valid in with_data],
+                        [window.place for window, _, _ in with_data], labels)
                 progress.advance(len(batch))
         return facts
 
-    def _labels_of(self, window: Any, valid: np.ndarray) -> np.ndarray:
-        """Return the labels of a window in the size that the model sees it in."""
+    def _read_labels(self, place: Place, valid: np.ndarray) -> np.ndarray:
+        """Return the labels of a window in the size in which the model sees it."""
         height, width = valid.shape
-        return resize(self._known.read(*window.place), height, width, nearest=True)
+        return resize(self._known.read(*place), height, width, nearest=True)
 
     def _choose(self, facts: List[WindowFacts]) -> List[Suggestion]:
-        args, names, places = self._args, self._classes.names, [each.place for each in facts]
-        polygons: List[Any] = [None] * len(facts)
+        args, names = self._args, self._classes.names
+        boxes = [window.place for window in facts]
+        polygons: List[Optional[shapely.Polygon]] = [None] * len(facts)
         if self._crs is not None:
-            polygons = outlines(self._source, places, self._crs)
+            polygons = outlines(self._source, boxes, self._crs)
         leading = dict.fromkeys(
             self._exclusions.leading,
             f'the review says {WRONG_LABEL if args.suspicious else WRONG_MAP}')
         if args.suspicious:
-            found = most_suspicious(facts, polygons, names, args.count, args.tta, leading)
-            none = (f'no label is suspicious: nowhere in {len(facts)} windows is the model sure '
-                    f'({args.min_confidence:g}) of another class than the label.')
-            few = 'no other label is contradicted'
+            suggestions = most_suspicious(facts, polygons, names, args.count, args.tta, leading)
+            nothing = (f'no label is suspicious: nowhere in {len(facts)} windows is the model sure '
+                       f'({args.min_confidence:g}) of another class than the label.')
+            shortage = 'no other label is contradicted'
         else:
-            middles = middles_in_files(places) if self._crs is None else middles_on_ground(
+            middles = middles_in_files(boxes) if self._crs is None else middles_on_ground(
                 polygons, self._crs)
-            found = most_uncertain(facts, polygons, middles, names, args.count,
-                                   args.min_distance, args.tta, leading)
-            none = (f'no window is uncertain: the model is sure of all {len(facts)}. Look at its '
-                    f'score on labeled data, or at labels it contradicts (--suspicious).')
-            few = (f'the others are certain, or closer than --min-distance '
-                   f'{args.min_distance:g} windows to these')
-        if not found:
-            raise PredictError(none)
-        if len(found) < args.count:
-            self._say(f'{len(found)} windows of {args.count}: {few}')
-        return found
+            suggestions = most_uncertain(facts, polygons, middles, names, args.count,
+                                         args.min_distance, args.tta, leading)
+            nothing = (f'no window is uncertain: the model is sure of all {len(facts)}. Look at '
+                       f'its score on labeled data, or at labels it contradicts (--suspicious).')
+            shortage = (f'the others are certain, or closer than --min-distance '
+                        f'{args.min_distance:g} windows to these')
+        if not suggestions:
+            raise PredictError(nothing)
+        if len(suggestions) < args.count:
+            self._say(f'{len(suggestions)} windows of {args.count}: {shortage}')
+        return suggestions
 
-    def _write(self, found: List[Suggestion]) -> None:
+    def _write(self, suggestions: List[Suggestion]) -> None:
         names, palette = self._classes.names, self._classes.palette.tolist()
-        write_suggestions(self._out, found, self._crs, names, palette)
-        for number, each in enumerate(found, 1):
-            self._say(f'{number:3}  {each.score:.3f}  {each.title}  {each.reason}')
-        self._say(f'{self._out}: {len(found)} windows')
-        title, beside, classes = (
+        write_suggestions(self._out, suggestions, self._crs, names, palette)
+        for number, suggestion in enumerate(suggestions, 1):
+            self._say(f'{number:3}  {suggestion.score:.3f}  {suggestion.title}  '
+                      f'{suggestion.reason}')
+        self._say(f'{self._out}: {len(suggestions)} windows')
+        title, subtitle, classes = (
             'labels to check', 'beside each, its labels', self._shown_labels) \
             if self._args.suspicious else (
                 'windows to label next', 'beside each, the prediction', self._shown_prediction)
         try:
-            pictures = draw_suggestions(self._out, found, self._source, classes, names, palette,
-                                        title, beside)
+            pictures = draw_suggestions(self._out, suggestions, self._source, classes, names,
+                                        palette, title, subtitle)
         except OSError as error:
             raise PredictError(f'{self._out} is written, and its picture cannot be: '
                                f'{error}.') from error
         for picture in pictures:
             self._say(f'{picture}: what they show')
 
-    def _shown_labels(self, found: Suggestion, values: np.ndarray,
+    def _shown_labels(self, suggestion: Suggestion, values: np.ndarray,
                       valid: np.ndarray) -> np.ndarray:
-        return self._labels_of(found, valid)
+        return self._read_labels(suggestion.place, valid)
 
-    def _shown_prediction(self, found: Suggestion, values: np.ndarray,
+    def _shown_prediction(self, suggestion: Suggestion, values: np.ndarray,
                           valid: np.ndarray) -> np.ndarray:
         height, width = valid.shape
         return np.where(valid, self._judge.predict(values)[:height, :width], UNKNOWN)
 
 
+def build_parser(doc: Optional[str] = None) -> argparse.ArgumentParser:
+    """Return the parser of tools/suggest_labels.py.
+
+    Args:
+        doc: Docstring with examples for the help.
+    """
+    parser = cli.build_parser('Choose the windows to label next: uncertain, of rare classes, far '
+                              'apart and unlike each other.', doc=doc)
+    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('inputs', nargs='+', metavar='INPUT',
+                        help='images, folders of images and scenes, as in tools/predict.py')
+    parser.add_argument('--allow-remote', action='store_true',
+                        help='contact servers that a file of an input folder names, such as a '
+                        'mosaic (VRT); servers on the command line are contacted in any case')
+    parser.add_argument('--out', required=True, metavar='FILE',
+                        help='GeoPackage (.gpkg) for QGIS, or a table (.csv), which images without '
+                        'georeference need; a picture of the windows is written next to it')
+    parser.add_argument('--count', type=int, default=50, metavar='N',
+                        help='number of windows (default: 50)')
+    parser.add_argument('--suspicious', action='store_true',
+                        help="windows of the config's labeled data where the model is sure of "
+                        'another class than the label, those with most such pixels first')
+    parser.add_argument('--min-confidence', type=float, default=0.9, metavar='P',
+                        help='least probability at which the model is sure, for --suspicious '
+                        '(default: 0.9)')
+    parser.add_argument('--exclude', nargs='+', default=[], metavar='FILE',
+                        help='polygons (earlier suggestions, labels), in any CRS, or tables of '
+                        'earlier suggestions: windows that they cover by half are left out. In a '
+                        'review of tools/view.py, windows with a wrong map (--suspicious: a wrong '
+                        'label) come first instead')
+    parser.add_argument('--min-distance', type=float, default=1.5, metavar='WINDOWS',
+                        help="distance of two windows' middles, in sides of a window (default: "
+                        '1.5: no neighbors)')
+    parser.add_argument('--tta', action='store_true',
+                        help='also prefer windows whose mirror images are predicted differently')
+    parser.add_argument('--window', type=int, metavar='PIXELS',
+                        help="side of a window (default: the config's training size, else 512)")
+    parser.add_argument('--scale', type=float, metavar='FACTOR',
+                        help='factor by which scenes are resized for the model, as in '
+                        'tools/predict.py')
+    parser.add_argument('--gsd', type=float, metavar='METERS',
+                        help='size of the pixels that the model was trained on, instead of --scale')
+    parser.add_argument('--bands', type=int, nargs='+', metavar='N',
+                        help='bands of the scene, counted from 1 (default: all but alpha)')
+    parser.add_argument('--batch-size', type=int, metavar='N',
+                        help='number of windows measured at a time')
+    parser.add_argument('--amp', action='store_true', help='16-bit floats where the model allows')
+    return parser
+
+
+def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End the program with a usage error if options are invalid or contradict each other."""
+    if args.work_dir:
+        parser.error('--work-dir is for training and testing; the windows go into --out')
+    if args.launcher != 'none':
+        parser.error(f'--launcher {args.launcher}: windows are chosen by one process; leave '
+                     '--launcher out, and start one')
+    if Path(args.out).suffix.lower() not in ('.gpkg', '.csv'):
+        parser.error(f'--out {args.out}: expected a name that ends in .gpkg or .csv')
+    for option, number in (('--count', args.count), ('--batch-size', args.batch_size),
+                           ('--window', args.window)):
+        if number is not None and number < 1:
+            parser.error(f'{option} {number}: expected 1 or more')
+    if not 0 <= args.min_distance < float('inf'):
+        parser.error(f'--min-distance {args.min_distance:g}: expected 0 or more windows')
+    if not 0 <= args.min_confidence <= 1:
+        parser.error(f'--min-confidence {args.min_confidence:g}: expected 0 to 1')
+    if args.scale is not None and args.gsd is not None:
+        parser.error('--scale and --gsd say the same in two ways: give one of them')
+    for option, factor in (('--scale', args.scale), ('--gsd', args.gsd)):
+        if factor is not None and not 0 < factor < float('inf'):
+            parser.error(f'{option} {factor:g}: expected a number above 0')
+
+
 def suggest(args: argparse.Namespace,
             say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
-    """Choose what the command line asks for and return the exit status.
+    """Choose windows, write them, and return the exit status.
 
     Args:
         args: Options of tools/suggest_labels.py.
         say: Function that prints a line.
 
     Raises:
-        PredictError: If there is nothing to choose; the message says why.
+        PredictError: If there is no window to choose; the message tells the reason.
     """
     return LabelSuggestions(args, say).run()
 
 
-def _start(cfg: Config) -> Accelerator:
-    """Start the accelerator that the config names, for this process only."""
-    env = parse_env_cfg(cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg'))
-    startup.identify_process('none', env.port)
-    accelerator = startup.choose_accelerator(env.accelerator)
-    startup.join_ranks('none', accelerator, 'gloo', env.timeout)
-    return accelerator
-
-
-def _batches(items: Iterator[Any], size: int) -> Iterator[List[Any]]:
-    batch: List[Any] = []
-    for each in items:
-        batch.append(each)
+def _batches(items: Iterator[_T], size: int) -> Iterator[List[_T]]:
+    batch: List[_T] = []
+    for item in items:
+        batch.append(item)
         if len(batch) == size:
             yield batch
             batch = []

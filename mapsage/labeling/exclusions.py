@@ -6,9 +6,10 @@ CRS (`AreaOfInterest`) and, for images without coordinates, windows in pixels of
 from __future__ import annotations
 
 import os
-from typing import List, NamedTuple, Sequence, Set
+from typing import List, NamedTuple, Sequence, Set, Tuple
 
 from mapsage.geo import AreaOfInterest, SceneArea
+from mapsage.viewer.decisions import WRONG_LABEL, WRONG_MAP, read_windows
 
 from .known_labels import KnownLabels, labeled_share
 from .outlines import overlap
@@ -81,6 +82,34 @@ class Exclusions:
         if box.path in self._known:
             share = labeled_share(self._known.read(*box))
         return share >= _LABELED_SHARE if self._with_labels else share < _COVERED_SHARE
+
+
+def split_reviews(paths: Sequence[str], suspicious: bool) -> Tuple[Ground, Ground]:
+    """Return the reviewed windows that are chosen first, and those that are left out.
+
+    A new label helps most where a reviewer found the map wrong. With ``suspicious``, windows come
+    first whose label the reviewer found wrong. Windows with any other decision are left out.
+
+    Args:
+        paths: Files of reviews, written by tools/view.py.
+        suspicious: Whether labels are checked, instead of windows chosen to be labeled.
+
+    Raises:
+        ViewError: If a file cannot be read.
+    """
+    leading_decision = WRONG_LABEL if suspicious else WRONG_MAP
+    first, decided = Ground([], []), Ground([], [])
+    for path in paths:
+        windows = read_windows(path)
+        for ground, is_first, operator in ((first, True, '='), (decided, False, '<>')):
+            chosen = [window for window in windows
+                      if (window.decision == leading_decision) == is_first]
+            if any(window.has_place for window in chosen):
+                ground.areas.append(
+                    AreaOfInterest(path, f"decision {operator} '{leading_decision}'"))
+            ground.places.extend(Place(window.path, *window.box) for window in chosen
+                                 if not window.has_place)
+    return first, decided
 
 
 def _is_covered(box: Place, areas: Sequence[SceneArea], excluded_boxes: Sequence[Place]) -> bool:

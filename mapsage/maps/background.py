@@ -1,4 +1,8 @@
-"""Work beside the model's: read ahead of it in one thread, and write behind it in another."""
+"""Threads that keep the model busy: one reads ahead of it, the other writes behind it.
+
+Both hand their errors to the thread of the model: `read_ahead` when the failed item is due,
+`WriteBehind` at the next call or at the end of its block. `strips.py` uses both.
+"""
 from __future__ import annotations
 
 from collections import deque
@@ -13,10 +17,10 @@ _END: Any = object()
 
 
 def read_ahead(items: Iterable[_T], depth: int) -> Generator[_T, None, None]:
-    """Yield ``items``, which a thread draws up to ``depth`` ahead.
+    """Yield ``items``, which a thread draws up to ``depth`` items ahead.
 
-    An error while drawing is raised here when its item is due. The thread ends when the generator
-    is closed.
+    An error while drawing an item is raised here when that item is due. The thread ends when the
+    generator is closed.
     """
     iterator, worker = iter(items), BackgroundWorker('read-ahead')
     drawn: Deque[Future] = deque(worker.submit(next, iterator, _END) for _ in range(depth))
@@ -34,8 +38,8 @@ def read_ahead(items: Iterable[_T], depth: int) -> Generator[_T, None, None]:
 class WriteBehind:
     """Calls a function in a thread, in the order of :meth:`put`.
 
-    At the end of the ``with`` block all calls have been made, unless the block raises: then the
-    calls that wait are dropped.
+    The ``with`` block ends after all calls were made. If the block raises, waiting calls are
+    dropped.
 
     Args:
         function: Function to call.
@@ -48,13 +52,14 @@ class WriteBehind:
         self._calls: Deque[Future] = deque()
         self._error: Optional[BaseException] = None
 
-    def put(self, *arguments: Any) -> None:
+    def put(self, *arguments: object) -> None:
         """Let the thread call the function with ``arguments``; wait while too many calls wait.
 
         Raises:
             BaseException: The error of an earlier call; no call is made after it.
         """
-        if len(self._calls) > self._depth:  # one is being made, the others wait
+        # One call is running, the rest of the queue waits.
+        if len(self._calls) > self._depth:
             wait([self._calls.popleft()])
         if self._error is not None:
             raise self._error
@@ -71,10 +76,11 @@ class WriteBehind:
         if kind is None and self._error is not None:
             raise self._error
 
-    def _call(self, *arguments: Any) -> None:
+    def _call(self, *arguments: object) -> None:
         if self._error is not None:
             return
         try:
             self._function(*arguments)
-        except BaseException as error:  # raised by the thread that puts
+        # Handed to the thread that puts, which raises it.
+        except BaseException as error:
             self._error = error

@@ -1,4 +1,12 @@
-"""The scores of overlapping windows, added up over a band of rows."""
+"""Blend the scores of overlapping windows into finished rows of a map.
+
+`RowBlender` holds as many rows as a window is high, whatever the height of the scene: windows are
+added row by row of windows, and `take` hands out the rows that no later window reaches. Scores come
+multiplied with their blending weights (`windows.blend_weights`) and are divided by the sum of the
+weights only where that is needed: the winner is the same without the division.
+
+Shapes: C scores of a pixel, R rows in memory, W columns of the scene.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,8 +16,10 @@ import numpy as np
 
 from .errors import PredictError
 
-NO_DATA = 255  # in class maps and in maps of the confidence and of probabilities
-PROBABILITY_STEPS = 250  # a stored probability is a multiple of 1 / 250, a short decimal: 0.004
+# Value of pixels without data in class maps and in maps of confidence and probabilities.
+NO_DATA = 255
+# A stored probability is a multiple of 1 / 250 = 0.004, a short decimal.
+PROBABILITY_STEPS = 250
 
 
 @dataclass(frozen=True)
@@ -18,10 +28,10 @@ class Blended:
 
     Attributes:
         classes: ``(rows, width)`` uint8 class indices, 255 where there is no data.
-        confidence: ``(rows, width)`` uint8, the winner's score in per cent, at most 100, 255 where
-            there is no data; None when not asked for.
+        confidence: ``(rows, width)`` uint8, the winner's score in percent, at most 100, 255 where
+            there is no data; None if the map has no confidence.
         probabilities: ``(classes, rows, width)`` uint8, each class's score in steps of 0.004, 255
-            where there is no data; None when not asked for.
+            where there is no data; None if the map has no probabilities.
     """
 
     classes: np.ndarray
@@ -30,14 +40,14 @@ class Blended:
 
 
 class RowBlender:
-    """Adds up weighted scores over as many rows as a window has, and hands out finished rows.
+    """Sums weighted scores over as many rows as a window has, and hands out finished rows.
 
-    Windows come in rows, from the top; memory does not depend on the height of the scene.
+    Windows come row by row, from the top. Memory does not depend on the height of the scene.
 
     Args:
         scores: Number of scores of a pixel: one for each class, at most 255, or 1 for a binary
             model.
-        rows: Number of rows that are held at a time.
+        rows: Number of rows in memory: the height of a window.
         width: Number of columns.
         threshold: Score of a binary model above which a pixel is of class 1.
         confidence: Whether finished rows come with their confidence.
@@ -53,32 +63,32 @@ class RowBlender:
         self._confidence, self._probabilities = confidence, probabilities
 
     def add(self, column: int, scores: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
-        """Add a window whose first row is the first one held.
+        """Add a window that begins at the first row in memory.
 
         Args:
             column: First column of the window.
-            scores: ``(scores, window height, window width)`` float32, times their weights.
+            scores: ``(scores, window height, window width)`` float32, multiplied with ``weights``.
             weights: ``(window height, window width)`` float32.
-            valid: ``(h, w)`` bool, not larger: the part of the window in the scene, and which of
-                its pixels hold data.
+            valid: ``(h, w)`` bool, True where the scene has data. It covers the section of the
+                window inside the scene, so it may be smaller than the window.
         """
         height, width = valid.shape
         columns = slice(column, column + width)
-        # Class by class: less memory is touched at a time.
-        for sums, more in zip(self._sums, scores):
-            sums[:height, columns] += more[:height, :width]
+        # Class by class, because this touches less memory at a time.
+        for class_sums, class_scores in zip(self._sums, scores):
+            class_sums[:height, columns] += class_scores[:height, :width]
         self._weights[:height, columns] += weights[:height, :width]
         self._valid[:height, columns] |= valid
 
     def take(self, rows: int) -> Blended:
-        """Return the first ``rows`` rows, which no later window reaches, and move up by as many.
+        """Return the first ``rows`` rows, which no later window reaches, and shift the rest up.
 
         Raises:
             PredictError: If a score is not a number.
         """
         sums, weights = self._sums[:, :rows], self._weights[:rows]
-        best, classes = winners(sums) if len(sums) > 1 else self._threshold_of(sums[0], weights)
-        # A pixel with data has no weight where its windows could not be read.
+        best, classes = winners(sums) if len(sums) > 1 else self._binary_winners(sums[0], weights)
+        # A valid pixel has no weight if its windows could not be read.
         known = self._valid[:rows] & (weights > 0)
         if np.isnan(best.max()):
             raise PredictError('the model gave scores that are not numbers (NaN): look at the '
@@ -86,38 +96,43 @@ class RowBlender:
                                'values of the scene; float16 with --amp ends at 65,504.')
         confidence = None
         if self._confidence:
-            # The scores of mask queries are sums, which may be above 1.
+            # Scores of mask queries are sums over queries, which may exceed 1.
             percent = np.rint(100 * np.minimum(best / np.where(known, weights, 1), 1))
             confidence = np.where(known, percent, NO_DATA).astype(np.uint8)
         classes[~known] = NO_DATA
-        probabilities = self._steps(sums, weights, known) if self._probabilities else None
+        probabilities = None
+        if self._probabilities:
+            probabilities = self._probability_steps(sums, weights, known)
         for plane in (*self._sums, self._weights, self._valid):
-            left = len(plane) - rows
-            plane[:left] = plane[rows:]
-            plane[left:] = 0
+            remaining = len(plane) - rows
+            plane[:remaining] = plane[rows:]
+            plane[remaining:] = 0
         return Blended(classes, confidence, probabilities)
 
-    def _steps(self, sums: np.ndarray, weights: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Return the probabilities of all classes as they are stored, plane by plane."""
+    def _probability_steps(self, sums: np.ndarray, weights: np.ndarray,
+                           known: np.ndarray) -> np.ndarray:
+        """Return the probabilities of all classes in stored steps, ``(classes, rows, width)``."""
         per_step = np.where(known, weights, 1) / np.float32(PROBABILITY_STEPS)
         stored = np.empty((max(2, len(sums)), *known.shape), np.uint8)
         for plane, total in zip(stored[-len(sums):], sums):
             steps = np.minimum(np.rint(total / per_step), PROBABILITY_STEPS)
             plane[:] = np.where(known, steps, NO_DATA)
-        if len(sums) == 1:  # a binary model's score is that of its second class
+        # A binary model scores class 1; class 0 has the rest.
+        if len(sums) == 1:
             stored[0] = np.where(known, PROBABILITY_STEPS - stored[1], NO_DATA)
         return stored
 
-    def _threshold_of(self, sums: np.ndarray,
-                      weights: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _binary_winners(self, sums: np.ndarray,
+                        weights: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the winner's weighted score and its class for a model with a single score."""
         classes = sums > self._threshold * weights
         return np.where(classes, sums, weights - sums), classes.astype(np.uint8)
 
 
 def winners(sums: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the largest of ``(scores, rows, width)`` sums and its index, the first where equal.
+    """Return the largest of ``(scores, rows, width)`` sums and its index, the first if equal.
 
-    What ``argmax`` returns, four times as fast along the first axis.
+    The same as ``argmax``, but four times as fast along the first axis.
 
     Returns:
         ``(rows, width)`` of the sums' dtype, and ``(rows, width)`` uint8.

@@ -1,4 +1,8 @@
-"""What a map needs to know of a model beside its weights; an exported model carries it along."""
+"""Classes, bands and windows of a model: everything a map needs in addition to the weights.
+
+For a checkpoint these come from the config (`model.py`). An exported file carries them as JSON in
+its metadata, which `ExportedDescription` reads and verifies: the file may come from anybody.
+"""
 from __future__ import annotations
 
 import json
@@ -13,8 +17,10 @@ from mapsage_launcher.shipped import program
 
 from .errors import PredictError
 
-_MOST = 1 << 16  # pixels of a side, scores of a pixel, bands of a scene
-KEY = 'mapsage'  # of the description in the metadata of an ONNX file
+# Largest number of pixels of a side, scores of a pixel, and bands of a scene.
+_MOST = 1 << 16
+# Key of the description in the metadata of an ONNX file.
+KEY = 'mapsage'
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,17 @@ class Classes:
 
 @dataclass(frozen=True)
 class Bands:
-    """The bands of an image that the model gets, in the order of the test pipeline's loader.
+    """Bands of an image that the model takes, in the order of the test pipeline's loader.
 
     Attributes:
         count: Number of bands.
-        like_opencv: Whether the loader is LoadImageFromFile, which gives three bands of 8 bits in
-            the order blue, green, red, without alpha. A gray image gives three equal bands.
+        like_opencv: Whether the loader is LoadImageFromFile, which returns three bands of 8 bits in
+            the order blue, green, red, without alpha. A gray image has three equal bands.
         chosen: Bands of the file in the order of training, counted from 1; None for all but alpha.
         ignored: Steps of the test pipeline that are not applied to scenes, such as ``Pad``.
+        backend: Decoder of LoadImageFromFile; None for OpenCV.
+        color_type: Flag of LoadImageFromFile for the decoding of colors.
         resize: Arguments of the test pipeline's ``Resize``, or None.
-        backend: Decoder that LoadImageFromFile uses; None for OpenCV.
-        color_type: Flag of LoadImageFromFile that says how colors are decoded.
     """
 
     count: int
@@ -56,19 +62,19 @@ class Bands:
 
 @dataclass(frozen=True)
 class ExportedDescription:
-    """What an exported model says of itself, as JSON under :data:`KEY` of its metadata.
+    """Description of an exported model, stored as JSON under :data:`KEY` of the file's metadata.
 
     Attributes:
         classes: Class names in the order of their indices.
-        palette: Their RGB colors, 0..255.
-        bands: Bands that the model takes, the attributes of :class:`Bands`.
+        palette: RGB colors of the classes, 0..255.
+        bands: Bands that the model takes.
         window: Side in pixels of the windows that the file takes.
         overlap: Pixels that neighboring windows share by default.
         batch: Number of windows that the file takes at a time; None for any.
         scores: Number of scores of a pixel.
-        threshold: Score from which on a model with one score means class 1.
+        threshold: Score above which a model with a single score means class 1.
         checkpoint: SHA-256 of the checkpoint.
-        target: Target that the file was exported for.
+        target: Target of the export, a key of ``mapsage.export.targets.TARGETS``.
         version: Version of MapSage that wrote the file.
     """
 
@@ -85,7 +91,7 @@ class ExportedDescription:
     version: str
 
     def to_text(self) -> str:
-        """Return it as JSON."""
+        """Return the description as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -94,10 +100,10 @@ class ExportedDescription:
 
         Args:
             metadata: Metadata of the file.
-            path: Its name, for the error.
+            path: Path of the file, for error messages.
 
         Raises:
-            PredictError: If keys are missing, or hold something else.
+            PredictError: If keys are missing or have invalid values.
         """
         if KEY not in metadata:
             raise PredictError(
@@ -105,56 +111,57 @@ class ExportedDescription:
                 f"{', '.join(sorted(metadata)) or 'none'}): classes, bands and window are unknown. "
                 f'Write the file with `{program("export")} CONFIG CHECKPOINT --out {path}`.')
         try:
-            found = parse_json(metadata[KEY])
+            stored = parse_json(metadata[KEY])
         except ValueError:
-            found = None
-        found = found if isinstance(found, dict) else {}
-        missing = [each.name for each in fields(cls) if each.name not in found]
-        bands = found.get('bands')
+            stored = None
+        stored = stored if isinstance(stored, dict) else {}
+        missing = [field.name for field in fields(cls) if field.name not in stored]
+        bands = stored.get('bands')
         bands = bands if isinstance(bands, dict) else {}
         missing += [f'bands.{name}' for name in ('count', 'like_opencv') if name not in bands]
         if missing:
             raise PredictError(f"{path}: its description lacks {', '.join(missing)}. Write the "
                                f'file again with `{program("export")}`.')
-        known = {each.name: found[each.name] for each in fields(cls)}
+        values = {field.name: stored[field.name] for field in fields(cls)}
         try:
-            known.update(classes=tuple(map(str, found['classes'])), bands=_read_bands(bands),
-                         palette=tuple(tuple(map(int, color)) for color in found['palette']))
-            _check_numbers(known)
+            values.update(classes=tuple(map(str, stored['classes'])), bands=_read_bands(bands),
+                          palette=tuple(tuple(map(int, color)) for color in stored['palette']))
+            _check_numbers(values)
         except (TypeError, ValueError, OverflowError) as error:
             raise PredictError(f'{path}: its description cannot be read: {error}. Write the file '
                                f'again with tools/export.py.') from error
-        return cls(**known)
+        return cls(**values)
 
     def as_classes(self) -> Classes:
         """Return names and colors of the classes."""
         return Classes(self.classes, np.array(self.palette, np.uint8).reshape(-1, 3))
 
 
-def _check_numbers(known: Dict[str, Any]) -> None:
-    """Raise ValueError unless the numbers of a description are such as a file can have."""
-    least = dict(window=1, overlap=0, scores=1)
-    for name, low in least.items():
-        if type(known[name]) is not int or not low <= known[name] <= _MOST:
-            raise ValueError(f'{name} is {known[name]!r}, expected {low} to {_MOST}')
-    if known['overlap'] >= known['window']:
-        raise ValueError(f"overlap is {known['overlap']}, the window {known['window']}")
-    if known['batch'] is not None and (type(known['batch']) is not int or known['batch'] < 1):
-        raise ValueError(f"batch is {known['batch']!r}")
-    if not isinstance(known['threshold'], (int, float)) or not math.isfinite(known['threshold']):
-        raise ValueError(f"threshold is {known['threshold']!r}")
-    colors = known['palette']
-    if len(colors) != len(known['classes']) or not all(
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Raise ValueError if a number of a description is out of range or no number."""
+    minima = dict(window=1, overlap=0, scores=1)
+    for name, minimum in minima.items():
+        if type(values[name]) is not int or not minimum <= values[name] <= _MOST:
+            raise ValueError(f'{name} is {values[name]!r}, expected {minimum} to {_MOST}')
+    if values['overlap'] >= values['window']:
+        raise ValueError(f"overlap is {values['overlap']}, the window {values['window']}")
+    batch, threshold = values['batch'], values['threshold']
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ValueError(f'batch is {batch!r}')
+    if not isinstance(threshold, (int, float)) or not math.isfinite(threshold):
+        raise ValueError(f'threshold is {threshold!r}')
+    colors = values['palette']
+    if len(colors) != len(values['classes']) or not all(
             len(color) == 3 and all(0 <= value <= 255 for value in color) for color in colors):
-        raise ValueError(f"palette is not red, green and blue of {len(known['classes'])} classes")
+        raise ValueError(f"palette is not red, green and blue of {len(values['classes'])} classes")
 
 
-def _read_bands(found: Dict[str, Any]) -> Bands:
-    known = {each.name: found[each.name] for each in fields(Bands) if each.name in found}
-    chosen = known.get('chosen')
-    for numbers in ([known['count']], chosen or []):
+def _read_bands(stored: Mapping[str, Any]) -> Bands:
+    values = {field.name: stored[field.name] for field in fields(Bands) if field.name in stored}
+    chosen = values.get('chosen')
+    for numbers in ([values['count']], chosen or []):
         if not all(type(number) is int and 1 <= number <= _MOST for number in numbers):
             raise ValueError(f'bands are {numbers!r}, expected numbers from 1 on')
-    known.update(chosen=tuple(chosen) if chosen else None,
-                 ignored=tuple(known.get('ignored') or ()))
-    return Bands(**known)
+    values.update(chosen=tuple(chosen) if chosen else None,
+                  ignored=tuple(values.get('ignored') or ()))
+    return Bands(**values)

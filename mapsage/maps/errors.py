@@ -1,4 +1,4 @@
-"""What can be wrong with what a prediction was asked for."""
+"""The error of this room: a prediction that the user can correct."""
 from __future__ import annotations
 
 from mapsage.errors import UserError

@@ -1,10 +1,14 @@
-"""An exported model: windows in, weighted scores out, by ONNX Runtime or OpenVINO.
+"""An exported model as the model of a prediction, run by ONNX Runtime or OpenVINO.
 
-Nothing here needs PyTorch or the MM packages.
+`ExportedPredictor` computes weighted scores of windows, `ExportedModel` implements `MapModel` with
+it. Nothing here needs PyTorch or the MM packages: predictions from an exported file run on machines
+without them.
 """
 from __future__ import annotations
 
+import hashlib
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -13,14 +17,19 @@ from mapsage_launcher.shipped import program
 
 from .description import Bands, ExportedDescription
 from .errors import PredictError
+from .strips import Predictor
 from .windows import blend_weights
 
 RUNTIMES = ('onnxruntime', 'openvino')
 
-# Providers of ONNX Runtime that are used where they are, in this order.
+# Providers of ONNX Runtime in the order of preference.
 _PROVIDERS = ('TopsInferenceExecutionProvider', 'CUDAExecutionProvider', 'CPUExecutionProvider')
-_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3, ), (2, ), (2, 3))  # of (batch, bands, h, w)
-_SCORE_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 4 * 512**2, 64  # of a batch, as with checkpoints
+# Axes of (batch, bands, height, width) along which a view is mirrored.
+_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3, ), (2, ), (2, 3))
+# Limits of a batch, as for checkpoints on a CPU.
+_SCORE_BYTES, _PIXELS, _MOST_WINDOWS = 128 << 20, 4 * 512**2, 64
+# Bytes that are hashed at a time.
+_BLOCK = 1 << 20
 
 Compute = Callable[[np.ndarray], np.ndarray]
 
@@ -30,35 +39,36 @@ class ExportedPredictor:
 
     Args:
         path: File that tools/export.py wrote.
-        runtime: Program that runs it, one of :data:`RUNTIMES`.
-        overlap: Pixels over which the weights rise from the edges of a window; None for those of
-            the file.
-        batch_size: Largest number of windows in a batch, None to choose.
+        runtime: Program that runs the file, one of :data:`RUNTIMES`.
+        overlap: Pixels over which the weights rise from the edges of a window; None for the
+            overlap in the file.
+        batch_size: Largest number of windows in a batch; None to choose one.
         tta: Whether to average over the window and its three mirror images.
 
     Attributes:
-        description: What the file says of itself.
+        description: Description in the metadata of the file.
         overlap: Pixels that neighbors share.
         batch_size: Number of windows that are computed at a time.
         scores: Number of scores of a pixel.
-        threshold: Score from which on a model with one score means class 1.
+        threshold: Score above which a model with a single score means class 1.
         weights: ``(side, side)`` float32 factors of the scores.
-        device: What computes, in words.
+        device: Name and version of the runtime, and its device.
 
     Raises:
-        PredictError: If the runtime is not there, the file cannot be read or is not ours, or it
-            has a fixed batch and another is asked for.
+        PredictError: If the runtime is not installed, the file cannot be read or was not written by
+            tools/export.py, or its fixed batch is not ``batch_size``.
     """
 
     def __init__(self, path: str, runtime: str = 'onnxruntime', overlap: Optional[int] = None,
                  batch_size: Optional[int] = None, tta: bool = False) -> None:
         try:
+            # Passed as bytes, because runtimes cannot open every name that the system can.
             with open(path, 'rb') as file:
-                content = file.read()  # runtimes cannot open every name that the system can
+                content = file.read()
         except OSError as error:
             raise PredictError(f'model {path} cannot be read: {error.strerror}.') from error
-        opened = {'onnxruntime': _open_onnxruntime, 'openvino': _open_openvino}[runtime]
-        metadata, shape, self._compute, self.device = opened(content, path)
+        open_model = {'onnxruntime': _open_onnxruntime, 'openvino': _open_openvino}[runtime]
+        metadata, shape, self._compute, self.device = open_model(content, path)
         self.description = ExportedDescription.from_metadata(metadata, path)
         side, count = self.description.window, self.description.bands.count
         if list(shape)[1:] != [count, side, side]:
@@ -100,30 +110,102 @@ class ExportedPredictor:
         try:
             total = self._compute(images)
             for flip in self._flips[1:]:
-                turned = self._compute(np.ascontiguousarray(np.flip(images, flip)))
-                total = total + np.flip(turned, flip)
-        except Exception as error:  # the runtimes' own kinds
+                mirrored = self._compute(np.ascontiguousarray(np.flip(images, flip)))
+                total = total + np.flip(mirrored, flip)
+        # The runtimes' error classes have no common base.
+        except Exception as error:
             hint = '' if self.description.batch else ' With --batch-size 1 it needs least memory.'
             raise PredictError(f'{self.device} cannot compute {len(windows)} window(s): '
-                               f'{_beginning(error)}.{hint}') from error
+                               f'{_first_line(error)}.{hint}') from error
         total = total[:len(windows)]
         return total * (self.weights / np.float32(len(self._flips)))
 
 
+class ExportedModel:
+    """Implements :class:`mapsage.maps.map_model.MapModel` with an exported file, in one process.
+
+    Args:
+        path: File that tools/export.py wrote.
+        runtime: Program that runs the file, one of :data:`RUNTIMES`.
+        window: Side of a window that the user expects, or None.
+        overlap: Pixels that neighbors share; None for the overlap in the file.
+        batch_size: Number of windows in a batch; None to choose one.
+        tta: Whether to average over mirror images.
+
+    Raises:
+        PredictError: If a launcher has started several processes.
+    """
+
+    rank, world_size = 0, 1
+
+    def __init__(self, path: str, runtime: str, window: Optional[int], overlap: Optional[int],
+                 batch_size: Optional[int], tta: bool) -> None:
+        self._path, self._expected_window = path, window
+        self._arguments = runtime, overlap, batch_size, tta
+        ranks = os.environ.get('WORLD_SIZE', '1')
+        if ranks not in ('', '1'):
+            raise PredictError(f'--model with WORLD_SIZE={ranks}: an exported model runs in one '
+                               f'process, and each rank would write the same maps. Start python '
+                               f'tools/predict.py without a launcher; unset WORLD_SIZE if it is '
+                               f'left from one.')
+
+    def load(self) -> None:
+        """Open the file.
+
+        Raises:
+            PredictError: If the file cannot be opened, or takes windows of another size.
+        """
+        predictor = ExportedPredictor(self._path, *self._arguments)
+        self.predictor: Predictor = predictor
+        self._description, self._device = predictor.description, predictor.device
+        description = predictor.description
+        side = description.window
+        if self._expected_window not in (None, side):
+            raise PredictError(f'--window {self._expected_window}: {self._path} takes windows of '
+                               f'{side} pixels. Export it again with --window '
+                               f'{self._expected_window}.')
+        self.classes, self.bands = description.as_classes(), description.bands
+        self.window, self.window_origin = (side, side), f'those of {self._path}'
+        self.overlap, self.batch_size = predictor.overlap, predictor.batch_size
+
+    def settings(self) -> Dict[str, Any]:
+        """Return the settings of the model that a map depends on, in types of JSON."""
+        digest = hashlib.sha256()
+        with open(self._path, 'rb') as file:
+            for block in iter(lambda: file.read(_BLOCK), b''):
+                digest.update(block)
+        return dict(checkpoint=self._description.checkpoint, model=digest.hexdigest())
+
+    def describe(self) -> str:
+        """Return the runtime as the end of a line."""
+        return f'; {self._device}'
+
+    def fail_together(self, task: str) -> AbstractContextManager:
+        """Return an empty context: there are no other ranks."""
+        return nullcontext()
+
+    def broadcast_text(self, text: str) -> str:
+        """Return the text: there are no other ranks."""
+        return text
+
+    def note_for_launcher(self, text: str) -> None:
+        """Do nothing: there is no launcher."""
+
+
 def to_input(windows: np.ndarray, bands: Bands) -> np.ndarray:
-    """Return windows in the order of the test pipeline as a file takes them: RGB in 0..1."""
-    turned = windows[:, ::-1] if bands.like_opencv else windows
-    return np.ascontiguousarray(turned, np.float32) / np.float32(255)
+    """Convert windows in the order of the test pipeline to the file's input: RGB in 0..1."""
+    images = windows[:, ::-1] if bands.like_opencv else windows
+    return np.ascontiguousarray(images, np.float32) / np.float32(255)
 
 
 def threads() -> int:
     """Return OMP_NUM_THREADS, which runtimes do not read by themselves; 0 lets them choose."""
-    asked = os.environ.get('OMP_NUM_THREADS', '')
-    return int(asked) if asked.isdigit() else 0
+    number = os.environ.get('OMP_NUM_THREADS', '')
+    return int(number) if number.isdigit() else 0
 
 
-def _beginning(error: Exception) -> str:
-    """Return what a runtime says, on one line."""
+def _first_line(error: Exception) -> str:
+    """Return the beginning of a runtime's message on one line."""
     return ' '.join(str(error).split())[:400].rstrip('. ')
 
 
@@ -134,16 +216,18 @@ def _open_onnxruntime(content: bytes, path: str) -> Tuple[Dict[str, str], List[A
         raise PredictError(f'--model needs ONNX Runtime: pip install onnxruntime ({error}).'
                            ) from error
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised
+    # Only fatal errors are logged; all errors are raised.
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads()
-    present = onnxruntime.get_available_providers()
-    providers = [name for name in _PROVIDERS if name in present]
+    available = onnxruntime.get_available_providers()
+    providers = [name for name in _PROVIDERS if name in available]
     try:
         session = onnxruntime.InferenceSession(content, options, providers=providers)
-    except Exception as error:  # the runtime's own kinds
+    # The runtime's error classes have no common base.
+    except Exception as error:
         raise PredictError(
-            f'ONNX Runtime {onnxruntime.__version__} cannot read {path}: {_beginning(error)}. '
-            f'Where it is too old for the file, install a newer one, or export the model with '
+            f'ONNX Runtime {onnxruntime.__version__} cannot read {path}: {_first_line(error)}. '
+            f'If it is too old for the file, install a newer one, or export the model with '
             f'--target qgis.') from error
     value = session.get_inputs()[0]
 
@@ -156,7 +240,7 @@ def _open_onnxruntime(content: bytes, path: str) -> Tuple[Dict[str, str], List[A
 
 
 def _open_openvino(content: bytes, path: str) -> Tuple[Dict[str, str], List[Any], Compute, str]:
-    """Open a file in OpenVINO, in float32: by itself it would take 16 bits where a CPU has them."""
+    """Open a file in OpenVINO, in float32: by default it computes in 16 bits on CPUs with them."""
     try:
         import openvino
     except ImportError as error:
@@ -168,9 +252,10 @@ def _open_openvino(content: bytes, path: str) -> Tuple[Dict[str, str], List[Any]
         core = openvino.Core()
         model = core.read_model(content)
         compiled = core.compile_model(model, 'CPU', settings)
-    except Exception as error:  # the runtime's own kinds
-        raise PredictError(f'OpenVINO cannot read {path}: {_beginning(error)}.') from error
-    # It puts what a file of ONNX says of itself under this name.
+    # The runtime's error classes have no common base.
+    except Exception as error:
+        raise PredictError(f'OpenVINO cannot read {path}: {_first_line(error)}.') from error
+    # OpenVINO stores the metadata of an ONNX file under this name.
     metadata = (dict(model.get_rt_info('framework').value)
                 if model.has_rt_info('framework') else {})
     shape = [side.get_length() if side.is_static else str(side)

@@ -1,9 +1,17 @@
-"""The inputs of a prediction: images and scenes, read as the model's test pipeline reads them."""
+"""The inputs of a prediction: images and scenes, read as the model's test pipeline reads them.
+
+`find_inputs` turns the paths of the command line into files, `Scene` reads windows of one file, and
+`choose_size` decides the size in which the model sees it. A picture (png, jpg, bmp) is decoded as a
+whole by the decoder of the training, because GDAL and OpenCV give different colors for the same
+JPEG. Everything else is read by windows through `mapsage.geo`.
+
+Boxes are (column, row, width, height) in pixels of the file; pixels are (bands, height, width).
+"""
 from __future__ import annotations
 
 import io
 import os
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
@@ -29,35 +37,39 @@ from mapsage.geo import (
 from .description import Bands
 from .errors import PredictError
 
-Box = Tuple[int, int, int, int]  # column, row, width, height in pixels
+Box = Tuple[int, int, int, int]
 
-_ORIENTATION = 0x0112  # EXIF tag; 1 is upright
+# Text of `choose_size` for a scene that is not resized.
+OWN_SIZE = 'its own size'
+
+# EXIF tag; 1 is upright.
+_ORIENTATION = 0x0112
 
 
 def find_members(paths: Sequence[str], allow_remote: bool = False) -> List[str]:
-    """Return the files that ``paths`` mean, each once, in their order; for a mosaic of them.
+    """Return the files of a mosaic: those that ``paths`` name, without repetition, in order.
 
     Raises:
-        PredictError: As :func:`find_inputs` does.
+        PredictError: In the cases of :func:`find_inputs`.
     """
     files = [file for path in paths for file in find_inputs([path], allow_remote).values()]
     return list({os.path.abspath(file): file for file in files}.values())
 
 
 def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, str]:
-    """Return the files that ``paths`` mean, by the name of their output, in a fixed order.
+    """Return the files that ``paths`` name: output name -> path, in a fixed order.
 
     Args:
-        paths: Files, folders and other names that GDAL opens; of a folder the images that lie
-            directly in it.
-        allow_remote: Whether servers may be asked that a file of a folder names, such as a mosaic
-            (VRT). What ``paths`` name themselves is asked for in any case.
+        paths: Files, folders and other names that GDAL opens. A folder stands for the images
+            directly inside it.
+        allow_remote: Whether a file of a folder, such as a mosaic (VRT), may make this process
+            contact a server. Servers that ``paths`` name are contacted in any case.
 
     Raises:
-        PredictError: If one does not exist, a folder holds no image, or names a server that may not
-            be asked, or two files would have outputs of the same name.
+        PredictError: If a path does not exist, a folder has no image, a file of a folder names a
+            server, or two files would have outputs of the same name.
     """
-    found: Dict[str, str] = {}
+    inputs: Dict[str, str] = {}
     for path in paths:
         if not (os.path.exists(path) or is_gdal_name(path)):
             raise PredictError(f'input {path} does not exist.')
@@ -72,35 +84,35 @@ def find_inputs(paths: Sequence[str], allow_remote: bool = False) -> Dict[str, s
                                    f'asked for what a file of a folder names. Add --allow-remote '
                                    f'if you trust it, or name the file itself.')
             name = output_name(file)
-            if os.path.abspath(found.get(name, file)) != os.path.abspath(file):
-                raise PredictError(f'{found[name]} and {file} would both become {name}.tif. '
+            if os.path.abspath(inputs.get(name, file)) != os.path.abspath(file):
+                raise PredictError(f'{inputs[name]} and {file} would both become {name}.tif. '
                                    f'Rename one, or predict them into two folders.')
-            found[name] = file
-    return found
+            inputs[name] = file
+    return inputs
 
 
 class Scene:
-    """An input, whose windows are read in the model's order of bands.
+    """An opened input whose windows are read in the model's order of bands.
 
-    A picture (png, jpg, bmp) for a model trained through ``LoadImageFromFile`` is decoded whole, as
-    that does: GDAL and OpenCV give different colors for the same JPEG. Everything else is read
-    window by window.
+    A picture (png, jpg, bmp) for a model trained through ``LoadImageFromFile`` is decoded as a
+    whole by the same decoder. Everything else is read window by window.
 
     Args:
         path: File that GDAL can read.
-        bands: Bands that are read, and how the model sees them.
-        size: Height and width in pixels that the model sees the scene in; default: its own.
-        members: Files that the scene is a mosaic of; then ``path`` is only its name.
+        bands: Bands to read, in the order that the model takes.
+        size: Height and width in pixels in which the model sees the scene; default: the size of
+            the file.
+        members: Files of a mosaic; ``path`` is then only the mosaic's name.
 
     Attributes:
-        path: The file.
-        raster: It, opened.
-        size: Height and width in pixels that the model sees it in.
-        is_picture: Whether it is decoded whole.
+        path: Path of the file.
+        raster: The opened file or mosaic.
+        size: Height and width in pixels in which the model sees the scene.
+        is_picture: Whether the file is decoded as a whole.
 
     Raises:
-        PredictError: If it cannot be opened, its bands are not as many as the model's, or hold
-            values that the model was not trained on.
+        PredictError: If the file cannot be opened, has another number of bands than the model
+            takes, or has values of a type that the model was not trained on.
     """
 
     def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None,
@@ -123,33 +135,36 @@ class Scene:
 
     def read(self, column: int, row: int, window: Tuple[int, int]
              ) -> Tuple[np.ndarray, np.ndarray, List[str]]:
-        """Read a window; beyond the scene its pixels are mirrored, damaged blocks are 0.
+        """Read a window; pixels beyond the scene are mirrored, damaged blocks are 0.
 
-        In another size than its own, the scene is interpolated bilinearly between the centers of
-        its pixels, without smoothing, as OpenCV and so the pipeline's ``Resize`` do.
+        If the model sees the scene in another size than the file's, pixels are interpolated
+        bilinearly between pixel centers, without smoothing, as OpenCV and the pipeline's ``Resize``
+        do.
 
         Args:
-            column, row: Position of the window's first pixel, in the size of the scene here.
+            column, row: First pixel of the window, in the size in which the model sees the scene.
             window: Height and width of the window in pixels.
 
         Returns:
-            ``(bands, height, width)`` uint8, of other types float32; the part in the scene
-            ``(h, w)`` bool, True where there is data; and a line on what could not be read.
+            Pixels ``(bands, height, width)``, uint8 or else float32; the mask of pixels with data,
+            ``(h, w)`` bool, for the section of the window inside the scene; and at most one line
+            about blocks that could not be read.
         """
-        height, width = (min(side, whole - first) for side, whole, first in zip(
+        height, width = (min(side, length - first) for side, length, first in zip(
             window, self.size, (row, column)))
         if self.size == (self.raster.height, self.raster.width):
             values, valid, damage = self._read_box((column, row, width, height))
         else:
-            y, x = (_Samples(first, count, here, there) for first, count, here, there in zip(
-                (row, column), (height, width), self.size,
-                (self.raster.height, self.raster.width)))
+            y, x = (_AxisSamples(first, count, length, file_length)
+                    for first, count, length, file_length in zip(
+                        (row, column), (height, width), self.size,
+                        (self.raster.height, self.raster.width)))
             values, valid, damage = self._read_box(
                 (x.first, y.first, x.last + 1 - x.first, y.last + 1 - y.first))
             values, valid = _interpolate(values, y, x), valid[y.nearest][:, x.nearest]
         if valid.shape != tuple(window):
-            missing = (0, 0), (0, window[0] - height), (0, window[1] - width)
-            values = np.pad(values, missing, mode='reflect')
+            padding = (0, 0), (0, window[0] - height), (0, window[1] - width)
+            values = np.pad(values, padding, mode='reflect')
         return values, valid, damage
 
     def _read_box(self, box: Box) -> Tuple[np.ndarray, np.ndarray, List[str]]:
@@ -163,28 +178,30 @@ class Scene:
         return values, valid, []
 
     def _check_upright(self) -> None:
+        # With any other color type, the loader ignores the orientation in EXIF.
         if self._bands.color_type != 'color':
-            return  # the loader does not turn it
+            return
         try:
             with Image.open(io.BytesIO(content_of(self.path))) as image:
-                turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
-        except OSError:  # is damaged, which decoding tells
+                is_rotated = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+        # A damaged file is reported when it is decoded.
+        except OSError:
             return
-        if turned:
+        if is_rotated:
             raise PredictError(f'{self.path} is turned by its EXIF, and a map of it would lie '
                                f'turned over the file. Write it upright first, or predict with '
                                f"color_type='color_ignore_orientation'.")
 
     def _check_bands(self) -> None:
-        held, wanted = len(self.raster.bands), self._bands.count
-        if held != wanted:
-            numbers = ' '.join(str(number) for number in range(1, wanted + 1))
+        chosen, expected = len(self.raster.bands), self._bands.count
+        if chosen != expected:
+            numbers = ' '.join(str(number) for number in range(1, expected + 1))
             hint = ('--bands 1 1 1 shows a gray image; convert one with a palette to RGB'
-                    if held == 1 and wanted == 3 else f'choose with --bands, for example '
-                    f'--bands {numbers}' if held > wanted else
+                    if chosen == 1 and expected == 3 else f'choose with --bands, for example '
+                    f'--bands {numbers}' if chosen > expected else
                     'give a scene with more bands, or repeat some with --bands')
-            raise PredictError(f'{self.path}: {held} band(s) {list(self.raster.bands)} are chosen, '
-                               f'and the model takes {wanted}: {hint}.')
+            raise PredictError(f'{self.path}: {chosen} band(s) {list(self.raster.bands)} are '
+                               f'chosen, and the model takes {expected}: {hint}.')
         if self._bands.like_opencv and self.raster.dtype != np.uint8:
             raise PredictError(
                 f'{self.path} holds {self.raster.dtype}, and the model was trained on the 8 bits '
@@ -205,17 +222,16 @@ class Scene:
             self._picture = self._decode()
         if isinstance(self._picture, RasterBlockError):
             raise self._picture
-        part = np.s_[:, row:row + height, column:column + width]
         valid = (self.raster.read(*box)[1] if self.raster.may_have_gaps
                  else np.ones((height, width), bool))
-        return self._picture[part], valid
+        return self._picture[:, row:row + height, column:column + width], valid
 
     def _decode(self) -> Union[np.ndarray, RasterBlockError]:
         """Return the picture, ``(3, height, width)`` uint8, blue first, or the decoding error."""
-        whole = 0, 0, self.raster.width, self.raster.height
-        image = _decoded(content_of(self.path), self._bands)
+        full_box = 0, 0, self.raster.width, self.raster.height
+        image = _decode_picture(content_of(self.path), self._bands)
         if image is None:
-            return RasterBlockError('', self.path, whole, [], 'OpenCV cannot decode it')
+            return RasterBlockError('', self.path, full_box, [], 'OpenCV cannot decode it')
         return image.transpose(2, 0, 1)
 
     def _read_around(self, box: Box,
@@ -234,21 +250,21 @@ class Scene:
                     continue
                 first = max(left, column), max(top, row)
                 last = min(left + columns, column + width), min(top + rows, row + height)
-                part = np.s_[first[1] - row:last[1] - row, first[0] - column:last[0] - column]
-                values[(slice(None), *part)], valid[part] = self.raster.read(
+                block = np.s_[first[1] - row:last[1] - row, first[0] - column:last[0] - column]
+                values[(slice(None), *block)], valid[block] = self.raster.read(
                     *first, last[0] - first[0], last[1] - first[1])
         return self._in_order(values, valid)
 
 
-def _decoded(content: bytes, bands: Bands) -> Optional[np.ndarray]:
-    """Return a picture as LoadImageFromFile has it, ``(height, width, 3)`` uint8, or None.
+def _decode_picture(content: bytes, bands: Bands) -> Optional[np.ndarray]:
+    """Decode a picture as LoadImageFromFile does; return ``(height, width, 3)`` uint8 or None.
 
     Raises:
-        PredictError: If the training had it decoded by a program that is not there.
+        PredictError: If the training used a decoder that is not installed.
     """
     if bands.backend in (None, 'cv2'):
-        turned = 0 if bands.color_type == 'color' else cv2.IMREAD_IGNORE_ORIENTATION
-        return cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | turned)
+        orientation = 0 if bands.color_type == 'color' else cv2.IMREAD_IGNORE_ORIENTATION
+        return cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | orientation)
     try:
         import mmcv
     except ImportError as error:
@@ -257,74 +273,84 @@ def _decoded(content: bytes, bands: Bands) -> Optional[np.ndarray]:
     return mmcv.imfrombytes(content, flag=bands.color_type, backend=bands.backend)
 
 
-class _Samples:
-    """Places along a side of a scene that pixels of another size lie at.
+class _AxisSamples:
+    """Positions in a file of consecutive pixels along one axis of the resized scene.
+
+    Args:
+        start: First pixel in the resized scene.
+        count: Number of pixels.
+        length: Length of the axis in the resized scene.
+        file_length: Length of the axis in the file.
 
     Attributes:
-        first, last: First and last pixel of the scene that is needed.
-        lower, upper: Pixels before and behind each place, counted from ``first``.
-        share: Weight of ``upper``, float32.
-        nearest: Nearest pixel of each place, counted from ``first``.
+        first, last: First and last pixel of the file that is needed.
+        lower, upper: Neighboring file pixels of each position, counted from ``first``.
+        fraction: Interpolation weight of ``upper``, float32.
+        nearest: Nearest file pixel of each position, counted from ``first``.
     """
 
-    def __init__(self, start: int, count: int, here: int, there: int) -> None:
-        places = np.clip((np.arange(start, start + count) + 0.5) * there / here - 0.5, 0, there - 1)
-        lower = np.floor(places).astype(np.int64)
-        upper = np.minimum(lower + 1, there - 1)
+    def __init__(self, start: int, count: int, length: int, file_length: int) -> None:
+        positions = np.clip((np.arange(start, start + count) + 0.5) * file_length / length - 0.5,
+                            0, file_length - 1)
+        lower = np.floor(positions).astype(np.int64)
+        upper = np.minimum(lower + 1, file_length - 1)
         self.first, self.last = int(lower[0]), int(upper[-1])
         self.lower, self.upper = lower - self.first, upper - self.first
-        self.share = (places - lower).astype(np.float32)
-        self.nearest = np.floor(places + 0.5).astype(np.int64) - self.first
+        self.fraction = (positions - lower).astype(np.float32)
+        self.nearest = np.floor(positions + 0.5).astype(np.int64) - self.first
 
 
-def _interpolate(values: np.ndarray, y: _Samples, x: _Samples) -> np.ndarray:
-    """Return ``(bands, height, width)`` values at the places of both sides, in their dtype."""
-    rows = values[:, y.lower] + y.share[:, None] * (
+def _interpolate(values: np.ndarray, y: _AxisSamples, x: _AxisSamples) -> np.ndarray:
+    """Interpolate ``(bands, height, width)`` bilinearly, in the dtype of ``values``."""
+    rows = values[:, y.lower] + y.fraction[:, None] * (
         values[:, y.upper].astype(np.float32) - values[:, y.lower])
-    found = rows[:, :, x.lower] + x.share * (rows[:, :, x.upper] - rows[:, :, x.lower])
-    return (np.rint(found) if values.dtype == np.uint8 else found).astype(values.dtype)
+    pixels = rows[:, :, x.lower] + x.fraction * (rows[:, :, x.upper] - rows[:, :, x.lower])
+    return (np.rint(pixels) if values.dtype == np.uint8 else pixels).astype(values.dtype)
 
 
-def choose_size(scene: Scene, resize: Optional[Dict[str, Any]], scale: Optional[float] = None,
+def choose_size(scene: Scene, resize: Optional[Mapping[str, Any]], scale: Optional[float] = None,
                 gsd: Optional[float] = None) -> Tuple[Tuple[int, int], str]:
-    """Return the height and width that the model should see a scene in, and where they are from.
+    """Return the height and width in which the model should see a scene, and their origin.
 
     Args:
         scene: The scene.
         resize: Arguments of the test pipeline's ``Resize``. A factor applies to every scene. A size
-            applies to pictures only: it says nothing of the pixels of a scene of any size.
-        scale: Factor that is asked for.
-        gsd: Side in meters of the pixels that the model was trained on, in place of a factor.
+            applies to pictures only, because it does not tell the pixel size of a scene.
+        scale: Factor of ``--scale``.
+        gsd: Side in meters of the pixels that the model was trained on (``--gsd``).
+
+    Returns:
+        Height and width, and a text that tells which setting decided them.
 
     Raises:
-        PredictError: If ``gsd`` is asked for and the scene's pixels have no size in meters.
+        PredictError: If ``gsd`` is set and the pixels of the scene have no size in meters.
     """
     height, width = scene.raster.height, scene.raster.width
-    factors, why = (1.0, 1.0), 'its own size'
+    factors, origin = (1.0, 1.0), OWN_SIZE
     if gsd is not None:
         side = pixel_side(scene.raster)
         if not side > 0:
             raise PredictError(f'--gsd {gsd:g} needs the size of a pixel in meters, and '
                                f'{scene.path} has no CRS or no transform. Give --scale, or '
                                f'georeference it.')
-        factors, why = (side / gsd,) * 2, f'--gsd {gsd:g}, and its pixels have {side:.4g} m'
+        factors, origin = (side / gsd,) * 2, f'--gsd {gsd:g}, and its pixels have {side:.4g} m'
     elif scale is not None:
-        factors, why = (scale, scale), f'--scale {scale:g}'
+        factors, origin = (scale, scale), f'--scale {scale:g}'
     elif resize is not None and resize.get('scale_factor') is not None:
         factor = resize['scale_factor']
         across, down = factor if isinstance(factor, (tuple, list)) else (factor, factor)
-        factors, why = (down, across), f"scale_factor={factor} of the test pipeline's Resize"
+        factors, origin = (down, across), f"scale_factor={factor} of the test pipeline's Resize"
     elif resize is not None and resize.get('scale') is not None:
         size = resize['scale']
         across, down = size if isinstance(size, (tuple, list)) else (size, size)
         if not scene.is_picture:
-            why = (f"its own size: scale={size} of the test pipeline's Resize is for whole images; "
-                   f"--scale or --gsd say the model's scale")
+            origin = (f"{OWN_SIZE}: scale={size} of the test pipeline's Resize is for whole "
+                      f"images; --scale or --gsd say the model's scale")
         elif resize.get('keep_ratio'):
             factor = min(max(across, down) / max(height, width),
                          min(across, down) / min(height, width))
-            factors, why = (factor, factor), f"scale={size} of the test pipeline's Resize"
+            factors, origin = (factor, factor), f"scale={size} of the test pipeline's Resize"
         else:
             return (int(down), int(across)), f"scale={size} of the test pipeline's Resize"
     size = max(1, int(height * factors[0] + 0.5)), max(1, int(width * factors[1] + 0.5))
-    return size, why
+    return size, origin

@@ -1,4 +1,9 @@
-"""The weights, classes and bands of a model, read from its config and its checkpoint."""
+"""Weights, classes, bands and window size of a model, from its config and its checkpoint.
+
+Everything that `description.py` names is found out here for a model that was not exported. Datasets
+are often wrapped or concatenated in configs; `_unwrapped_dataset` looks through the wrappers, so
+that the innermost dataset's keys are read.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -26,11 +31,11 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
     """Load a checkpoint into ``model`` and return the checkpoint's ``meta``.
 
     Args:
-        model: Model that gets the weights.
+        model: Model whose weights are replaced.
         path: Path of the checkpoint, a local file.
 
     Raises:
-        PredictError: If the checkpoint cannot be read, or if its weights do not fit the model.
+        PredictError: If the checkpoint cannot be read, or its weights do not fit the model.
     """
     if '://' in path:
         raise PredictError(f'checkpoint {path!r} is not a local file. Download it first.')
@@ -55,7 +60,7 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
 
 
 def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes:
-    """Return the classes that the checkpoint was trained with, or else those of the config's data.
+    """Return the classes in the checkpoint's metadata, or else the classes of the config's data.
 
     Args:
         cfg: Config of the run.
@@ -63,47 +68,51 @@ def find_classes(cfg: Config, meta: Dict[str, Any], model: nn.Module) -> Classes
         model: Model with an attribute ``num_classes``.
 
     Raises:
-        PredictError: If there are no classes, or not as many as the model has.
+        PredictError: If neither names classes, or their number differs from the model's.
     """
     count = int(cast(Any, model).num_classes)
     if count == 1:
         raise PredictError('the decode head has num_classes=1, but a map also needs a class for '
                            'everything else. Set num_classes=2 (out_channels=1 may stay) and name '
                            'both classes.')
-    for where, found in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
-                         ("the config's dataset", _dataset_meta(cfg))):
-        names = (found or {}).get('classes')
+    for source, metainfo in (("the checkpoint's dataset_meta", meta.get('dataset_meta')),
+                             ("the config's dataset", _dataset_meta(cfg))):
+        names = (metainfo or {}).get('classes')
         if not names:
             continue
         if len(names) != count:
-            raise PredictError(f'the model has {count} classes, but {where} names {len(names)}: '
+            raise PredictError(f'the model has {count} classes, but {source} names {len(names)}: '
                                f'{", ".join(map(str, names[:10]))}. Correct num_classes of the '
                                f'decode head or the metainfo of the dataset.')
         if count >= NO_DATA:
             raise PredictError(f'{count} classes do not fit a map of 8 bits: at most {NO_DATA}.')
-        return Classes(tuple(map(str, names)), class_palette(count, (found or {}).get('palette')))
+        return Classes(tuple(map(str, names)),
+                       class_palette(count, (metainfo or {}).get('palette')))
     raise PredictError(
         "neither the checkpoint nor the config's test_dataloader names classes. Set "
         "metainfo=dict(classes=[...], palette=[...]) in the config's test_dataloader.dataset.")
 
 
 def find_bands(cfg: Config, model: nn.Module) -> Bands:
-    """Return the number of bands that the model takes, and the order of its test pipeline.
+    """Return the number of bands that the model takes, and how its test pipeline loads them.
 
     Raises:
         PredictError: If the order of bands depends on the file (``color_type='unchanged'``).
     """
     mean = getattr(model.data_preprocessor, 'mean', None)
     count = 0 if mean is None else int(mean.numel())
-    if count < 2:  # a single mean applies to any number of bands
-        first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
-        count = 3 if first is None else first.in_channels * first.groups
+    # A single mean applies to any number of bands; then the first convolution tells the number.
+    if count < 2:
+        convolution = next((module for module in model.modules()
+                            if isinstance(module, nn.Conv2d)), None)
+        count = 3 if convolution is None else convolution.in_channels * convolution.groups
     steps = _test_pipeline(cfg)
     names = [str(step.get('type')).rsplit('.', 1)[-1].strip("'>") for step in steps]
     loader = steps[0] if steps else {}
     color_type = loader.get('color_type', 'color')
+    # The backend tifffile keeps the order of the file, all others return blue, green, red.
     by_opencv = (not names or names[0] == 'LoadImageFromFile') \
-        and loader.get('imdecode_backend') != 'tifffile'  # tifffile keeps the order of the file
+        and loader.get('imdecode_backend') != 'tifffile'
     if by_opencv and count > 1 and color_type not in ('color', 'color_ignore_orientation'):
         raise PredictError(f"the test pipeline has LoadImageFromFile(color_type={color_type!r}) "
                            f'and the model takes {count} bands: which band comes first depends on '
@@ -113,34 +122,35 @@ def find_bands(cfg: Config, model: nn.Module) -> Bands:
     ignored = tuple(name for name in names[1:]
                     if not name.startswith(('Load', 'Pack', 'Collect', 'Resize')))
     resize = next((dict(step) for step, name in zip(steps, names) if name == 'Resize'), None)
-    chosen = (_dataset(cfg) or {}).get('bands')  # a GeoTiffDataset has this key
+    # A key of GeoTiffDataset.
+    chosen = (_dataset(cfg) or {}).get('bands')
     return Bands(count, like_opencv, tuple(chosen) if chosen else None, ignored,
                  loader.get('imdecode_backend'), color_type, resize)
 
 
 def default_window(cfg: Config) -> Tuple[Tuple[int, int], str]:
-    """Return the height and width that the model was trained on, and what of the config says so.
+    """Return the height and width of the training images, and the name of the setting they are in.
 
-    These are, in this order, the crop size of the model's sliding test, the windows that training
-    reads from scenes (or what a ``RandomCrop`` leaves of them), ``crop_size`` and the size of the
-    preprocessor; :data:`DEFAULT_WINDOW` if the config has none of them.
+    The first of these settings in the config decides: the crop size of the model's sliding test,
+    the windows that the training reads from scenes (or the size of a ``RandomCrop`` in them),
+    ``crop_size``, the size of the preprocessor. Without any of them, :data:`DEFAULT_WINDOW`.
     """
     model = cfg.model
     preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    for size, what in (
+    for size, setting in (
             ((model.get('test_cfg') or {}).get('crop_size'), "crop_size of the model's test_cfg"),
             _dataset_window(cfg), (cfg.get('crop_size'), 'crop_size'),
             (preprocessor.get('size'), 'size of the data_preprocessor')):
         if size:
             height, width = (size, size) if isinstance(size, int) else size
-            return (int(height), int(width)), f'{what} in the config'
+            return (int(height), int(width)), f'{setting} in the config'
     return (DEFAULT_WINDOW, DEFAULT_WINDOW), 'the default: the config names no size'
 
 
 def _dataset_window(cfg: Config) -> Tuple[Any, str]:
-    """Return the side of the windows that a dataset of scenes gives to the model, or None."""
+    """Return the window size of a dataset of scenes and its setting; None if there is no such."""
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        dataset = _dataset_of(cfg, loader) or {}
+        dataset = _unwrapped_dataset(cfg, loader) or {}
         if not isinstance(dataset.get('window'), int):
             continue
         crops = [step.get('crop_size') for step in dataset.get('pipeline') or []
@@ -160,12 +170,13 @@ def file_hash(path: str) -> str:
 
 
 def settings_of(cfg: Config) -> str:
-    """Return, as text, all parts of the config that decide what the model predicts for a window."""
-    parts = dict(model=cfg.model, data_preprocessor=cfg.get('data_preprocessor'),
-                 loader=_test_pipeline(cfg)[:1])
-    if (cfg.get('env_cfg') or {}).get('channels_last'):  # the last bits of the scores
-        parts['channels_last'] = True
-    return repr(Config(parts).to_dict())
+    """Return, as text, all settings of the config that decide the scores of a window."""
+    settings = dict(model=cfg.model, data_preprocessor=cfg.get('data_preprocessor'),
+                    loader=_test_pipeline(cfg)[:1])
+    # The memory layout decides the last bits of the scores.
+    if (cfg.get('env_cfg') or {}).get('channels_last'):
+        settings['channels_last'] = True
+    return repr(Config(settings).to_dict())
 
 
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
@@ -175,22 +186,23 @@ def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
 
 def _dataset(cfg: Config) -> Optional[Dict[str, Any]]:
     for loader in ('test_dataloader', 'val_dataloader', 'train_dataloader'):
-        dataset = _dataset_of(cfg, loader)
+        dataset = _unwrapped_dataset(cfg, loader)
         if dataset is not None:
             return dataset
     return None
 
 
-def _dataset_of(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
-    """Return the dataset of a loader of the config, without what wraps it; None if there is none.
+def _unwrapped_dataset(cfg: Config, loader: str) -> Optional[Dict[str, Any]]:
+    """Return the config of a loader's dataset without its wrappers; None without a dataset.
 
-    Of several that are joined, the first stands for all.
+    The first of several concatenated datasets represents all of them, and the labeled one of a
+    SemiSupervisedDataset.
     """
     dataset = (cfg.get(loader) or {}).get('dataset')
     while isinstance(dataset, dict):
         joined = dataset.get('datasets')
         inner = joined[0] if isinstance(joined, (list, tuple)) and joined else dataset.get(
-            'dataset', dataset.get('labeled'))  # that of a SemiSupervisedDataset
+            'dataset', dataset.get('labeled'))
         if not isinstance(inner, dict):
             return dataset
         dataset = inner

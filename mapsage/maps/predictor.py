@@ -1,4 +1,11 @@
-"""A model's scores for windows: preprocessing as in the config, forward, weights of the blend."""
+"""Scores of windows from a PyTorch model, multiplied with the blending weights.
+
+`WindowPredictor` does the preprocessing of the config and the forward pass for windows of one size.
+When a batch does not fit the memory, it halves the batch size for good. Exported models have the
+same interface in `exported.py`.
+
+Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
+"""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,24 +21,25 @@ from mapsage.accelerator import current_accelerator, is_out_of_memory
 from .errors import PredictError
 from .windows import blend_weights
 
-_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))  # of (batch, bands, height, width)
+# Axes of (batch, bands, height, width) along which a view is mirrored.
+_FLIPS: Tuple[Tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
 
 
 class WindowPredictor:
-    """Computes weighted scores of windows of one size on the accelerator in force.
+    """Computes weighted scores of windows of one size on the current accelerator.
 
-    A score is a class probability: softmax over the logits, or the sigmoid of a binary model's only
-    one. This is also how MMSegmentation's ``SegTTAModel`` makes predictions comparable. A decode
-    head whose attribute ``gives_scores`` is true has scores of its own (mask queries: from 0 up,
-    not normalized), which are taken as they are.
+    A score is a class probability: the softmax over the logits, or the sigmoid of a binary model's
+    single logit, as in MMSegmentation's ``SegTTAModel``. A decode head with ``gives_scores = True``
+    returns scores instead of logits (mask queries: from 0 up, not normalized), which are used
+    unchanged.
 
-    A batch for which there is too little memory is computed in halves, as are all after it. The
-    scores of a window do not depend on the others in its batch, but for the last bits of float32:
-    libraries choose kernels by its size. On a lazy device every batch is padded to ``batch_size``,
-    so that one program serves all.
+    If a batch does not fit the memory, it and all later batches are computed in halves. A window's
+    scores do not depend on the other windows of its batch, except for the last bits of float32,
+    because libraries choose kernels by the size of the batch. On a lazy device every batch is
+    padded to ``batch_size``, so that only one program is compiled.
 
     Args:
-        model: Segmentor of MMSegmentation on its device; it is put into evaluation mode.
+        model: Segmentor of MMSegmentation on its device; it is switched to evaluation mode.
         device: Device of the model.
         window: Height and width of a window in pixels.
         overlap: Pixels over which the weights rise from the edges of a window.
@@ -41,10 +49,10 @@ class WindowPredictor:
         say: Function that receives a line for the user.
 
     Attributes:
-        batch_size: Number of windows that are computed at a time now.
+        batch_size: Current number of windows of a batch; halved when the memory runs out.
         scores: Number of scores of a pixel.
-        threshold: Score from which on a binary model with a single output means class 1.
-        has_views: Whether mirror images are looked at, too.
+        threshold: Score above which a binary model with a single output means class 1.
+        has_views: Whether mirror images are predicted, too.
         weights: ``(height, width)`` float32 factors of the scores.
     """
 
@@ -59,7 +67,8 @@ class WindowPredictor:
         self._flips = _FLIPS if tta else _FLIPS[:1]
         self.scores = int(getattr(self._model, 'out_channels', None) or self._model.num_classes)
         head: Any = getattr(model, 'decode_head', None)
-        head = head[-1] if isinstance(head, nn.ModuleList) else head  # a cascade
+        # The last head of a cascade gives the prediction.
+        head = head[-1] if isinstance(head, nn.ModuleList) else head
         threshold = getattr(head, 'threshold', None)
         self.threshold: float = 0.5 if threshold is None else threshold
         self.has_views = tta
@@ -72,38 +81,38 @@ class WindowPredictor:
 
         Args:
             windows: ``(batch, bands, height, width)`` uint8 or float32 on the CPU, bands in the
-                order in which the test pipeline of the config has them.
+                order of the config's test pipeline.
 
         Returns:
             ``(batch, scores, height, width)`` float32.
 
         Raises:
-            PredictError: If the model has another number of scores than it says, if there is too
-                little memory for one window, or the device cannot compute in this data type.
+            PredictError: If the model returns another number of scores than its head declares, a
+                single window does not fit the memory, or the device cannot compute in ``amp``.
         """
         windows = torch.as_tensor(windows)
-        done: List[np.ndarray] = []
+        computed: List[np.ndarray] = []
         first = 0
         while first < len(windows):
             scores = self._compute(windows[first:first + self.batch_size])
             if scores is None:
                 self._halve()
                 continue
-            done.append(scores)
+            computed.append(scores)
             first += len(scores)
-        return done[0] if len(done) == 1 else np.concatenate(done)
+        return computed[0] if len(computed) == 1 else np.concatenate(computed)
 
     def views(self, windows: torch.Tensor) -> Iterator[np.ndarray]:
-        """Yield the scores of a batch of windows, and with ``tta`` of each mirror image, by itself.
+        """Yield the scores of a batch of windows, and with ``tta`` the scores of each mirror image.
 
         Args:
-            windows: As in a call.
+            windows: ``(batch, bands, height, width)``, as in :meth:`__call__`.
 
         Yields:
             ``(batch, scores, height, width)`` float32 without weights, mirrored back.
 
         Raises:
-            PredictError: If there is too little memory.
+            PredictError: If the batch does not fit the memory.
         """
         for flip in self._flips:
             try:
@@ -115,11 +124,11 @@ class WindowPredictor:
                 if is_out_of_memory(error):
                     raise PredictError(f'out of memory with {len(windows)} windows at a time: '
                                        f'lower --batch-size.') from error
-                self._explain(error)
+                self._raise_if_dtype_unsupported(error)
                 raise
 
     def _compute(self, windows: torch.Tensor) -> Optional[np.ndarray]:
-        """Return the weighted scores of a batch, or None if there is too little memory for it."""
+        """Return the weighted scores of a batch, or None if it does not fit the memory."""
         count = len(windows)
         accelerator = current_accelerator()
         if accelerator.lazy and count < self.batch_size:
@@ -137,16 +146,17 @@ class WindowPredictor:
             return weighted.cpu().numpy()[:count]
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                return None  # the caller tries again, when this error holds no tensors any more
-            self._explain(error)
+                # The caller retries after this frame is gone, because the error holds tensors.
+                return None
+            self._raise_if_dtype_unsupported(error)
             raise
 
-    def _explain(self, error: Exception) -> None:
-        """Raise a better error in place of one that says that the device lacks the data type."""
+    def _raise_if_dtype_unsupported(self, error: Exception) -> None:
+        """Raise an error with a next step if the device cannot compute in the dtype of ``amp``."""
         if self._amp is not None and 'not implemented for' in str(error):
             raise PredictError(f'--amp: torch {torch.__version__} cannot compute this model in '
-                               f'{_name(self._amp)} on {current_accelerator().name} ({error}). '
-                               f'Leave out --amp.') from error
+                               f'{dtype_name(self._amp)} on {current_accelerator().name} '
+                               f'({error}). Leave out --amp.') from error
 
     def _halve(self) -> None:
         height, width = self._window
@@ -158,7 +168,10 @@ class WindowPredictor:
         self.batch_size //= 2
 
     def logits(self, windows: torch.Tensor) -> torch.Tensor:
-        """Return what the model answers to ``(batch, bands, height, width)``, on its device."""
+        """Return the model's output for ``(batch, bands, height, width)`` windows, on its device.
+
+        The output is ``(batch, scores, height, width)``: logits, or scores if the head gives them.
+        """
         height, width = self._window
         samples: List[Any] = [SegDataSample(metainfo=dict(
             ori_shape=self._window, img_shape=self._window, pad_shape=self._window,
@@ -170,10 +183,10 @@ class WindowPredictor:
         metas = [dict(sample.metainfo, img_shape=shape, pad_shape=shape) for sample in samples]
         with self._precision():
             if self._amp is not None and not current_accelerator().lazy:
-                # A convolution of 16 bits is 1.5 to 2 times as fast with channels last on a CPU,
-                # and has this order on tensor cores.
+                # On a CPU, 16-bit convolutions are 1.5 to 2 times as fast with channels last;
+                # tensor cores use this order anyway.
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            # The preprocessor pads below and on the right.
+            # Cut off the preprocessor's padding, which is below and on the right.
             return self._model.encode_decode(inputs, metas)[:, :, :height, :width]
 
     def _precision(self) -> AbstractContextManager:
@@ -189,5 +202,6 @@ class WindowPredictor:
         return logits.softmax(1) if self.scores > 1 else logits.sigmoid()
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a data type without its module, such as ``'bfloat16'``."""
     return str(dtype).replace('torch.', '')

@@ -1,4 +1,4 @@
-"""The progress of a prediction: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a prediction: a bar on a terminal, or else a line every few seconds."""
 from __future__ import annotations
 
 import datetime
@@ -7,16 +7,17 @@ import time
 from types import TracebackType
 from typing import Any, Callable, Optional, Type
 
-_LINE_SECONDS = 5.0  # between two lines
-_DRAW_SECONDS = 0.2  # between two updates of the bar
+# Least time between two lines, and between two updates of the bar.
+_LINE_SECONDS = 5.0
+_DRAW_SECONDS = 0.2
 
 
 class ProgressLine:
-    """Shows how many of ``total`` windows are done, their rate, and the time that is left.
+    """Shows the number of finished windows, their rate and the remaining time.
 
     Args:
         total: Number of windows.
-        label: Name of the work, in a few words.
+        label: Name of the work, in one or two words.
         say: Function that prints a line.
         shown: Whether to show anything; False on ranks that do not print.
     """
@@ -33,7 +34,7 @@ class ProgressLine:
         self._start = self._last = time.monotonic()
         if self._shown and self._total and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            # No refresh thread: the bar is drawn when windows are done.
+            # Without a refresh thread: the bar is drawn when windows are done.
             self._bar = Progress(TextColumn(self._label), BarColumn(bar_width=30),
                                  MofNCompleteColumn(), TextColumn('{task.fields[facts]}'),
                                  auto_refresh=False)
@@ -47,7 +48,7 @@ class ProgressLine:
             self._bar.stop()
 
     def advance(self, windows: int) -> None:
-        """Count windows that are done."""
+        """Count finished windows, and show the progress if it is time to."""
         self._done += windows
         now = time.monotonic()
         finished = self._done >= self._total
@@ -56,8 +57,9 @@ class ProgressLine:
             return
         self._last = now
         rate = self._done / max(now - self._start, 1e-9)
-        left = datetime.timedelta(seconds=round((self._total - self._done) / rate)) if rate else '?'
-        facts = f'{rate:.1f} windows/s  eta {left}'
+        remaining = datetime.timedelta(
+            seconds=round((self._total - self._done) / rate)) if rate else '?'
+        facts = f'{rate:.1f} windows/s  eta {remaining}'
         if self._bar is None:
             self._say(f'{self._label}: {self._done}/{self._total} windows  {facts}')
         else:

@@ -1,4 +1,10 @@
-"""Predict strips of a scene; one thread reads windows ahead, another blends scores."""
+"""Predict strips of a scene: read windows, compute scores, blend them, hand out finished strips.
+
+This is the inner loop of a prediction. The calling thread runs the model, one thread reads windows
+ahead of it, another blends scores behind it. A strip's pixels are the same bits whichever other
+strips are predicted in the same call, so ranks may share a scene and a stopped prediction may
+continue: a batch never spans two rows of windows, and scores are added in a fixed order.
+"""
 from __future__ import annotations
 
 from contextlib import closing
@@ -10,17 +16,17 @@ import numpy as np
 from .background import WriteBehind, read_ahead
 from .blending import RowBlender
 from .inputs import Scene
-from .windows import Grid, runs
+from .windows import Grid, consecutive_runs
 
 _BATCHES_AHEAD = 2
 
 
 class Predictor(Protocol):
-    """What gives the weighted scores of windows: a checkpoint's model, or an exported one.
+    """Computes weighted scores of windows, with a checkpoint's model or an exported one.
 
     Attributes:
         scores: Number of scores of a pixel.
-        threshold: Score from which on a model with one score means class 1.
+        threshold: Score above which a model with a single score means class 1.
         weights: ``(height, width)`` float32 factors of the scores.
     """
 
@@ -39,8 +45,8 @@ class Strip:
     Attributes:
         number: Number of the strip in the grid.
         classes: ``(rows, width)`` uint8, 255 where there is no data.
-        confidence: ``(rows, width)`` uint8 in per cent, 255 where there is no data, or None.
-        damage: Line for each of its windows that could not be read completely.
+        confidence: ``(rows, width)`` uint8 in percent, 255 where there is no data, or None.
+        damage: Line for each window of the strip that could not be read completely.
         probabilities: ``(classes, rows, width)`` uint8 in steps of 0.004, 255 where there is no
             data, or None.
     """
@@ -54,7 +60,15 @@ class Strip:
 
 @dataclass
 class _Batch:
-    """Windows of one row of windows; the last batch of a row is marked and may be empty."""
+    """Windows of one row of windows. The last batch of a row may be empty.
+
+    Attributes:
+        row: Number of the row of windows.
+        windows, columns, valid: Pixels, first columns and data masks of the windows with data.
+        damage: Lines about blocks that could not be read.
+        passed: Number of windows read for this batch, including windows without data.
+        ends_row: Whether this is the last batch of its row.
+    """
 
     row: int
     windows: List[np.ndarray] = field(default_factory=list)
@@ -66,14 +80,12 @@ class _Batch:
 
 
 def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: Predictor,
-                   batch_size: int, confidence: bool, keep: Callable[[Strip], None],
+                   batch_size: int, confidence: bool, store: Callable[[Strip], None],
                    advance: Callable[[int], None], probabilities: bool = False) -> None:
     """Predict some strips of a scene.
 
-    A strip's pixels do not depend on which other strips are predicted with it: a batch holds
-    windows of one row, and each pixel's scores are added in the order of rows and columns. Rows of
-    windows above the first strip of a run that reach into it are computed too; their own strips are
-    not kept.
+    For each run of consecutive strips, the rows of windows that reach into its first strip from
+    above are computed too, but their own strips are not stored.
 
     Args:
         scene: The scene.
@@ -81,26 +93,28 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: P
         strips: Numbers of the strips to predict.
         predictor: The model, for windows of the grid's size.
         batch_size: Largest number of windows in a batch.
-        confidence: Whether to compute the confidence, too.
-        keep: Function that receives each strip, in another thread.
-        advance: Function that receives how many more windows are done, those without data included.
-        probabilities: Whether to keep the probabilities of all classes, too.
+        confidence: Whether strips have a confidence plane.
+        store: Function that receives each finished strip, in another thread.
+        advance: Function that receives the number of windows that were done since the last call,
+            including windows without data.
+        probabilities: Whether strips have the probabilities of all classes.
     """
-    for first, last in runs(strips):
+    for first, last in consecutive_runs(strips):
         blender = RowBlender(predictor.scores, min(grid.window[0], grid.height), grid.width,
                              predictor.threshold, confidence, probabilities)
-        _predict_run(scene, grid, first, last, predictor, batch_size, blender, keep, advance)
+        _predict_run(scene, grid, first, last, predictor, batch_size, blender, store, advance)
 
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
-    """Return how many windows :func:`predict_strips` goes through."""
-    return sum(len(grid.columns_of(row)) for first, last in runs(strips)
+    """Return the number of windows that :func:`predict_strips` reads for these strips."""
+    return sum(len(grid.columns_of(row)) for first, last in consecutive_runs(strips)
                for row in range(grid.first_row(first), last + 1))
 
 
 def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Predictor,
-                 batch_size: int, blender: RowBlender, keep: Callable[[Strip], None],
+                 batch_size: int, blender: RowBlender, store: Callable[[Strip], None],
                  advance: Callable[[int], None]) -> None:
+    """Predict the consecutive strips ``first`` to ``last``."""
     damage: List[str] = []
 
     def blend(batch: _Batch, scores: Optional[np.ndarray]) -> None:
@@ -112,11 +126,11 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
             start, stop = grid.strip(batch.row)
             rows = blender.take(stop - start)
             if batch.row >= first:
-                keep(Strip(batch.row, rows.classes, rows.confidence, list(damage),
-                           rows.probabilities))
+                store(Strip(batch.row, rows.classes, rows.confidence, list(damage),
+                            rows.probabilities))
             damage.clear()
 
-    batches = _batches(scene, grid, grid.first_row(first), last, batch_size)
+    batches = _read_batches(scene, grid, grid.first_row(first), last, batch_size)
     with WriteBehind(blend, _BATCHES_AHEAD) as behind, \
             closing(read_ahead(batches, _BATCHES_AHEAD)) as ready:
         for batch in ready:
@@ -127,7 +141,8 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
             advance(batch.passed)
 
 
-def _batches(scene: Scene, grid: Grid, first: int, last: int, size: int) -> Iterator[_Batch]:
+def _read_batches(scene: Scene, grid: Grid, first: int, last: int, size: int) -> Iterator[_Batch]:
+    """Yield the windows of the rows of windows ``first`` to ``last`` in batches of one row each."""
     for row in range(first, last + 1):
         batch = _Batch(row)
         for column in grid.columns_of(row):

@@ -1,4 +1,9 @@
-"""Where the windows of a scene lie, and how much each of their pixels counts. Pure."""
+"""Positions of the windows of a scene, and the blending weights of their pixels.
+
+Pure functions and one dataclass, `Grid`. A *strip* is the unit of work and of resuming: the rows of
+the map that are complete as soon as one row of windows is. A window is higher than its strip, so
+the first strip of a run also needs the rows of windows above it (`Grid.first_row`).
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,10 +13,11 @@ import numpy as np
 
 
 def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
-    """Return where the windows along an axis begin, in pixels.
+    """Return the first pixels of the windows along an axis.
 
-    There are as few as possible, spread evenly: neighbors share ``overlap`` pixels or more, and the
-    last one ends with the axis. Where the axis is not longer than a window, there is one at 0.
+    There are as few windows as possible, spread evenly: neighbors share ``overlap`` pixels or more,
+    and the last window ends with the axis. An axis that is not longer than a window has one window,
+    at 0.
 
     Args:
         length: Length of the axis in pixels.
@@ -19,7 +25,7 @@ def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
         overlap: Least number of pixels that neighbors share.
 
     Raises:
-        ValueError: If a length is not positive or the overlap not in 0 .. window - 1.
+        ValueError: If a length is not positive, or the overlap is not in 0 .. window - 1.
     """
     if length < 1 or window < 1:
         raise ValueError(f'length={length} and window={window}, expected 1 pixel or more of each.')
@@ -34,11 +40,12 @@ def window_starts(length: int, window: int, overlap: int) -> Tuple[int, ...]:
 
 
 def blend_weights(window: int, overlap: int) -> np.ndarray:
-    """Return how much the pixels of a window count along one axis.
+    """Return the blending weight of each pixel of a window along one axis.
 
-    Squared sines rise over ``overlap`` pixels from either edge: the weights of two neighbors that
-    share just these pixels sum to one. They are positive, so that a pixel in only one window,
-    as at the border of a scene, takes that window's answer whole once it is divided by their sum.
+    A squared sine rises over ``overlap`` pixels from either edge, so the weights of two neighbors
+    that share exactly these pixels sum to one. All weights are positive: a pixel in a single
+    window, such as one at the border of a scene, gets that window's score unchanged once the sum is
+    divided by the weights.
 
     Args:
         window: Length of a window in pixels.
@@ -57,29 +64,30 @@ def blend_weights(window: int, overlap: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Grid:
-    """The windows of a scene, in rows of windows.
+    """The windows of a scene, arranged in rows of windows.
 
-    A strip is the rows of pixels that are finished once a row of windows is: from its first pixel
-    row to that of the next row of windows, the last to the end of the scene.
+    Strip ``n`` consists of the pixel rows that are finished once row ``n`` of windows is: from the
+    first pixel row of these windows to the first one of the next row of windows. The last strip
+    ends with the scene.
 
     Attributes:
         height, width: Size of the scene in pixels.
         window: Height and width of a window in pixels.
         overlap: Least number of pixels that neighbors share.
-        rows, columns: First pixels of the windows.
-        kept: First columns of the windows that are predicted, for each row of windows; None for
-            all.
+        chosen_columns: First pixel columns of the windows to predict, for each row of windows;
+            None to predict all windows.
+        rows, columns: First pixel rows and columns of all windows.
     """
 
     height: int
     width: int
     window: Tuple[int, int]
     overlap: int
-    kept: Optional[Tuple[Tuple[int, ...], ...]] = None
+    chosen_columns: Optional[Tuple[Tuple[int, ...], ...]] = None
 
     @property
     def rows(self) -> Tuple[int, ...]:
-        """First pixel rows of the windows; one entry a strip."""
+        """First pixel rows of the windows; one entry for each strip."""
         return window_starts(self.height, self.window[0], self.overlap)
 
     @property
@@ -88,11 +96,11 @@ class Grid:
         return window_starts(self.width, self.window[1], self.overlap)
 
     def columns_of(self, row: int) -> Tuple[int, ...]:
-        """Return the first columns of the windows of a row that are predicted."""
-        return self.columns if self.kept is None else self.kept[row]
+        """Return the first pixel columns of the windows to predict in a row of windows."""
+        return self.columns if self.chosen_columns is None else self.chosen_columns[row]
 
     def strip(self, number: int) -> Tuple[int, int]:
-        """Return the first pixel row of a strip and the one behind its last."""
+        """Return the first pixel row of a strip, and the row after its last one."""
         rows = self.rows
         return rows[number], rows[number + 1] if number + 1 < len(rows) else self.height
 
@@ -102,30 +110,30 @@ class Grid:
         return next(index for index, row in enumerate(self.rows) if row + self.window[0] > start)
 
 
-def runs(strips: Iterable[int]) -> List[Tuple[int, int]]:
-    """Return the first and last of each run of consecutive numbers, in order."""
-    found: List[Tuple[int, int]] = []
-    for number in sorted(strips):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
+def consecutive_runs(numbers: Iterable[int]) -> List[Tuple[int, int]]:
+    """Return the first and the last number of each run of consecutive numbers, in order."""
+    bounds: List[Tuple[int, int]] = []
+    for number in sorted(numbers):
+        if bounds and bounds[-1][1] == number - 1:
+            bounds[-1] = (bounds[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            bounds.append((number, number))
+    return bounds
 
 
-def owners(costs: Sequence[int], world_size: int) -> List[int]:
-    """Return the rank that does each task of a list, so that ranks have about equal work.
+def assign_ranks(costs: Sequence[int], world_size: int) -> List[int]:
+    """Return the rank of each task of a list, so that all ranks have about equal work.
 
-    The tasks of a rank follow each other in the list.
+    A rank gets consecutive tasks.
 
     Args:
         costs: Cost of each task, in any unit.
         world_size: Number of ranks.
     """
-    total, before = sum(costs), 0
-    found = []
+    total, preceding = sum(costs), 0
+    ranks = []
     for cost in costs:
-        # the share of the total cost that lies before the middle of the task chooses its rank
-        found.append(min((2 * before + cost) * world_size // (2 * total), world_size - 1))
-        before += cost
-    return found
+        # A task goes to the rank whose share of the total cost contains the middle of the task.
+        ranks.append(min((2 * preceding + cost) * world_size // (2 * total), world_size - 1))
+        preceding += cost
+    return ranks

@@ -18,7 +18,7 @@ from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.cpu import CpuAccelerator
-from mapsage.commands.predict_compute import choose_batch, choose_precision
+from mapsage.commands.checkpoint_model import choose_batch, choose_precision
 from mapsage.maps.errors import PredictError
 
 TRANSFORM = rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000)

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mapsage.maps.errors import PredictError
-from mapsage.maps.outputs import Outputs, _retire, is_done
-from mapsage.maps.parts import Parts
+from mapsage.maps.outputs import Outputs, is_done, remove_outdated
+from mapsage.maps.strip_store import StripStore
 from mapsage.maps.strips import Strip
 from mapsage.maps.windows import Grid
 
@@ -22,7 +22,8 @@ REPORT = dict(settings=dict(input=[['a.tif', 1, 1]], window=[64, 64]), files=['a
 
 
 def outputs_in(folder: Path) -> Outputs:
-    return Outputs.of(folder, 'a', confidence=False, polygons=False, alone=False, preview=False)
+    return Outputs.of(folder, 'a', confidence=False, polygons=False, single_input=False,
+                      preview=False)
 
 
 @given(documents(REPORT))
@@ -41,25 +42,25 @@ def test_any_report(tmp_path_factory: Any, content: bytes) -> None:
         is_done(outputs, REPORT['settings'])  # type: ignore[arg-type]
     except PredictError as error:
         assert 'a.' in str(error)
-    _retire(outputs)
+    remove_outdated(outputs)
     assert all(path.exists() for path in kept)
 
 
 @given(st.data())
 def test_any_strip(tmp_path_factory: Any, data: st.DataObject) -> None:
     grid = Grid(40, 50, (32, 32), 8)
-    parts = Parts(tmp_path_factory.getbasetemp() / 'strips', grid, True)
+    store = StripStore(tmp_path_factory.getbasetemp() / 'strips', grid, True)
     start, stop = grid.strip(0)
     plane = np.zeros((stop - start, 50), np.uint8)
-    parts.write(Strip(0, plane, plane, ['a line']))
-    path = parts._path(0)
+    store.write(Strip(0, plane, plane, ['a line']))
+    path = store._path(0)
     valid = path.read_bytes()
     head, pixels = zlib.decompress(valid).split(b'\n', 1)
     path.write_bytes(data.draw(st.one_of(
         st.binary(max_size=60), damaged(valid),
         documents(json.loads(head)).map(lambda text: zlib.compress(text + b'\n' + pixels)))))
     try:
-        strip = parts.read(0)
+        strip = store.read(0)
         assert all(isinstance(line, str) for line in strip.damage)
     except PredictError as error:
         assert 'strip000000' in str(error)
@@ -67,12 +68,12 @@ def test_any_strip(tmp_path_factory: Any, data: st.DataObject) -> None:
 
 def test_a_strip_that_unpacks_into_gigabytes_is_not_unpacked(tmp_path: Path) -> None:
     grid = Grid(40, 50, (32, 32), 8)
-    parts = Parts(tmp_path, grid, True)
+    store = StripStore(tmp_path, grid, True)
     packer = zlib.compressobj(9)
     packed = b''.join(packer.compress(bytes(1 << 24)) for _ in range(256)) + packer.flush()
-    parts._path(0).write_bytes(packed)  # 4 MB for 4 GB
+    store._path(0).write_bytes(packed)  # 4 MB for 4 GB
     import resource
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(PredictError, match='is damaged'):
-        parts.read(0)
+        store.read(0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KiB

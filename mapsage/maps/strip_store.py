@@ -1,4 +1,10 @@
-"""Finished strips on disk, so that a prediction that was stopped goes on where it was."""
+"""Finished strips on disk, from which a stopped prediction continues.
+
+A strip is written as soon as it is blended, under a folder name that depends on everything the map
+depends on (`key_of`): strips of other settings can never be mixed into a map. `assembly.py` reads
+the strips when all of them are finished. A crash may leave a damaged file, so reading
+verifies the checksum and the shape.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -6,7 +12,7 @@ import json
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List, Mapping
 
 import numpy as np
 
@@ -17,25 +23,27 @@ from .errors import PredictError
 from .strips import Strip
 from .windows import Grid
 
-_MOST_DAMAGE = 1 << 26  # bytes of the lines on what could not be read
-_LEVEL = 1  # of zlib: the fastest, and class maps are easy
+# Largest size in bytes of a strip's lines about unreadable blocks.
+_MOST_DAMAGE = 1 << 26
+# Fastest level of zlib; class maps compress well at any level.
+_LEVEL = 1
 
 
-def key_of(settings: Dict[str, Any]) -> str:
-    """Return a key for everything that a map depends on; different settings give different keys."""
+def key_of(settings: Mapping[str, object]) -> str:
+    """Return a short key of all settings of a map; different settings have different keys."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Parts:
-    """The finished strips of a map in a hidden folder beside it.
+class StripStore:
+    """The finished strips of a map in a hidden folder beside the map.
 
-    Each is written atomically, and its checksum is verified when it is read.
+    A strip is written atomically, and its checksum is verified when it is read.
 
     Args:
-        folder: Folder of the strips; it is made when the first one is written.
+        folder: Folder of the strips; created with the first strip.
         grid: Windows of the scene.
-        confidence: Whether strips have a confidence.
-        probabilities: Number of classes whose probabilities strips have.
+        confidence: Whether strips have a confidence plane.
+        probabilities: Number of probability planes of a strip; 0 for none.
     """
 
     def __init__(self, folder: Path, grid: Grid, confidence: bool, probabilities: int = 0) -> None:
@@ -56,7 +64,8 @@ class Parts:
                   *([] if strip.probabilities is None else strip.probabilities)]
         packer = zlib.compressobj(_LEVEL)
         packed = [packer.compress(json.dumps(strip.damage).encode() + b'\n')]
-        for plane in planes:  # of many classes only the packed pixels are held twice
+        # Plane by plane, so that only the packed pixels are in memory twice.
+        for plane in planes:
             packed.append(packer.compress(plane.tobytes()))
         data = b''.join(packed) + packer.flush()
         path = self._path(strip.number)
@@ -80,7 +89,8 @@ class Parts:
             first = 1 + self._confidence
             shape = (first + self._probabilities, stop - start, self._grid.width)
             unpacker = zlib.decompressobj()
-            most = int(np.prod(shape)) + _MOST_DAMAGE  # a few bytes may unpack into gigabytes
+            # Limited, because a damaged file of a few bytes may unpack into gigabytes.
+            most = int(np.prod(shape)) + _MOST_DAMAGE
             content = unpacker.decompress(path.read_bytes(), most)
             if not unpacker.eof:
                 raise ValueError('it is cut off, or longer than a strip')
@@ -96,10 +106,10 @@ class Parts:
                                f'that all of them share.') from error
         except (OSError, ValueError, zlib.error) as error:
             raise PredictError(f'{path} is damaged ({error}). Start the same command again: it '
-                               f'predicts these rows anew.') from error
+                               f'predicts these rows again.') from error
 
     def remove(self) -> None:
-        """Remove the folder and all in it."""
+        """Remove the folder with all strips."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _is_whole(self, number: int) -> bool:

@@ -1,0 +1,170 @@
+"""One map: the scene, its grid of windows, its finished strips and its files.
+
+Rank 0 plans a job (`planning.py`) and sends its `ScenePlan` to all ranks as JSON; every rank builds
+the same `MapJob` from it. `MapJob.predict` stores this rank's strips, `MapJob.assemble` makes the
+files from the strips of all ranks. The scene is opened twice, in two sizes: in the model's size for
+the prediction, in its own size for the files.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from mapsage.geo import AreaOfInterest
+
+from .assembly import assemble
+from .description import Bands, Classes
+from .inputs import Scene
+from .outputs import Outputs
+from .strip_store import StripStore, key_of
+from .strips import Predictor, count_windows, predict_strips
+from .windows import Grid, assign_ranks
+
+
+@dataclass(frozen=True)
+class MapSetup:
+    """Settings that all maps of a prediction have in common; equal on all ranks.
+
+    Attributes:
+        folder: Folder of the maps.
+        classes, bands: Classes of the maps, and bands that are read from scenes.
+        window, overlap: Height and width of windows, and pixels that neighbors share.
+        members: Files of the mosaic; empty if every input has its own map.
+        area: Area of interest, or None.
+        outlines: Options of :func:`mapsage.geo.polygons.write_polygons`.
+        confidence, probabilities, polygons, previews: Whether maps have these files.
+        single_input: Whether there is one map only.
+    """
+
+    folder: Path
+    classes: Classes
+    bands: Bands
+    window: Tuple[int, int]
+    overlap: int
+    members: Sequence[str]
+    area: Optional[AreaOfInterest]
+    outlines: Dict[str, Any]
+    confidence: bool
+    probabilities: bool
+    polygons: bool
+    previews: bool
+    single_input: bool
+
+    def open_scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
+        """Return an opened input, in the size in which the model sees it; default: its own."""
+        return Scene(path, self.bands, size, self.members)
+
+    def outputs_of(self, name: str) -> Outputs:
+        """Return the paths of the files of a map."""
+        return Outputs.of(self.folder, name, self.confidence, self.polygons, self.single_input,
+                          self.probabilities, self.previews)
+
+
+@dataclass(frozen=True)
+class ScenePlan:
+    """An input, and the work that is left for its map; equal on all ranks.
+
+    Attributes:
+        name: Name of the map, without a suffix.
+        path: Path of the input.
+        height, width: Size in pixels in which the model sees the input.
+        settings: Everything that the map depends on.
+        strips: Numbers of the strips that are not finished.
+        strip_ranks: Rank that predicts each of these strips.
+        window_columns: First columns of the windows that touch the area of interest, for each row
+            of windows; None without an area.
+    """
+
+    name: str
+    path: str
+    height: int
+    width: int
+    settings: Dict[str, Any]
+    strips: List[int]
+    strip_ranks: List[int]
+    window_columns: Optional[List[List[int]]] = None
+
+
+class MapJob:
+    """The work on one map on this rank.
+
+    Args:
+        plan: Input and unfinished strips.
+        setup: Settings of all maps.
+
+    Attributes:
+        plan: The plan.
+        grid: Windows of the scene, in the size in which the model sees it.
+        outputs: Paths of the map's files.
+        strips: Finished strips on disk.
+    """
+
+    def __init__(self, plan: ScenePlan, setup: MapSetup) -> None:
+        self.plan, self._setup = plan, setup
+        self.grid = _grid_of(plan, setup)
+        self.outputs = setup.outputs_of(plan.name)
+        self.strips = StripStore(self.outputs.strip_folder(key_of(plan.settings)), self.grid,
+                                 setup.confidence,
+                                 len(setup.classes.names) if setup.probabilities else 0)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks predict strips of this map."""
+        return len(set(self.plan.strip_ranks)) > 1
+
+    @property
+    def assembling_rank(self) -> int:
+        """The rank that writes the files of this map."""
+        return self.plan.strip_ranks[0] if self.plan.strip_ranks else 0
+
+    def strips_of(self, rank: int) -> List[int]:
+        """Return the numbers of the strips that a rank predicts."""
+        return [strip for strip, strip_rank in zip(self.plan.strips, self.plan.strip_ranks)
+                if strip_rank == rank]
+
+    def count_windows(self, rank: int) -> int:
+        """Return the number of windows that a rank reads for this map."""
+        return count_windows(self.grid, self.strips_of(rank))
+
+    def predict(self, rank: int, predictor: Predictor, batch_size: int,
+                advance: Callable[[int], None]) -> None:
+        """Predict and store the strips of this rank.
+
+        Args:
+            rank: This rank.
+            predictor: The model.
+            batch_size: Largest number of windows in a batch.
+            advance: Function that receives the number of windows done since the last call.
+        """
+        scene = self._setup.open_scene(self.plan.path, (self.plan.height, self.plan.width))
+        with scene.raster:
+            predict_strips(scene, self.grid, self.strips_of(rank), predictor, batch_size,
+                           self._setup.confidence, self.strips.write, advance,
+                           self._setup.probabilities)
+
+    def assemble(self) -> None:
+        """Write the files of the map from its strips, and remove the strips."""
+        setup = self._setup
+        with setup.open_scene(self.plan.path).raster as raster:
+            assemble(self.outputs, self.plan.settings, raster, self.grid, self.strips,
+                     setup.classes, setup.outlines,
+                     None if setup.area is None else setup.area.of_scene(raster))
+
+
+def divide_among_ranks(plans: Sequence[ScenePlan], setup: MapSetup,
+                       world_size: int) -> List[MapJob]:
+    """Assign the strips of all plans to ranks and return the jobs, equal on every rank."""
+    grids = [_grid_of(plan, setup) for plan in plans]
+    # The 1 is for writing a strip, which also takes a little time without any window.
+    costs = [100 * len(grid.columns_of(strip)) + 1
+             for plan, grid in zip(plans, grids) for strip in plan.strips]
+    ranks = iter(assign_ranks(costs, world_size))
+    return [MapJob(replace(plan, strip_ranks=[next(ranks) for _ in plan.strips]), setup)
+            for plan in plans]
+
+
+def _grid_of(plan: ScenePlan, setup: MapSetup) -> Grid:
+    columns = plan.window_columns
+    return Grid(plan.height, plan.width, setup.window, setup.overlap,
+                None if columns is None else tuple(map(tuple, columns)))

@@ -1,0 +1,55 @@
+"""The interface between a prediction and its model, whether a checkpoint or an exported file.
+
+Implementations are `commands/checkpoint_model.py` (PyTorch, any number of ranks) and
+`exported.ExportedModel` (one process without PyTorch). Only `rank` and `world_size` are known
+before `load`: everything else is read from the checkpoint or the file.
+"""
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Dict, Protocol, Tuple
+
+from .description import Bands, Classes
+from .strips import Predictor
+
+
+class MapModel(Protocol):
+    """A model that predicts windows, and the ranks that share the work.
+
+    Attributes:
+        rank, world_size: Rank of this process, and number of ranks.
+        classes, bands: Classes of the map, and bands that the model takes.
+        window: Height and width of a window in pixels.
+        overlap: Pixels that neighboring windows share.
+        window_origin: Setting that decided the window, for the user.
+        predictor: Computes weighted scores of windows.
+        batch_size: Number of windows that are predicted at a time.
+    """
+
+    rank: int
+    world_size: int
+    classes: Classes
+    bands: Bands
+    window: Tuple[int, int]
+    overlap: int
+    window_origin: str
+    predictor: Predictor
+    batch_size: int
+
+    def load(self) -> None:
+        """Read the weights, and set the attributes that depend on them."""
+
+    def settings(self) -> Dict[str, Any]:
+        """Return the settings of the model that a map depends on, in types of JSON."""
+
+    def describe(self) -> str:
+        """Return precision and device as the end of a line for the user."""
+
+    def fail_together(self, task: str) -> AbstractContextManager:
+        """Return a context that raises an error of one rank on all ranks."""
+
+    def broadcast_text(self, text: str) -> str:
+        """Return rank 0's text on every rank. Collective."""
+
+    def note_for_launcher(self, text: str) -> None:
+        """Give the launcher, if there is one, a text to end its output with."""
