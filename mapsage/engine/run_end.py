@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, Optional
 
 from mapsage.distributed import error_text
+from mapsage.hooks.base import mapsage_hooks
 
 
 @contextmanager
@@ -21,10 +22,9 @@ def end_told(runner: Any) -> Iterator[None]:
         error = caught
         raise
     finally:
-        for hook in runner._hooks:
-            if hasattr(hook, 'end_run'):
-                try:
-                    hook.end_run(runner, error)
-                except Exception as failure:  # such as that it is another method of a user's hook
-                    runner.logger.warning(
-                        f'{type(hook).__name__}.end_run: {error_text(failure)}')
+        for hook in mapsage_hooks(runner._hooks):
+            try:
+                hook.end_run(runner, error)
+            except Exception as failure:  # a user's hook may have another method of this name
+                runner.logger.warning(
+                    f'{hook.name}.end_run: {error_text(failure)}')

@@ -1,9 +1,11 @@
 """MMEngine hooks; importing this package registers them."""
+from .base import MapSageHook
 from .before_after_hook import BeforeAfterHook, NoValidationError
 from .compile_report_hook import CompileReportHook
-from .dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, RewardScore
+from .dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook
 from .dynamic_sampling.model_score import ModelScore
 from .dynamic_sampling.sampled_steps import LoaderError
+from .dynamic_sampling.scoring import RewardScore
 from .feature_sources.feature_source_hook import FeatureSourceHook
 from .feature_sources.head_replica_hook import HeadReplicaHook
 from .gradients.accumulated_gradients_hook import AccumulatedGradientsHook
@@ -28,8 +30,8 @@ __all__ = [
     'AcceleratorHook', 'AccumulatedGradientsHook', 'BeforeAfterHook', 'CompileReportHook',
     'DeviceCheckError', 'DeviceCheckHook', 'DynamicSamplingHook', 'EqualBuffersHook',
     'FeatureSourceHook', 'FixMatchHook', 'GroupRewardTuning', 'HeadReplicaHook', 'LoaderError',
-    'MaskAnnealingHook', 'ModelScore', 'NoValidationError', 'NodesHook', 'NonFiniteLossError',
-    'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook', 'ReproducibilityHook', 'RewardScore',
-    'RunReportHook', 'SemiSupervisedError', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook',
-    'WindowVisualizationHook'
+    'MapSageHook', 'MaskAnnealingHook', 'ModelScore', 'NoValidationError', 'NodesHook',
+    'NonFiniteLossError', 'NonFiniteLossHook', 'PreviewHook', 'ProgressBarHook',
+    'ReproducibilityHook', 'RewardScore', 'RunReportHook', 'SemiSupervisedError',
+    'SlowestRankHook', 'StopHook', 'TrainedWeightsHook', 'WindowVisualizationHook'
 ]

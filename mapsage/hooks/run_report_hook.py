@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 from mmengine.dist import get_world_size, is_main_process
-from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
 from mmseg.evaluation import IoUMetric
@@ -18,6 +17,7 @@ from mapsage.accelerator import current_accelerator
 from mapsage.distributed import error_text
 from mapsage.distributed.nodes.writer_lease import SupersededError, check_writer
 from mapsage.evaluation import scores
+from mapsage.hooks.base import MapSageHook
 from mapsage.report import write_report
 from mapsage.report.record import flat_config, percentages, write_record
 from mapsage.version import __version__
@@ -27,7 +27,7 @@ from .reproducibility_hook import ReproducibilityHook
 
 
 @HOOKS.register_module()
-class RunReportHook(Hook):
+class RunReportHook(MapSageHook):
     """Hook that writes ``report.html`` into the work dir of a training or test.
 
     It is one file with curves, scores by class and their change to the run before, confusion

@@ -7,6 +7,7 @@ from .pool import SurplusPool
 from .quantile import ScoreWindow
 from .refill import PassRate, refill_rounds
 from .sampler import BlockSampler, DynamicSampler
+from .scorer import BatchShare, Scorer, as_scorer
 from .scores import TileHistory, WeightedRewards
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
@@ -14,9 +15,9 @@ from .step import EndOfData, SampledBatch
 from .validity import Validity, Verdict
 
 __all__ = [
-    'BlockSampler', 'Candidate', 'Decision', 'DynamicSampler', 'EndOfData', 'ExchangePlan',
-    'LockstepError', 'Move',
-    'POLICIES', 'PassRate', 'SampleMismatchError', 'SampledBatch', 'ScoreWindow', 'ShortfallError',
-    'StepStatistics', 'SurplusPool', 'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict',
-    'WeightedRewards', 'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
+    'BatchShare', 'BlockSampler', 'Candidate', 'Decision', 'DynamicSampler', 'EndOfData',
+    'ExchangePlan', 'LockstepError', 'Move', 'POLICIES', 'PassRate', 'SampleMismatchError',
+    'SampledBatch', 'ScoreWindow', 'Scorer', 'ShortfallError', 'StepStatistics', 'SurplusPool',
+    'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict', 'WeightedRewards', 'as_scorer',
+    'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
 ]

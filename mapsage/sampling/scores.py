@@ -8,10 +8,11 @@ import torch
 from mapsage.distributed import Channel
 
 from .candidate import Candidate
+from .scorer import Scorer
 from .validity import to_float64
 
-# Takes samples and returns one number per sample, on any device.
-Scorer = Callable[[Sequence[Any]], Any]
+# Takes samples and returns one number per sample, on any device. Every Scorer is one.
+ScoreFunction = Callable[[Sequence[Any]], Any]
 
 
 class WeightedRewards:
@@ -29,7 +30,7 @@ class WeightedRewards:
         ValueError: If there is no function, or a different number of weights.
     """
 
-    def __init__(self, functions: Sequence[Scorer],
+    def __init__(self, functions: Sequence[ScoreFunction],
                  weights: Optional[Sequence[float]] = None) -> None:
         self._functions = list(functions)
         self._weights = [1.0] * len(functions) if weights is None else list(weights)
@@ -47,7 +48,8 @@ class WeightedRewards:
         for function, weight in zip(self._functions, self._weights):
             rewards = to_float64(function(samples))
             if len(rewards) != len(samples):
-                name = getattr(function, '__name__', type(function).__name__)
+                name = function.name if isinstance(function, Scorer) else \
+                    getattr(function, '__name__', type(function).__name__)
                 raise ValueError(f'{name} returned {len(rewards)} rewards for {len(samples)} '
                                  f'samples, expected one per sample.')
             total += weight * rewards
@@ -70,7 +72,7 @@ class TileHistory:
         ValueError: For a setting out of range.
     """
 
-    def __init__(self, scorer: Scorer, momentum: float = 0.5, recheck: int = 200,
+    def __init__(self, scorer: ScoreFunction, momentum: float = 0.5, recheck: int = 200,
                  turns: int = 1) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f'momentum={momentum}, expected a share from 0 to less than 1.')

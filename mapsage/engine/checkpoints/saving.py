@@ -22,11 +22,9 @@ from typing import (
     Iterator,
     Mapping,
     Optional,
-    Protocol,
     Sequence,
     Tuple,
     Union,
-    runtime_checkable,
 )
 
 from mmengine.dist import is_main_process
@@ -39,9 +37,9 @@ from torch import nn
 from mapsage.console import make_lenient
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none, error_text
 from mapsage.distributed.groups.process_group import kept_when_interrupted
+from mapsage.hooks.base import MapSageHook, mapsage_hooks
 from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out
-from mapsage.runner_view import HostRunner
 from mapsage.wrappers import whole_model
 
 from .background import BackgroundSaves, Save
@@ -51,37 +49,11 @@ from .host_copy import HostCopies
 from .neighbor.copies import NeighborCopies
 
 
-@runtime_checkable
-class GathersState(Protocol):
-    """A hook that collects state of all ranks before a checkpoint is saved."""
-
-    def gather_state(self, runner: HostRunner) -> None:
-        """Collect the state of the other ranks. Collective; an error prevents the save."""
-
-
-@runtime_checkable
-class ChecksLocalState(Protocol):
-    """A hook that is told when a checkpoint will lack the state of the other ranks."""
-
-    def check_own_state(self, runner: HostRunner) -> None:
-        """Take the place of ``gather_state`` when only the main process saves. Not collective."""
-
-
-@runtime_checkable
-class ExplainsFailure(Protocol):
-    """A hook that knows why a training failed."""
-
-    def explain(self, runner: HostRunner) -> Optional[Exception]:
-        """Return the error that caused this rank's failure, or None."""
-
-
 class SavingRunner(Runner):
     """MMEngine's Runner, whose checkpoints include what hooks keep on every rank.
 
-    Hooks may have these methods in addition to MMEngine's: ``gather_state``
-    (:class:`GathersState`), ``check_own_state`` (:class:`ChecksLocalState`), ``explain``
-    (:class:`ExplainsFailure`), and ``end_run(runner, error)``, which is called when MapSageRunner's
-    ``train``, ``val`` or ``test`` ends.
+    Hooks that derive from :class:`~mapsage.hooks.MapSageHook`, or have some of its methods, collect
+    the state of other ranks before a save, and know the cause of a failure.
 
     Attributes:
         save_timeout: Longest wait for a disk, in seconds. The other ranks wait a little longer for
@@ -201,7 +173,7 @@ class SavingRunner(Runner):
             with kept_when_interrupted():
                 return super().train()
         except Exception as error:
-            for hook in self._hooks:
+            for hook in mapsage_hooks(self._hooks):
                 cause = self._explain_failure(hook)
                 if cause is not None and type(cause) is not type(error):
                     raise cause from error
@@ -209,15 +181,13 @@ class SavingRunner(Runner):
         finally:
             self._end_saves()
 
-    def _explain_failure(self, hook: Hook) -> Optional[Exception]:
-        if not isinstance(hook, ExplainsFailure):
-            return None
+    def _explain_failure(self, hook: MapSageHook) -> Optional[Exception]:
         try:
             return hook.explain(self)
         except Exception as error:
             # The hook of a user may have a method of this name for another purpose. Whatever it
             # raises must not replace the error that ended the training.
-            self.logger.warning(f'{type(hook).__name__}.explain: {error_text(error)}')
+            self.logger.warning(f'{hook.name}.explain: {error_text(error)}')
             return None
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
@@ -265,9 +235,8 @@ class SavingRunner(Runner):
         with all_ranks_or_none('writing the checkpoint before this one'):
             self.finish_saves()
         with whole_model(self.model):
-            for hook in self._hooks:
-                if isinstance(hook, GathersState):
-                    hook.gather_state(self)
+            for hook in mapsage_hooks(self._hooks):
+                hook.gather_state(self)
             self._saves_together, self._later = True, Save() if background else None
             try:
                 yield self._later
@@ -299,9 +268,8 @@ class SavingRunner(Runner):
                 self._save(out_dir, filename, *args, **kwargs)
         else:
             self.finish_saves()
-            for hook in self._hooks:
-                if isinstance(hook, ChecksLocalState):
-                    hook.check_own_state(self)
+            for hook in mapsage_hooks(self._hooks):
+                hook.check_own_state(self)
             self._save(out_dir, filename, *args, **kwargs)
 
     def _save(self, out_dir: str, filename: str,

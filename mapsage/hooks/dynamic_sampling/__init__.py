@@ -1,1 +1,1 @@
-"""Dynamic sampling as hooks."""
+"""Dynamic sampling as a hook: `dynamic_sampling_hook.py` is where to begin."""

@@ -1,30 +1,40 @@
-"""Score tiles by the loss or IoU of the model that is being trained."""
+"""Score tiles by the loss or IoU of the model in training.
+
+A score of the model goes stale as the weights change, and costs a forward pass. So the tile history
+stores moving averages and has each tile scored again after ``recheck`` batches, at reduced
+resolution.
+
+Shapes: N tiles, B bands, C classes, H x W pixels after scaling.
+"""
 from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
-from mmengine.model import is_model_wrapper
 from mmengine.registry import TASK_UTILS
 from torch import nn
 from torch.nn import functional
 
 from mapsage.accelerator import current_accelerator
 from mapsage.evaluation import reward_variance
+from mapsage.runner_view import unwrap
+from mapsage.sampling import Scorer
 
 METRICS = ('loss', 'one_minus_iou', 'reward_variance')
-_LEAST = 1e-8  # score that counts as certainly another class
-_MULTIPLE = 32  # pixels: a multiple of the strides and windows of common backbones
+# Scores below this count as this, so that their logarithm is finite.
+_LEAST = 1e-8
+# Side lengths in pixels are multiples of this, as strides and windows of common backbones need.
+_MULTIPLE = 32
 
 
 @TASK_UTILS.register_module()
-class ModelScore:
+class ModelScore(Scorer):
     """Score tiles by the current model at reduced resolution, without gradient.
 
-    The model is in evaluation mode during that, so that its state does not change. Tiles that were
-    scored lately keep a moving average of their score, see :class:`mapsage.sampling.TileHistory`.
+    The model is in evaluation mode meanwhile, so its state does not change. Recently scored tiles
+    use a moving average of their scores, see :class:`mapsage.sampling.TileHistory`.
 
     Args:
         metric: Name of the score. ``'loss'`` is the mean cross-entropy over the labeled pixels, in
@@ -51,6 +61,7 @@ class ModelScore:
             raise ValueError(f'scale={scale}, expected more than 0 and at most 1.')
         self.metric, self.scale, self.ignore_index = metric, scale, ignore_index
         self.history = dict(momentum=momentum, recheck=recheck)
+        # A segmentor of MMSegmentation, whose classes carry no types.
         self._model: Any = None
         self._collate: Optional[Callable[[List[Any]], Any]] = None
 
@@ -64,12 +75,12 @@ class ModelScore:
         Raises:
             ValueError: If the model has no ``encode_decode`` as MMSegmentation's segmentors do.
         """
-        inner: Any = model.module if is_model_wrapper(model) else model
-        if not hasattr(inner, 'encode_decode'):
-            raise ValueError(f'ModelScore: {type(inner).__name__} has no encode_decode, as '
-                             f"MMSegmentation's segmentors do. Register a scorer of your own "
+        segmentor = unwrap(model)
+        if not hasattr(segmentor, 'encode_decode'):
+            raise ValueError(f'ModelScore: {type(segmentor).__name__} has no encode_decode, as '
+                             f"MMSegmentation's segmentors do. Register a scorer for your model "
                              f'(docs/dynamic-sampling.md).')
-        self._model, self._collate = inner, collate
+        self._model, self._collate = segmentor, collate
 
     @torch.no_grad()
     def __call__(self, samples: Sequence[Any]) -> torch.Tensor:
@@ -81,27 +92,37 @@ class ModelScore:
         count = len(samples)
         if current_accelerator().lazy:
             # A lazy device compiles every new shape for minutes, so few batch sizes are used.
-            batch = _repeat(batch, 1 << (count - 1).bit_length())
+            batch = _repeat_last(batch, 1 << (count - 1).bit_length())
         with evaluating(model):
             data = model.data_preprocessor(batch, True)
-            logits, labels = self._predict(model, data)
+            logits, labels = self._predict(data['inputs'], data['data_samples'])
         return self._rate(logits[:count], labels[:count])
 
-    def _predict(self, model: Any, data: Any) -> Any:
-        inputs = data['inputs']
+    def _predict(self, inputs: torch.Tensor,
+                 data_samples: Sequence[Any]) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (N, C, H, W) float32 and labels (N, H, W) int64, scaled, in host memory.
+
+        Args:
+            inputs: Preprocessed images, (N, B, height, width) before scaling.
+            data_samples: Their data samples, with ``gt_sem_seg``.
+        """
+        model = self._model
         size = tuple(-(-round(side * self.scale) // _MULTIPLE) * _MULTIPLE
                      for side in inputs.shape[-2:])
         inputs = functional.interpolate(inputs, size, mode='bilinear', align_corners=False)
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
         logits = model.encode_decode(inputs, metas).float().cpu()
         if getattr(model.decode_head, 'gives_scores', False):
-            logits = logits.clamp(min=_LEAST).log()  # whose softmax are the scores, normalized
-        labels = torch.stack([sample.gt_sem_seg.data for sample in data['data_samples']])
+            # The softmax of these logarithms is the scores, normalized.
+            logits = logits.clamp(min=_LEAST).log()
+        labels = torch.stack([sample.gt_sem_seg.data for sample in data_samples])
         labels = functional.interpolate(labels.cpu().float(), logits.shape[-2:], mode='nearest')
         return logits, labels[:, 0].long()
 
     def _rate(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if logits.shape[1] == 1:  # one channel: the logit of the second of two classes
+        """Return the score of each tile, (N,), from :meth:`_predict`'s logits and labels."""
+        if logits.shape[1] == 1:
+            # A single channel is the logit of the second of two classes.
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         if self.metric == 'loss':
             known = (labels != self.ignore_index).flatten(1).sum(1)
@@ -109,9 +130,10 @@ class ModelScore:
                                             reduction='none')
             return loss.flatten(1).sum(1) / known.clamp(min=1)
         if self.metric == 'reward_variance':
-            return torch.stack([reward_variance(each.softmax(0), truth, self.ignore_index)
-                                for each, truth in zip(logits, labels)]).float()
-        return torch.stack([self._one_minus_iou(*each) for each in zip(logits.argmax(1), labels)])
+            return torch.stack([reward_variance(tile.softmax(0), truth, self.ignore_index)
+                                for tile, truth in zip(logits, labels)]).float()
+        return torch.stack([self._one_minus_iou(predicted, truth)
+                            for predicted, truth in zip(logits.argmax(1), labels)])
 
     def _one_minus_iou(self, predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         known = truth != self.ignore_index
@@ -125,13 +147,16 @@ class ModelScore:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and restore the mode of each of its modules."""
+    """Put a model into evaluation mode, and restore the mode of each of its modules.
+
+    Meanwhile its preprocessor applies no augmentation of batches.
+    """
     training = [module for module in model.modules() if module.training]
     preprocessor: Any = model.data_preprocessor
     augments = getattr(preprocessor, 'batch_augments', None)
     model.eval()
     if augments:
-        preprocessor.batch_augments = None  # the tile is scored without augmentation
+        preprocessor.batch_augments = None
     try:
         yield
     finally:
@@ -141,8 +166,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _repeat(batch: Any, count: int) -> Any:
-    """Return a collated batch of ``count`` samples, the last one repeated."""
+def _repeat_last(batch: Any, count: int) -> Any:
+    """Return a collated batch of ``count`` samples, in which the last sample repeats."""
     def lengthen(column: Any) -> Any:
         if isinstance(column, torch.Tensor):
             return torch.cat([column] + [column[-1:]] * (count - len(column)))

@@ -1,26 +1,40 @@
-"""Weights of single samples in the losses of segmentation heads."""
+"""Weights of single samples in the losses of segmentation heads, for ``unbiased=True``.
+
+MMSegmentation's heads multiply the losses of pixels by what their pixel sampler returns. A sampler
+that returns a weight per sample therefore weighs samples without a change to the head. That works
+only for losses that are means over the pixels, so :func:`weigh_heads` checks the losses first.
+
+Shapes: N samples, C classes, H x W pixels.
+"""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, Optional, Protocol, Sequence
 
 import torch
+from torch import nn
+
+
+class PixelSampler(Protocol):
+    """A pixel sampler of MMSegmentation, such as OHEM."""
+
+    def sample(self, seg_logit: torch.Tensor, seg_label: torch.Tensor) -> torch.Tensor:
+        """Return weights of shape ``(N, H, W)``."""
 
 
 class PixelWeights:
     """The pixel sampler of a decode head, with a weight for each sample of the batch.
 
-    MMSegmentation's heads multiply the losses of pixels by what their sampler returns.
-
     Args:
-        weights: Function that returns the weights of the batch that is trained on.
-        inner: Sampler that the head had, for example OHEM; None without one.
+        weights: Function that returns the weights of the batch in training.
+        inner: Sampler that the head had before, such as OHEM; None without one.
 
     Attributes:
         inner: The argument of that name.
         asked: Whether the head has asked for weights.
     """
 
-    def __init__(self, weights: Callable[[], Sequence[float]], inner: Any) -> None:
+    def __init__(self, weights: Callable[[], Sequence[float]],
+                 inner: Optional[PixelSampler]) -> None:
         self._weights, self.inner, self.asked = weights, inner, False
 
     def sample(self, seg_logit: torch.Tensor, seg_label: torch.Tensor) -> torch.Tensor:
@@ -40,41 +54,44 @@ class PixelWeights:
                              f'{len(weights)} with their weights: something between them adds or '
                              f'drops samples. Set unbiased=False.')
         column = torch.tensor(weights, dtype=torch.float32, device=seg_logit.device)
-        tiles = column.view(-1, 1, 1).expand(len(seg_label), *seg_label.shape[2:])
-        return tiles if self.inner is None else self.inner.sample(seg_logit, seg_label) * tiles
+        sample_weights = column.view(-1, 1, 1).expand(len(seg_label), *seg_label.shape[2:])
+        if self.inner is None:
+            return sample_weights
+        return self.inner.sample(seg_logit, seg_label) * sample_weights
 
 
-def weigh_heads(model: torch.nn.Module,
+def weigh_heads(model: nn.Module,
                 weights: Callable[[], Sequence[float]]) -> Dict[str, PixelWeights]:
     """Let all decode heads of a segmentor weigh the samples; return their samplers by name.
 
     Args:
         model: Segmentor, which may be wrapped.
-        weights: Function that returns the weights of the batch that is trained on.
+        weights: Function that returns the weights of the batch in training.
 
     Raises:
-        ValueError: If there is no such head, or one has a loss that is no mean over the pixels.
+        ValueError: If the model has no decode head, or a head has a loss that is not a mean over
+            the pixels.
     """
     from mmseg.models.losses import CrossEntropyLoss
-    heads = {name: module for name, module in model.named_modules()
-             if hasattr(module, 'loss_decode') and hasattr(module, 'sampler')}
+    # Not by class: heads of other packages have the same two attributes.
+    heads: Dict[str, Any] = {name: module for name, module in model.named_modules()
+                             if hasattr(module, 'loss_decode') and hasattr(module, 'sampler')}
     if not heads:
         raise ValueError(f'unbiased=True weighs the pixels of decode heads of MMSegmentation, and '
                          f'{type(model).__name__} has none. Set unbiased=False, or use the weights '
-                         f'of mapsage.sampling.SampledBatch in a loop of your own.')
+                         f'of mapsage.sampling.SampledBatch in your training loop.')
     for name, head in heads.items():
-        losses: Any = head.loss_decode
-        for loss in losses if isinstance(losses, torch.nn.ModuleList) else [losses]:
+        losses = head.loss_decode
+        for loss in losses if isinstance(losses, nn.ModuleList) else [losses]:
             if not isinstance(loss, CrossEntropyLoss):
                 raise ValueError(f'unbiased=True, and {name} has {type(loss).__name__}, which is '
                                  f'not a mean over the pixels, so that a tile cannot be weighed '
-                                 f'in it. Use CrossEntropyLoss alone, or unbiased=False.')
+                                 f'in it. Use CrossEntropyLoss only, or unbiased=False.')
     samplers = {}
     for name, head in heads.items():
-        # A model that was trained before, or is a copy of one that is trained, has weights already.
+        # A model that was trained before, or a copy of a trained model, already has weights.
         inner = head.sampler.inner if isinstance(head.sampler, PixelWeights) else head.sampler
-        samplers[name] = PixelWeights(weights, inner)
-        setattr(head, 'sampler', samplers[name])  # noqa: B010  (mypy takes it for a module)
+        head.sampler = samplers[name] = PixelWeights(weights, inner)
     return samplers
 
 
@@ -83,4 +100,4 @@ def check_asked(samplers: Dict[str, PixelWeights]) -> None:
     silent = [name for name, sampler in samplers.items() if not sampler.asked]
     if silent:
         raise ValueError(f'unbiased=True, and {", ".join(silent)} did not ask for the weights: its '
-                         f'loss_by_feat is not that of BaseDecodeHead. Set unbiased=False.')
+                         f'loss_by_feat is not the method of BaseDecodeHead. Set unbiased=False.')

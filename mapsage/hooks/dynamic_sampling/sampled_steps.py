@@ -1,11 +1,15 @@
-"""The iterators of a training loop whose batches come from dynamic sampling."""
+"""The iterators of a training loop whose batches come from dynamic sampling.
+
+:class:`LoaderStream` turns the training loader into an endless stream of candidates, from which the
+sampler draws as many batches as a step needs. :class:`SampledSteps` collates what the sampler chose
+and hands it to the loop, so the loop's count of batches is not the loader's.
+"""
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,7 +17,6 @@ from torch.utils.data import DataLoader
 from mapsage.background_worker import BackgroundWorker
 from mapsage.errors import UserError
 from mapsage.sampling import BlockSampler, Candidate, SampledBatch
-from mapsage.sampling.shortfall import FALLBACK
 from mapsage.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
 
 
@@ -26,8 +29,8 @@ class LoaderError(UserError, ValueError):
 class LoaderStream:
     """The endless batches of a training loader, as lists of candidates.
 
-    A loader that has ended starts again with the next epoch of its sampler. Refills continue where
-    the step before ended, so that no tile is drawn more often than another.
+    When the loader has ended, it starts again with the next epoch of its sampler. Refills continue
+    from the end of the previous step, so every tile is drawn equally often.
 
     Args:
         loader: Loader that was not iterated before. Its ``collate_fn`` is replaced, since batches
@@ -44,7 +47,7 @@ class LoaderStream:
                               '(batch_size=None), expected a batch_size.')
         self.drawn = 0
         self._loader = loader
-        self._iterator: Any = None
+        self._iterator: Optional[Iterator[Any]] = None
         self._block = block
         self._waiting: List[Deque[List[Candidate]]] = [deque() for _ in block]
         self._epoch = self._discard = 0
@@ -59,6 +62,7 @@ class LoaderStream:
         self.drawn = batches
         sampler: Any = self._loader.sampler
         size = self._loader.batch_size
+        # Samplers of MapSage's loaders can skip; a user's may not.
         if size is not None and hasattr(sampler, 'skip'):
             sampler.skip(batches * size)
         else:
@@ -68,7 +72,7 @@ class LoaderStream:
         """Return the next batch of a virtual rank of this process.
 
         Raises:
-            LoaderError: If the loader gives no batch at all.
+            LoaderError: If the loader yields no batch at all.
         """
         waiting = self._waiting[rank - self._block.start]
         if not waiting:
@@ -88,12 +92,7 @@ class LoaderStream:
         except StopIteration:
             pass
         self._epoch += 1
-        sampler = getattr(self._loader.batch_sampler, 'sampler', None)
-        candidates: Any = (self._loader.sampler, sampler)
-        for each in candidates:
-            if hasattr(each, 'set_epoch'):
-                each.set_epoch(self._epoch)
-                break
+        self._set_epoch()
         self._iterator = iter(self._loader)
         try:
             return next(self._iterator)
@@ -102,10 +101,19 @@ class LoaderStream:
                               'dataset holds less than one batch of this rank; lower batch_size '
                               'or set drop_last=False.') from None
 
+    def _set_epoch(self) -> None:
+        """Tell the epoch to the first sampler that has epochs, as DistSamplerSeedHook does."""
+        inner = getattr(self._loader.batch_sampler, 'sampler', None)
+        samplers: Sequence[Any] = (self._loader.sampler, inner)
+        for sampler in samplers:
+            if hasattr(sampler, 'set_epoch'):
+                sampler.set_epoch(self._epoch)
+                break
+
 
 def _as_candidates(samples: Sequence[Any]) -> List[Candidate]:
-    """Replaces ``collate_fn``, also in the loader's workers."""
-    return [each if isinstance(each, Candidate) else Candidate(each) for each in samples]
+    """Replace ``collate_fn``, also in the loader's workers: return samples as candidates."""
+    return [sample if isinstance(sample, Candidate) else Candidate(sample) for sample in samples]
 
 
 class Step:
@@ -114,51 +122,24 @@ class Step:
     Attributes:
         batches: Samples of the step for each virtual rank of this process.
         state: State of the sampler after the step, see :meth:`BlockSampler.state_dict`.
-        drawn: Number of batches drawn from the loader until then, for each virtual rank.
+        drawn: Number of batches drawn from the loader by the end of the step, for each virtual
+            rank.
     """
 
     def __init__(self, batches: List[SampledBatch], state: Dict[str, Any], drawn: int) -> None:
         self.batches, self.state, self.drawn = batches, state, drawn
 
 
-class OwnStep(NamedTuple):
-    """What a score that takes part in the loss needs to know of a virtual rank's batch.
-
-    Attributes:
-        turn: Place of the virtual rank in the block of this process.
-        share: Estimate of the share of all samples that the batch stands for: the pass rate of
-            the initial batch, or 1 where the batch was not filtered.
-        loss_weight: Factor of the mean over the batch, see ``SampledBatch``.
-    """
-
-    turn: int
-    share: float
-    loss_weight: float
-
-    @classmethod
-    def of(cls, batch: SampledBatch, turn: int) -> OwnStep:
-        """Return what a batch stands for.
-
-        The number of samples judged in the step depends on how many passed; only the initial batch
-        has a size that does not, so that its pass rate is right on average. Where no sample was
-        judged in it, there is no such rate, and the step counts as one that was not filtered.
-        """
-        statistics = batch.statistics
-        filtered = statistics.outcome != FALLBACK and not math.isnan(statistics.first_pass_rate)
-        share = statistics.first_pass_rate if filtered else 1.0
-        return cls(turn, share, batch.loss_weight)
-
-
 class SampledSteps:
     """Endless collated batches, one for each training step, for an iteration-based loop.
 
-    Where this process carries out several virtual ranks, the first one's batch carries the others'.
+    If this process runs several virtual ranks, their batches come packed in one object.
 
     Args:
         sampler: Sampler that fetches from ``stream``.
         stream: Batches of the loader.
         collate: The original ``collate_fn`` of the loader.
-        taken: Function called with each step before its batch is handed out.
+        on_step: Function called with each step before its batch is handed out.
         background: Worker that samples the next step while the loop computes; None to sample
             nothing ahead. It is never closed, since loader workers that were started in its thread
             die with the thread.
@@ -167,11 +148,11 @@ class SampledSteps:
     """
 
     def __init__(self, sampler: BlockSampler, stream: LoaderStream,
-                 collate: Callable[[List[Any]], Any], taken: Callable[[Step], None],
+                 collate: Callable[[List[Any]], Any], on_step: Callable[[Step], None],
                  background: Optional[BackgroundWorker] = None,
                  wants_another: Callable[[], bool] = lambda: True) -> None:
         self._sampler, self._stream, self._collate = sampler, stream, collate
-        self._taken, self._wants_another = taken, wants_another
+        self._on_step, self._wants_another = on_step, wants_another
         self._background = background
         self._ahead: Optional[Future] = None
 
@@ -187,9 +168,10 @@ class SampledSteps:
         self._ahead = None
         if self._background is not None and self._wants_another():
             self._ahead = self._background.submit(self._sample)
-        self._taken(step)
-        return pack_rank_batches([self._collate([candidate.sample for candidate in batch.samples])
-                      for batch in step.batches])
+        self._on_step(step)
+        return pack_rank_batches([
+            self._collate([candidate.sample for candidate in batch.samples])
+            for batch in step.batches])
 
     def skip_iter(self, num_iters: int) -> None:
         """Do nothing: after a resume the stream begins where the checkpoint says."""
@@ -207,7 +189,7 @@ class SampledSteps:
 class SampledEpochs:
     """Replaces the loader of an epoch-based loop: an epoch has as many steps as the loader batches.
 
-    All other attributes are those of the loader.
+    All other attributes are the loader's.
     """
 
     def __init__(self, loader: DataLoader, steps: SampledSteps) -> None:
@@ -221,7 +203,10 @@ class SampledEpochs:
         return itertools.islice(self._steps, len(self._loader))
 
     def rest_of_epoch(self, done: int, cut: Callable[[Any, int], Any]) -> Iterator[Any]:
-        """Return the steps behind ``done`` ones; after a resume the stream goes on there anyway."""
+        """Return the steps of an epoch after the first ``done`` steps.
+
+        Nothing has to be cut off: after a resume the stream continues from there anyway.
+        """
         return itertools.islice(self._steps, len(self._loader) - done)
 
     def __getattr__(self, name: str) -> Any:
@@ -231,7 +216,7 @@ class SampledEpochs:
 class _EpochsOfStream:
     """A sampler whose epoch is set by the stream and not by DistSamplerSeedHook."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Iterable[Any]) -> None:
         self._sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:

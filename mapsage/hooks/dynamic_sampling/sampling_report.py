@@ -1,4 +1,8 @@
-"""Reports of dynamic sampling for the log, the message hub, the visualizer and a folder."""
+"""Reports of dynamic sampling for the log, the message hub, the visualizer and a folder.
+
+Counts of a step are equal on all ranks, but bytes and times are not; a summary adds these up over
+the ranks, so every rank must call it. ``tools/plot_sampling.py`` reads the files of the folder.
+"""
 from __future__ import annotations
 
 import json
@@ -11,11 +15,13 @@ from mmengine.dist import is_main_process
 from mapsage.distributed import Channel
 from mapsage.hooks.batch_images import shown_channels
 from mapsage.hooks.preview_hook import PreviewHook
+from mapsage.runner_view import HostRunner, hooks_of_type
 from mapsage.sampling import Candidate, StepStatistics, Totals
 
 from .tile_gallery import TileGallery
 
-FOLDER = 'dynamic_sampling'  # in the work dir; also the first part of every scalar's name
+# Folder in the work dir, and first component of every scalar's name.
+FOLDER = 'dynamic_sampling'
 
 
 class SamplingReport:
@@ -24,25 +30,26 @@ class SamplingReport:
     Args:
         runner: Runner of the training.
         channel: Channel to the ranks that sample together.
-        global_target: Number of samples in a step for all ranks together.
+        global_target: Number of samples in a step, summed over all ranks.
     """
 
-    def __init__(self, runner: Any, channel: Channel, global_target: int) -> None:
+    def __init__(self, runner: HostRunner, channel: Channel, global_target: int) -> None:
         self._runner, self._channel, self._global_target = runner, channel, global_target
         self._totals = Totals()
         self._since = time.perf_counter()
-        self._metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None) or {}
-        orders = [hook.input_channel_order for hook in runner.hooks
-                  if isinstance(hook, PreviewHook)]
+        self._metainfo: Dict[str, Any] = \
+            getattr(runner.train_dataloader.dataset, 'metainfo', None) or {}
+        orders = [hook.input_channel_order for hook in hooks_of_type(runner, PreviewHook)]
         channels = shown_channels(runner.cfg, next(iter(orders), None))
         self._gallery = TileGallery(channels) if is_main_process() else None
 
     def add(self, statistics: StepStatistics) -> None:
         """Add a step to the sums."""
         self._totals.add(statistics)
-        for name in ('attempts', 'moved_samples', 'seconds'):
-            self._runner.message_hub.update_scalar(f'{FOLDER}/step/{name}',
-                                                   getattr(statistics, name))
+        for name, value in (('attempts', statistics.attempts),
+                            ('moved_samples', statistics.moved_samples),
+                            ('seconds', statistics.seconds)):
+            self._runner.message_hub.update_scalar(f'{FOLDER}/step/{name}', value)
 
     def observe(self, group: Sequence[Candidate], reason: str, step: int) -> None:
         """Offer a judged group to the gallery, on the first rank."""
@@ -88,10 +95,10 @@ class SamplingReport:
 def _scalars(totals: Totals) -> Dict[str, float]:
     """Return means per step of frequent events, and counts of rare ones."""
     steps = max(1, totals.steps)
-    scalars: Dict[str, float] = {name: getattr(totals, attribute) / steps for name, attribute in (
-        ('attempts', 'attempts'), ('moved_samples', 'moved_samples'),
-        ('moved_bytes', 'sent_bytes'), ('seconds', 'seconds'))}
-    scalars['surplus'] = totals.surplus
+    scalars: Dict[str, float] = {
+        'attempts': totals.attempts / steps, 'moved_samples': totals.moved_samples / steps,
+        'moved_bytes': totals.sent_bytes / steps, 'seconds': totals.seconds / steps,
+        'surplus': totals.surplus}
     if totals.judged:
         scalars['pass_rate'] = totals.pass_rate
     scalars.update({f'shortfalls/{policy}': n for policy, n in totals.shortfalls.items()})

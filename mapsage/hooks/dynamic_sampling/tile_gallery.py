@@ -1,10 +1,15 @@
-"""Small pictures of tiles that dynamic sampling kept and dropped."""
+"""Small pictures of tiles that dynamic sampling kept and dropped.
+
+A filter can drop what a training needs; the pictures show it. The gallery holds only the latest
+tiles, at most one of each kind per step, so adding to it costs little. ``tools/plot_sampling.py``
+draws the file.
+"""
 from __future__ import annotations
 
 import io
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Deque, Dict, NamedTuple, Sequence
 
 import numpy as np
 
@@ -14,9 +19,12 @@ from mapsage.drawing.tiles import display_rgb
 from mapsage.hooks.batch_images import Channels, choose_channels
 from mapsage.sampling import Candidate
 
-SIDE = 96  # pixels
-LENGTH = 24  # number of tiles of each kind that are kept: the last ones
-_PAUSE = 4  # steps between two tiles of a kind, once there are enough
+# Side of a picture in pixels.
+SIDE = 96
+# Number of tiles of each kind in the gallery: the latest ones.
+LENGTH = 24
+# Number of steps between two tiles of a kind, once the gallery is full.
+_PAUSE = 4
 _IGNORED = 255
 
 
@@ -29,10 +37,10 @@ class _GalleryTile(NamedTuple):
 
 
 class TileGallery:
-    """Some of the last tiles kept and dropped, at most one of each kind per step.
+    """Some of the latest tiles kept and dropped, at most one of each kind per step.
 
     Args:
-        channels: Channels of the samples' images that are shown, those of ``shown_channels``.
+        channels: Channels of the samples' images to show, see ``shown_channels``.
     """
 
     def __init__(self, channels: Channels = None) -> None:
@@ -41,7 +49,7 @@ class TileGallery:
                                                 'dropped': deque(maxlen=LENGTH)}
 
     def add(self, candidate: Candidate, reason: str, iteration: int) -> None:
-        """Keep a small picture of a tile, unless the last one of its kind is of this iteration.
+        """Keep a small picture of a tile, unless the gallery has one of its kind and iteration.
 
         Args:
             candidate: Tile with packed inputs, (B, H, W) of any type; 8-bit values are kept, others
@@ -57,41 +65,50 @@ class TileGallery:
         inputs: Any = sample.get('inputs') if isinstance(sample, dict) else None
         labels = label_map(candidate.sample)
         if getattr(inputs, 'ndim', 0) != 3 or 0 in inputs.shape or labels is None:
-            return  # no picture can be made of it
-        image = _few(choose_channels(inputs.cpu().numpy().transpose(1, 2, 0), self._channels))
-        tiles.append(_GalleryTile(_centered(display_rgb(image), 0),
-                                  _centered(_few(labels).clip(0, 255), _IGNORED),
-                                  _number(candidate.score), iteration, reason))
+            return
+        image = _shrink(choose_channels(inputs.cpu().numpy().transpose(1, 2, 0), self._channels))
+        score = float('nan') if candidate.score is None else float(candidate.score)
+        tiles.append(_GalleryTile(_center(display_rgb(image), 0),
+                                  _center(_shrink(labels).clip(0, 255), _IGNORED),
+                                  score, iteration, reason))
 
     def save(self, path: Path, classes: Sequence[str], palette: Sequence[Any]) -> None:
-        """Write the file for ``tools/plot_sampling.py``, completely or not at all."""
+        """Write the file for ``tools/plot_sampling.py``, completely or not at all.
+
+        Args:
+            path: Path of the file, ``.npz``.
+            classes: Names of the classes.
+            palette: Colors of the classes, (N, 3); a palette of another form is left out.
+        """
         arrays: Dict[str, np.ndarray] = dict(classes=np.array(list(classes), dtype=str),
-                                             palette=_rgb(palette))
+                                             palette=_as_rgb(palette))
         for kind in self._tiles:
-            tiles = list(self._tiles[kind])  # another thread may be sampling the next step
-            arrays[f'{kind}_images'] = np.array([t.image for t in tiles],
+            # A copy, because another thread may be sampling the next step.
+            tiles = list(self._tiles[kind])
+            arrays[f'{kind}_images'] = np.array([tile.image for tile in tiles],
                                                 np.uint8).reshape(-1, SIDE, SIDE, 3)
-            arrays[f'{kind}_labels'] = np.array([t.labels for t in tiles],
+            arrays[f'{kind}_labels'] = np.array([tile.labels for tile in tiles],
                                                 np.uint8).reshape(-1, SIDE, SIDE)
-            arrays[f'{kind}_scores'] = np.array([t.score for t in tiles], np.float64)
-            arrays[f'{kind}_iters'] = np.array([t.iteration for t in tiles], np.int64)
-            arrays[f'{kind}_reasons'] = np.array([t.reason for t in tiles], dtype=str)
+            arrays[f'{kind}_scores'] = np.array([tile.score for tile in tiles], np.float64)
+            arrays[f'{kind}_iters'] = np.array([tile.iteration for tile in tiles], np.int64)
+            arrays[f'{kind}_reasons'] = np.array([tile.reason for tile in tiles], dtype=str)
         data = io.BytesIO()
         np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
         atomic_write(path, data.getvalue())
 
 
-def _rgb(palette: Any) -> np.ndarray:
+def _as_rgb(palette: Sequence[Any]) -> np.ndarray:
     """Return (N, 3) uint8 colors; empty if the dataset's palette is something else."""
     try:
         colors: Any = np.array(palette, np.uint8)
-    except (TypeError, ValueError):  # MMSeg also takes the name of a palette
+    except (TypeError, ValueError):
+        # MMSegmentation also takes the name of a palette.
         colors = np.empty(0)
     return colors if colors.ndim == 2 and colors.shape[1] == 3 else np.empty((0, 3), np.uint8)
 
 
-def _few(array: np.ndarray) -> np.ndarray:
-    """Return the nearest pixels of a tile, so that labels stay labels, at most SIDE a side."""
+def _shrink(array: np.ndarray) -> np.ndarray:
+    """Return a tile of at most SIDE pixels a side, from nearest pixels, so labels stay labels."""
     height, width = array.shape[:2]
     scale = min(1.0, SIDE / max(height, width))
     rows, columns = (np.arange(max(1, int(side * scale))) * side // max(1, int(side * scale))
@@ -99,14 +116,10 @@ def _few(array: np.ndarray) -> np.ndarray:
     return array[np.ix_(rows, columns)]
 
 
-def _centered(small: np.ndarray, fill: int) -> np.ndarray:
+def _center(small: np.ndarray, fill: int) -> np.ndarray:
     """Return an array in the middle of a square of SIDE, uint8."""
     square = np.full((SIDE, SIDE) + small.shape[2:], fill, np.uint8)
     height, width = small.shape[:2]
     top, left = (SIDE - height) // 2, (SIDE - width) // 2
     square[top:top + height, left:left + width] = small
     return square
-
-
-def _number(score: Optional[float]) -> float:
-    return float('nan') if score is None else float(score)

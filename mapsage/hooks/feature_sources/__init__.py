@@ -1,1 +1,1 @@
-"""Features from elsewhere as hooks."""
+"""Training on features that come from a feature source: `feature_source_hook.py` is the start."""

@@ -5,7 +5,6 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
-from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
@@ -13,6 +12,7 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed.ordered_sum import Fold, OrderedSum
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.hooks.base import MapSageHook
 from mapsage.wrappers import VirtualDataParallel
 
 _KEY = 'gradients'
@@ -20,7 +20,7 @@ _COUNTS = 'accumulative_counts'  # of the run that saved them
 
 
 @HOOKS.register_module()
-class AccumulatedGradientsHook(Hook):
+class AccumulatedGradientsHook(MapSageHook):
     """Hook that makes a resume exact where gradients are being accumulated.
 
     With ``optim_wrapper.accumulative_counts`` of 2 or more, a checkpoint may be saved between two

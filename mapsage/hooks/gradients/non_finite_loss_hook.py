@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from mmengine.dist import get_rank, is_main_process
-from mmengine.hooks import CheckpointHook, Hook, SyncBuffersHook
+from mmengine.hooks import CheckpointHook, SyncBuffersHook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
@@ -17,6 +17,7 @@ from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, RankLostError, SerialChannel, open_channel
 from mapsage.distributed.device_checks import is_statistic, not_finite_tensors
 from mapsage.errors import UserError
+from mapsage.hooks.base import MapSageHook
 from mapsage.wrappers import VirtualDataParallel
 from mapsage.wrappers.rank_batches import unpack_rank_batches
 
@@ -49,7 +50,7 @@ class NonFiniteLossError(UserError, RuntimeError):
 
 
 @HOOKS.register_module()
-class NonFiniteLossHook(Hook):
+class NonFiniteLossHook(MapSageHook):
     """Raise :class:`NonFiniteLossError` on every rank when a number of one rank is not finite.
 
     Each rank looks at its own total loss after every iteration, which RuntimeInfoHook has read from

@@ -10,11 +10,11 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 import torch
 from mmengine.dist import get_rank
-from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.structures import BaseDataElement
 
 from mapsage.accelerator import current_accelerator
+from mapsage.hooks.base import MapSageHook
 
 
 class StepDone(Exception):  # noqa: N818  (nothing is wrong)
@@ -40,7 +40,7 @@ class RankStep:
     gradient_norms: Dict[str, float] = field(default_factory=dict)
 
 
-class StepRecorder(Hook):
+class StepRecorder(MapSageHook):
     """Hook that records an iteration; :class:`StepEnds` goes with it.
 
     Args:
@@ -123,7 +123,7 @@ class StepRecorder(Hook):
         return read
 
 
-class StepEnds(Hook):
+class StepEnds(MapSageHook):
     """Hook that lets a recorder begin behind all other hooks, and ends the training behind them.
 
     Args:

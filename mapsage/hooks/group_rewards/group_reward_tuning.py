@@ -1,4 +1,13 @@
-"""Tunes a segmentor by rewards of label maps drawn from it; a score of dynamic sampling."""
+"""Tunes a segmentor by rewards of label maps drawn from it; a score of dynamic sampling.
+
+A reward such as a number of polygons has no gradient with respect to the logits. So several label
+maps are drawn from the model's probabilities, and the model is moved toward the maps with a larger
+reward than the other maps of the same tile. Drawing happens when a tile is scored; the loss of the
+training step then reads the drawn maps from the tile's data sample. The formulas are in
+`mapsage/models/losses/group_reward.py`.
+
+Shapes: N tiles, G label maps of a tile, C classes, H x W pixels, R regions of a tile.
+"""
 from __future__ import annotations
 
 import copy
@@ -6,7 +15,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.registry import TASK_UTILS
 from torch import nn
 
@@ -18,15 +26,17 @@ from mapsage.models.losses.group_reward import (
     region_logits,
     surrogate,
 )
-from mapsage.sampling import Validity
+from mapsage.runner_view import unwrap
+from mapsage.sampling import BatchShare, Scorer, Validity
 
 from .reward_functions import Rewards
 
-_LEAST = 1e-8  # score that counts as certainly another class
+# Scores below this count as this, so that their logarithm is finite.
+_LEAST = 1e-8
 
 
 @TASK_UTILS.register_module()
-class GroupRewardTuning:
+class GroupRewardTuning(Scorer):
     """Scores tiles by the rewards of drawn label maps, and trains the model on their differences.
 
     Use it as the score of a ``DynamicSamplingHook``::
@@ -36,16 +46,16 @@ class GroupRewardTuning:
             score=dict(type='GroupRewardTuning', rewards=[dict(type='ComponentsFound')]))]
 
     For every tile that is judged it draws a group of label maps, region by region, and rewards
-    each. A tile whose rewards are all equal has no gradient, so the hook drops it and draws
+    each map. A tile whose rewards are all equal has no gradient, so the hook drops it and draws
     another. The loss becomes ``anchor * (the model's own loss) + (1 - anchor) * (1 - reward)``:
 
-    - The model's own loss, the anchor, is computed on the batch that each step begins with, before
-      any tile is dropped, since a dropped tile has a gradient there.
+    - The model's own loss, the anchor, is computed on the initial batch of each step, before any
+      tile is dropped, since a dropped tile has a gradient there.
     - The gradient of the reward is the policy gradient with the leave-one-out baseline, without
-      division by the standard deviation. It is that of the mean over all tiles: of those kept it
-      is multiplied by the pass rate of the batch that the step begins with. (The pass rate of the
-      whole step is too large on average, since a step ends once enough tiles have passed.) Its
-      value in the log is 1 - the mean reward of the maps that the step trains on.
+      division by the standard deviation. It estimates the gradient of the mean over all tiles: the
+      gradient of the kept tiles is multiplied by the pass rate of the initial batch. (The pass
+      rate of the whole step is too large on average, since a step ends once enough tiles have
+      passed.) The logged value is 1 - the mean reward of the maps that the step trains on.
 
     The estimator is unbiased if the model computes the same in training and evaluation mode
     (no dropout, ``norm_eval``) and in the precision of the training. One step costs a
@@ -53,12 +63,13 @@ class GroupRewardTuning:
 
     Args:
         rewards: Reward functions: configs of TASK_UTILS (``ComponentsFound``, ``PolygonCount``,
-            ``UnbrokenLength`` or one of your own), or callables. A function gets a label map and
+            ``UnbrokenLength`` or a user's class), or callables. A function gets a label map and
             the truth, int64 arrays ``(H, W)``, and returns a number.
         weights: Weight of each reward in the sum; 1 for all when None.
         maps: Number of label maps of a tile, G, 2 or more.
-        region: Side in pixels of the regions that draw one class each.
-        anchor: Share of the model's own loss, 0 to 1; less than 0.5 tends to forget it.
+        region: Side in pixels of the regions, each of which draws one class.
+        anchor: Share of the model's own loss, 0 to 1. With less than 0.5 the model tends to forget
+            what that loss has taught.
         ignore_index: Label of pixels without a class.
 
     Raises:
@@ -66,7 +77,8 @@ class GroupRewardTuning:
     """
 
     uses_model = True
-    weighs_loss = True  # it applies the weight of the shortfall policy to its own term
+    # The loss below applies the weight of the shortfall policy to the reward's term only.
+    weighs_loss = True
 
     def __init__(self, rewards: Sequence[Any], weights: Optional[Sequence[float]] = None,
                  maps: int = 8, region: int = 8, anchor: float = 0.5, ignore_index: int = 255
@@ -81,11 +93,13 @@ class GroupRewardTuning:
         self._rewards = Rewards(rewards, weights)
         self.scores_per_sample = maps
         self.region, self.anchor, self.ignore_index = region, anchor, ignore_index
-        self._originals: Dict[int, List[Any]] = {}  # samples by place in the block
-        self._turn, self._first = 0, False
+        # Initial batch of the step, by position of the virtual rank in the block.
+        self._initial_batches: Dict[int, List[Any]] = {}
+        self._slot, self._is_initial = 0, False
+        # A segmentor of MMSegmentation, whose classes carry no types.
         self._model: Any = None
         self._collate: Callable[[List[Any]], Any] = list
-        self._step: Callable[[], Any] = lambda: None
+        self._current_share: Callable[[], Optional[BatchShare]] = lambda: None
 
     def check_sampling(self, validity: Validity, settings: Dict[str, Any]) -> None:
         """Check the settings of the sampling hook.
@@ -111,7 +125,7 @@ class GroupRewardTuning:
                                  f'{name}={expected}.')
 
     def describe(self) -> str:
-        """Return a text that is equal on ranks whose rewards are."""
+        """Return a text that is equal on two ranks if their rewards are."""
         return (f'maps={self.scores_per_sample}, region={self.region}, anchor={self.anchor}, '
                 f'rewards: {self._rewards.describe()}')
 
@@ -126,83 +140,91 @@ class GroupRewardTuning:
             ValueError: If the model has no ``encode_decode`` as MMSegmentation's segmentors do, or
                 its preprocessor mixes samples.
         """
-        inner: Any = model.module if is_model_wrapper(model) else model
-        if not hasattr(inner, 'encode_decode'):
-            raise ValueError(f'GroupRewardTuning: {type(inner).__name__} has no encode_decode, as '
-                             f"MMSegmentation's segmentors do, to draw label maps from.")
-        if getattr(inner.data_preprocessor, 'batch_augments', None):
+        segmentor: Any = unwrap(model)
+        if not hasattr(segmentor, 'encode_decode'):
+            raise ValueError(f'GroupRewardTuning: {type(segmentor).__name__} has no encode_decode, '
+                             f"as MMSegmentation's segmentors do, to draw label maps from.")
+        if getattr(segmentor.data_preprocessor, 'batch_augments', None):
             raise ValueError('GroupRewardTuning: data_preprocessor.batch_augments changes tiles '
                              'after label maps were drawn for them. Leave it out.')
-        _warn_of_other_modes(inner)
-        self._model, self._collate = inner, collate
-        # The class's own, and not that of a former training.
-        own_loss = type(inner).loss.__get__(inner)
-        inner.loss = lambda inputs, data_samples: self._loss(own_loss, inputs, data_samples)
+        _warn_of_other_modes(segmentor)
+        self._model, self._collate = segmentor, collate
+        # The method of the class, because an earlier training may have replaced the instance's.
+        model_loss = type(segmentor).loss.__get__(segmentor)
+        segmentor.loss = lambda inputs, data_samples: self._loss(model_loss, inputs, data_samples)
 
-    def follow(self, step: Callable[[], Any]) -> None:
-        """Set the function that returns this virtual rank's ``SampledBatch`` of the step."""
-        self._step = step
+    def follow(self, step: Callable[[], Optional[BatchShare]]) -> None:
+        """Set the function that returns the share of the batch in training."""
+        self._current_share = step
 
-    def begin_batch(self, turn: int, first: bool) -> None:
-        """Note which virtual rank the next batch is of, and whether a step begins with it.
-
-        Args:
-            turn: Place of the virtual rank in the block of this process.
-            first: Whether it is the first batch of the step.
-        """
-        self._turn, self._first = turn, first
+    def begin_batch(self, slot: int, first: bool) -> None:
+        """Note the virtual rank of the next batch, and whether it is an initial batch."""
+        self._slot, self._is_initial = slot, first
 
     @torch.no_grad()
     def __call__(self, samples: Sequence[Any]) -> torch.Tensor:
-        """Draw label maps for samples, and return their rewards, float64 ``(len(samples), G)``."""
-        if self._first:
-            self._originals[self._turn] = [copy.deepcopy(each) for each in samples]
+        """Draw label maps for samples, and return their rewards, float64 ``(len(samples), G)``.
+
+        The drawn classes of each region, the advantages of the maps and their mean reward are
+        written into each sample's data sample, for the loss of the step.
+        """
+        if self._is_initial:
+            self._initial_batches[self._slot] = [copy.deepcopy(sample) for sample in samples]
         model = self._model
         with evaluating(model):
-            # The preprocessor pads in place.
+            # Copies, because the preprocessor pads in place.
             data = model.data_preprocessor(
-                self._collate([copy.deepcopy(each) for each in samples]), True)
+                self._collate([copy.deepcopy(sample) for sample in samples]), True)
             logits = self._logits(data['inputs']).float().cpu()
         truth = _labels(data['data_samples']).cpu()
         valid = truth != self.ignore_index
         actions = draw(region_logits(logits, valid, self.region), self.scores_per_sample)
         maps = label_maps(logits, actions, valid, self.region, self.ignore_index)
         rewards = torch.tensor([
-            [self._rewards(each, tile_truth, _name(sample)) for each in tile_maps]
+            [self._rewards(tile_map, tile_truth, _tile_name(sample)) for tile_map in tile_maps]
             for tile_maps, tile_truth, sample in zip(maps.numpy(), truth.numpy(),
                                                      data['data_samples'])], dtype=torch.float64)
-        kind = torch.uint8 if logits.shape[1] <= 256 else torch.int16
-        for sample, drawn, advantages, mean in zip(
-                samples, actions.to(kind), leave_one_out(rewards), rewards.mean(1)):
+        # The smallest type that holds the classes, since the actions travel with the samples.
+        dtype = torch.uint8 if logits.shape[1] <= 256 else torch.int16
+        for sample, tile_actions, advantages, mean in zip(
+                samples, actions.to(dtype), leave_one_out(rewards), rewards.mean(1)):
             sample['data_samples'].set_data(dict(
-                group_actions=drawn.clone(), group_advantages=advantages.float(),
+                group_actions=tile_actions.clone(), group_advantages=advantages.float(),
                 group_reward=mean.float()[None]))
         return rewards
 
-    def _loss(self, own_loss: Callable[[Any, Any], Dict[str, torch.Tensor]], inputs: torch.Tensor,
-              data_samples: Sequence[Any]) -> Dict[str, torch.Tensor]:
-        """Return the losses of the anchor and of the reward."""
-        batch = self._step()
+    def _loss(self, model_loss: Callable[[Any, Any], Dict[str, torch.Tensor]],
+              inputs: torch.Tensor, data_samples: Sequence[Any]) -> Dict[str, torch.Tensor]:
+        """Return the losses of the anchor and of the reward.
+
+        Args:
+            model_loss: The segmentor's own loss.
+            inputs: Preprocessed images, (N, B, H, W).
+            data_samples: Their data samples, with what the score has drawn.
+        """
+        batch = self._current_share()
         if batch is None:
             raise ValueError('GroupRewardTuning has no batch of dynamic sampling: expected it as '
                              'the score of a DynamicSamplingHook.')
-        originals = self._originals[batch.turn]
         losses: Dict[str, torch.Tensor] = {}
         if self.anchor:
+            initial_batch = self._initial_batches[batch.slot]
             data = self._model.data_preprocessor(
-                self._collate([copy.deepcopy(each) for each in originals]), True)
-            losses = {name: _scaled(value, self.anchor) if 'loss' in name else value
-                      for name, value in own_loss(data['inputs'], data['data_samples']).items()}
+                self._collate([copy.deepcopy(sample) for sample in initial_batch]), True)
+            losses = {name: _scale(value, self.anchor) if 'loss' in name else value
+                      for name, value in model_loss(data['inputs'], data['data_samples']).items()}
         logits = self._logits(inputs)
-        # The layers of a split model move what they are given, and labels meet logits here.
+        # The layers of a model that is split over devices move their inputs, so the logits may be
+        # on another device than the labels.
         device = logits.device
         valid = (_labels(data_samples) != self.ignore_index).to(device)
-        advantages = torch.stack([each.group_advantages for each in data_samples]).to(device)
-        actions = torch.stack([each.group_actions for each in data_samples]).to(device)
+        advantages = torch.stack([sample.group_advantages for sample in data_samples]).to(device)
+        actions = torch.stack([sample.group_actions for sample in data_samples]).to(device)
         terms = surrogate(logits, actions, advantages, valid, self.region)
-        reward = torch.cat([each.group_reward for each in data_samples]).mean().to(device)
+        reward = torch.cat([sample.group_reward for sample in data_samples]).mean().to(device)
         reward = torch.nan_to_num(reward)
         gradient = terms.mean() * (batch.share * batch.loss_weight)
+        # The value is 1 - reward; only the surrogate, whose value cancels, has a gradient.
         losses['loss_reward'] = (1 - self.anchor) * (
             1 - reward + (gradient - gradient.detach()))
         losses['group_reward'] = reward
@@ -214,32 +236,36 @@ class GroupRewardTuning:
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
         logits = self._model.encode_decode(inputs, metas)
         if getattr(self._model.decode_head, 'gives_scores', False):
-            logits = logits.clamp(min=_LEAST).log()  # whose softmax are the scores, normalized
-        if logits.shape[1] == 1:  # one channel: the logit of the second of two classes
+            # The softmax of these logarithms is the scores, normalized.
+            logits = logits.clamp(min=_LEAST).log()
+        if logits.shape[1] == 1:
+            # A single channel is the logit of the second of two classes.
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         return logits
 
 
-def _scaled(value: Any, factor: float) -> Any:
+def _scale(value: Any, factor: float) -> Any:
     """Return a loss, or a list of losses, times a factor."""
-    return [factor * each for each in value] if isinstance(value, (list, tuple)) \
-        else factor * value
+    if isinstance(value, (list, tuple)):
+        return [factor * loss for loss in value]
+    return factor * value
 
 
 def _labels(data_samples: Sequence[Any]) -> torch.Tensor:
-    return torch.stack([each.gt_sem_seg.data[0] for each in data_samples]).long()
+    """Return the label maps of data samples, int64 (N, H, W)."""
+    return torch.stack([sample.gt_sem_seg.data[0] for sample in data_samples]).long()
 
 
-def _name(sample: Any) -> str:
-    return str(sample.metainfo.get('img_path') or 'a tile')
+def _tile_name(data_sample: Any) -> str:
+    return str(data_sample.metainfo.get('img_path') or 'a tile')
 
 
 def _warn_of_other_modes(model: nn.Module) -> None:
     """Warn of layers that compute something else in training mode than in evaluation mode."""
     names = sorted({
-        type(each).__name__ for each in model.modules()
-        if (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
-        or (isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training)})
+        type(layer).__name__ for layer in model.modules()
+        if (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0)
+        or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training)})
     if names:
         print_log(f'[GroupRewards] {", ".join(names)}: these layers compute something else in '
                   f'training than where label maps are drawn, so that the gradient of the reward '

@@ -1,4 +1,8 @@
-"""The tasks that an accelerator needs in every iteration: its random state, and a flush."""
+"""The tasks that an accelerator needs in every iteration: its random state, and a flush.
+
+The random state is set anew in each step, so that a resumed run draws the same numbers on any
+number of processes. It belongs to a virtual rank and not to a process.
+"""
 from __future__ import annotations
 
 import random
@@ -6,11 +10,12 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 from mmengine.dist import get_rank
-from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator, derived_seed
-from mapsage.wrappers import VirtualDataParallel
+from mapsage.hooks.base import MapSageHook
+from mapsage.runner_view import HostRunner, MapSageRun
+from mapsage.wrappers import HeadReplicas, VirtualDataParallel
 
 
 def seed_rank(*entropy: int) -> None:
@@ -21,17 +26,17 @@ def seed_rank(*entropy: int) -> None:
     current_accelerator().seed(seed)
 
 
-def _seed_step(runner: Any, virtual_rank: int) -> None:
-    # The leading 1 makes these seeds differ from those of samples.
+def _seed_step(runner: HostRunner, virtual_rank: int) -> None:
+    # The leading 1 makes these seeds differ from the seeds of samples.
     seed_rank(1, runner.seed, virtual_rank, runner.iter)
 
 
 @HOOKS.register_module()
-class AcceleratorHook(Hook):
+class AcceleratorHook(MapSageHook):
     """Hook that seeds each step and flushes lazy devices.
 
     - Before a training step the random state of the device is derived from (seed, virtual rank,
-      iteration), so that dropout in a resumed run equals that in an uninterrupted one, on any
+      iteration), so that dropout in a resumed run equals dropout in an uninterrupted one, on any
       number of processes. The ranks of a head replica count as one rank here.
     - After the step a lazy device runs the operations it has recorded, before any hook reads a
       loss. Reading a loss first would compile one more graph in every iteration.
@@ -40,29 +45,32 @@ class AcceleratorHook(Hook):
     """
 
     priority = 'HIGHEST'
-    _seeded: Any = None  # the model whose virtual ranks are seeded
 
-    def before_train(self, runner: Any) -> None:
-        """Have each virtual rank of this process seeded when its turn comes."""
-        if isinstance(runner.model, VirtualDataParallel) and self._seeded is not runner.model:
-            self._seeded = runner.model  # a second train() finds it there
-            runner.model.on_virtual_rank_start.append(
-                lambda virtual_rank, batch: _seed_step(runner, virtual_rank))
+    def before_train(self, runner: HostRunner) -> None:
+        """Have each virtual rank of this process seeded before its forward pass."""
+        self.follow_virtual_ranks(runner)
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+        """Seed the generators for a virtual rank."""
+        _seed_step(runner, virtual_rank)
+
+    def before_train_iter(self, runner: HostRunner, batch_idx: int,
+                          data_batch: Any = None) -> None:
         """Seed the generators for this step."""
         _seed_step(runner, self._data_rank(runner))
 
     @staticmethod
-    def _data_rank(runner: Any) -> int:
-        """Return the number that all ranks of one head replica have, so that they draw alike."""
+    def _data_rank(runner: HostRunner) -> int:
+        """Return the number by which this process draws, the same on all ranks of a head replica.
+        """
         if isinstance(runner.model, VirtualDataParallel):
             return runner.model.block.start
-        replicas = getattr(runner.model, 'replicas', None)
-        return get_rank() if replicas is None else replicas.index
+        if isinstance(runner.model, HeadReplicas):
+            return runner.model.replicas.index
+        return get_rank()
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: Optional[dict] = None) -> None:
+    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+                         outputs: Optional[Dict[str, Any]] = None) -> None:
         """Flush the device, and record its peak memory in MiB if MMEngine does not."""
         accelerator = current_accelerator()
         accelerator.flush()
@@ -70,18 +78,17 @@ class AcceleratorHook(Hook):
         if peak is not None:
             runner.message_hub.update_scalar('train/memory', peak / 2**20)
 
-    def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Write the number of virtual ranks into the checkpoint, which is fixed for the run."""
-        ranks = getattr(runner, 'virtual_ranks', None)
-        if ranks is not None and not hasattr(runner.model, 'replicas'):
-            checkpoint['meta']['virtual_ranks'] = ranks.count
+        if isinstance(runner, MapSageRun) and not isinstance(runner.model, HeadReplicas):
+            checkpoint['meta']['virtual_ranks'] = runner.virtual_ranks.count
 
-    def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                       outputs: Any = None) -> None:
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+                       outputs: Optional[Any] = None) -> None:
         """Flush the operations of a validation step."""
         current_accelerator().flush()
 
-    def after_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                        outputs: Any = None) -> None:
+    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+                        outputs: Optional[Any] = None) -> None:
         """Flush the operations of a test step."""
         current_accelerator().flush()

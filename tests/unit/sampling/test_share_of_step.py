@@ -9,8 +9,7 @@ from typing import Any, Dict, Iterator, List, Sequence
 import pytest
 
 from mapsage.distributed.virtual_ranks import VirtualRanks
-from mapsage.hooks.dynamic_sampling.sampled_steps import OwnStep
-from mapsage.sampling import BlockSampler, Validity
+from mapsage.sampling import BatchShare, BlockSampler, Validity
 
 RATE = 0.41
 
@@ -61,7 +60,7 @@ def mean_weight(batch: int, resamples: int, **settings: Any) -> Dict[str, float]
         weight = probability(taken)
         covered += weight
         for turn, sampled in enumerate(batches):
-            step = OwnStep.of(sampled, turn)
+            step = BatchShare.of(sampled, turn)
             gradient = sum(sampled.samples) / len(sampled.samples) * step.loss_weight / batch
             total += weight * gradient * step.share
             naive += weight * gradient * (
@@ -88,4 +87,4 @@ def test_the_pass_rate_of_the_step_would_be_too_large() -> None:
 def test_a_step_whose_first_batch_is_empty_counts_as_one_that_was_not_filtered() -> None:
     statistics = SimpleNamespace(outcome='full', first_pass_rate=math.nan)
     batch: Any = SimpleNamespace(statistics=statistics, loss_weight=1.0)
-    assert OwnStep.of(batch, 0).share == 1.0
+    assert BatchShare.of(batch, 0).share == 1.0

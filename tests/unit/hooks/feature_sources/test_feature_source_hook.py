@@ -243,4 +243,4 @@ def test_a_warning_that_cannot_be_written_is_no_error(stream: io.StringIO,
         stream.close()
     monkeypatch.setattr(feature_source_hook, 'get_rank', lambda: 1)
     monkeypatch.setattr(sys, 'stderr', stream)
-    feature_source_hook.log_anywhere(logging.WARNING, 'an encoder is lost')
+    feature_source_hook.log_on_any_rank(logging.WARNING, 'an encoder is lost')

@@ -83,4 +83,4 @@ def test_a_segmentor_of_mmseg_has_both_terms_in_its_loss(said: List[str]) -> Non
 
 
 class Step:
-    turn, share, loss_weight = 0, .5, 1.
+    slot, share, loss_weight = 0, .5, 1.

@@ -22,7 +22,7 @@ pytestmark = [main_leg, pytest.mark.skipif(SimAccelerator.why_unavailable() is n
 
 
 class Step:
-    turn, share, loss_weight = 0, .5, 1.
+    slot, share, loss_weight = 0, .5, 1.
 
 
 def train_with_rewards(devices: int) -> Dict[str, Any]:

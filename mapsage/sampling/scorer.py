@@ -1,0 +1,185 @@
+"""Scorers: the objects that give each sample the number by which dynamic sampling judges it.
+
+A scorer overrides one of two methods: ``score`` judges one sample in the loader's workers, and
+``__call__`` judges the samples of a batch in the training process. All other members have defaults.
+Users may also pass a plain function, or an object with only the members that it needs:
+:func:`as_scorer` wraps these, so that the sampling code deals with a :class:`Scorer` only.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from .shortfall import FALLBACK
+from .step import SampledBatch
+from .validity import Validity
+
+
+class BatchShare(NamedTuple):
+    """What a scorer that takes part in the loss needs to know of a virtual rank's batch.
+
+    Attributes:
+        slot: Position of the virtual rank in the block of this process.
+        share: Estimate of the share of all samples that the batch represents: the pass rate of the
+            initial batch, or 1 if the batch was not filtered.
+        loss_weight: Factor of the mean over the batch, see ``SampledBatch``.
+    """
+
+    slot: int
+    share: float
+    loss_weight: float
+
+    @classmethod
+    def of(cls, batch: SampledBatch, slot: int) -> BatchShare:
+        """Return the share that a batch represents.
+
+        The number of samples that a step judges depends on how many of them passed. The size of the
+        initial batch does not, so its pass rate is an unbiased estimate. If the initial batch had
+        no judged sample, the step counts as not filtered.
+        """
+        statistics = batch.statistics
+        filtered = statistics.outcome != FALLBACK and not math.isnan(statistics.first_pass_rate)
+        share = statistics.first_pass_rate if filtered else 1.0
+        return cls(slot, share, batch.loss_weight)
+
+
+class Scorer:
+    """Base class of scorers. A subclass overrides either :meth:`score` or :meth:`__call__`.
+
+    Attributes:
+        uses_model: Whether the scorer reads the model in training. Then a step cannot be sampled
+            while the previous one changes the weights.
+        weighs_loss: Whether the scorer applies the ``loss_weight`` of the shortfall policy itself.
+        scores_per_sample: Number of scores of each sample, such as the rewards of several drawn
+            label maps.
+        history: Keyword arguments of :class:`TileHistory`, to score a tile again only after a
+            while; None to score every sample.
+    """
+
+    uses_model: bool = False
+    weighs_loss: bool = False
+    scores_per_sample: int = 1
+    history: Optional[Dict[str, Any]] = None
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return type(self).__name__
+
+    @property
+    def scores_in_workers(self) -> bool:
+        """Whether :meth:`score` exists, so that the loader's workers score each sample."""
+        return type(self).score is not Scorer.score
+
+    @property
+    def follows_step(self) -> bool:
+        """Whether :meth:`follow` exists, so that the scorer takes part in the step's loss."""
+        return type(self).follow is not Scorer.follow
+
+    def score(self, sample: Any) -> float:
+        """Return the score of one sample. Called in the loader's workers."""
+        raise NotImplementedError(f'{self.name} overrides neither score() nor __call__().')
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return the scores of a batch.
+
+        Args:
+            samples: Samples as the dataset returned them.
+
+        Returns:
+            One number per sample, or ``scores_per_sample`` numbers each, on any device.
+        """
+        return [self.score(sample) for sample in samples]
+
+    def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
+        """Take the model in training and the loader's collate function, before the first score."""
+
+    def check_sampling(self, validity: Validity, settings: Dict[str, Any]) -> None:
+        """Raise ValueError if the settings of the sampling hook do not suit the scorer."""
+
+    def describe(self) -> str:
+        """Return a text that must be equal on all ranks; ``''`` to compare nothing."""
+        return ''
+
+    def follow(self, step: Callable[[], Optional[BatchShare]]) -> None:
+        """Take the function that returns the current batch's share; it returns None before any."""
+
+    def begin_batch(self, slot: int, first: bool) -> None:
+        """Prepare for the next batch.
+
+        Args:
+            slot: Position of the batch's virtual rank in the block of this process.
+            first: Whether it is the first batch of the step.
+        """
+
+
+class _AdaptedScorer(Scorer):
+    """A user's function or object as a :class:`Scorer`.
+
+    Args:
+        users: Callable that takes samples, or an object with a method ``score(sample)``; other
+            members of :class:`Scorer` are used if it has them.
+    """
+
+    def __init__(self, users: Any) -> None:
+        self._users = users
+        for attribute in ('uses_model', 'weighs_loss', 'scores_per_sample', 'history'):
+            setattr(self, attribute, getattr(users, attribute, getattr(Scorer, attribute)))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self._users, '__name__', type(self._users).__name__))
+
+    @property
+    def scores_in_workers(self) -> bool:
+        return self._has('score')
+
+    @property
+    def follows_step(self) -> bool:
+        return self._has('follow')
+
+    def score(self, sample: Any) -> float:
+        return self._users.score(sample)
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        return super().__call__(samples) if self.scores_in_workers else self._users(samples)
+
+    def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
+        if self._has('bind'):
+            self._users.bind(model, collate)
+
+    def check_sampling(self, validity: Validity, settings: Dict[str, Any]) -> None:
+        if self._has('check_sampling'):
+            self._users.check_sampling(validity, settings)
+
+    def describe(self) -> str:
+        return self._users.describe() if self._has('describe') else ''
+
+    def follow(self, step: Callable[[], Optional[BatchShare]]) -> None:
+        if self._has('follow'):
+            self._users.follow(step)
+
+    def begin_batch(self, slot: int, first: bool) -> None:
+        if self._has('begin_batch'):
+            self._users.begin_batch(slot, first)
+
+    def _has(self, member: str) -> bool:
+        return hasattr(self._users, member)
+
+
+def as_scorer(score: Any) -> Scorer:
+    """Return a :class:`Scorer` for what a user passed as a score.
+
+    Args:
+        score: A Scorer, a callable that takes the samples of a batch, or an object with a method
+            ``score(sample)``.
+
+    Raises:
+        ValueError: If the score is something else.
+    """
+    if isinstance(score, Scorer):
+        return score
+    if not callable(score) and not hasattr(score, 'score'):
+        raise ValueError(f'score={score!r}, expected a config such as '
+                         f"dict(type='LabelScore', metric='class_entropy') or a callable.")
+    return _AdaptedScorer(score)
