@@ -245,5 +245,5 @@ def config_of(fault: Fault, data: Path, cache: Path) -> str:
 
 def may_go_on(fault: Fault) -> bool:
     """Return whether the run may succeed without the encoder that fails."""
-    return (fault.place == 'encoder' and fault.action in ('hang', 'SIGSTOP', 'exception')
+    return (fault.place == 'encoder' and fault.action in ('hang', 'SIGSTOP', 'exception', 'nan')
             and (fault.fallback or fault.encoders > 1))

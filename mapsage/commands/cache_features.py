@@ -30,6 +30,7 @@ from mapsage.features.cache.shards import (
     ranges_of,
     write_shard,
 )
+from mapsage.features.source import check_finite
 from mapsage.folder_claims import claimed
 from mapsage.version import __version__
 
@@ -214,6 +215,7 @@ class FeatureCaching:
             with precision:
                 features = self._model.backbone(images)
         check_features(features, len(images))
+        check_finite(features, images)
         host = [level.cpu() for level in features]
         return [[level[at].clone() for level in host] for at in range(len(images))]
 

@@ -12,14 +12,15 @@ import itertools
 import json
 import time
 from contextlib import contextmanager
-from typing import Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch.distributed as dist
 
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
-from .channels.group_channel import known_ends, known_pause
-from .channels.roll_call import describe_pause
+from .channels.group_channel import ask_positions, known_ends, known_pause
+from .channels.main_thread import find_stragglers
+from .channels.roll_call import describe_pause, describe_position
 from .nodes.heartbeat import lost_by_heartbeat
 from .store import LockedStore
 
@@ -146,8 +147,22 @@ def _look(store: LockedStore, place: str) -> _Finding:
     # Only neighbors of a rank that died notice it at once. The others wait on, for ranks which have
     # failed, and leave no note for now.
     ended = known_ends(silent)
-    silent = [rank for rank in silent if rank in ended] or silent
-    return _Finding(None, {rank: ended.get(rank, '') for rank in silent} if silent else late)
+    if not silent or ended.keys() & set(silent):
+        return _Finding(None, {rank: ended[rank] for rank in silent if rank in ended} or late)
+    return _Finding(None, _find_hanging(place, silent))
+
+
+def _find_hanging(place: str, silent: List[int]) -> Dict[int, str]:
+    """Return which of the ranks without a note others wait for, each with what is known about it.
+
+    A rank without a note may itself wait, in a collective of another kind that came later.
+    """
+    positions = ask_positions(place, silent)
+    mute = [rank for rank in silent if rank not in positions]
+    # Without any answer there are no channels yet, and nothing is known about anybody.
+    hanging = mute or find_stragglers(positions)
+    return {rank: f'rank {rank} answers{describe_position(positions[rank])}'
+            if rank in positions else '' for rank in hanging}
 
 
 def _await_notes(store: LockedStore, place: str) -> None:

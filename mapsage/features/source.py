@@ -29,6 +29,32 @@ class StreamingError(UserError, RuntimeError):
         self.ranks = list(ranks)
 
 
+class NonFiniteFeaturesError(UserError, ValueError):
+    """An encoder returned NaN or infinite values for images that are finite."""
+
+
+def check_finite(features: Features, images: torch.Tensor) -> None:
+    """Check that the features of finite images are finite, before others train on them.
+
+    Features of images that are not finite pass: the data is at fault, not the encoder.
+
+    Args:
+        features: Levels of the encoder.
+        images: Images that were encoded, float (n, 3, H, W).
+
+    Raises:
+        NonFiniteFeaturesError: If a level has a NaN or infinite value.
+    """
+    for number, level in enumerate(features):
+        bad = int((~torch.isfinite(level)).sum())
+        if bad and bool(torch.isfinite(images).all()):
+            raise NonFiniteFeaturesError(
+                f'level {number} of the features has {bad} of {level.numel()} values that are NaN '
+                f'or infinite, expected finite features of finite images. Check the weights of the '
+                f'encoder, and with mixed precision ({level.dtype}) whether its activations '
+                f'overflow; a device that computes wrongly shows in `mapsage doctor`.')
+
+
 @dataclass(frozen=True)
 class Item:
     """The samples that are encoded together: the batch of one head replica in one step.

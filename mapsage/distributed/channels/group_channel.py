@@ -27,6 +27,7 @@ from mapsage.distributed.groups.staged import StagedProcessGroup
 from mapsage.distributed.store import LockedStore
 
 from .channel import Channel, RankLostError, SerialChannel, error_text
+from .main_thread import Position
 from .mesh import LinkLostError
 from .roll_call import Lane, Missing, RollCall, is_late
 
@@ -391,6 +392,17 @@ def known_ends(probed: Sequence[int] = ()) -> Dict[int, str]:
         return {}
     roll.mesh.probe(probed)
     return roll.mesh.reasons()
+
+
+def ask_positions(question: str, ranks: Sequence[int]) -> Dict[int, Position]:
+    """Return where the main threads of ranks are, see :meth:`RollCall.ask_positions`.
+
+    The answer is empty if this process has opened no channel.
+    """
+    default: Any = _c10d()._get_default_group() if dist.is_initialized() else None
+    if default not in _roll_calls:
+        return {}
+    return _roll_calls[default].ask_positions(question, ranks)
 
 
 def known_pause() -> float:

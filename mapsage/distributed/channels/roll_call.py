@@ -16,11 +16,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 from mapsage.distributed.store import LockedStore
 
+from .main_thread import Activity, Position, find_stragglers, main_thread_position
 from .mesh import Mesh
 
 # How long the ranks may be silent, none reporting, before those that have not are named, seconds.
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0  # in all
+_SHOWN_WAITING = 2  # ranks that wait elsewhere, as examples in an error
 _PAUSE_SECONDS = (0.01, 0.5)  # between two looks into the store, growing
 
 
@@ -59,6 +61,15 @@ def describe_pause(seconds: float) -> str:
             f'kept the interpreter to itself')
 
 
+def describe_position(position: Position) -> str:
+    """Return words about a main thread, to stand behind the name of its rank. Pure."""
+    if not position.line:
+        return ''
+    doing = {Activity.RUNS: 'is', Activity.IN_BACKWARD: 'computes gradients',
+             Activity.IN_COLLECTIVE: 'waits in a collective'}[position.activity]
+    return f', and its main thread {doing} at {position.line}'
+
+
 class Missing(NamedTuple):
     """Whom the ranks found missing.
 
@@ -85,10 +96,12 @@ class RollCall:
 
     def __init__(self, store: LockedStore, prefix: str, rank: int, ranks: int) -> None:
         self.store, self.rank = store, rank
-        self._prefix = prefix
+        self._prefix, self._ranks = prefix, ranks
         self._lanes: Dict[int, Lane] = {}
         self._failed: Dict[int, Dict[str, Any]] = {}
         self._reported: Set[int] = set()
+        # Questions where the main threads are that this process has heard.
+        self._questions: Set[str] = set()
         self._texts: Dict[Tuple[int, str], str] = {}
         self.mesh = Mesh(store, prefix, rank, ranks, self._hear)
 
@@ -143,6 +156,25 @@ class RollCall:
         lost = self._lost(lane)
         return Missing(list(lost), True, lost) if lost else unknown
 
+    def ask_positions(self, question: str, ranks: Sequence[int]) -> Dict[int, Position]:
+        """Return where the main threads of ranks are. A rank is left out if it does not answer.
+
+        Args:
+            question: Key in the store; a question can be asked once.
+            ranks: Global ranks to wait for, for some seconds.
+        """
+        message = dict(kind='position', question=question, ranks=list(range(self._ranks)))
+        if self._note(message):
+            threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
+        deadline, positions = time.monotonic() + _GRACE_SECONDS, {}
+        while len(positions) < len(ranks) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS[0])
+            for rank in ranks:
+                position = self._read_position(question, rank) if rank not in positions else None
+                if position is not None:
+                    positions[rank] = position
+        return positions
+
     def publish(self, lane: Lane, key: str, text: str) -> bool:
         """Keep a text for all ranks; return whether it is the first under its key."""
         message = dict(kind='text', lane=lane.key, ranks=lane.ranks, key=key, text=text)
@@ -176,6 +208,9 @@ class RollCall:
         with self.mesh.news:
             if message['kind'] == 'failed':
                 first = self._failed.setdefault(message['lane'], message) is message
+            elif message['kind'] == 'position':
+                first = message['question'] not in self._questions
+                self._questions.add(message['question'])
             else:
                 key = message['lane'], message['key']
                 first = key not in self._texts
@@ -187,6 +222,11 @@ class RollCall:
         self._spread(message, connect=False)
         if message['kind'] == 'failed':
             self._report(message)
+        if message['kind'] == 'position':
+            try:
+                self._write_position(message['question'])
+            except RuntimeError:  # the process that keeps the store has ended
+                return
         self._spread(message)
 
     def _spread(self, message: Dict[str, Any], connect: bool = True) -> None:
@@ -215,6 +255,7 @@ class RollCall:
                 self.store.add(f'{message["name"]}/paused/{self.rank}', int(paused))
             for rank in set(message['ranks']) & set(self.mesh.lost):
                 self.store.add(f'{message["name"]}/unconnected/{rank}', 1)
+            self._write_position(message['name'])
             self.store.add(f'{message["name"]}/at/{self.rank}', 2 * entered + 1 + inside)
             self.store.add(f'{message["name"]}/reported', 1)
         except RuntimeError:  # the process that keeps the store has ended
@@ -239,10 +280,28 @@ class RollCall:
             apart = self._read_pauses(lane) or self._read_broken_connections(lane)
             if apart:
                 return Missing(list(apart), False, apart)
-        ranks = silent or elsewhere or behind
-        answer = 'does not answer' if silent else 'answers'
-        return Missing(ranks, bool(silent), {
-            rank: reasons.get(rank) or f'{self.mesh.locate(rank)} {answer}' for rank in ranks})
+        if silent:
+            return Missing(silent, True, {
+                rank: reasons.get(rank) or f'{self.mesh.locate(rank)} does not answer'
+                for rank in silent})
+        positions = {rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
+                     for rank in elsewhere or behind}
+        stragglers = find_stragglers(positions)
+        waiting = [rank for rank in positions if rank not in stragglers]
+        return Missing(stragglers, False, {
+            rank: reasons.get(rank) or f'{self.mesh.locate(rank)} answers'
+            f'{describe_position(positions[rank])}'
+            for rank in [*stragglers, *waiting[:_SHOWN_WAITING]]})
+
+    def _write_position(self, prefix: str) -> None:
+        self.store.set(f'{prefix}/position/{self.rank}', json.dumps(main_thread_position()))
+
+    def _read_position(self, prefix: str, rank: int) -> Optional[Position]:
+        text = self.store.find(f'{prefix}/position/{rank}')
+        if text is None:
+            return None
+        activity, line = json.loads(text)
+        return Position(Activity(activity), line)
 
     def _read_pauses(self, lane: Lane) -> Dict[int, str]:
         """Return the ranks that did not run for as long as others waited, with words about it."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mapsage.distributed import error_text
-from mapsage.features.source import Encode
+from mapsage.features.source import Encode, check_finite
 from mapsage.features.wire.header import Header, Kind
 from mapsage.features.wire.link import Link, LinkError, Receiver
 from mapsage.features.wire.payload import Layout, Payload, split
@@ -62,8 +62,8 @@ def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: i
           log: Log = log_plainly) -> Dict[str, float]:
     """Encode for heads until all of them have closed their links or gone away.
 
-    Heads take turns. If ``encode`` raises an exception, its text is sent to the head, which asks
-    another encoder; the next item is encoded normally. Each request is answered by the thread that
+    Heads take turns. If ``encode`` raises an exception, or returns features that are not finite, the
+    text of the error is sent to the head, which asks another encoder; the next item is encoded normally. Each request is answered by the thread that
     encodes, so that a head learns whether it still works; that the process lives is said by the
     links themselves, however long an item takes.
 
@@ -215,7 +215,9 @@ class _Encoder(Receiver):
         assert request.header.layout is not None
         images, = request.header.layout.unpack(request.images, self._device)
         with torch.no_grad():
-            return split(self._encode(images), request.header.wire)
+            features = self._encode(images)
+        check_finite(features, images)
+        return split(features, request.header.wire)
 
     def _send_granted(self, link: Link, credit: Header, payload: torch.Tensor) -> None:
         """Queue the bytes that a credit allows, one message per block."""

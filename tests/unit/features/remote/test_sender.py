@@ -27,6 +27,8 @@ def encode(images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         raise ZeroDivisionError('no such tile \udcb5.png')  # its name is in GBK
     if images.flatten()[0] == 8:
         raise UnprintableError
+    if images.flatten()[0] == 9:
+        return images * float('nan'), images.sum(1, keepdim=True)
     return images * 2, images.sum(1, keepdim=True)
 
 
@@ -107,6 +109,20 @@ def test_an_exception_is_sent_to_the_head_and_the_next_item_is_encoded() -> None
         'encoding raised ZeroDivisionError: no such tile \\udcb5.png')
     served = head.close()
     assert (served['items'], served['failed']) == (1, 1)
+
+
+@pytest.mark.parametrize('value', [9., float('inf')], ids=['of the encoder', 'of the images'])
+def test_features_that_are_not_finite_are_refused_unless_the_images_are_not(value: float) -> None:
+    head = Head().start()
+    head.ask(0, images_of(value))
+    head.ask(1, images_of(1.))
+    refused = value == 9
+    offers = head.await_all(Kind.OFFER, 2 - refused)
+    assert [offer.item for offer, _ in offers] == ([1] if refused else [0, 1])
+    texts = [bytes(text.tolist()).decode() for _, text in head.of(Kind.FAILED)]
+    assert len(texts) == refused
+    assert all('level 0 of the features has 12 of 12 values that are NaN' in text for text in texts)
+    assert head.close()['failed'] == refused
 
 
 def test_an_exception_without_a_readable_message_ends_no_encoder() -> None:

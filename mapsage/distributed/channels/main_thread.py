@@ -1,0 +1,104 @@
+"""Where the main thread of a process is: which ranks wait, and which one they wait for.
+
+When a collective does not complete, several ranks may be missing from it: one that hangs, and
+others that wait for it in another collective. Each rank reads the stack of its main thread on
+another thread and reports it; `roll_call.py` and `lost_ranks.py` collect the reports and call
+:func:`find_stragglers`.
+"""
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import threading
+from collections import defaultdict
+from types import FrameType
+from typing import Dict, List, NamedTuple, Optional
+
+_CHANNELS = __name__.rpartition('.')[0]
+
+
+class Activity(enum.IntEnum):
+    """What a main thread does, by how likely it is that it waits for another rank."""
+
+    RUNS = 0
+    # DDP waits for the other ranks' gradients here, and a kernel may also hang here.
+    IN_BACKWARD = 1
+    IN_COLLECTIVE = 2
+
+
+class Position(NamedTuple):
+    """Where the main thread of a rank is.
+
+    Attributes:
+        activity: What it does.
+        line: File, line and function of the innermost frame that is not the waiting itself, such as
+            ``'engine/runner.py:253 in _init_model_weights'``.
+    """
+
+    activity: Activity
+    line: str
+
+
+def main_thread_position() -> Position:
+    """Return where the main thread of this process is. Call it from another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return Position(_classify(frame), _describe(frame))
+
+
+def find_stragglers(positions: Dict[int, Position]) -> List[int]:
+    """Return the ranks that the others most likely wait for. Pure.
+
+    A rank that runs is suspected before one that computes gradients, and that one before a rank
+    that is in a collective itself. If all of them are in collectives, the smallest group that is on
+    one line is suspected: most ranks are where all should be. If the smallest groups are equally
+    large, every rank is returned.
+
+    Args:
+        positions: Position by rank of the ranks that have not come to a collective.
+    """
+    if not positions:
+        return []
+    least = min(position.activity for position in positions.values())
+    if least != Activity.IN_COLLECTIVE:
+        return [rank for rank, position in positions.items() if position.activity == least]
+    by_line: Dict[str, List[int]] = defaultdict(list)
+    for rank, position in positions.items():
+        by_line[position.line].append(rank)
+    smallest, *larger = sorted(by_line.values(), key=len)
+    if larger and len(larger[0]) > len(smallest):
+        return smallest
+    return list(positions)
+
+
+def _classify(frame: Optional[FrameType]) -> Activity:
+    innermost = _module(frame)
+    if innermost.startswith('torch.distributed.distributed_c10d') or _waits_in_channel(frame):
+        return Activity.IN_COLLECTIVE
+    # The engine itself is native code: a hook in Python would be the innermost frame.
+    if innermost.startswith('torch.autograd'):
+        return Activity.IN_BACKWARD
+    return Activity.RUNS
+
+
+def _waits_in_channel(frame: Optional[FrameType]) -> bool:
+    while frame is not None:
+        if _module(frame).startswith(_CHANNELS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _describe(frame: Optional[FrameType]) -> str:
+    waiting = (_CHANNELS, 'torch.distributed', 'torch.autograd', 'threading', 'selectors')
+    while frame is not None and frame.f_back is not None and _module(frame).startswith(waiting):
+        frame = frame.f_back
+    if frame is None:
+        return ''
+    folder, name = os.path.split(frame.f_code.co_filename)
+    return (f'{os.path.join(os.path.basename(folder), name)}:{frame.f_lineno} in '
+            f'{frame.f_code.co_name}')
+
+
+def _module(frame: Optional[FrameType]) -> str:
+    return str(frame.f_globals.get('__name__', '')) if frame is not None else ''
