@@ -19,7 +19,7 @@ import torch.distributed as dist
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
 from .channels.group_channel import ask_positions, known_ends, known_pause
-from .channels.main_thread import find_stragglers
+from .channels.main_thread import Activity, Position, find_stragglers, line_of
 from .channels.roll_call import describe_pause, describe_position
 from .nodes.heartbeat import lost_by_heartbeat
 from .store import LockedStore
@@ -72,6 +72,7 @@ def _cause(place: str, error: Exception, what: str) -> Optional[Exception]:
     store = LockedStore(dist.distributed_c10d._get_default_store())
     rank, broken = dist.get_rank(), _is_broken_collective(error)
     own = not broken and not isinstance(error, (RankError, RankLostError))
+    store.set(f'{place}/line/{rank}', line_of(error))
     store.set(f'{place}/note/{rank}', error_text(error) if own else '')
     paused = known_pause()
     if paused:
@@ -147,20 +148,31 @@ def _look(store: LockedStore, place: str) -> _Finding:
     # Only neighbors of a rank that died notice it at once. The others wait on, for ranks which have
     # failed, and leave no note for now.
     ended = known_ends(silent)
-    if not silent or ended.keys() & set(silent):
-        return _Finding(None, {rank: ended[rank] for rank in silent if rank in ended} or late)
-    return _Finding(None, _find_hanging(place, silent))
+    if late and not silent:
+        return _Finding(None, late)
+    if ended.keys() & set(silent):
+        return _Finding(None, {rank: ended[rank] for rank in silent if rank in ended})
+    return _Finding(None, _find_hanging(store, place, silent))
 
 
-def _find_hanging(place: str, silent: List[int]) -> Dict[int, str]:
-    """Return which of the ranks without a note others wait for, each with what is known about it.
+def _find_hanging(store: LockedStore, place: str, silent: List[int]) -> Dict[int, str]:
+    """Return which ranks the others wait for, each with what is known about it.
 
-    A rank without a note may itself wait, in a collective of another kind that came later.
+    A rank without a note may itself wait, in a collective of another kind that came later. If all
+    ranks wait, one of them may have been in a collective that no other rank has entered.
     """
     positions = ask_positions(place, silent)
     mute = [rank for rank in silent if rank not in positions]
     # Without any answer there are no channels yet, and nothing is known about anybody.
     hanging = mute or find_stragglers(positions)
+    if all(rank in positions and positions[rank].activity == Activity.IN_COLLECTIVE
+           for rank in hanging):
+        for rank in set(range(dist.get_world_size())) - set(silent):
+            positions[rank] = Position(Activity.IN_COLLECTIVE,
+                                       store.find(f'{place}/line/{rank}') or '')
+        hanging = find_stragglers(positions)
+        if len(hanging) == len(positions):
+            return {}
     return {rank: f'rank {rank} answers{describe_position(positions[rank])}'
             if rank in positions else '' for rank in hanging}
 

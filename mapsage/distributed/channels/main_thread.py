@@ -89,15 +89,31 @@ def _waits_in_channel(frame: Optional[FrameType]) -> bool:
     return False
 
 
+def line_of(error: BaseException) -> str:
+    """Return the line at which an error was raised, in the form of :attr:`Position.line`."""
+    traceback, line = error.__traceback__, ''
+    while traceback is not None:
+        if not _is_waiting(traceback.tb_frame):
+            line = _format_line(traceback.tb_frame, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return line
+
+
 def _describe(frame: Optional[FrameType]) -> str:
-    waiting = (_CHANNELS, 'torch.distributed', 'torch.autograd', 'threading', 'selectors')
-    while frame is not None and frame.f_back is not None and _module(frame).startswith(waiting):
+    while frame is not None and frame.f_back is not None and _is_waiting(frame):
         frame = frame.f_back
-    if frame is None:
-        return ''
+    return _format_line(frame, frame.f_lineno) if frame is not None else ''
+
+
+def _is_waiting(frame: FrameType) -> bool:
+    return _module(frame).startswith(
+        (_CHANNELS, 'torch.distributed', 'torch.autograd', 'threading', 'selectors'))
+
+
+def _format_line(frame: FrameType, number: int) -> str:
     folder, name = os.path.split(frame.f_code.co_filename)
-    return (f'{os.path.join(os.path.basename(folder), name)}:{frame.f_lineno} in '
-            f'{frame.f_code.co_name}')
+    path = os.path.join(os.path.basename(folder), name)
+    return f'{path}:{number} in {frame.f_code.co_name}'
 
 
 def _module(frame: Optional[FrameType]) -> str:
