@@ -62,10 +62,11 @@ def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: i
           log: Log = log_plainly) -> Dict[str, float]:
     """Encode for heads until all of them have closed their links or gone away.
 
-    Heads take turns. If ``encode`` raises an exception, or returns features that are not finite, the
-    text of the error is sent to the head, which asks another encoder; the next item is encoded normally. Each request is answered by the thread that
-    encodes, so that a head learns whether it still works; that the process lives is said by the
-    links themselves, however long an item takes.
+    Requests of the heads are served in rotation. If ``encode`` raises an exception or returns
+    features that are not finite, the text of the error is sent to the head, which asks another
+    encoder; the next item is encoded normally. The thread that encodes answers each request, so
+    that a head learns whether it still works; the links themselves say that the process lives,
+    however long an item takes.
 
     A head that goes away without closing its link is awaited for ``peer_timeout`` seconds. If none
     is left then, the encoder has nothing to do, and ends: what the heads died of is in their logs.
