@@ -166,7 +166,8 @@ class RollCall:
         message = dict(kind='position', question=question, ranks=list(range(self._ranks)))
         if self._note(message):
             threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
-        deadline, positions = time.monotonic() + _GRACE_SECONDS, {}
+        positions: Dict[int, Position] = {}
+        deadline = time.monotonic() + _GRACE_SECONDS
         while len(positions) < len(ranks) and time.monotonic() < deadline:
             time.sleep(_PAUSE_SECONDS[0])
             for rank in ranks:
