@@ -1,4 +1,9 @@
-"""Maps in a browser: a page, the files that it reads in parts, and a small server."""
+"""Maps in a browser: a page, the files that it reads in byte ranges, and a small server.
+
+`catalog.py` finds the maps and their files, `session.py` prepares them for a browser, and
+`server.py` serves them to one user on this machine; `static.py` writes a folder for any web server
+instead. The page is in ``web/``. A review (`review.py`) lets the user judge tiles, worst first.
+"""
 from .catalog import MapEntry, find_maps
 from .display import TruthSettings
 from .errors import ViewError

@@ -1,10 +1,15 @@
-"""The maps of a folder, with what belongs to each: scene, confidence, truth, polygons."""
+"""Finds maps and the files that belong to each: scene, confidence, labels, polygons.
+
+A map's report (the ``.json`` beside it) may have been written by a stranger: nothing in it is
+trusted, and no server is asked for a file that it names unless the user allows it. `session.py`
+prepares the files for a browser.
+"""
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -26,8 +31,10 @@ from mapsage_launcher.shipped import program
 
 from .errors import ViewError
 
-NO_DATA = 255  # class of a pixel without a prediction, as tools/predict.py writes it
-_ROWS = 1024  # rows of a map that are counted at a time
+# Class of a pixel without a prediction, as tools/predict.py writes it.
+NO_DATA = 255
+# Number of a map's rows that are counted at a time.
+_ROWS = 1024
 
 
 @dataclass
@@ -35,18 +42,17 @@ class MapEntry:
     """A map and the files that are shown with it.
 
     Attributes:
-        name: Name of the map, its file's without the suffix.
+        name: Name of the map: the name of its file without the suffix.
         path: Path of the class map.
         classes: Value, name and color of each class, as ``read_classes`` returns them.
         pixels: Number of pixels of each value, by value.
-        scenes: Paths or GDAL names of the scenes that the map was made from; more than one of a
-            mosaic.
+        scenes: Paths or GDAL names of the scenes that the map was made from; several for a mosaic.
         confidence: Path of the confidence, or None.
         truth: Path of the labels, a raster or polygons, or None.
         polygons: Path of the GeoPackage, or None.
-        windows: Height and width of the windows that the map was made with, and of the scene, both
-            in pixels as the model saw them; empty where that is not known.
-        notes: Sentences that the viewer shows: what is missing, and why.
+        windows: (height, width) of the prediction windows, and of the scene, both in the pixels
+            that the model saw; empty if unknown.
+        notes: Sentences that the viewer shows about missing files, with the reason.
     """
 
     name: str
@@ -61,10 +67,11 @@ class MapEntry:
     notes: List[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._grid = _grid_of(self.path)  # once: the map may go while it is shown
+        # Read once, because the file may be removed while the map is shown.
+        self._grid = _read_grid(self.path)
 
     def as_json(self) -> Dict[str, Any]:
-        """Return what the page needs to know of the map beside its files."""
+        """Return the facts about the map that the page shows, without its files."""
         total = max(1, sum(self.pixels.get(entry['value'], 0) for entry in self.classes))
         return dict(
             self._grid, name=self.name,
@@ -73,8 +80,8 @@ class MapEntry:
             notes=self.notes)
 
 
-def _grid_of(path: Path) -> Dict[str, Any]:
-    """Return size, CRS and size of pixels of a map."""
+def _read_grid(path: Path) -> Dict[str, Any]:
+    """Return size, CRS and pixel size of a map."""
     with Raster(path) as raster:
         side = pixel_side(raster) if raster.is_georeferenced else float('nan')
         step = abs(raster.transform.determinant)**0.5
@@ -88,40 +95,42 @@ def _grid_of(path: Path) -> Dict[str, Any]:
             meters_per_unit=side / step if np.isfinite(side) and step else None)
 
 
-def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Optional[Any] = None,
-              allow_remote: bool = False) -> List[MapEntry]:
+def find_maps(inputs: Sequence[Union[str, Path]], scenes: Union[None, str, Path] = None,
+              truth: Union[None, str, Path] = None, allow_remote: bool = False) -> List[MapEntry]:
     """Return the maps of files and folders, in the order of their names.
 
-    A map is a GeoTIFF with the class names that ``tools/predict.py`` writes into it. Its scene is
-    the one that the report beside it names, unless ``scenes`` holds one of the same name.
+    A map is a GeoTIFF with the class names that ``tools/predict.py`` writes into it. The map's
+    report names the scene, unless ``scenes`` has a file of the map's name.
 
     Args:
         inputs: Paths of maps and of folders of maps.
-        scenes: Folder of scenes, or a scene; they belong to the map of their name.
-        truth: Folder of labels, or a file; they belong to the map of their name.
-        allow_remote: Whether servers may be asked that a file in place of a map names.
+        scenes: Folder of scenes, each for the map of its name, or a scene for all maps.
+        truth: Folder of labels, each for the map of its name, or a file for all maps.
+        allow_remote: Whether a file among ``inputs`` may make this process ask a server for data,
+            as a VRT does.
 
     Raises:
-        ViewError: If there is no map, or an input or a folder does not exist, or a map needs a
-            server that may not be asked.
+        ViewError: If there is no map, an input or a folder does not exist, or a map needs a server
+            and ``allow_remote`` is False.
     """
     files: List[Path] = []
-    for given in map(Path, inputs):
-        if not given.exists():
-            raise ViewError(f'{given} does not exist; expected a folder of maps that '
+    for path in map(Path, inputs):
+        if not path.exists():
+            raise ViewError(f'{path} does not exist; expected a folder of maps that '
                             f'`{program("predict")}` made, or a map.')
-        files += sorted(given.glob('*.tif')) if given.is_dir() else [given]
-    scenes_by_name, truth_by_name = _by_name(scenes, '--scenes'), _by_name(truth, '--truth')
+        files += sorted(path.glob('*.tif')) if path.is_dir() else [path]
+    scenes_by_name = _files_by_name(scenes, '--scenes')
+    truth_by_name = _files_by_name(truth, '--truth')
     entries = []
     for path in files:
         if not allow_remote:
             check_servers([str(path)], path.name)
-        classes = _classes_of(path)
+        classes = _read_classes(path)
         if classes:
-            entries.append(_entry(path, classes, scenes_by_name, truth_by_name))
+            entries.append(_make_entry(path, classes, scenes_by_name, truth_by_name))
     if not entries:
-        held = ', '.join(path.name for path in files[:5]) or 'no .tif file'
-        raise ViewError(f'no map in {", ".join(map(str, inputs))}: found {held}. A map is a file '
+        names = ', '.join(path.name for path in files[:5]) or 'no .tif file'
+        raise ViewError(f'no map in {", ".join(map(str, inputs))}: found {names}. A map is a file '
                         f'that `{program("predict")} CONFIG CHECKPOINT SCENES --out DIR` writes.')
     if truth is not None and not any(entry.truth for entry in entries):
         raise ViewError(f'--truth {truth}: no file there has the name of a map '
@@ -130,15 +139,14 @@ def find_maps(inputs: Sequence[Any], scenes: Optional[Any] = None, truth: Option
 
 
 def check_servers(names: Sequence[str], described_in: str) -> None:
-    """Check that no server is asked for files.
+    """Check that files can be opened without asking a server.
 
     Args:
         names: Paths, and names for GDAL.
-        described_in: Name of the file that names them.
+        described_in: Name of the file that contains ``names``, for the error.
 
     Raises:
-        ViewError: If one lies on a server, or is a mosaic (VRT) or another description of what
-            lies there.
+        ViewError: If a file lies on a server, or describes data on a server, as a VRT may.
     """
     for name in names:
         file, server = ((described_in, remote_file(name)) if is_gdal_name(name)
@@ -149,44 +157,51 @@ def check_servers(names: Sequence[str], described_in: str) -> None:
                             'data here and name them with --scenes or --truth.')
 
 
-def _classes_of(path: Path) -> List[Dict[str, Any]]:
+def _read_classes(path: Path) -> List[Dict[str, Any]]:
     try:
         return read_classes(path)
     except GeoError:
         raise
-    except Exception as error:  # rasterio's errors have no common public base
+    # All errors, because rasterio's have no common public base.
+    except Exception as error:
         raise ViewError(f'{path} cannot be read: {error}. Make the map again, or move the file '
                         'elsewhere.') from error
 
 
-def _by_name(given: Optional[Any], option: str) -> Dict[str, Path]:
-    """Return the files of a folder by their names without suffix; a single file has any name.
+def _files_by_name(path: Union[None, str, Path], option: str) -> Dict[str, Path]:
+    """Return the files of a folder by their names without suffix; a single file for ``''``.
 
-    Polygons count as labels alone, and after a raster of the same name.
+    Polygons count only as labels. A raster of the same name has precedence.
+
+    Args:
+        path: Folder or file; None for no files.
+        option: Option of the command line that names ``path``.
     """
-    if given is None:
+    if path is None:
         return {}
-    path = Path(given)
+    path = Path(path)
     if path.is_dir():
-        files = [each for each in sorted(path.iterdir()) if not each.name.startswith('.')]
-        polygons = [each for each in files if each.suffix.lower() in VECTOR_SUFFIXES]
-        rasters = [each for each in files if each.suffix.lower() in SCENE_SUFFIXES]
-        return {each.stem: each for each in polygons * (option == '--truth') + rasters}
+        files = [file for file in sorted(path.iterdir()) if not file.name.startswith('.')]
+        polygons = [file for file in files if file.suffix.lower() in VECTOR_SUFFIXES]
+        rasters = [file for file in files if file.suffix.lower() in SCENE_SUFFIXES]
+        # Rasters last, so that they replace polygons of the same name.
+        labels_or_scenes = [*polygons, *rasters] if option == '--truth' else rasters
+        return {file.stem: file for file in labels_or_scenes}
     if path.exists():
         return {'': path}
-    raise ViewError(f'{option} {given} does not exist; expected a folder, or a file.')
+    raise ViewError(f'{option} {path} does not exist; expected a folder, or a file.')
 
 
-def _entry(path: Path, classes: List[Dict[str, Any]], scenes: Dict[str, Path],
-           truth: Dict[str, Path]) -> MapEntry:
+def _make_entry(path: Path, classes: List[Dict[str, Any]], scenes: Mapping[str, Path],
+                truth: Mapping[str, Path]) -> MapEntry:
     report = _report(path)
-    named = {entry['name']: entry['value'] for entry in classes}
-    counted = report.get('pixels')
-    if isinstance(counted, dict) and set(counted) == set(named) \
-            and all(type(count) is int for count in counted.values()):
-        pixels = {named[name]: count for name, count in counted.items()}
+    values = {entry['name']: entry['value'] for entry in classes}
+    counts = report.get('pixels')
+    if isinstance(counts, dict) and set(counts) == set(values) \
+            and all(type(count) is int for count in counts.values()):
+        pixels = {values[name]: count for name, count in counts.items()}
     else:
-        pixels = _count(path)
+        pixels = _count_pixels(path)
     entry = MapEntry(path.stem, path, classes, pixels)
     chosen = scenes.get(path.stem, scenes.get(''))
     entry.scenes = [str(chosen)] if chosen is not None else _scenes_of(report)
@@ -202,7 +217,7 @@ def _entry(path: Path, classes: List[Dict[str, Any]], scenes: Dict[str, Path],
 
 
 def _report(path: Path) -> Dict[str, Any]:
-    """Return what tools/predict.py has noted of a map, or nothing."""
+    """Return the report of tools/predict.py on a map; empty without a valid report."""
     try:
         report = parse_json(path.with_suffix('.json').read_text(encoding='utf-8'))
     except (OSError, ValueError):
@@ -211,14 +226,14 @@ def _report(path: Path) -> Dict[str, Any]:
 
 
 def _scenes_of(report: Dict[str, Any]) -> List[str]:
-    """Return the scenes that a report names and that are still there."""
+    """Return the scenes that a report names and that still exist."""
     settings = _settings(report)
     stamps = settings.get('input')
     names = [stamp[0] for stamp in (stamps if isinstance(stamps, list) else [])
              if isinstance(stamp, list) and stamp and isinstance(stamp[0], str)]
-    there = [name for name in names if '\0' not in name and (
+    scenes = [name for name in names if '\0' not in name and (
         is_gdal_name(name) or name.lower().endswith(SCENE_SUFFIXES) and os.path.exists(name))]
-    return there if settings.get('mosaic') else there[:1]
+    return scenes if settings.get('mosaic') else scenes[:1]
 
 
 def _settings(report: Dict[str, Any]) -> Dict[str, Any]:
@@ -235,7 +250,7 @@ def _windows_of(report: Dict[str, Any]) -> Tuple[Tuple[int, int], ...]:
     return ()
 
 
-def _count(path: Path) -> Dict[int, int]:
+def _count_pixels(path: Path) -> Dict[int, int]:
     counts = np.zeros(256, np.int64)
     with Raster(path) as raster:
         for row in range(0, raster.height, _ROWS):

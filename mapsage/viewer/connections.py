@@ -1,28 +1,32 @@
-"""A server that strangers cannot exhaust: few connections, and a deadline for every request.
+"""An HTTP server that strangers cannot exhaust: few connections, and a deadline for every request.
 
-A request must be there in full some seconds after its connection was opened or the previous answer
-was sent; an answer must progress, however slowly. If all connections are in use, the one that has
-waited longest for a request makes room, and one that was never admitted goes before one that was.
+A request must arrive in full within some seconds after its connection was opened or the previous
+answer was sent; an answer must progress, however slowly. If all connections are in use, a new
+connection replaces the one that has waited longest for a request; connections that were never
+admitted are replaced first. `server.py` defines the answers.
 """
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import threading
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Dict
+from typing import Any, Dict, Tuple, Union
 
 MOST_CONNECTIONS = 32
-"""Number of connections at a time, each of which has a thread. A browser opens six to a host."""
+"""Largest number of connections, each with a thread. A browser opens up to six to a host."""
 
 PATIENCE = 15.0
-"""Seconds until a request is there in full, until an idle connection is closed, and for which an
-answer may stand still."""
+"""Seconds until a request must have arrived in full and until an idle connection is closed; also
+the longest time without progress in an answer."""
 
-_LONGEST_REQUEST = 1 << 16  # bytes of a request with its headers and its body
-_SEND_BUFFER = 1 << 16  # bytes that leave ahead of the reader
+# Largest request with its headers and its body, in bytes.
+_LONGEST_REQUEST = 1 << 16
+# Bytes that the system may take ahead of the reader.
+_SEND_BUFFER = 1 << 16
 _BUSY = (b'HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n'
          b'Content-Type: text/plain\r\nContent-Length: 58\r\n\r\n'
          b'All connections of the viewer are in use; reload the page.')
@@ -30,13 +34,13 @@ _BUSY = (b'HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n'
 
 @dataclass
 class _State:
-    """What a connection does.
+    """State of a connection.
 
     Attributes:
-        since: Time since when a request is awaited (seconds of the monotonic clock).
-        is_waiting: Whether a request is awaited; False while one is answered.
-        is_admitted: Whether its last request came from an admitted browser.
-        is_ended: Whether it was ended to make room.
+        since: When the connection began to wait for a request (seconds of the monotonic clock).
+        is_waiting: Whether the connection waits for a request; False while it answers one.
+        is_admitted: Whether the last request came from an admitted browser.
+        is_ended: Whether the connection was ended to make room.
     """
 
     since: float
@@ -45,8 +49,11 @@ class _State:
     is_ended: bool = False
 
 
+_Request = Union[socket.socket, Tuple[bytes, socket.socket]]
+
+
 class BoundedServer(ThreadingHTTPServer):
-    """HTTP server of at most :data:`MOST_CONNECTIONS` threads, for a :class:`BoundedHandler`.
+    """HTTP server with up to :data:`MOST_CONNECTIONS` threads, for a :class:`BoundedHandler`.
 
     Attributes:
         patience: Seconds, see :data:`PATIENCE`.
@@ -58,11 +65,12 @@ class BoundedServer(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._changed = threading.Condition()
-        self._states: Dict[Any, _State] = {}
+        self._states: Dict[socket.socket, _State] = {}
         super().__init__(*arguments)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread, after another one has made room for it if need be."""
+    def process_request(self, request: _Request, client_address: Tuple[str, int]) -> None:
+        """Answer a connection in a thread; if all are in use, end another connection first."""
+        assert isinstance(request, socket.socket)
         with self._changed:
             while len(self._states) >= MOST_CONNECTIONS:
                 if not self._end_one():
@@ -75,56 +83,57 @@ class BoundedServer(ThreadingHTTPServer):
             super().process_request(request, client_address)
         else:
             request.settimeout(0)
-            try:
+            # The client may have hung up.
+            with contextlib.suppress(OSError):
                 request.send(_BUSY)
-            except OSError:  # it has hung up
-                pass
             self.shutdown_request(request)
 
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection, also one whose thread could not be started."""
+    def shutdown_request(self, request: _Request) -> None:
+        """Close a connection, even if its thread could not be started."""
         super().shutdown_request(request)
+        assert isinstance(request, socket.socket)
         with self._changed:
             self._states.pop(request, None)
             self._changed.notify_all()
 
-    def await_request(self, request: Any) -> None:
-        """Note that a connection waits for a request."""
+    def await_request(self, connection: socket.socket) -> None:
+        """Record that a connection waits for a request."""
         with self._changed:
-            state = self._states[request]
+            state = self._states[connection]
             state.is_waiting, state.since = True, time.monotonic()
 
-    def begin_answer(self, request: Any) -> None:
-        """Note that a connection has got a request.
+    def begin_answer(self, connection: socket.socket) -> None:
+        """Record that a connection has received a request.
 
         Raises:
-            ConnectionAbortedError: If it was ended meanwhile to make room.
+            ConnectionAbortedError: If the connection was ended meanwhile to make room.
         """
         with self._changed:
-            if self._states[request].is_ended:
+            if self._states[connection].is_ended:
                 raise ConnectionAbortedError('ended to make room')
-            self._states[request].is_waiting = False
+            self._states[connection].is_waiting = False
 
-    def note_admission(self, request: Any, is_admitted: bool) -> None:
-        """Note whether the request of a connection comes from an admitted browser."""
+    def note_admission(self, connection: socket.socket, is_admitted: bool) -> None:
+        """Record whether the request of a connection comes from an admitted browser."""
         with self._changed:
-            self._states[request].is_admitted = is_admitted
+            self._states[connection].is_admitted = is_admitted
 
     def _end_one(self) -> bool:
-        """End the connection that makes room, or none while one still ends; False if none can."""
+        """End a connection to make room, unless one is ending already; return False if none can be.
+        """
         states = self._states.items()
         if any(state.is_ended for _, state in states):
             return True
-        waiting = [(state.is_admitted, state.since, request) for request, state in states
+        waiting = [(state.is_admitted, state.since, connection) for connection, state in states
                    if state.is_waiting]
         if not waiting:
             return False
-        request = min(waiting, key=lambda row: row[:2])[2]
-        self._states[request].is_ended = True
-        try:
-            request.shutdown(socket.SHUT_RDWR)  # its thread reads the end
-        except OSError:  # the browser has hung up at this moment
-            pass
+        connection = min(waiting, key=lambda row: row[:2])[2]
+        self._states[connection].is_ended = True
+        # The connection's thread then reads the end of the stream. An error means that the browser
+        # has hung up at this moment.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
         return True
 
 
@@ -135,12 +144,12 @@ class BoundedHandler(BaseHTTPRequestHandler):
     server: BoundedServer
 
     def setup(self) -> None:
-        """Make the streams of the connection."""
+        """Create the streams of the connection."""
         self.connection = self.request
-        # Headers and body are sent apart, and Nagle's algorithm would hold back the second.
+        # Headers and body are sent separately, and Nagle's algorithm would hold back the body.
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        # A buffer counts as free once a third of it is read: with the megabytes that Linux takes,
-        # a slow reader would seem to stand still.
+        # A send buffer counts as free once a third of it is read. With the megabytes that Linux
+        # takes by default, a slow reader would seem to make no progress.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._requests = _Requests(self.connection)
         self.rfile = io.BufferedReader(self._requests)
@@ -160,13 +169,13 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
 
 class _Requests(io.RawIOBase):
-    """The bytes that arrive: as many as a request may have, until its deadline."""
+    """Bytes that arrive: up to the largest size of a request, until its deadline."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def begin(self, seconds: float) -> None:
-        """Begin the time and the bytes of the next request."""
+        """Start the deadline and the count of bytes of the next request."""
         self._deadline, self._left = time.monotonic() + seconds, _LONGEST_REQUEST
 
     def readable(self) -> bool:
@@ -185,9 +194,9 @@ class _Requests(io.RawIOBase):
 
 
 class _Answers(io.RawIOBase):
-    """The bytes that leave: an answer may take long, but it must not stand still."""
+    """Bytes that are sent: an answer may take long, but it must make progress."""
 
-    def __init__(self, connection: Any, seconds: float) -> None:
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection, self._seconds = connection, seconds
 
     def writable(self) -> bool:
@@ -196,7 +205,7 @@ class _Answers(io.RawIOBase):
     def write(self, data: Any) -> int:
         left = memoryview(data)
         while left:
-            # Each part has a deadline; sendall() would have a single one for all parts.
+            # Not sendall(), whose deadline is for all bytes together.
             self._connection.settimeout(self._seconds)
             left = left[self._connection.send(left):]
         return len(data)

@@ -1,8 +1,11 @@
-"""Scenes and labels in the form that a browser reads in parts: on the map's grid, with overviews.
+"""Converts scenes and labels to files that a browser can read tile by tile, on the map's grid.
 
-A browser asks for the tiles that it shows. Striped files, JPEG 2000, VRT and 16-bit values it
-cannot read so, and files on another grid do not fit the map. Such a file is converted once; the
-copy lies in the folder ``.view`` beside the map, and its name holds what it was made from.
+The page reads only the tiles that it shows. It cannot do so with striped files, JPEG 2000, VRT and
+16-bit values, and a file on another grid does not fit the map. Such a file is converted once, into
+the folder ``.view`` beside the map. The copy's name contains a hash of its sources' names, sizes
+and times, so a changed source leads to a new copy.
+
+Arrays: values ``(B, H, W)`` for bands, rows, columns; validity ``(H, W)``, bool.
 """
 from __future__ import annotations
 
@@ -39,28 +42,34 @@ from .catalog import NO_DATA, MapEntry
 from .errors import ViewError
 
 Matrix = List[List[int]]
-# More than a map has; their sum still fits int64.
-_MAX_PIXELS = 2**48
 """Numbers of pixels by their class in the labels (row) and in the map (column)."""
 
 Progress = Callable[[float], None]
-"""Function that is told which part of a conversion is done, 0 to 1."""
+"""Function that is called with the share of a conversion that is done, 0 to 1."""
 
-_ROWS = 512  # rows that are converted at a time
-_SAMPLE = 1024  # longest side in pixels of the reduced scene that the stretch is taken from
-_STRETCH = 2, 98  # percentiles that become black and white where values are not 8-bit
-_GOOD_SIZE = 1024  # side in pixels up to which a file without overviews is shown as it is
+# Reads rows of a file on the map's grid: (first row, number of rows) -> values (B, H, W), validity.
+_ReadRows = Callable[[int, int], Tuple[np.ndarray, np.ndarray]]
+# More pixels than a map has; sums of several such numbers still fit int64.
+_MAX_PIXELS = 2**48
+# Number of rows that are converted at a time.
+_ROWS = 512
+# Longest side in pixels of the reduced scene that the stretch is computed from.
+_SAMPLE = 1024
+# Percentiles that become black and white if values are not 8-bit.
+_STRETCH = 2, 98
+# Largest side in pixels of a file that is shown without overviews.
+_GOOD_SIZE = 1024
 
 
 def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
-    """Return the path of the scene of a map as a browser reads it: the scene itself, or a copy.
+    """Return the path of a file with a map's scene that a browser can read: the scene, or a copy.
 
     The copy has the first three bands, 8 bits each (values of other types are stretched from their
     2nd to their 98th percentile), a mask of the valid pixels, and the grid of the map.
 
     Raises:
         ViewError: If the scene cannot be placed on the map.
-        GeoError: If it cannot be read, or the disk is full.
+        GeoError: If the scene cannot be read, or the disk is full.
     """
     with Raster(entry.path) as target:
         if len(entry.scenes) == 1 and _is_readable(entry.scenes[0], target):
@@ -70,18 +79,18 @@ def scene_for_display(entry: MapEntry, progress: Progress) -> Path:
             with ExitStack() as stack:
                 scene: Raster = stack.enter_context(
                     Raster(entry.scenes[0]) if len(entry.scenes) == 1 else Mosaic(entry.scenes))
-                read = _reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
-                _write_scene(copy, read, target, _limits(scene), progress)
+                read = _raster_reader(entry.scenes[0], scene, target, stack, Resampling.bilinear)
+                _write_scene(copy, read, target, _find_limits(scene), progress)
     return copy
 
 
 class TruthSettings(NamedTuple):
-    """How labels are read, as ``GeoTiffDataset`` reads them for a training.
+    """Settings for reading labels, as in ``GeoTiffDataset`` for a training.
 
     Attributes:
         reduce_zero_label: Whether value 0 of a raster is unlabeled and 1 the first class.
-        class_field: Name of the attribute of polygons that holds the class.
-        default_class: Class of polygons without one, as a name or an index.
+        class_field: Name of the polygons' attribute that contains the class.
+        default_class: Class of polygons without this attribute, as a name or an index.
         outside: Class index of pixels that no polygon covers; 255 for unlabeled.
     """
 
@@ -98,19 +107,20 @@ def truth_for_display(entry: MapEntry, progress: Progress,
                       settings: TruthSettings = AS_BY_DEFAULT) -> Tuple[Path, Matrix]:
     """Return the path of a copy of the labels on the map's grid, and a confusion matrix.
 
-    The copy has the tiles and overviews of the map itself, which shows both as bands of one source.
+    The copy has the same tiles and overviews as the map, because the page shows both as bands of
+    one source.
 
     Args:
-        entry: Map whose ``truth`` is read.
-        progress: Function that is told how far the conversion is.
-        settings: How the labels are read.
+        entry: Map with ``truth``.
+        progress: Function that is called with the progress.
+        settings: Settings for reading the labels.
 
     Returns:
         Path of the copy, and the confusion matrix.
 
     Raises:
         ViewError: If the labels cannot be placed on the map.
-        GeoError: If they cannot be read, or the disk is full.
+        GeoError: If the labels cannot be read, or the disk is full.
     """
     assert entry.truth is not None
     copy = _copy_path(entry, 'truth', [str(entry.truth)], 'matrix', *map(str, settings))
@@ -120,17 +130,17 @@ def truth_for_display(entry: MapEntry, progress: Progress,
         with ExitStack() as stack:
             target = stack.enter_context(Raster(entry.path))
             if Path(str(entry.truth)).suffix.lower() in VECTOR_SUFFIXES:
-                read = _burner(entry, settings, target)
+                read = _polygon_reader(entry, settings, target)
             else:
                 truth = stack.enter_context(Raster(entry.truth, bands=[1]))
-                read = _reader(str(entry.truth), truth, target, stack, Resampling.nearest)
+                read = _raster_reader(str(entry.truth), truth, target, stack, Resampling.nearest)
             matrix = _write_truth(copy, entry, read, target, settings, progress)
         matrix_path.write_text(json.dumps(matrix), encoding='utf-8')
     return copy, matrix
 
 
 def _read_matrix(path: Path, classes: int) -> Optional[Matrix]:
-    """Return a stored confusion matrix; None if the file is missing or holds something else."""
+    """Return a stored confusion matrix; None if the file is missing or invalid."""
     try:
         matrix = parse_json(path.read_text(encoding='utf-8'))
     except (OSError, ValueError):
@@ -142,10 +152,9 @@ def _read_matrix(path: Path, classes: int) -> Optional[Matrix]:
     return matrix if is_square else None
 
 
-def _burner(entry: MapEntry, settings: TruthSettings, target: Raster
-            ) -> Callable[[int, int], Tuple[np.ndarray, np.ndarray]]:
+def _polygon_reader(entry: MapEntry, settings: TruthSettings, target: Raster) -> _ReadRows:
     """Return a function that burns polygons into rows of the map, as the training did."""
-    classes = tuple(str(each['name']) for each in entry.classes)
+    classes = tuple(str(class_['name']) for class_ in entry.classes)
     vector = _open_polygons(str(entry.truth), json.dumps(stamp(str(entry.truth))), classes,
                             settings)
     labels = vector.for_scene(target, settings.outside)
@@ -158,15 +167,17 @@ def _burner(entry: MapEntry, settings: TruthSettings, target: Raster
     return read
 
 
-@lru_cache(maxsize=1)  # the maps of a folder share one file
-def _open_polygons(path: str, stamped: str, classes: Tuple[str, ...], settings: TruthSettings
+# The maps of a folder often share one file of polygons.
+@lru_cache(maxsize=1)
+def _open_polygons(path: str, stamp_text: str, classes: Tuple[str, ...], settings: TruthSettings
                    ) -> VectorLabels:
+    """Return the labels of a file. ``stamp_text`` changes with the file, for the cache."""
     return VectorLabels(path, settings.class_field, classes, NO_DATA,
                         default_class=settings.default_class)
 
 
 def _is_readable(path: str, target: Raster) -> bool:
-    """Return whether a browser reads a scene in parts, and it lies on the grid of the map."""
+    """Return whether a browser can read a scene tile by tile, and it is on the grid of the map."""
     if not Path(path).exists() or Path(path).suffix.lower() not in ('.tif', '.tiff'):
         return False
     with open_file(path) as source:
@@ -178,44 +189,46 @@ def _is_readable(path: str, target: Raster) -> bool:
                 and _same_grid(Raster(path), target))
 
 
-def _same_grid(one: Raster, other: Raster) -> bool:
-    return ((one.width, one.height) == (other.width, other.height)
-            and one.crs == other.crs and one.transform.almost_equals(other.transform, 1e-6))
+def _same_grid(first: Raster, second: Raster) -> bool:
+    return ((first.width, first.height) == (second.width, second.height)
+            and first.crs == second.crs
+            and first.transform.almost_equals(second.transform, 1e-6))
 
 
 def _transform(target: Raster) -> Optional[Affine]:
-    """Return the transform of a map; None for a map in pixels, which must stay one."""
+    """Return the transform of a map; None for a map without coordinates, whose copy has none."""
     return None if target.transform == Affine.identity() else target.transform
 
 
 def _copy_path(entry: MapEntry, kind: str, sources: Sequence[str], *settings: str) -> Path:
-    """Return where the copy for a map lies; its name changes with what it is made from."""
-    made_from = [stamp(each) for each in [*sources, str(entry.path)]]
-    key = hashlib.sha256(json.dumps([made_from, settings]).encode()).hexdigest()[:12]
+    """Return the path of the copy for a map; its name changes with the sources and settings."""
+    stamps = [stamp(source) for source in [*sources, str(entry.path)]]
+    key = hashlib.sha256(json.dumps([stamps, settings]).encode()).hexdigest()[:12]
     folder = entry.path.parent / '.view'
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ViewError(f'cannot make {folder} ({error}), where the copies for the browser go; '
                         'give write permission, or copy the maps elsewhere.') from error
+    # Remove copies of earlier states of the same map.
     for old in folder.glob(f'{entry.name}_{kind}_*'):
         if key not in old.name:
-            old.unlink()  # of an earlier state of the same map
+            old.unlink()
     return folder / f'{entry.name}_{kind}_{key}.tif'
 
 
-def _reader(path: str, source: Raster, target: Raster, stack: ExitStack, resampling: Resampling
-            ) -> Callable[[int, int], Tuple[np.ndarray, np.ndarray]]:
-    """Return a function that reads rows on the map's grid: values (B, H, W) and validity (H, W)."""
+def _raster_reader(path: str, source: Raster, target: Raster, stack: ExitStack,
+                   resampling: Resampling) -> _ReadRows:
+    """Return a function that reads rows of a raster on the map's grid."""
     same_size = (source.width, source.height) == (target.width, target.height)
-    placed = source.crs is not None and target.crs is not None
-    if isinstance(source, Mosaic) or _same_grid(source, target) or (same_size and not placed):
+    have_crs = source.crs is not None and target.crs is not None
+    if isinstance(source, Mosaic) or _same_grid(source, target) or (same_size and not have_crs):
         if not same_size:
             raise ViewError(f'the scenes of {target.path} have changed since the map was made: '
                             f'together {source.width} x {source.height} pixels, the map '
                             f'{target.width} x {target.height}. Predict them again.')
         return lambda row, rows: source.read(0, row, target.width, rows)
-    if not placed:
+    if not have_crs:
         raise ViewError(f'{path} has {source.width} x {source.height} pixels and no coordinates to '
                         f'place it by, the map {target.width} x {target.height}: not shown.')
     handle = stack.enter_context(open_file(path))
@@ -232,7 +245,7 @@ def _reader(path: str, source: Raster, target: Raster, stack: ExitStack, resampl
     return read
 
 
-def _limits(scene: Raster) -> Optional[np.ndarray]:
+def _find_limits(scene: Raster) -> Optional[np.ndarray]:
     """Return the values that become black and white, float64 (bands, 2); None for 8-bit values."""
     if scene.dtype == np.uint8:
         return None
@@ -246,10 +259,10 @@ def _limits(scene: Raster) -> Optional[np.ndarray]:
     return np.stack([low, np.maximum(high, low + 1e-12)], 1)
 
 
-def _write_scene(copy: Path, read: Callable[[int, int], Tuple[np.ndarray, np.ndarray]],
-                 target: Raster, limits: Optional[np.ndarray], progress: Progress) -> None:
+def _write_scene(copy: Path, read: _ReadRows, target: Raster, limits: Optional[np.ndarray],
+                 progress: Progress) -> None:
     with temporary_beside(copy) as folder, disk_errors(copy):
-        working, made = folder / 'working.tif', folder / copy.name
+        working, finished = folder / 'working.tif', folder / copy.name
         profile = dict(driver='GTiff', width=target.width, height=target.height, count=4,
                        dtype='uint8', tiled=True, blockxsize=512, blockysize=512, crs=target.crs,
                        transform=_transform(target), bigtiff='IF_SAFER', photometric='RGB',
@@ -263,12 +276,12 @@ def _write_scene(copy: Path, read: Callable[[int, int], Tuple[np.ndarray, np.nda
                 out.write(colors, [1, 2, 3], window=window)
                 out.write(np.where(valid, 255, 0).astype(np.uint8), 4, window=window)
                 progress(0.6 * (row + rows) / target.height)
-        # JPEG, with the alpha band as a mask: a fifth of the size, and what it loses no eye sees
-        rasterio.shutil.copy(str(working), str(made), driver='COG', compress='JPEG', quality=90,
+        # JPEG with the alpha band as a mask: a fifth of the size, and its losses are invisible.
+        rasterio.shutil.copy(str(working), str(finished), driver='COG', compress='JPEG', quality=90,
                              blocksize=512, overview_resampling='AVERAGE', num_threads='ALL_CPUS',
                              bigtiff='IF_SAFER')
         progress(1)
-        made.replace(copy)
+        finished.replace(copy)
 
 
 def _as_colors(values: np.ndarray, limits: Optional[np.ndarray]) -> np.ndarray:
@@ -280,11 +293,11 @@ def _as_colors(values: np.ndarray, limits: Optional[np.ndarray]) -> np.ndarray:
     return values if len(values) == 3 else np.repeat(values[:1], 3, axis=0)
 
 
-def _write_truth(copy: Path, entry: MapEntry, read: Callable[..., Tuple[np.ndarray, np.ndarray]],
-                 target: Raster, settings: TruthSettings, progress: Progress) -> Matrix:
+def _write_truth(copy: Path, entry: MapEntry, read: _ReadRows, target: Raster,
+                 settings: TruthSettings, progress: Progress) -> Matrix:
     """Write the labels as a map; return the confusion matrix."""
-    info = MapInfo(class_names=[each['name'] for each in entry.classes],
-                   palette=[each['color'] for each in entry.classes], crs=target.crs,
+    info = MapInfo(class_names=[class_['name'] for class_ in entry.classes],
+                   palette=[class_['color'] for class_ in entry.classes], crs=target.crs,
                    transform=_transform(target))
     count = len(entry.classes)
     matrix = np.zeros((count, count), np.int64)
@@ -296,7 +309,8 @@ def _write_truth(copy: Path, entry: MapEntry, read: Callable[..., Tuple[np.ndarr
                 rows = min(_ROWS, target.height - row)
                 values, valid = read(row, rows)
                 labels = np.where(valid, values[0], NO_DATA).astype(np.int64)
-                if settings.reduce_zero_label and not is_vector:  # polygons name their class
+                # Polygons name their classes, so their labels need no shift.
+                if settings.reduce_zero_label and not is_vector:
                     labels = np.where(labels == 0, NO_DATA, labels - 1)
                 labels[(labels < 0) | (labels >= count)] = NO_DATA
                 writer.write(row, labels.astype(np.uint8))

@@ -1,4 +1,4 @@
-"""What keeps a viewer from being shown."""
+"""The error of the viewer, for a user's mistake with a folder, a scene or a port."""
 from __future__ import annotations
 
 from mapsage.errors import UserError

@@ -1,22 +1,27 @@
-"""The polygons of a map that lie in a box, as GeoJSON in the coordinates of the map."""
+"""Reads the polygons of a map within a box, as GeoJSON in the CRS of the map.
+
+The page asks for the box that it shows, so a map may have millions of polygons. A file is checked
+to be a GeoPackage before GDAL opens it, because GDAL would follow other formats to servers.
+"""
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Sequence
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Union
 
 import numpy as np
-import pyogrio
 import pyogrio.raw
 import shapely
 from pyogrio.errors import DataSourceError
 
-_SQLITE = b'SQLite format 3\0'  # of every GeoPackage (GeoPackage 1.2, section 1.1.1.1)
+# First bytes of every GeoPackage (GeoPackage 1.2, section 1.1.1.1).
+_SQLITE = b'SQLite format 3\0'
 MOST = 5000
-"""Number of polygons up to which a box is answered; more of them nobody can tell apart."""
+"""Largest number of polygons in an answer; nobody can tell more of them apart on a screen."""
 
 
-def polygons_in(path: Any, box: Sequence[float]) -> Dict[str, Any]:
-    """Return the polygons that meet a box.
+def polygons_in(path: Union[str, Path], box: Sequence[float]) -> Dict[str, Any]:
+    """Return the polygons that intersect a box.
 
     Args:
         path: Path of a GeoPackage that ``write_polygons`` made.
@@ -24,7 +29,8 @@ def polygons_in(path: Any, box: Sequence[float]) -> Dict[str, Any]:
 
     Returns:
         A GeoJSON FeatureCollection with ``class_id``, ``class_name`` and ``area_m2`` of each
-        polygon. Where there are more than ``MOST``, it has none, and ``too_many``.
+        polygon. If the box has more than ``MOST`` polygons, the collection is empty and has the
+        key ``too_many``.
     """
     _check_geopackage(path)
     meta, _, shapes, columns = pyogrio.raw.read(
@@ -40,18 +46,12 @@ def polygons_in(path: Any, box: Sequence[float]) -> Dict[str, Any]:
         for number, text in enumerate(shapely.to_geojson(shapely.from_wkb(shapes)))])
 
 
-def count_polygons(path: Any) -> int:
-    """Return the number of polygons of a GeoPackage that ``write_polygons`` made."""
-    _check_geopackage(path)
-    return int(pyogrio.read_info(str(path), layer='map')['features'])
-
-
-def _check_geopackage(path: Any) -> None:
+def _check_geopackage(path: Union[str, Path]) -> None:
     """Check that a file is a database: GDAL would follow descriptions of layers on a server."""
     with open(path, 'rb') as file:
         if file.read(len(_SQLITE)) != _SQLITE:
-            raise DataSourceError(f'{path} is no GeoPackage')
+            raise DataSourceError(f'{path} is not a GeoPackage')
 
 
-def _number(value: Any) -> Any:
+def _number(value: Optional[float]) -> Optional[float]:
     return float(value) if value is not None and np.isfinite(value) else None

@@ -1,4 +1,9 @@
-"""A server for one user on this machine: the page, parts of the files, and polygons."""
+"""The viewer's server for one user on this machine: the page, byte ranges of files, polygons.
+
+Everything in a request may come from a stranger or from another page in the user's browser.
+`admission.py` decides who gets answers, `connections.py` limits connections and times, and only
+files of the :class:`ViewSession` are sent. A page can write nothing but decisions of a review.
+"""
 from __future__ import annotations
 
 import json
@@ -7,7 +12,7 @@ import re
 import socketserver
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Dict, List, Optional
 from urllib.parse import parse_qs
 
 from pyogrio.errors import DataLayerError, DataSourceError
@@ -25,13 +30,15 @@ from .session import ViewSession, stamp_of
 WEB = Path(__file__).with_name('web')
 PAGE = {'': 'index.html', 'index.html': 'index.html', 'viewer.js': 'viewer.js',
         'viewer.css': 'viewer.css', 'LICENSES.txt': 'LICENSES.txt'}
-"""Files of the page by their place in the URL."""
+"""Path in the URL -> file of the page."""
 
 _TYPES = {'.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8',
           '.css': 'text/css; charset=utf-8', '.txt': 'text/plain; charset=utf-8',
           '.tif': 'image/tiff'}
-_CHUNK = 1 << 20  # bytes that are sent at a time
-_LONGEST = 4096  # bytes of what a page may send
+# Bytes of a file that are sent at a time.
+_CHUNK = 1 << 20
+# Largest body of a request, in bytes.
+_LONGEST = 4096
 _ELSEWHERE = 'This server answers on this machine only.'
 _NOT_ADMITTED = (
     'This viewer answers to a browser that has opened its link. Open the last link that it printed '
@@ -40,17 +47,17 @@ _NOT_ADMITTED = (
 
 
 class ViewServer(BoundedServer):
-    """Server on 127.0.0.1 that answers for the files of a :class:`ViewSession` and no others.
+    """Server on 127.0.0.1 for the files of a :class:`ViewSession` and no others.
 
-    It answers to browsers that have opened one of its links (:class:`Admission`). A request whose
-    ``Host`` is not this machine is refused: a page elsewhere could otherwise read the files through
-    a name that it lets point here (DNS rebinding).
+    Only browsers that have opened one of its links get answers (:class:`Admission`). A request with
+    a ``Host`` other than this machine is refused: otherwise a page elsewhere could read the files
+    through a host name that it points to 127.0.0.1 (DNS rebinding).
 
     Args:
         session: Maps to show.
         port: Port to listen at; 0 takes a free one.
-        review: Decisions that may be made of the maps, or None for none.
-        say: Function that is told when a link was used, with the next one: a sentence.
+        review: Review of the maps; None for a viewer without one.
+        say: Function that is called with a sentence and the next link when a link was used.
 
     Raises:
         ViewError: If the port is taken.
@@ -67,17 +74,17 @@ class ViewServer(BoundedServer):
                             'free one.') from error
 
     def server_bind(self) -> None:
-        """Bind without the question for a host name, which waits where no name server answers."""
+        """Bind without looking up the host name, which takes long without a name server."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     @property
     def url(self) -> str:
-        """Link to the page, which works once; from then on it is another one."""
+        """Link to the page. It works once, and this property then returns the next link."""
         return f'http://127.0.0.1:{self.server_port}/?token={self.admission.token}'
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that has hung up; it does so at every zoom."""
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing when a browser hangs up, which it does at every zoom."""
 
 
 class _Handler(BoundedHandler):
@@ -85,36 +92,37 @@ class _Handler(BoundedHandler):
 
     def do_GET(self) -> None:  # noqa: N802  (name of the base class)
         port = self._port()
-        place, _, query = self.path.partition('?')
+        url_path, _, query = self.path.partition('?')
         if port is None:
             self._refuse(HTTPStatus.FORBIDDEN, _ELSEWHERE)
             return
         if not self.server.admission.admits(self.headers.get_all('Cookie', []), port):
-            self._admit_by_link(place, query, port)
+            self._admit_by_link(url_path, query, port)
             return
         self.server.note_admission(self.connection, True)
-        path = place.lstrip('/')
-        found = re.fullmatch(r'maps/([0-9]{1,6})/(\w+)(?:/([\w-]+)\.tif)?', path)
-        if path == '' and query.startswith('token='):  # a link, in a browser that was admitted
+        path = url_path.lstrip('/')
+        match = re.fullmatch(r'maps/([0-9]{1,6})/(\w+)(?:/([\w-]+)\.tif)?', path)
+        # A link, opened in a browser that is already admitted.
+        if path == '' and query.startswith('token='):
             self._start(HTTPStatus.SEE_OTHER, _TYPES['.txt'], 0, Location='/')
         elif path in PAGE:
             self._send_file(WEB / PAGE[path])
         elif path == 'catalog.json':
-            self._send_json(dict(self.server.session.as_json(self._place),
+            self._send_json(dict(self.server.session.as_json(self._url_of),
                                  review=self.server.review is not None))
         elif path == 'review.json' and self.server.review is not None:
             self._send_review(self.server.review)
-        elif found and found.group(2) == 'polygons':
-            self._send_polygons(int(found.group(1)), parse_qs(query))
-        elif found and found.group(3):
-            self._send_raster(int(found.group(1)), found.group(2), found.group(3))
+        elif match and match.group(2) == 'polygons':
+            self._send_polygons(int(match.group(1)), parse_qs(query))
+        elif match and match.group(3):
+            self._send_raster(int(match.group(1)), match.group(2), match.group(3))
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, f'There is no {place[:200]} here.')
+            self._refuse(HTTPStatus.NOT_FOUND, f'There is no {url_path[:200]} here.')
 
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:  # noqa: N802
-        """Take a decision of a review; no other page may make one in the user's name."""
+        """Accept a decision of a review, from the viewer's own page only (checked by Origin)."""
         review, length = self.server.review, self.headers.get('Content-Length', '')
         port = self._port()
         if port is None:
@@ -136,38 +144,39 @@ class _Handler(BoundedHandler):
         else:
             self._decide(review, self.rfile.read(as_bytes(length)))
 
-    def log_message(self, *arguments: Any) -> None:
-        """Print nothing for each of the many requests of a map."""
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing: a map takes many requests."""
 
     def _port(self) -> Optional[str]:
-        """Return the port by which the browser knows this machine; None if it names another one.
+        """Return the port by which the browser knows this machine; None if it asks another host.
 
-        It may be any port: ``ssh -L`` has another one than the server.
+        Any port is accepted, because ``ssh -L`` may use another port than the server.
         """
-        found = re.fullmatch(r'(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?',
+        match = re.fullmatch(r'(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?',
                              self.headers.get('Host', ''))
-        return found and (found.group(1) or '80')
+        return match and (match.group(1) or '80')
 
-    def _admit_by_link(self, place: str, query: str, port: str) -> None:
-        """Admit a browser that opens a link that works; refuse everybody else."""
+    def _admit_by_link(self, url_path: str, query: str, port: str) -> None:
+        """Admit a browser that opens the valid link; refuse all other requests."""
         token = parse_qs(query).get('token', [''])[0]
-        if (self.command, place) != ('GET', '/') or not self.server.admission.redeem(token):
+        if (self.command, url_path) != ('GET', '/') or not self.server.admission.redeem(token):
             self.close_connection = True
             self._refuse(HTTPStatus.FORBIDDEN, _NOT_ADMITTED)
             return
         headers = dict(Set_Cookie=self.server.admission.cookie(port), Referrer_Policy='no-referrer')
-        # A browser that comes from a link on another site, such as a terminal on a page, would
-        # follow a redirect without the cookie (SameSite=Strict); a page of ours it leaves with it.
+        # A browser that comes from a link on another site, such as a terminal in a web page, would
+        # follow a redirect without the cookie (SameSite=Strict). A page that refreshes itself comes
+        # from this site, so the browser sends the cookie.
         if self.headers.get('Sec-Fetch-Site') == 'cross-site':
             self._start(HTTPStatus.OK, _TYPES['.html'], 0, Refresh='0;url=/', **headers)
         else:
             self._start(HTTPStatus.SEE_OTHER, _TYPES['.txt'], 0, Location='/', **headers)
         self.server.say(f'A browser has opened the link. The next one: {self.server.url}')
 
-    def _place(self, number: int, kind: str) -> str:
+    def _url_of(self, number: int, kind: str) -> str:
         if kind == 'polygons':
             return f'maps/{number}/polygons'
-        # the stamp keeps parts of an old and of a new file of the same name apart
+        # With the stamp, the browser's cache cannot mix byte ranges of an old and a new file.
         return f'maps/{number}/{kind}/{self.server.session.stamp(number, kind)}.tif'
 
     def _send_raster(self, number: int, kind: str, stamp: str) -> None:
@@ -176,17 +185,17 @@ class _Handler(BoundedHandler):
             self._refuse(HTTPStatus.NOT_FOUND, f'Map {number} has no {kind}.')
             return
         try:
-            now = stamp_of(path)
+            current_stamp = stamp_of(path)
         except OSError:
             self._refuse(HTTPStatus.GONE, f'{path.name} was removed while it was shown.')
             return
-        if now != stamp:
+        if current_stamp != stamp:
             self._refuse(HTTPStatus.GONE, f'{path.name} has changed while it was shown; start the '
                          'viewer again.')
             return
         self._send_file(path)
 
-    def _send_polygons(self, number: int, query: Dict[str, Any]) -> None:
+    def _send_polygons(self, number: int, query: Dict[str, List[str]]) -> None:
         entries = self.server.session.entries
         path = entries[number].polygons if number < len(entries) else None
         try:
@@ -194,23 +203,24 @@ class _Handler(BoundedHandler):
             if len(box) != 4 or not all(map(math.isfinite, box)):
                 raise ValueError(f'{len(box)} numbers')
         except (KeyError, ValueError) as error:
-            given = str(query.get('box'))[:100]
-            self._refuse(HTTPStatus.BAD_REQUEST, f'box={given} ({str(error)[:100]}); expected left,'
-                         'bottom,right,top.')
+            box_text = str(query.get('box'))[:100]
+            self._refuse(HTTPStatus.BAD_REQUEST, f'box={box_text} ({str(error)[:100]}); expected '
+                         'left,bottom,right,top.')
             return
         if path is None or not path.exists():
             self._refuse(HTTPStatus.NOT_FOUND, 'This map has no polygons, or they were removed; '
                          'predict with --polygons.')
             return
         try:
-            found = polygons_in(path, box)
-        except (DataSourceError, DataLayerError, KeyError) as error:  # a name is not there
+            polygons = polygons_in(path, box)
+        # KeyError: the file lacks one of the fields.
+        except (DataSourceError, DataLayerError, KeyError) as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f'{path.name} cannot be read: {error}. '
                          'Predict with --polygons --overwrite to make it again.')
             return
-        self._send_json(found)
+        self._send_json(polygons)
 
-    def _send_json(self, content: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+    def _send_json(self, content: Dict[str, object], status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(status, 'application/json', json.dumps(content).encode())
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
@@ -227,7 +237,7 @@ class _Handler(BoundedHandler):
         self.send_header('Content-Length', str(length))
         self.send_header('Cache-Control', 'no-cache')
         self.send_header('X-Content-Type-Options', 'nosniff')
-        # What is left of a refused body would be the next request.
+        # The unread rest of a refused body would be read as the next request.
         if self.command == 'POST' or self.close_connection:
             self.send_header('Connection', 'close')
         for name, value in headers.items():
@@ -235,7 +245,7 @@ class _Handler(BoundedHandler):
         self.end_headers()
 
     def _send_file(self, path: Path) -> None:
-        """Send a file, or the part of it that ``Range`` asks for."""
+        """Send a file, or the bytes of it that ``Range`` asks for."""
         kind = _TYPES.get(path.suffix, 'application/octet-stream')
         try:
             file = open(path, 'rb')  # noqa: SIM115  (closed below, after the errors of opening)
@@ -244,25 +254,25 @@ class _Handler(BoundedHandler):
             return
         with file:
             size = path.stat().st_size
-            part = requested_part(self.headers.get('Range'), size)
-            if part is None:
+            requested = requested_part(self.headers.get('Range'), size)
+            start, end = (0, size) if requested is None else requested
+            if requested is None:
                 self._start(HTTPStatus.OK, kind, size, Accept_Ranges='bytes')
-                part = 0, size
-            elif part[0] >= part[1]:
+            elif start >= end:
                 self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, kind, 0,
                             Content_Range=f'bytes */{size}')
                 return
             else:
-                self._start(HTTPStatus.PARTIAL_CONTENT, kind, part[1] - part[0],
-                            Accept_Ranges='bytes',
-                            Content_Range=f'bytes {part[0]}-{part[1] - 1}/{size}')
+                self._start(HTTPStatus.PARTIAL_CONTENT, kind, end - start, Accept_Ranges='bytes',
+                            Content_Range=f'bytes {start}-{end - 1}/{size}')
             if self.command == 'HEAD':
                 return
-            file.seek(part[0])
-            left = part[1] - part[0]
+            file.seek(start)
+            left = end - start
             while left:
                 chunk = file.read(min(_CHUNK, left))
-                if not chunk:  # the file has shrunk: the reader notices by the length
+                if not chunk:
+                    # The file has shrunk. The browser notices by the missing bytes.
                     self.close_connection = True
                     return
                 self.wfile.write(chunk)
@@ -276,17 +286,17 @@ class _Handler(BoundedHandler):
 
     def _decide(self, review: Review, body: bytes) -> None:
         try:
-            tile, decision, before = (parse_json(body.decode())[name]
-                                      for name in ('tile', 'decision', 'before'))
-            if not (isinstance(tile, str) and isinstance(before, str)
+            tile, decision, expected_state = (parse_json(body.decode())[name]
+                                              for name in ('tile', 'decision', 'before'))
+            if not (isinstance(tile, str) and isinstance(expected_state, str)
                     and (decision is None or decision in list(DECISIONS))):
                 raise ValueError(f'{decision!r}')
         except (ValueError, TypeError, LookupError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, f'This is no decision ({error!r}); expected tile, '
-                         f'before, and decision: null or one of {", ".join(DECISIONS)}.')
+            self._refuse(HTTPStatus.BAD_REQUEST, f'This is not a decision ({error!r}); expected '
+                         f'tile, before, and decision: null or one of {", ".join(DECISIONS)}.')
             return
         try:
-            written, answer = review.decide(tile, decision, before)
+            written, answer = review.decide(tile, decision, expected_state)
             self._send_json(answer, HTTPStatus.OK if written else HTTPStatus.CONFLICT)
         except LookupError:
             self._refuse(HTTPStatus.GONE, 'The maps have changed since this page was loaded, or '

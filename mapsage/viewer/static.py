@@ -1,10 +1,13 @@
-"""A folder that any web server with byte ranges shows: the page and the files of the maps."""
+"""Writes a folder with the page and the files of the maps, for any web server with byte ranges.
+
+There is no review, and polygons are loaded at once instead of by box; `server.py` has both.
+"""
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, Optional, Union
 
 from mapsage.atomic_write import atomic_write
 
@@ -14,11 +17,11 @@ from .server import PAGE, WEB
 from .session import ViewSession
 
 
-def write_static(session: ViewSession, out: Any) -> Path:
-    """Write the page, the maps and what belongs to them into a folder; return the page's path.
+def write_static(session: ViewSession, out: Union[str, Path]) -> Path:
+    """Write the page, the maps and their files into a folder; return the path of the page.
 
-    Polygons of a map with more than ``MOST`` are left out, since a page without a server would have
-    to load them all; a note says so.
+    If a map has more than ``MOST`` polygons, they are left out and a note says so, because a page
+    without a viewer's server has to load all of them.
 
     Raises:
         ViewError: If the folder cannot be written or is full.
@@ -29,12 +32,12 @@ def write_static(session: ViewSession, out: Any) -> Path:
         for name in set(PAGE.values()):
             shutil.copyfile(WEB / name, out / name)
         catalog = session.as_json(lambda number, kind: f'maps/{number}/{kind}.tif')
-        for number, shown in enumerate(catalog['maps']):
+        for number, facts in enumerate(catalog['maps']):
             folder = out / 'maps' / str(number)
             folder.mkdir(parents=True, exist_ok=True)
-            for kind in shown['files']:
+            for kind in facts['files']:
                 shutil.copyfile(str(session.file(number, kind)), folder / f'{kind}.tif')
-            shown['polygons'] = _polygons(session, number, shown, folder)
+            facts['polygons'] = _write_polygons(session, number, facts, folder)
         atomic_write(out / 'catalog.json', json.dumps(catalog).encode())
     except OSError as error:
         raise ViewError(f'cannot write into {out}: {error}. Free space there, or choose another '
@@ -42,13 +45,15 @@ def write_static(session: ViewSession, out: Any) -> Path:
     return out / 'index.html'
 
 
-def _polygons(session: ViewSession, number: int, shown: Any, folder: Path) -> Any:
+def _write_polygons(session: ViewSession, number: int, facts: Dict[str, Any],
+                    folder: Path) -> Optional[str]:
+    """Write the polygons of a map and return their URL; None without polygons, or if left out."""
     path = session.entries[number].polygons
     if path is None:
         return None
     everything = polygons_in(path, [-1e300, -1e300, 1e300, 1e300])
     if 'too_many' in everything:
-        shown['notes'] = [*shown['notes'], f'The polygons are left out: there are more than '
+        facts['notes'] = [*facts['notes'], f'The polygons are left out: there are more than '
                           f'{MOST:,}. {path.name} opens in QGIS.']
         return None
     atomic_write(folder / 'polygons.json', json.dumps(everything).encode())

@@ -137,7 +137,7 @@ def test_files_that_are_no_review_stay_as_they_are(tmp_path: Path) -> None:
         assert not is_review(path) and not is_review(tmp_path) and not is_review(tmp_path / 'no')
         for act in (lambda: ReviewFile(path, '').read(),
                     lambda: ReviewFile(path, '').save(key(), 'right', '', FACTS)):
-            with pytest.raises(ViewError, match='is no review.*--review'):
+            with pytest.raises(ViewError, match='is not a review.*--review'):
                 act()
         assert path.read_bytes() == content
     with pytest.raises(ViewError, match='does not exist'):

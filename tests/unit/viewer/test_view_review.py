@@ -207,7 +207,7 @@ def test_a_damaged_map_and_a_file_of_somebody_else_are_said(tmp_path: Path) -> N
     review.rank()
     with served(review) as server:
         status, answer = ask(opened(server), path='/review.json')
-        assert status == 500 and 'is no review' in answer and '--review' in answer
+        assert status == 500 and 'is not a review' in answer and '--review' in answer
         os.unlink(str(review.path))
         answer = ask(opened(server), path='/review.json')[1]
         assert {each['map'] for each in answer['tiles']} == {0}
