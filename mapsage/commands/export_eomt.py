@@ -1,10 +1,13 @@
-"""An EoMT out of a checkpoint, as a folder that Hugging Face's transformers reads."""
+"""tools/export_eomt.py: an EoMT from a checkpoint as a folder for Hugging Face's transformers.
+
+The folder is written by `mapsage/models/mask_transformers/huggingface_folder.py`; this module
+checks that transformers can represent the model at all: three bands in RGB order, square images.
+"""
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 from mmengine.config import Config
 
@@ -21,11 +24,11 @@ from .config_checks import build_model
 
 
 def export_eomt(args: argparse.Namespace) -> int:
-    """Write the folder, and say what is in it.
+    """Write the folder and print its content.
 
     Args:
         args: ``config``, ``checkpoint``, ``out`` (folder), ``size`` (side of the images in pixels,
-            or None for that of the config), and those of
+            or None for the config's training size), and the arguments of
             :func:`mapsage.commands.cli.load_config`.
 
     Returns:
@@ -33,24 +36,24 @@ def export_eomt(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: If the folder exists already, the model is no EoMT, or transformers cannot
-            describe it.
+            represent it.
         PredictError: If the checkpoint does not fit the model.
     """
     if os.path.exists(args.out):
         raise ConfigError(f'{args.out} exists already: remove it, or give another name.')
     cfg = cli.load_config(args)
-    model: Any = build_model(cfg)
+    model = build_model(cfg)
     if not isinstance(model, EoMT):
         raise ConfigError(f'the model of {args.config} is of the type {cfg.model.type}: expected '
                           'EoMT. transformers has no class for PMT or other models of MapSage.')
     bands = find_bands(cfg, model)
-    turned = bool((cfg.model.get('data_preprocessor') or {}).get('bgr_to_rgb'))
-    if bands.count != 3 or bands.like_opencv != turned:
+    converts_to_rgb = bool((cfg.model.get('data_preprocessor') or {}).get('bgr_to_rgb'))
+    if bands.count != 3 or bands.like_opencv != converts_to_rgb:
         raise ConfigError(f'the model of {args.config} takes {bands.count} bands that are not in '
                           'the order red, green, blue: the image processor of transformers gives '
                           'it these three.')
     meta = load_weights(model, args.checkpoint)
-    if any(isinstance(each, Adapted) for each in model.modules()):
+    if any(isinstance(module, Adapted) for module in model.modules()):
         merge_lora(model)
     size = args.size or _side(cfg)
     try:
@@ -65,8 +68,8 @@ def export_eomt(args: argparse.Namespace) -> int:
 
 
 def _side(cfg: Config) -> int:
-    (height, width), what = default_window(cfg)
+    (height, width), origin = default_window(cfg)
     if height != width:
-        raise ConfigError(f'{what} is {height}x{width}: EomtDinov3 of transformers takes squares. '
-                          'Give --size.')
+        raise ConfigError(f'{origin} is {height}x{width}: EomtDinov3 of transformers takes '
+                          'squares. Give --size.')
     return height

@@ -1,4 +1,8 @@
-"""Adapters out of a checkpoint: merged into the weights, or as files of peft."""
+"""tools/export_lora.py: the LoRA adapters of a checkpoint, merged into the weights or for peft.
+
+A merged checkpoint comes with its own config, which has no adapters and needs no pretrained
+weights: it trains and predicts like any other model.
+"""
 from __future__ import annotations
 
 import argparse
@@ -22,11 +26,12 @@ from .config_checks import build_model
 
 
 def export_lora(args: argparse.Namespace) -> int:
-    """Write what the options ask for.
+    """Write the merged checkpoint, the files for peft, or both.
 
     Args:
         args: ``config``, ``checkpoint``, ``merged`` (path of a checkpoint, or None), ``peft``
-            (folder, or None), ``names``, and those of :func:`mapsage.commands.cli.load_config`.
+            (folder, or None), ``names``, and the arguments of
+            :func:`mapsage.commands.cli.load_config`.
 
     Returns:
         0, the exit status.
@@ -35,13 +40,13 @@ def export_lora(args: argparse.Namespace) -> int:
         ConfigError: If the config's model has no adapters, or a file exists already.
         PredictError: If the checkpoint does not fit the model, or its weights cannot be restored.
     """
-    for path in (args.merged, args.merged and _config_beside(args.merged), args.peft):
+    for path in (args.merged, args.merged and _merged_config(args.merged), args.peft):
         if path and os.path.exists(path):
             raise ConfigError(f'{path} exists already: remove it, or give another name.')
     cfg = cli.load_config(args)
     model: Any = build_model(cfg)
     backbone = getattr(model, 'backbone', None)
-    if backbone is None or not any(isinstance(each, Adapted) for each in backbone.modules()):
+    if backbone is None or not any(isinstance(module, Adapted) for module in backbone.modules()):
         raise ConfigError(f"the model of {args.config} has no LoRA adapters: expected "
                           f"model.backbone.lora=dict(rank=..., targets=...). Give the config that "
                           f'the checkpoint was trained with.')
@@ -54,20 +59,21 @@ def export_lora(args: argparse.Namespace) -> int:
         merge_lora(model)
         _write_merged(args.merged, model, meta, _without_lora(cfg))
         print(f'{args.merged}: the whole model, adapters merged; its config: '  # noqa: T201
-              f'{_config_beside(args.merged)}')
+              f'{_merged_config(args.merged)}')
     return 0
 
 
 def _write_merged(path: str, model: torch.nn.Module, meta: Dict[str, Any], cfg: Config) -> None:
-    kept: Dict[str, Any] = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter', 'seed')
-                            if key in meta}
+    copied_meta: Dict[str, Any] = {
+        key: meta[key] for key in ('dataset_meta', 'epoch', 'iter', 'seed') if key in meta}
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    write_checkpoint(dict(meta=dict(kept, cfg=cfg.pretty_text), state_dict=model.state_dict()),
-                     path)
-    cfg.dump(_config_beside(path))
+    write_checkpoint(dict(meta=dict(copied_meta, cfg=cfg.pretty_text),
+                          state_dict=model.state_dict()), path)
+    cfg.dump(_merged_config(path))
 
 
-def _config_beside(path: str) -> str:
+def _merged_config(path: str) -> str:
+    """Return the path of the config of a merged checkpoint."""
     return str(Path(path).with_suffix('.py'))
 
 
@@ -77,6 +83,7 @@ def _without_lora(cfg: Config) -> Config:
     backbone = plain.model.backbone
     for key in ('lora', 'init_cfg', 'pretrained'):
         backbone.pop(key, None)
+    # The backbone that LoRA wraps replaces the wrapper.
     if 'of' in backbone:
         backbone.type = backbone.pop('of')
     hooks = [hook for hook in plain.get('custom_hooks') or []

@@ -1,4 +1,9 @@
-"""The files of a model card beside an exported model: README, weights, config, preview."""
+"""Files of a model card next to an exported model: README, weights, config, preview, license.
+
+The scores of the card come from a validation of the checkpoint with the config's own evaluator, on
+the config's device; everything else is collected from config and model. The text of the README is
+in `mapsage/export/card.py`.
+"""
 from __future__ import annotations
 
 import argparse
@@ -28,30 +33,34 @@ from mapsage.export.card import (
     License,
     Validation,
 )
+from mapsage.export.proof import Tile
 from mapsage.hooks.batch_images import shown_channels
 from mapsage.maps.description import ExportedDescription
+from mapsage.maps.predictor import WindowPredictor
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
 
 from . import cli
 
 FILES = (README, CONFIG, WEIGHTS, PREVIEW, LICENSE)
-_SHOWN = 4  # windows in the preview
+# Number of windows in the preview.
+_SHOWN = 4
 
 
-def make_card(args: argparse.Namespace, cfg: Config, model: Any, description: ExportedDescription,
-              reference: Any, tiles: Sequence[Any], say: Callable[[str], None],
-              **facts: Any) -> Dict[str, bytes]:
-    """Validate a model, and return the files of its card by name, the README last.
+def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module,
+              description: ExportedDescription, reference: WindowPredictor, tiles: Sequence[Tile],
+              say: Callable[[str], None], *, name: str, architecture: str, parameters: int,
+              gsd: Optional[float], proof: Sequence[str]) -> Dict[str, bytes]:
+    """Validate a model and return the files of its card: file name -> content, the README last.
 
     Args:
         args: Options of tools/export.py.
-        cfg: Config that they give.
+        cfg: Config of the model.
         model: Model with its weights, on the CPU.
-        description: Its description.
-        reference: Function that returns scores of windows.
+        description: Description of the exported file.
+        reference: The model's scores of windows.
         tiles: Tiles of the validation set.
         say: Function that prints a line.
-        facts: ``name``, ``architecture``, ``parameters``, ``gsd`` and ``proof`` of the
+        name, architecture, parameters, gsd, proof: Attributes of the
             :class:`mapsage.export.card.Card`.
     """
     license_ = license_of(cfg, model, args.card)
@@ -64,29 +73,32 @@ def make_card(args: argparse.Namespace, cfg: Config, model: Any, description: Ex
             f'{LICENSE}, without which the folder must not be passed on')
     say('validating for the scores of the card')
     card = Card(description=description, validation=validate(cfg, args.checkpoint),
-                license=license_, **facts)
-    # A name in GBK is no UTF-8.
+                license=license_, name=name, architecture=architecture, parameters=parameters,
+                gsd=gsd, proof=list(proof))
+    # A file name in GBK cannot be encoded as UTF-8.
     return {**files, README: card.to_text().encode('utf-8', 'replace')}
 
 
 def validate(cfg: Config, checkpoint: str) -> Optional[Validation]:
-    """Return the scores of a checkpoint by the config's validation, on the config's device.
+    """Return the scores of a checkpoint in the config's validation, on the config's device.
 
     Returns:
-        The scores; None if the config has no ``val_evaluator``.
+        The scores; None if the config has no validation.
     """
     if not (cfg.get('val_evaluator') and cfg.get('val_dataloader')):
         return None
     cfg = cfg.copy()
     cfg.load_from, cfg.resume = checkpoint, False
-    cfg.pop('feature_source', None)  # only training uses it
-    # As a test: after a validation, hooks of the training would save what is best.
+    # Only trainings use it.
+    cfg.pop('feature_source', None)
+    # Run as a test, because hooks of the training would save the best checkpoint of a validation.
     cfg.test_dataloader, cfg.test_evaluator = cfg.val_dataloader, cfg.val_evaluator
     cfg.setdefault('test_cfg', dict(type='TestLoop'))
     for key in ('val_dataloader', 'val_evaluator', 'val_cfg'):
         cfg.pop(key, None)
     cfg.log_level = 'WARNING'
-    cfg.visualizer = None  # nothing is drawn
+    # Without predictions on disk.
+    cfg.visualizer = None
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = folder
         runner = cli.build_runner(cfg)
@@ -94,12 +106,13 @@ def validate(cfg: Config, checkpoint: str) -> Optional[Validation]:
                    if isinstance(value, (int, float))}
         loop: Any = runner.test_loop
         dataset = loop.dataloader.dataset
+        # A metric of MapSage; MMSegmentation's have no such attribute.
         matrix = next((metric.matrix for metric in loop.evaluator.metrics
                        if getattr(metric, 'matrix', None) is not None), None)
     classes = None
     if matrix is not None:
-        found: Any = score_matrix(matrix)
-        classes = list(zip(*(map(float, 100 * found[name]) for name in ('IoU', 'Acc'))))
+        class_scores: Any = score_matrix(matrix)
+        classes = list(zip(*(map(float, 100 * class_scores[name]) for name in ('IoU', 'Acc'))))
     return Validation(
         type(dataset).__name__, len(dataset), figures, classes,
         f'{current_accelerator().name}, PyTorch {torch.__version__}',
@@ -107,7 +120,7 @@ def validate(cfg: Config, checkpoint: str) -> Optional[Validation]:
 
 
 def weights_file(model: nn.Module, description: ExportedDescription) -> bytes:
-    """Return the weights that a prediction needs as a safetensors file, with the classes."""
+    """Return a safetensors file of the weights that a prediction needs, and of the classes."""
     from safetensors.torch import save
     state = {name: tensor.detach().cpu().clone().contiguous()
              for name, tensor in model.state_dict().items()
@@ -117,16 +130,17 @@ def weights_file(model: nn.Module, description: ExportedDescription) -> bytes:
     return save(state, metadata=dict(format='pt', meta=json.dumps(meta)))
 
 
-def draw(cfg: Config, description: ExportedDescription, reference: Any,
-         tiles: Sequence[Any]) -> bytes:
-    """Return a PNG of windows of the validation set with labels and predictions."""
+def draw(cfg: Config, description: ExportedDescription,
+         reference: Callable[[torch.Tensor], np.ndarray], tiles: Sequence[Tile]) -> bytes:
+    """Return a PNG with labels and predictions of some windows of the validation set."""
     channels = shown_channels(cfg)
     samples: List[PreviewSample] = []
-    for number in sorted({at * len(tiles) // _SHOWN for at in range(_SHOWN)}):
+    for number in sorted({step * len(tiles) // _SHOWN for step in range(_SHOWN)}):
         tile = tiles[number]
-        found = reference(torch.from_numpy(np.ascontiguousarray(tile.image[None])))[0]
-        classes = found.argmax(0) if len(found) > 1 else found[0] > description.threshold
-        # Images smaller than the window are mirrored to the right and below, without labels there.
+        scores = reference(torch.from_numpy(np.ascontiguousarray(tile.image[None])))[0]
+        classes = scores.argmax(0) if len(scores) > 1 else scores[0] > description.threshold
+        # An image smaller than the window is mirrored to the right and below. The mirrored pixels
+        # have no label, so the labels tell the size of the image.
         known = tile.labels != 255
         height, width = (known.any(axis).nonzero()[0].max(initial=-1) + 1 or known.shape[1 - axis]
                          for axis in (1, 0))
@@ -141,44 +155,46 @@ def draw(cfg: Config, description: ExportedDescription, reference: Any,
 
 
 def license_of(cfg: Config, model: nn.Module, folder: str) -> License:
-    """Return what the pretrained weights that a config names ask of whoever passes them on.
+    """Return the license of the pretrained weights that a config names.
 
-    Weights of DINOv3 go under the DINOv3 License, 1.b: derived ones, too, and with a copy of it.
+    By section 1.b of the DINOv3 License, weights derived from DINOv3 may be distributed only under
+    this license and with a copy of it.
 
     Args:
         cfg: Config of the model.
         model: The model.
-        folder: Folder of the card, which may have a copy of the license already.
+        folder: Folder of the card, which may contain a copy of the license already.
     """
-    weights = tuple(dict.fromkeys(_named(cfg.model)))
+    weights = tuple(dict.fromkeys(_checkpoint_names(cfg.model)))
     if cfg.get('load_from'):
         weights += (str(cfg.load_from), )
-    dinov3 = bool(weights) and any(isinstance(each, (DINOv3ConvNeXt, DINOv3ViT))
-                                   for each in model.modules())
+    dinov3 = bool(weights) and any(isinstance(module, (DINOv3ConvNeXt, DINOv3ViT))
+                                   for module in model.modules())
     return License(tuple(map(os.path.basename, (name.rstrip('/') for name in weights))), dinov3,
-                   _license_in([folder, *weights]) if dinov3 else None)
+                   _find_license([folder, *weights]) if dinov3 else None)
 
 
-def _named(part: Any) -> Iterator[str]:
-    """Yield the checkpoints that the parts of a model begin with."""
-    if isinstance(part, (list, tuple)):
-        for each in part:
-            yield from _named(each)
-    elif isinstance(part, dict):
-        for key, value in part.items():
+def _checkpoint_names(config: object) -> Iterator[str]:
+    """Yield the names of all pretrained checkpoints in a model's config, at any depth."""
+    if isinstance(config, (list, tuple)):
+        for item in config:
+            yield from _checkpoint_names(item)
+    elif isinstance(config, dict):
+        for key, value in config.items():
             if key in ('checkpoint', 'pretrained') and isinstance(value, str):
                 yield value
             else:
-                yield from _named(value)
+                yield from _checkpoint_names(value)
 
 
-def _license_in(places: Sequence[str]) -> Optional[bytes]:
-    """Return the DINOv3 License if it lies in a folder or beside a file of weights.
+def _find_license(paths: Sequence[str]) -> Optional[bytes]:
+    """Return the DINOv3 License from one of these folders or files' folders, or None.
 
-    Hugging Face's folders of the weights have it.
+    Hugging Face's folders of the weights contain the license.
     """
-    for place in places:
-        folder = Path(place if os.path.isdir(place) else os.path.dirname(place))
+    for weights_path in paths:
+        folder = Path(weights_path if os.path.isdir(weights_path)
+                      else os.path.dirname(weights_path))
         for path in sorted(folder.glob('LICENSE*')):
             text = path.read_bytes()
             if b'DINOv3 License' in text:
@@ -187,7 +203,7 @@ def _license_in(places: Sequence[str]) -> Optional[bytes]:
 
 
 def _config_text(args: argparse.Namespace) -> bytes:
-    """Return the config as the training read it, without what belongs to this machine alone."""
+    """Return the config of the training, without the keys that are about one machine or run."""
     cfg = Config.fromfile(args.config)
     if args.cfg_options:
         cfg.merge_from_dict(args.cfg_options)
