@@ -1,4 +1,9 @@
-"""Process groups and launchers, without a call to any vendor."""
+"""How the ranks of a job start, meet, agree and add their gradients; no vendor's library is called.
+
+``groups/`` starts torch.distributed, ``channels/`` has small collectives that name missing ranks,
+and ``ordered_sum.py`` adds gradients with the same bits on any number of processes. The processes
+that start and watch the ranks are in ``mapsage_launcher/``.
+"""
 from .channels.agreement import RankError, all_ranks_or_none, error_text, raise_together
 from .channels.channel import Channel, RankLostError, SerialChannel
 from .channels.consensus import Consensus, DisagreementError, Facts

@@ -16,7 +16,7 @@ from mapsage.errors import UserError
 # Folder with an entry for each open descriptor of this process.
 _OPEN = Path('/proc/self/fd')
 # Descriptors for what a run opens later: shards, logs and pipes of loader workers (64), and
-# unproved connections in a guard (32, trust/guard.py).
+# unproved connections in a guard (32, mapsage_launcher/trust/guard.py).
 _SPARE = 64 + 32
 # Descriptors of a gloo group in addition to one connection to each rank.
 _PER_GROUP = 8

@@ -1,8 +1,8 @@
 """Checks of devices, weights and batches before and while ranks train together.
 
-Each check returns the problems it found on this rank, as texts that say what was found, what was
-expected and what to do; an empty list means that all is well. ``DeviceCheckHook`` and the doctor
-gather them.
+Each check returns the problems of this rank, as texts with the value, the expectation and the next
+step; an empty list means that it found none. Only :func:`check_own_cards` raises. The callers,
+``DeviceCheckHook`` and the doctor, gather the problems of all ranks.
 
     check_device(accelerator, local_rank) -> problems
     check_collectives(accelerator, local_rank) -> {name of a wrong collective: what is wrong}
@@ -29,23 +29,25 @@ from .channels.group_channel import open_channel
 from .groups.process_group import uses_native_group
 
 SELF_TEST_SECONDS = 60.0
-_SHOWN = 3  # number of problems of one kind that are listed
+# Number of problems of one kind that are listed.
+_SHOWN = 3
 
 
 def check_device(accelerator: Accelerator, local_rank: int) -> List[str]:
     """Return problems with a small computation of known result on this rank's device."""
     try:
         device = accelerator.device(local_rank)
-        # whole numbers below 2**24 are exact in float32 on every device and use no random state
+        # Whole numbers below 2**24 are exact in float32 on every device, and leave the random state
+        # of the run unchanged.
         matrix = torch.arange(64, dtype=torch.float32).reshape(8, 8)
-        found = (matrix.to(device) @ matrix.to(device)).cpu()
+        product = (matrix.to(device) @ matrix.to(device)).cpu()
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
         return [f'{accelerator.name} device of local rank {local_rank} cannot allocate and compute '
                 f'({error_text(error)}). {_advice(error)}']
-    if not torch.equal(found, matrix @ matrix):
+    if not torch.equal(product, matrix @ matrix):
         return [f'{device} computes wrong numbers: an 8x8 product of whole numbers is off by '
-                f'{float((found - matrix @ matrix).abs().max()):g}, expected 0. Take this card out '
-                f'of service.']
+                f'{float((product - matrix @ matrix).abs().max()):g}, expected 0. Take this card '
+                f'out of service.']
     return []
 
 
@@ -60,14 +62,15 @@ def _advice(error: BaseException) -> str:
 
 
 def card_identity(accelerator: Accelerator, local_rank: int) -> Optional[str]:
-    """Return a text that only ranks on the same card share; None where sharing is allowed.
+    """Return a text that is equal for two ranks on the same card; None if they may share it.
 
-    This is the vendor's name of the card. Where there is none, indices are compared between ranks
-    with equal device masks on one host; where the masks differ, the same index may mean a different
-    card, so nothing is reported.
+    The text has the vendor's identifier of the card. If the vendor has none, it has the device
+    masks and the index. Then ranks with different masks have different texts even on the same card,
+    because the same index may mean different cards.
     """
+    # Processes share a CPU, and under PJRT every process has its own client.
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
-        return None  # processes share a CPU, and under PJRT each has its own client
+        return None
     boot = Path('/proc/sys/kernel/random/boot_id')
     host = f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
     card = accelerator.card(local_rank)
@@ -78,45 +81,54 @@ def card_identity(accelerator: Accelerator, local_rank: int) -> Optional[str]:
 
 
 def check_own_cards(accelerator: Accelerator, local_rank: int) -> None:
-    """Raise on every rank when two ranks were given the same card. Collective.
+    """Raise on every rank if two ranks use the same card. Collective.
 
-    It uses the CPU's path only: a vendor's collectives may hang or fail without a reason then.
+    The ranks communicate through CPU tensors, because a vendor's collectives on a shared card may
+    hang, or fail without a reason.
 
     Raises:
-        AcceleratorError: Naming the ranks.
-        RankLostError: Naming the ranks that did not come.
+        AcceleratorError: Naming the ranks that share a card.
+        RankLostError: Naming the missing ranks.
     """
     error: Optional[Exception] = None
-    mine = ''
+    identity = ''
     try:
-        mine = card_identity(accelerator, local_rank) or ''
-    except Exception as raised:  # of the vendor's software; the other ranks must hear of it
+        identity = card_identity(accelerator, local_rank) or ''
+    # The vendor's software may raise anything. The error is raised on every rank below.
+    except Exception as raised:
         error = raised
     channel = open_channel()
-    every = channel.gather_texts('raised' if error else mine)
-    if 'raised' in every:
+    identities = channel.gather_texts('raised' if error else identity)
+    if 'raised' in identities:
         raise_together(channel, error, "reading the card's name")
-    shared = shared_cards([each or None for each in every])
+    shared = shared_cards([text or None for text in identities])
     if shared:
-        pairs = '; '.join(f'rank {channel.ranks[rank]} is on the card of rank(s) '
-                          f'{[channel.ranks[each] for each in others]}'
-                          for rank, others in shared.items())
+        pairs = '; '.join(f'rank {channel.ranks[position]} is on the card of rank(s) '
+                          f'{[channel.ranks[sharer] for sharer in sharers]}'
+                          for position, sharers in shared.items())
         masks = ' and '.join(accelerator.masks) or 'the device masks'
         raise AcceleratorError(
-            f'{pairs}. Every rank of a machine needs a card of its own: give each a different '
-            f'LOCAL_RANK, or, where each sees one card only, a different one in {masks}.')
+            f'{pairs}. Every rank of a machine needs a different card: give each rank a different '
+            f'LOCAL_RANK. If each rank sees one card only, set a different card in {masks}.')
 
 
 def shared_cards(identities: Sequence[Optional[str]]) -> Dict[int, List[int]]:
-    """Return, for each rank that shares its card, the ranks it shares it with. Pure."""
-    return {rank: [other for other, theirs in enumerate(identities)
-                   if theirs == identity and other != rank]
+    """Return the ranks that share a card with another rank. Pure.
+
+    Args:
+        identities: Result of :func:`card_identity` on each rank.
+
+    Returns:
+        The ranks on the same card, by rank.
+    """
+    return {rank: [sharer for sharer, sharer_identity in enumerate(identities)
+                   if sharer_identity == identity and sharer != rank]
             for rank, identity in enumerate(identities)
             if identity is not None and identities.count(identity) > 1}
 
 
 def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[str]:
-    """Return a problem for every parameter and buffer that is on none of ``devices``."""
+    """Return a problem for every parameter and buffer on a device that is not in ``devices``."""
     stray = [(name, kind, tensor.device) for name, kind, tensor in _tensors(module)
              if not any(_is_on(tensor.device, device) for device in devices)]
     expected = ' or '.join(map(str, devices))
@@ -127,7 +139,7 @@ def check_placement(module: nn.Module, devices: Sequence[torch.device]) -> List[
 
 
 def not_finite(module: nn.Module) -> Set[str]:
-    """Return the names of parameters and running statistics that hold NaN or infinity."""
+    """Return the names of parameters and running statistics with NaN or infinity."""
     return not_finite_tensors((name, tensor) for name, kind, tensor in _tensors(module)
                               if kind == 'parameter' or is_statistic(name))
 
@@ -141,44 +153,45 @@ def is_statistic(name: str) -> bool:
 
 
 def not_finite_tensors(named: Iterable[Tuple[str, torch.Tensor]]) -> Set[str]:
-    """Return the names of the floating-point tensors that hold NaN or infinity.
+    """Return the names of the floating-point tensors with NaN or infinity.
 
-    It computes one sum per tensor and reads one value per device: a sum is finite only if all its
-    terms are. Tensors of an XLA device are copied to the host, since it would compile the sums.
+    This computes one sum per tensor and reads all sums of a device at once: a sum is finite only if
+    all its terms are. Tensors of an XLA device are copied to the host, which is cheaper than
+    compiling the sums.
     """
     sums: Dict[torch.device, List[Tuple[str, torch.Tensor, torch.Tensor]]] = {}
     for name, tensor in named:
         if tensor.is_floating_point():
             tensor = tensor.detach().cpu() if tensor.device.type == 'xla' else tensor
-            # in float32: a float16 sum overflows although its terms are finite
+            # At least float32, because a float16 sum may overflow although its terms are finite.
             total = tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
             sums.setdefault(tensor.device, []).append((name, tensor, total.float()))
-    found: Set[str] = set()
+    names: Set[str] = set()
     for entries in sums.values():
-        good = torch.stack([total for _, _, total in entries]).isfinite().tolist()
-        found.update(name for (name, tensor, _), fine in zip(entries, good)
-                     if not fine and not bool(tensor.detach().isfinite().all()))
-    return found
+        sums_are_finite = torch.stack([total for _, _, total in entries]).isfinite().tolist()
+        names.update(name for (name, tensor, _), is_finite in zip(entries, sums_are_finite)
+                     if not is_finite and not bool(tensor.detach().isfinite().all()))
+    return names
 
 
-def check_finite(module: nn.Module, besides: Iterable[str] = ()) -> List[str]:
-    """Return a problem for every name of :func:`not_finite` that is not in ``besides``."""
-    found = not_finite(module).difference(besides)
+def check_finite(module: nn.Module, known: Iterable[str] = ()) -> List[str]:
+    """Return a problem for every name of :func:`not_finite` that is not in ``known``."""
+    names = not_finite(module).difference(known)
     kinds = {name: kind for name, kind, _ in _tensors(module)}
     return _shorten([
         f'{kinds[name]} {name!r} holds NaN or infinity, expected finite numbers. Lower the '
         f'learning rate or clip the gradients (optim_wrapper.clip_grad), and resume from a '
         f'checkpoint before this iteration.'
-        for name in kinds if name in found], 'more tensor(s) are not finite')
+        for name in kinds if name in names], 'more tensor(s) are not finite')
 
 
 def check_collectives(accelerator: Accelerator, local_rank: int,
                       timeout: float = SELF_TEST_SECONDS) -> Dict[str, str]:
-    """Run each collective that training needs on device tensors of known answer. Collective.
+    """Run each collective that training needs on device tensors with a known result. Collective.
 
-    They run in a thread, so that one that never returns is found as well; none is tried after it.
-    Nothing is checked without a process group, or where gradients go over a vendor's library
-    outside torch.distributed.
+    The collectives run on a thread, so a collective that never returns is reported too; later ones
+    are then not tried. Nothing is checked without a process group, or if gradients travel over a
+    vendor's library outside torch.distributed.
 
     Args:
         accelerator: Accelerator in use.
@@ -186,8 +199,7 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
         timeout: Seconds the whole test may take.
 
     Returns:
-        Texts of what is wrong, by the name of the collective; empty when all results on this rank
-        are right.
+        Problems by the name of the collective; empty if all results on this rank are right.
     """
     if not dist.is_available() or not dist.is_initialized() or uses_native_group(accelerator):
         return {}
@@ -195,17 +207,20 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
     running = [next(iter(_COLLECTIVES))]
 
     def run() -> None:
-        accelerator.set_device(local_rank)  # each thread has its own current device
+        # The current device is a property of the thread.
+        accelerator.set_device(local_rank)
         device = accelerator.device(local_rank)
         for name, collective in _COLLECTIVES.items():
             running[0] = name
             try:
-                found, expected = collective(device)
+                result, expected = collective(device)
                 accelerator.flush()
-                if not torch.equal(found.cpu(), expected):
+                if not torch.equal(result.cpu(), expected):
                     wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} '
-                                   f'answers {found.cpu().tolist()}, expected {expected.tolist()}')
-            except Exception as error:  # would be lost with the thread
+                                   f'answers {result.cpu().tolist()}, expected '
+                                   f'{expected.tolist()}')
+            # Handed to the calling thread, which reports it.
+            except Exception as error:
                 wrong[name] = (f'{name} of {device.type} tensors over {dist.get_backend()} fails '
                                f'({error_text(error)})')
                 return
@@ -221,11 +236,11 @@ def check_collectives(accelerator: Accelerator, local_rank: int,
 
 def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None,
                    uneven: bool = False) -> Dict[str, str]:
-    """Return texts for the properties of a collated batch that must be equal across ranks.
+    """Return a text for each property of a collated batch that must be equal on all ranks.
 
-    These are keys, dtypes, number of samples and shapes. The height and width of
-    single samples may differ where the model's preprocessor pads them: up to ``padded_size`` they
-    count as that size, and without one they are left out.
+    The properties are keys, dtypes, number of samples and shapes. The height and width of single
+    samples may differ if the model's preprocessor pads them. Sizes up to ``padded_size`` count as
+    that size; without a ``padded_size``, heights and widths are left out.
 
     Args:
         batch: Batch from MMEngine's collate: nested dicts and lists of tensors, and of elements
@@ -233,19 +248,22 @@ def describe_batch(batch: Any, padded_size: Optional[Sequence[int]] = None,
         padded_size: Pair (height, width) that ``data_preprocessor.size`` pads to, or None.
         uneven: Whether ranks may have different numbers of samples; then the number is left out.
     """
-    found: Dict[str, str] = {}
-    _describe(batch, 'batch', padded_size, uneven, found)
-    return found
+    texts: Dict[str, str] = {}
+    _add_descriptions(batch, 'batch', padded_size, uneven, texts)
+    return texts
 
 
-def compare_batches(every: Sequence[Mapping[str, str]]) -> List[List[str]]:
-    """Return the problems of each rank: where its batch differs from those of most. Pure.
+def compare_batches(batches: Sequence[Mapping[str, str]]) -> List[List[str]]:
+    """Return the problems of each rank: the properties that differ from most ranks. Pure.
 
-    Where no value is the most frequent, that of the lowest rank is expected.
+    If no value of a property is the most frequent, the value of the lowest rank is expected.
+
+    Args:
+        batches: Result of :func:`describe_batch` on each rank.
     """
-    problems: List[List[str]] = [[] for _ in every]
-    for name in dict.fromkeys(name for each in every for name in each):
-        values = [each.get(name, 'missing') for each in every]
+    problems: List[List[str]] = [[] for _ in batches]
+    for name in dict.fromkeys(name for batch in batches for name in batch):
+        values = [batch.get(name, 'missing') for batch in batches]
         expected = max(values, key=values.count)
         for rank, value in enumerate(values):
             if not _are_alike(value, expected):
@@ -256,21 +274,23 @@ def compare_batches(every: Sequence[Mapping[str, str]]) -> List[List[str]]:
     return problems
 
 
-def _are_alike(one: str, other: str) -> bool:
-    """Return whether two descriptions agree; of lists with several kinds, one kind must be in both.
+def _are_alike(left: str, right: str) -> bool:
+    """Return whether two descriptions agree.
 
-    A dataset may mix kinds of samples, for example two data types, of which a batch need not have
-    all.
+    Lists of samples, such as '4 x a / b', agree if they have the same length and one kind in
+    common: a dataset may mix kinds of samples, and a batch need not have all of them.
     """
-    (count, mark, kinds), (others, _, more) = one.partition(' x '), other.partition(' x ')
-    return one == other or bool(
-        mark and count == others and set(kinds.split(' / ')) & set(more.split(' / ')))
+    left_count, separator, left_kinds = left.partition(' x ')
+    right_count, _, right_kinds = right.partition(' x ')
+    return left == right or bool(
+        separator and left_count == right_count
+        and set(left_kinds.split(' / ')) & set(right_kinds.split(' / ')))
 
 
 def _all_reduce(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
     tensor = _numbers(dist.get_rank()).to(device)
     dist.all_reduce(tensor)
-    return tensor, torch.stack(_every()).sum(0)
+    return tensor, torch.stack(_numbers_of_ranks()).sum(0)
 
 
 def _broadcast(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -281,13 +301,14 @@ def _broadcast(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
 
 
 def _all_gather(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-    mine = _numbers(dist.get_rank()).to(device)
-    outputs = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(outputs, mine)
-    return torch.stack(outputs), torch.stack(_every())
+    tensor = _numbers(dist.get_rank()).to(device)
+    outputs = [torch.zeros_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(outputs, tensor)
+    return torch.stack(outputs), torch.stack(_numbers_of_ranks())
 
 
-# What DDP and MMEngine call on device tensors.
+# The collectives that DDP and MMEngine run on device tensors. Each function returns its result and
+# the expected result, on the CPU.
 _COLLECTIVES: Dict[str, Callable[[torch.device], Tuple[torch.Tensor, torch.Tensor]]] = {
     'all_reduce': _all_reduce, 'broadcast': _broadcast, 'all_gather': _all_gather}
 
@@ -296,7 +317,7 @@ def _numbers(rank: int) -> torch.Tensor:
     return torch.arange(1, 6, dtype=torch.float32) * (rank + 1)
 
 
-def _every() -> List[torch.Tensor]:
+def _numbers_of_ranks() -> List[torch.Tensor]:
     return [_numbers(rank) for rank in range(dist.get_world_size())]
 
 
@@ -305,8 +326,8 @@ def _tensors(module: nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
             + [(name, 'buffer', tensor) for name, tensor in module.named_buffers()])
 
 
-def _is_on(found: torch.device, expected: torch.device) -> bool:
-    return found == expected or (expected.index is None and found.type == expected.type)
+def _is_on(device: torch.device, expected: torch.device) -> bool:
+    return device == expected or (expected.index is None and device.type == expected.type)
 
 
 def _shorten(problems: List[str], more: str) -> List[str]:
@@ -315,35 +336,37 @@ def _shorten(problems: List[str], more: str) -> List[str]:
     return problems[:_SHOWN] + [f'{len(problems) - _SHOWN} {more}']
 
 
-def _describe(item: Any, name: str, size: Optional[Sequence[int]], uneven: bool,
-              found: Dict[str, str]) -> None:
+def _add_descriptions(item: object, name: str, size: Optional[Sequence[int]], uneven: bool,
+                      texts: Dict[str, str]) -> None:
+    """Add the descriptions of an item of a batch, and of the items in it, to ``texts``."""
     if isinstance(item, Mapping):
         for key in item:
-            _describe(item[key], f'{name}.{key}', size, uneven, found)
+            _add_descriptions(item[key], f'{name}.{key}', size, uneven, texts)
     elif isinstance(item, torch.Tensor):
-        shape: List[Any] = list(item.shape)
+        shape = list(map(str, item.shape))
         if uneven:
             shape[:1] = ['N']
-        found[name] = f"{item.dtype} of shape ({', '.join(map(str, shape))})"
+        texts[name] = f"{item.dtype} of shape ({', '.join(shape)})"
     elif isinstance(item, (list, tuple)):
         kinds = sorted({_describe_sample(sample, size) for sample in item})
-        found[name] = f"{'N' if uneven else len(item)} x {' / '.join(kinds)}"
+        texts[name] = f"{'N' if uneven else len(item)} x {' / '.join(kinds)}"
     else:
-        found[name] = type(item).__name__
+        texts[name] = type(item).__name__
 
 
-def _describe_sample(sample: Any, size: Optional[Sequence[int]]) -> str:
+def _describe_sample(sample: object, size: Optional[Sequence[int]]) -> str:
     if isinstance(sample, torch.Tensor):
-        shape: List[Any] = list(sample.shape)
+        shape = list(map(str, sample.shape))
         if len(shape) >= 2:
             if size is None:
                 shape[-2:] = ['H', 'W']
-            elif shape[-2] <= size[0] and shape[-1] <= size[1]:
-                shape[-2:] = size
-        return f"{sample.dtype} of shape ({', '.join(map(str, shape))})"
-    if hasattr(sample, 'keys'):  # MMEngine's data elements
+            elif sample.shape[-2] <= size[0] and sample.shape[-1] <= size[1]:
+                shape[-2:] = map(str, size)
+        return f"{sample.dtype} of shape ({', '.join(shape)})"
+    # A data element of MMEngine. Elements in it, such as PixelData, have their tensor in `data`.
+    if hasattr(sample, 'keys'):
         fields = {key: getattr(sample, key, None) for key in sorted(sample.keys())}
-        data: Dict[str, Any] = {
+        data: Dict[str, object] = {
             key: getattr(value, 'data', value) for key, value in fields.items()}
         return f'{type(sample).__name__}(' + ', '.join(
             f'{key} {value.dtype}' if hasattr(value, 'dtype') else key

@@ -1,4 +1,8 @@
-"""Find and move the tensors in nested containers."""
+"""Finds and moves the tensors in nested containers, such as a batch of MMEngine.
+
+Containers are lists, tuples, dicts and data elements: objects with ``keys``, ``values`` and ``to``,
+such as MMEngine's ``BaseDataElement``. A tensor in any other object is neither found nor moved.
+"""
 from __future__ import annotations
 
 import copy
@@ -8,16 +12,19 @@ from typing import Any, Iterator
 import torch
 
 
+class MovesItself:
+    """Base class of containers that move their tensors themselves; :func:`move` skips them."""
+
+
 def move(value: Any, device: torch.device) -> Any:
     """Return ``value`` with its tensors on ``device``; differentiable.
 
-    Tensors are found in lists, tuples, dicts and data elements (objects with ``keys``, ``values``
-    and ``to``, such as MMEngine's). A container whose tensors are all on ``device`` already is
-    returned itself and not copied, and so is an object whose attribute ``moves_itself`` is true.
+    A container whose tensors are all on ``device`` already is returned itself, without a copy. So
+    is a :class:`MovesItself`.
     """
     if isinstance(value, torch.Tensor):
         return value if value.device == device else value.to(device)
-    if getattr(value, 'moves_itself', False):
+    if isinstance(value, MovesItself):
         return value
     if isinstance(value, (list, tuple)):
         items = [move(item, device) for item in value]
@@ -38,16 +45,18 @@ def move(value: Any, device: torch.device) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in lists, tuples, dicts and data elements, without moving any."""
+    """Yield the tensors in nested containers, without moving any."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, MutableMapping) or _is_element(value):
         for item in value.values():
             yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
+        # Not iter(value), by which a MovesItself may move its items.
         for item in tuple.__iter__(value) if isinstance(value, tuple) else value:
             yield from tensors_in(item)
 
 
-def _is_element(value: Any) -> bool:
+def _is_element(value: object) -> bool:
+    """Return whether a value is a data element of MMEngine, or has the same methods."""
     return hasattr(value, 'to') and hasattr(value, 'keys') and hasattr(value, 'values')

@@ -1,4 +1,9 @@
-"""Decide once how a run is spread over processes and devices."""
+"""Decides how a run is spread over processes and devices, from the config and the launcher.
+
+The decision is pure and is taken once, before any process group exists. The usual trap is variables
+of a launcher that are left over in a shell: see ``Strategy.stale_variables``. docs/config.md has a
+table of all cases.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,9 +18,9 @@ SINGLE_DEVICE = 'single_device'
 DISTRIBUTED_DATA_PARALLEL = 'distributed_data_parallel'
 MODEL_PARALLEL = 'model_parallel_single_process'
 
-# Variables from which a process learns its rank and the address of the others, set by torchrun
-# (torch/distributed/elastic/agent/server/local_elastic_agent.py). Left over in a shell, they make a
-# single process believe that it is one of several.
+# Variables that torchrun sets for its ranks
+# (torch/distributed/elastic/agent/server/local_elastic_agent.py). If they are left over in a shell,
+# a single process would take itself for one rank of several.
 LAUNCHER_VARIABLES = (
     'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT',
     'GROUP_RANK', 'GROUP_WORLD_SIZE', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'ROLE_NAME',
@@ -36,8 +41,8 @@ class Strategy:
     Attributes:
         name: Name of the strategy: ``'single_device'``, ``'distributed_data_parallel'`` or
             ``'model_parallel_single_process'``.
-        stale_variables: Launcher variables that no launcher of this run has set; they must be
-            removed before anything reads them.
+        stale_variables: Launcher variables that the launcher of this run has not set. They must be
+            removed before any code reads them.
         reason: Reason for the choice, as one line for the log.
     """
 
@@ -50,22 +55,22 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
                      device_count: int, *, launcher: str = 'none',
                      needed_bytes: Optional[int] = None,
                      device_bytes: Optional[int] = None) -> Strategy:
-    """Return the training strategy. Pure; the table is in docs/config.md.
+    """Return the training strategy. Pure.
 
     Args:
-        use_model_parallel: Wish of the config. True and False are followed, or an error. None
-            chooses model parallel in one process when there are two or more devices, no launcher,
-            and the model does not fit on one of them; otherwise as launched.
+        use_model_parallel: Setting of the config. True and False are followed, or raise an error.
+            None chooses model parallelism in one process if there are two or more devices, no
+            launcher, and the model does not fit on one device. Otherwise the launcher decides.
         environ: Environment of the process.
-        device_count: Number of devices this process sees.
+        device_count: Number of devices that this process sees.
         launcher: Launcher that started this process according to the command line: ``'none'``,
             ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
-        needed_bytes: Least memory that training the model needs on a device, None while unknown.
-        device_bytes: Memory of one device, None when unknown.
+        needed_bytes: Least memory for training the model on a device; None while unknown.
+        device_bytes: Memory of one device; None if unknown.
 
     Raises:
-        StrategyError: If the wish cannot be met, the launcher's variables are incomplete, or
-            torchrun started several processes with ``--launcher none``.
+        StrategyError: If the setting cannot be followed, the launcher's variables are incomplete,
+            or torchrun started several processes with ``--launcher none``.
     """
     if not (use_model_parallel is None or isinstance(use_model_parallel, bool)):
         raise StrategyError(f'use_model_parallel must be True, False or None, got '
@@ -74,12 +79,12 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
         raise StrategyError(f'no device is visible (device count {device_count}). Choose another '
                             f'accelerator, for example accelerator=cpu, or make one visible.')
     if launcher != 'none':
-        return _launched(use_model_parallel, environ, device_count, launcher)
+        return _resolve_launched(use_model_parallel, environ, device_count, launcher)
     _refuse_forgotten_launcher(environ)
     stale = _stale_variables(environ)
     if use_model_parallel:
-        return Strategy(MODEL_PARALLEL, stale, _wanted(device_count))
-    memory = _memory(needed_bytes, device_bytes)
+        return Strategy(MODEL_PARALLEL, stale, _describe_model_parallel(device_count))
+    memory = _describe_memory(needed_bytes, device_bytes)
     too_big = (needed_bytes is not None and device_bytes is not None
                and needed_bytes > device_bytes)
     if use_model_parallel is None and too_big and device_count > 1:
@@ -96,8 +101,9 @@ def resolve_strategy(use_model_parallel: Optional[bool], environ: Mapping[str, s
     return Strategy(SINGLE_DEVICE, stale, reason)
 
 
-def _launched(use_model_parallel: Optional[bool], environ: Mapping[str, str], device_count: int,
-              launcher: str) -> Strategy:
+def _resolve_launched(use_model_parallel: Optional[bool], environ: Mapping[str, str],
+                      device_count: int, launcher: str) -> Strategy:
+    """Return the strategy of a process that a launcher started."""
     try:
         # Only the number of processes matters here, so the first host's name is not resolved.
         variables = launcher_environment(launcher, environ, lambda hosts: hosts)
@@ -116,13 +122,14 @@ def _launched(use_model_parallel: Optional[bool], environ: Mapping[str, str], de
             f'tools/train.py CONFIG) to spread the model over the devices of this machine, or set '
             f'env_cfg.use_model_parallel=None to train data-parallel.')
     if use_model_parallel:
-        return Strategy(MODEL_PARALLEL, (), _wanted(device_count))
+        return Strategy(MODEL_PARALLEL, (), _describe_model_parallel(device_count))
     return Strategy(DISTRIBUTED_DATA_PARALLEL, (),
                     f'launcher {launcher} started {world_size} process(es): each trains the whole '
                     f'model on a device of its own')
 
 
-def _wanted(device_count: int) -> str:
+def _describe_model_parallel(device_count: int) -> str:
+    """Return the reason of use_model_parallel=True; StrategyError if there is a single device."""
     if device_count < 2:
         raise StrategyError(
             f'use_model_parallel=True needs two or more devices in one process, and {device_count} '
@@ -132,33 +139,35 @@ def _wanted(device_count: int) -> str:
 
 
 def _refuse_forgotten_launcher(environ: Mapping[str, str]) -> None:
-    # torchrun sets its run id in its ranks only, so a shell seldom exports one.
+    """Raise StrategyError if torchrun started this process, with ``--launcher none``."""
+    # torchrun sets its run id in its ranks only, so a shell rarely exports one.
     world_size = environ.get('WORLD_SIZE', '')
     if 'TORCHELASTIC_RUN_ID' in environ and world_size.isdecimal() and int(world_size) > 1:
         raise StrategyError(
             f"torchrun started {world_size} processes (this is rank {environ.get('RANK', '?')}) "
-            f'with --launcher none: each would train alone, into the same work dir. Add '
-            f'--launcher pytorch. If this shell only inherited the variables, '
+            f'with --launcher none: each would train a model and write it into the same work dir. '
+            f'Add --launcher pytorch. If this shell only inherited the variables, '
             f'unset TORCHELASTIC_RUN_ID.')
 
 
 def _stale_variables(environ: Mapping[str, str]) -> Tuple[str, ...]:
+    """Return the launcher variables to remove before a single process starts."""
     present: List[str] = [name for name in LAUNCHER_VARIABLES if name in environ]
-    # MMSegmentation's tools/train.py sets this one, and in a single process it is right.
+    # MMSegmentation's tools/train.py sets LOCAL_RANK=0, which is right in a single process.
     if present == ['LOCAL_RANK'] and environ['LOCAL_RANK'] == '0':
         return ()
     return tuple(present)
 
 
-def _memory(needed_bytes: Optional[int], device_bytes: Optional[int]) -> str:
-    """Return a text on the memory of the model and the device; '' while the former is unknown."""
+def _describe_memory(needed_bytes: Optional[int], device_bytes: Optional[int]) -> str:
+    """Return a text on the memory of the model and the device; '' while the need is unknown."""
     if needed_bytes is None:
         return ''
-    has = ('memory of a device unknown' if device_bytes is None else
-           f'a device has {format_bytes(device_bytes)}')
-    return f'the model needs {format_bytes(needed_bytes)} or more, {has}'
+    available = ('memory of a device unknown' if device_bytes is None else
+                 f'a device has {format_bytes(device_bytes)}')
+    return f'the model needs {format_bytes(needed_bytes)} or more, {available}'
 
 
 def format_bytes(count: int) -> str:
-    """Return ``count`` bytes in MiB or GiB, for people."""
+    """Return a number of bytes as a text in MiB or GiB."""
     return f'{count / 2**20:.1f} MiB' if count < 2**30 else f'{count / 2**30:.2f} GiB'

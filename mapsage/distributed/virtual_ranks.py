@@ -1,9 +1,11 @@
-"""Virtual ranks: which of them a process carries out, and the order in which their sums are added.
+"""Virtual ranks: the shares of a run's work, which do not change with the number of processes.
 
-A run has V virtual ranks for its whole life. Everything that is random, every micro-batch and
-every position in the data order belongs to a virtual rank; a process carries out a contiguous block
-of them, one after the other. Sums over the virtual ranks are added along one fixed binary tree, so
-that they depend neither on the number of processes nor on how a tensor is divided into buckets.
+A run has V virtual ranks from its start to its end. Every random number, micro-batch and position
+in the data order belongs to a virtual rank. A process runs a contiguous block of virtual ranks, one
+after the other. Example: with 8 virtual ranks, each of 2 processes runs 4.
+
+Sums over virtual ranks are added along one fixed binary tree (:func:`split`), so they depend on
+neither the number of processes nor the buckets of a tensor. ``ordered_sum.py`` computes them.
 """
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ class VirtualRanksError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class VirtualRanks:
-    """The virtual ranks of a run and the processes that carry them out.
+    """The virtual ranks of a run and the processes that run them.
 
     Attributes:
         count: Number of virtual ranks, V.
         processes: Number of processes, at most ``count``.
 
     Raises:
-        VirtualRanksError: If there are more processes than virtual ranks, or none.
+        VirtualRanksError: If there are more processes than virtual ranks, or no process.
     """
 
     count: int
@@ -39,11 +41,12 @@ class VirtualRanks:
             raise VirtualRanksError(
                 f'{self.processes} processes for {self.count} virtual rank(s): expected at most '
                 f'one process for each virtual rank. Start {self.count} or fewer; '
-                f'{_divisors_text(self.count)} divide the work evenly. (The number of virtual '
+                f'{_format_divisors(self.count)} divide the work evenly. (The number of virtual '
                 f'ranks is env_cfg.virtual_ranks at the first start of a run.)')
 
     def block(self, rank: int) -> range:
-        """Return the virtual ranks of process ``rank``; blocks differ by one at most."""
+        """Return the virtual ranks of process ``rank``. The lengths of blocks differ by 1 at most.
+        """
         size, longer = divmod(self.count, self.processes)
         start = rank * size + min(rank, longer)
         return range(start, start + size + (rank < longer))
@@ -55,34 +58,36 @@ class VirtualRanks:
 
     @property
     def one_each(self) -> bool:
-        """Whether every process carries out one virtual rank."""
+        """Whether every process runs a single virtual rank."""
         return self.count == self.processes
 
     def describe(self) -> str:
-        """Return a sentence for the log: the blocks, and what uneven ones cost."""
+        """Return a line for the log: the sizes of the blocks, and the cost of uneven blocks."""
         if self.one_each:
             return f'{self.count} virtual rank(s), one in each process'
         sizes = [len(block) for block in self.blocks]
-        text = f"{self.count} virtual ranks in {self.processes} process(es), {_runs(sizes)} each"
+        text = (f'{self.count} virtual ranks in {self.processes} process(es), '
+                f'{_format_sizes(sizes)} each')
         if sizes[0] != sizes[-1]:
             cost = sizes[0] * self.processes / self.count - 1
             text += (f': the others wait for those with {sizes[0]}, a step takes {cost:.0%} longer '
-                     f'than with even blocks ({_divisors_text(self.count)} processes)')
+                     f'than with even blocks ({_format_divisors(self.count)} processes)')
         return text
 
 
-def _runs(sizes: List[int]) -> str:
+def _format_sizes(sizes: List[int]) -> str:
     return f'{sizes[0]}' if sizes[0] == sizes[-1] else f'{sizes[-1]} or {sizes[0]}'
 
 
-def _divisors_text(count: int) -> str:
+def _format_divisors(count: int) -> str:
     return ', '.join(str(n) for n in range(1, count + 1) if count % n == 0)
 
 
 def split(ranks: range) -> Tuple[range, range]:
-    """Return the two subtrees below a node of the tree that adds up ``ranks``. Pure.
+    """Return the two subtrees of the node that adds the virtual ranks ``ranks``. Pure.
 
-    The left one has the largest power of two below ``len(ranks)``.
+    The size of the left subtree is the largest power of two below ``len(ranks)``. Example: 6 ranks
+    are split into 4 and 2.
 
     Args:
         ranks: At least two virtual ranks.
@@ -92,25 +97,25 @@ def split(ranks: range) -> Tuple[range, range]:
 
 
 def subtrees(count: int, block: range) -> List[range]:
-    """Return the largest subtrees that a block holds whole, in order. Pure.
+    """Return the largest subtrees that lie completely in a block, in order. Pure.
 
-    A process adds up each of them by itself. At 1, 2, 4 and 8 processes of 8 virtual ranks there
-    is one for each process.
+    A process adds these subtrees without other processes. With 8 virtual ranks and 1, 2, 4 or 8
+    processes, every block is a single subtree.
 
     Args:
         count: Number of virtual ranks of the run.
         block: Virtual ranks of one process.
     """
-    found: List[range] = []
+    complete: List[range] = []
 
     def descend(ranks: range) -> None:
         if ranks.stop <= block.start or block.stop <= ranks.start:
             return
         if block.start <= ranks.start and ranks.stop <= block.stop:
-            found.append(ranks)
+            complete.append(ranks)
             return
-        for part in split(ranks):
-            descend(part)
+        for half in split(ranks):
+            descend(half)
 
     descend(range(count))
-    return found
+    return complete

@@ -1,4 +1,8 @@
-"""Check that every rank holds the same weights."""
+"""Checks that every rank has the same weights, and copies rank 0's weights to all ranks.
+
+Different weights raise no error, they only make a worse model. So the ranks compare digests,
+which are small and catch any changed element. ``DeviceCheckHook`` calls these functions.
+"""
 from __future__ import annotations
 
 import json
@@ -16,18 +20,20 @@ from mapsage.errors import UserError
 from .channels.group_channel import open_channel
 from .ordered_sum import as_bytes, carries, to_host
 
-# From this drift on, weights do not differ by rounding alone. One step rounds by 6e-8 of a float32
-# number, and the roundings of a hundred thousand steps add up to less than this unless all fall on
-# one side.
+# Larger drift between copies of a model cannot come from rounding only. A step rounds a float32 by
+# 6e-8 of its value, and the roundings of a hundred thousand steps add up to less than this, unless
+# all of them have the same sign.
 LARGEST_DRIFT = 1e-3
-_SAMPLED = 8  # elements of each tensor
-_MESSAGE_BYTES = 64 << 20  # as much memory is needed beside the tensors
+# Number of elements that represent a parameter in weight_samples().
+_SAMPLED = 8
+# Size of a message of several tensors, which need the same amount of memory for a copy.
+_MESSAGE_BYTES = 64 << 20
 
 
 class WeightsDifferError(UserError, RuntimeError):
     """Parameters or buffers that must be equal on all ranks are not."""
 
-    # A restart from the last checkpoint makes them equal again.
+    # After a restart from the last checkpoint, the weights are equal again.
     final = False
     on_every_rank = True
 
@@ -36,40 +42,40 @@ def check_equal_weights(module: nn.Module, when: str,
                         group: Optional[dist.ProcessGroup] = None) -> None:
     """Compare a digest of all parameters and buffers across ranks. Collective.
 
-    One digest of each rank is gathered. Only when they differ, which all ranks see from the same
-    data, a second gather finds the first tensor that does.
+    The ranks gather one digest from each. If these differ, which all ranks see in the same data,
+    they gather the digests of all tensors, to find the first tensor that differs.
 
     Args:
         module: Unwrapped model.
-        when: Words for the error, for example ``'after wrapping'``.
+        when: Phrase at the start of the error message, for example ``'after wrapping'``.
         group: Process group to compare over; all ranks when None.
 
     Raises:
         WeightsDifferError: On every rank, naming the first differing tensor and the ranks.
-        RankLostError: Naming the ranks that did not come.
+        RankLostError: Naming the missing ranks.
     """
     channel = open_channel(group)
     digests = weight_digests(module)
     if len(set(channel.gather_texts(total_digest(digests)))) == 1:
         return
-    every = [json.loads(text) for text in channel.gather_texts(json.dumps(digests))]
-    name, odd, usual = first_difference(every)
+    digests_by_rank = [json.loads(text) for text in channel.gather_texts(json.dumps(digests))]
+    name, odd, usual = first_difference(digests_by_rank)
     raise WeightsDifferError(
-        f'{when}, {name!r} on rank(s) {[channel.ranks[each] for each in odd]} is not equal to rank '
+        f'{when}, {name!r} on rank(s) {[channel.ranks[rank] for rank in odd]} is not equal to rank '
         f'{channel.ranks[usual]}. Weights must be loaded or initialized alike on every rank: load '
         f"them through init_cfg or load_from, not in the module's __init__, and give every rank "
         f'the same files.')
 
 
 def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank the values of rank 0's tensors, in place. Collective.
+    """Overwrite the tensors of every rank with rank 0's values, in place. Collective.
 
-    Tensors travel on their device where the process group carries them, and through host memory
-    otherwise. Those of one dtype travel together, in messages of 64 MiB.
+    Tensors travel from device to device if the process group allows it, else through host memory.
+    Tensors of the same dtype and device type travel together, in messages of 64 MiB.
 
     Args:
-        tensors: Tensors of the same dtypes, shapes and order on all ranks, each on the device of
-            its rank or on the CPU.
+        tensors: Tensors of the same dtypes, shapes and order on all ranks, on the device of the
+            rank or on the CPU.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -83,7 +89,7 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _messages(tensors: Sequence[torch.Tensor]) -> List[List[torch.Tensor]]:
-    """Return tensors in groups of neighbors of at most 64 MiB, or of a single larger one."""
+    """Return the tensors in groups of neighbors of at most 64 MiB, or of one larger tensor."""
     messages: List[List[torch.Tensor]] = []
     size = 0
     for tensor in tensors:
@@ -113,76 +119,84 @@ def _broadcast_message(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def weight_digests(module: nn.Module, buffers: bool = True) -> Dict[str, int]:
-    """Return a CRC-32 of the bytes of every parameter, and every buffer by default.
+    """Return the CRC-32 of every parameter's bytes, and by default of every buffer's.
 
-    A change of a single element is always detected, other changes with a chance of 1 - 2**-32. It
-    runs at the speed of memory, see docs/benchmarks.md.
+    The digest always detects a change of a single element, and other changes with a probability of
+    1 - 2**-32. It runs at the speed of memory, see docs/benchmarks.md.
 
     Args:
         module: Unwrapped model, on any device.
         buffers: Whether to include buffers and other entries of the state dict. During training
-            each rank has its own batch statistics.
+            the buffers of ranks differ, because each rank has its batch statistics.
     """
+    # A state dict lacks the buffers that are not persistent, and has entries that are not buffers.
     tensors = (
-        {**dict(module.named_buffers()), **module.state_dict()}  # not all are in both
+        {**dict(module.named_buffers()), **module.state_dict()}
         if buffers else dict(module.named_parameters()))
     return {name: _digest(tensor) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)}
 
 
 def weight_samples(module: nn.Module) -> Dict[str, List[float]]:
-    """Return numbers that tell by how much two copies of a model differ.
+    """Return some numbers of each parameter, for :func:`largest_drift`.
 
-    They are, for each parameter: its root mean square, its mean, and up to eight of its elements.
+    These are its root mean square, its mean, and up to eight of its elements, in this order.
     """
-    found: Dict[str, List[float]] = {}
+    samples: Dict[str, List[float]] = {}
     for name, tensor in module.named_parameters():
         numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         host = numbers.detach().cpu().double().reshape(-1)
         if host.numel():
             chosen = host[torch.linspace(0, host.numel() - 1, min(_SAMPLED, host.numel())).long()]
-            found[name] = [float(host.pow(2).mean().sqrt()), float(host.mean()), *chosen.tolist()]
-    return found
+            samples[name] = [float(host.pow(2).mean().sqrt()), float(host.mean()), *chosen.tolist()]
+    return samples
 
 
-def largest_drift(every: Sequence[Mapping[str, Sequence[float]]]) -> Tuple[str, int, float]:
-    """Return the parameter and the index that differ most from the first copy, and by how much.
+def largest_drift(copies: Sequence[Mapping[str, Sequence[float]]]) -> Tuple[str, int, float]:
+    """Return the largest difference between the first copy of a model and another copy. Pure.
 
-    Pure. Differences are relative to the root mean square of the first copy's parameter; copies
-    with different parameters are infinitely far apart.
+    Differences are relative to the root mean square of the first copy's parameter. If the names or
+    shapes of the parameters differ, the difference is infinite.
 
     Args:
-        every: Results of :func:`weight_samples`, one for each copy.
+        copies: Results of :func:`weight_samples`, one per copy.
+
+    Returns:
+        The name of the parameter, the index of the copy, and the difference.
     """
-    worst = (next(iter(every[0]), ''), 0, 0.0)
-    for i, each in enumerate(every):
-        for name in dict.fromkeys([*every[0], *each]):
-            first, other = every[0].get(name, ()), each.get(name, ())
+    reference = copies[0]
+    worst = (next(iter(reference), ''), 0, 0.0)
+    for index, samples in enumerate(copies):
+        for name in dict.fromkeys([*reference, *samples]):
+            expected, numbers = reference.get(name, ()), samples.get(name, ())
             drift = float('inf')
-            if len(first) == len(other):
-                largest = max(abs(a - b) for a, b in zip(first, other))
-                drift = largest / first[0] if first[0] else float('inf') if largest else 0.0
+            if len(expected) == len(numbers):
+                largest = max(abs(a - b) for a, b in zip(expected, numbers))
+                drift = largest / expected[0] if expected[0] else float('inf') if largest else 0.0
             if drift > worst[2]:
-                worst = name, i, drift
+                worst = name, index, drift
     return worst
 
 
 def total_digest(digests: Mapping[str, int]) -> str:
-    """Return one short text for all digests with their names and order."""
+    """Return one short text that depends on all digests, their names and their order."""
     return f'{zlib.crc32(repr(list(digests.items())).encode()):08x}'
 
 
-def first_difference(every: Sequence[Mapping[str, int]]) -> Tuple[str, List[int], int]:
-    """Return the first name whose digests differ, and where it differs from what most have.
+def first_difference(copies: Sequence[Mapping[str, int]]) -> Tuple[str, List[int], int]:
+    """Return the first tensor whose digests differ, and the copies that differ from most. Pure.
 
-    Pure; the digests must differ somewhere. Of two that differ the second is the odd one.
+    If as many copies have one digest as another, the earlier copies count as the usual ones.
+
+    Args:
+        copies: Results of :func:`weight_digests`, one per copy. At least two must differ.
 
     Returns:
-        The name, the indices of the odd ones, and the index of one that is as most are.
+        The name of the tensor, the indices of the odd copies, and the index of a usual copy.
     """
-    names = dict.fromkeys(name for each in every for name in each)
-    name = next(name for name in names if len({each.get(name) for each in every}) > 1)
-    values = [each.get(name) for each in every]
+    names = dict.fromkeys(name for digests in copies for name in digests)
+    name = next(name for name in names if len({digests.get(name) for digests in copies}) > 1)
+    values = [digests.get(name) for digests in copies]
     usual = values.index(Counter(values).most_common(1)[0][0])
     return name, [i for i, value in enumerate(values) if value != values[usual]], usual
 
@@ -190,5 +204,6 @@ def first_difference(every: Sequence[Mapping[str, int]]) -> Tuple[str, List[int]
 def _digest(tensor: torch.Tensor) -> int:
     host = tensor.detach().cpu().contiguous().reshape(-1)
     if host.dtype == torch.bfloat16:
-        host = host.view(torch.int16)  # numpy has no bfloat16
+        # NumPy has no bfloat16.
+        host = host.view(torch.int16)
     return zlib.crc32(host.numpy().view(np.uint8).data) if host.numel() else 0

@@ -13,23 +13,21 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 from torch import nn
 
-from mapsage.distributed.nested_tensors import move, tensors_in
+from mapsage.distributed.nested_tensors import MovesItself, move, tensors_in
 
 _Call = Callable[..., object]
 
 
-class TransferredFeatures(tuple):
+class TransferredFeatures(tuple, MovesItself):
     """Feature maps of a backbone; a map is moved to ``device`` when it is read.
 
     A head receives all maps but reads only the maps in its ``in_index``; the others are not moved.
 
     Attributes:
         device: Device that the maps are moved to.
-        moves_itself: Tells :func:`~mapsage.distributed.nested_tensors.move` to leave the maps.
     """
 
     device: torch.device
-    moves_itself = True
 
     @classmethod
     def on(cls, features: Iterable[object], device: torch.device) -> TransferredFeatures:

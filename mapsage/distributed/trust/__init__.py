@@ -1,7 +1,5 @@
-"""Authentication between the processes of a job, which share a secret.
+"""Seals for pickled data that travels between ranks.
 
-``job_secret.py`` finds the secret, ``handshake.py`` proves at the start of a connection that both
-ends know it, ``guard.py`` accepts connections with this proof, and ``sealed.py`` signs pickled
-data.
-docs/security.md describes the attacks that this prevents.
+The secret of a job and the handshake of its connections are in ``mapsage_launcher/trust/``.
+docs/security.md describes the attacks that they prevent.
 """

@@ -96,7 +96,7 @@ def test_a_number_that_is_none_is_named(name: str, value: float) -> None:
     assert not_finite(made) == {name}
     (problem,) = check_finite(made)
     assert f'{name!r} holds NaN or infinity' in problem
-    assert check_finite(made, besides=[name]) == []
+    assert check_finite(made, known=[name]) == []
 
 
 def test_a_mask_is_infinite_on_purpose() -> None:
