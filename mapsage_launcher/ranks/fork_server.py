@@ -61,9 +61,11 @@ def _die_with_parent(parent: int) -> None:
 # --- the caller
 
 def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
-    while arguments and arguments[0] == '-u':  # the server's streams are unbuffered
+    # The server's streams are unbuffered already.
+    while arguments and arguments[0] == '-u':
         arguments = arguments[1:]
-    if not arguments or arguments[0].startswith('-'):  # no script, so nothing to fork
+    # Without a script there is nothing to fork.
+    if not arguments or arguments[0].startswith('-'):
         os.execv(sys.executable, [sys.executable, *arguments])
     _die_with_parent(parent)
     ignored = [number for number in _PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
@@ -89,7 +91,7 @@ def _call(address: str, parent: int, arguments: List[str]) -> NoReturn:
     if answer != _STARTED:
         refusal = (answer + _read_all(connection)).decode()
         connection.close()
-        _start_anew(refusal, arguments) if refusal else _lost_fork()
+        _start_new_python(refusal, arguments) if refusal else _lost_fork()
     for number in _PASSED_ON:
         if number not in ignored:
             signal.signal(number, lambda number, _: _pass_signal(connection, number))
@@ -103,19 +105,21 @@ def _pass_signal(connection: socket.socket, number: int) -> None:
     try:
         connection.sendall(bytes([number]))
     except OSError:
-        pass  # The fork has ended. An error here would come out of the read of its status.
+        # The fork has ended. This runs in a signal handler, so an error would interrupt the read of
+        # the fork's status.
+        pass
 
 
 def _read_all(connection: socket.socket) -> bytes:
     data = b''
     while True:
         try:
-            part = connection.recv(4096)
+            chunk = connection.recv(4096)
         except OSError:
-            part = b''
-        if not part:
+            chunk = b''
+        if not chunk:
             return data
-        data += part
+        data += chunk
 
 
 def _become_command(parent: int, command: List[str]) -> NoReturn:
@@ -124,15 +128,15 @@ def _become_command(parent: int, command: List[str]) -> NoReturn:
     os.execvp(command[0], command)
 
 
-def _start_anew(refusal: str, arguments: List[str]) -> NoReturn:
+def _start_new_python(refusal: str, arguments: List[str]) -> NoReturn:
     """Become a new Python that runs the script, because the server refuses to fork."""
-    sys.stderr.write(f'{refusal}\nthis rank starts anew\n')
+    sys.stderr.write(f'{refusal}\nthis rank starts as a new Python process\n')
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, '-u', *arguments])
 
 
 def _lost_fork() -> NoReturn:
-    """End as a rank that was killed: the server or the fork has been."""
+    """End like a killed rank, because the server or the fork was killed."""
     sys.stderr.write('the process that this rank was forked from has died\n')
     sys.stderr.flush()
     _end_as(-signal.SIGKILL)
@@ -142,7 +146,8 @@ def _end_as(status: int) -> NoReturn:
     """End with an exit status. A negative status is the number of a signal to end by, negated."""
     if status < 0:
         import resource
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has written the core file
+        # The fork has already written a core file.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -153,12 +158,21 @@ def _end_as(status: int) -> NoReturn:
 # --- the server
 
 class _Server:
+    """Forks this process for every caller and reports the status of each fork to its caller.
+
+    Args:
+        listener: Listening Unix socket.
+        refusal: Reason why this process cannot fork, for the callers; empty if it can.
+        imported: Environment variables that the imports have set.
+    """
 
     def __init__(self, listener: socket.socket, refusal: str, imported: Dict[str, str]) -> None:
         self._listener, self._refusal, self._imported = listener, refusal, imported
         self._omp_threads = os.environ.get('OMP_NUM_THREADS')
-        self._forks: Dict[socket.socket, int] = {}  # the caller's connection to the fork's pid
-        self._ended, self._wake = os.pipe()  # becomes readable when a fork has ended
+        # Connection to a caller -> pid of its fork.
+        self._forks: Dict[socket.socket, int] = {}
+        # A pipe that becomes readable when a fork has ended.
+        self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake)
@@ -176,19 +190,20 @@ class _Server:
                     os.read(self._ended, 4096)
                     self._send_statuses()
                 elif key.fileobj in self._forks:
-                    self._pass_on(key.fileobj)
+                    self._pass_signal_on(key.fileobj)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         _, user, _ = struct.unpack(
             '3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         fds = array.array('i')
-        request, refusal = None, self._refusal or _why_not_fork()
+        request, refusal = None, self._refusal or _find_obstacle()
         try:
             request = _receive(connection, fds) if user == os.getuid() else None
             if request is not None:
                 connection.sendall(refusal.encode('utf-8', 'backslashreplace') or _STARTED)
-        except OSError:  # the caller is gone
+        except OSError:
+            # The caller is gone.
             request = None
         if request is None or refusal:
             connection.close()
@@ -202,7 +217,11 @@ class _Server:
         for fd in fds:
             os.close(fd)
 
-    def _pass_on(self, connection: Any) -> None:
+    def _pass_signal_on(self, connection: socket.socket) -> None:
+        """Send a signal that a caller has received to its fork.
+
+        A fork whose caller is gone is killed.
+        """
         try:
             number = connection.recv(1)
         except OSError:
@@ -210,10 +229,12 @@ class _Server:
         if number:
             os.kill(self._forks[connection], number[0])
             return
-        self._selector.unregister(connection)  # the caller is gone
+        # The caller is gone.
+        self._selector.unregister(connection)
         try:
             os.killpg(self._forks[connection], signal.SIGKILL)
-        except ProcessLookupError:  # the fork has not called setsid yet, so it has no group
+        except ProcessLookupError:
+            # The fork has not called setsid yet, so it leads no group.
             os.kill(self._forks[connection], signal.SIGKILL)
 
     def _send_statuses(self) -> None:
@@ -226,14 +247,16 @@ class _Server:
             try:
                 self._selector.unregister(connection)
                 connection.sendall(struct.pack('<q', code))
-            except (KeyError, OSError):  # the caller is gone
+            except (KeyError, OSError):
+                # The caller is gone.
                 pass
             connection.close()
 
     def _become(self, request: Dict[str, Any], fds: List[int], server: int,
                 connection: socket.socket) -> NoReturn:
         """Turn this fork into the script."""
-        status = 70  # EX_SOFTWARE, for an error before the script runs
+        # EX_SOFTWARE, for an error before the script runs.
+        status = 70
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -242,8 +265,8 @@ class _Server:
             self._selector.close()
             for end in (self._ended, self._wake):
                 os.close(end)
-            for each in (self._listener, connection, *self._forks):
-                each.close()
+            for inherited in (self._listener, connection, *self._forks):
+                inherited.close()
             for number, fd in enumerate(fds):
                 os.dup2(fd, number)
                 os.close(fd)
@@ -254,7 +277,8 @@ class _Server:
                 signal.signal(number, signal.SIG_IGN if number in request['ignored'] else handler)
             self._take_over(request['environ'], request['folder'])
             status = _run(request['arguments'])
-        except BaseException:  # shown here, since the exit below would lose it
+        except BaseException:
+            # Printed here, because os._exit below prints nothing.
             import traceback
             traceback.print_exc()
         finally:
@@ -274,17 +298,17 @@ class _Server:
             path for path in sys.path if path not in paths]
         threads = environ.get('OMP_NUM_THREADS')
         if threads != self._omp_threads and threads is not None and threads.isdigit():
-            # At most as many as there are cores, as torch decides at its import in a new Python.
+            # At most one thread per core, as torch decides when it is imported in a new Python.
             sys.modules['torch'].set_num_threads(
                 max(1, min(int(threads), len(os.sched_getaffinity(0)))))
-        # Otherwise all forks draw the same numbers. Python's own generator is reseeded by os.fork.
+        # Otherwise all forks would draw the same numbers. os.fork reseeds only Python's generator.
         sys.modules['numpy'].random.seed()
 
 
 def _renew_streams() -> None:
-    """Make stdout and stderr anew: those of the server remember whether its own could seek."""
+    """Replace stdout and stderr, whose objects remember whether the server's files can seek."""
     for name, fd in (('stdout', 1), ('stderr', 2)):
-        old = getattr(sys, name)
+        old: io.TextIOWrapper = sys.__dict__[name]
         new = io.TextIOWrapper(io.FileIO(fd, 'w', closefd=False), old.encoding, old.errors,
                                write_through=True)
         sys.__dict__.update({name: new, f'__{name}__': new})
@@ -297,18 +321,18 @@ def _receive(connection: socket.socket, fds: array.array) -> Optional[Dict[str, 
     if not ancillary or len(head) < 8:
         return None
     fds.frombytes(ancillary[0][2])
-    left, data = struct.unpack('<q', head)[0], b''
-    while len(data) < left:
-        part = connection.recv(left - len(data))
-        if not part:
+    length, data = struct.unpack('<q', head)[0], b''
+    while len(data) < length:
+        chunk = connection.recv(length - len(data))
+        if not chunk:
             return None
-        data += part
+        data += chunk
     connection.settimeout(None)
     return json.loads(data.decode())
 
 
-def _why_not_fork() -> str:
-    """Return why this process cannot fork now; empty if it can."""
+def _find_obstacle() -> str:
+    """Return the reason why this process cannot fork now; empty if it can."""
     try:
         threads = len(os.listdir('/proc/self/task'))
     except OSError:
@@ -342,9 +366,9 @@ def _run(arguments: List[str]) -> int:
     except SystemExit as end:
         status = end.code
     except BaseException as error:
-        # The traceback leaves out this function.
+        # The traceback starts in the script, not in this function.
         trace = error.__traceback__ and error.__traceback__.tb_next
-        # As the interpreter does it; what runs at the end looks there for an error.
+        # The interpreter sets these, too. Functions that run at exit look for an error there.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -363,26 +387,29 @@ def _run(arguments: List[str]) -> int:
 def _describe(error: BaseException) -> str:
     try:
         return f'{type(error).__name__}: {error}'
-    except Exception:  # a faulty __str__
+    except Exception:
+        # The __str__ of the error is faulty and may raise anything. The text says so.
         return f'{type(error).__name__} without a readable message'
 
 
 def _import_everything(preloads: Sequence[str]) -> None:
     import importlib
-    here = os.path.dirname(__file__)
-    root = os.path.normpath(os.path.join(os.path.abspath(here), *[os.pardir] * 2))
-    sys.path[:] = [root] + [path for path in sys.path if path != here]
-    gc.disable()  # imports leave hardly any garbage
+    folder = os.path.dirname(__file__)
+    root = os.path.normpath(os.path.join(os.path.abspath(folder), *[os.pardir] * 2))
+    sys.path[:] = [root] + [path for path in sys.path if path != folder]
+    # Imports leave hardly any garbage.
+    gc.disable()
     import torch
 
-    # Once a process has asked CUDA for its devices, CUDA cannot be used in a fork of it.
-    asks = getattr(torch._C, '_cuda_getDeviceCount', None)
-    if asks is not None:
+    # Once a process has asked CUDA for its devices, its forks cannot use CUDA. So the question is
+    # answered without CUDA during the imports.
+    count_devices = getattr(torch._C, '_cuda_getDeviceCount', None)
+    if count_devices is not None:
         torch._C._cuda_getDeviceCount = lambda: 0
     for name in preloads:
         importlib.import_module(name)
-    if asks is not None:
-        torch._C._cuda_getDeviceCount = asks
+    if count_devices is not None:
+        torch._C._cuda_getDeviceCount = count_devices
     sys.path.remove(root)
     freeze_imports()
     gc.enable()
@@ -390,16 +417,19 @@ def _import_everything(preloads: Sequence[str]) -> None:
 
 def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:
     _die_with_parent(parent)
-    # Ranks take these for a request to save. Slurm sends them to every process.
+    # Slurm sends these signals to every process. Ranks react to them by saving; the server must
+    # live.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    before, refusal = dict(os.environ), ''
+    environ_before, refusal = dict(os.environ), ''
     try:
         _import_everything(more)
-    except BaseException as error:  # every caller that asks for a fork gets it as the refusal
+    except BaseException as error:
+        # The error is handed to every caller that asks for a fork, as the reason of the refusal.
         sys.excepthook(type(error), error, error.__traceback__)
         refusal = f'ranks cannot be forked, an import fails: {_describe(error)}'
-    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    imported = {name: value for name, value in os.environ.items()
+                if environ_before.get(name) != value}
     _Server(socket.socket(fileno=listener), refusal, imported).serve()
 
 

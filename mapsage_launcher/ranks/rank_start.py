@@ -1,5 +1,9 @@
-"""How the launcher's ranks start: as forks of one process that has done their imports, or each as a
-new Python process.
+"""Decides how the launcher's ranks start: as forks of one process, or each as a new Python process.
+
+Forks are faster, because one process (`fork_server.py`) does the imports for all ranks. They are
+possible only on Linux and only for the CPU: a device driver does not survive a fork.
+:class:`RankStart` decides, and changes torchrun's arguments so that torchrun starts the right
+command.
 """
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ _FORK_SERVER = Path(__file__).with_name('fork_server.py')
 class ForkServer:
     """A running fork server. It begins its imports at once and ends with this process.
 
-    It must be made in the main thread, since the kernel treats the end of the thread that started a
-    process as the death of its parent.
+    Create it in the main thread: for the kernel, the end of the thread that started a process is
+    the death of its parent.
 
     Args:
         preloads: Names of the modules to import, those with the largest imports first.
@@ -49,7 +53,8 @@ class ForkServer:
                 [sys.executable, '-u', str(_FORK_SERVER), '--serve', str(listener.fileno()),
                  str(os.getpid()), *preloads],
                 stdin=subprocess.DEVNULL, env=environ, pass_fds=[listener.fileno()],
-                start_new_session=True)  # Ctrl-C goes to the launcher alone, which passes it on
+                # Ctrl-C then reaches only the launcher, which passes it on.
+                start_new_session=True)
 
     def stop(self) -> None:
         """End the server and all of its forks."""
@@ -58,7 +63,7 @@ class ForkServer:
 
 
 def caller_command(address: str, parent: str) -> List[str]:
-    """Return a command that runs the script behind it as a fork of the server at ``address``.
+    """Return a command that runs the script in its last arguments as a fork of a server.
 
     Args:
         address: Address of the server, :attr:`ForkServer.address`.
@@ -68,7 +73,7 @@ def caller_command(address: str, parent: str) -> List[str]:
 
 
 def become_command(parent: str) -> List[str]:
-    """Return a command that runs the one behind it, and lets it die with its parent.
+    """Return a command that runs the command in its last arguments, tied to the life of its parent.
 
     Args:
         parent: Pid of the process that will start the command.
@@ -79,37 +84,39 @@ def become_command(parent: str) -> List[str]:
 class RankStart:
     """Decides how ranks start. If they are forked, the fork server begins its imports here.
 
-    It is made before the launcher imports torch, so that both imports run side by side.
+    Create it before the launcher imports torch, so that both imports run at the same time.
 
     Args:
         arguments: Command line arguments of the launcher.
 
     Attributes:
-        driver: What ranks with these arguments may drive on this machine, see ``possible_driver``.
+        driver: Kind of device that ranks with these arguments may use on this machine, see
+            ``possible_driver``; None for the CPU.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._server = None
+        self._server: Optional[ForkServer] = None
         self._address = ''
-        self.driver = _driver_of(arguments)
-        self._why_new = _why_new_processes(self.driver)
-        if not self._why_new:
+        self.driver = _find_driver(arguments)
+        self._obstacle = _find_obstacle(self.driver)
+        if not self._obstacle:
             self._address = os.environ.get(ADDRESS, '')
-        if not self._why_new and not self._address:
+        if not self._obstacle and not self._address:
             self._server = ForkServer(RANK_IMPORTS)
             self._address = self._server.address
 
     def apply(self, args: argparse.Namespace) -> str:
         """Change torchrun's parsed arguments; return a line that says how ranks start."""
-        run_path = getattr(args, 'run_path', False)  # torchrun then starts no command
+        # With --run_path (torch 2) torchrun starts no command.
+        run_path = getattr(args, 'run_path', False)
         if args.no_python or args.module or run_path:
-            self._why_new = 'not a Python script'
-        if self._why_new:
+            self._obstacle = 'not a Python script'
+        if self._obstacle:
             self.stop()
             if sys.platform == 'linux' and not run_path:
-                _run_through(args, become_command(str(os.getpid())), _command_of_torchrun(args))
-            return f'ranks: each started as a new process ({self._why_new})'
-        _run_through(args, caller_command(self._address, str(os.getpid())),
+                _wrap_command(args, become_command(str(os.getpid())), _torchrun_command(args))
+            return f'ranks: each started as a new process ({self._obstacle})'
+        _wrap_command(args, caller_command(self._address, str(os.getpid())),
                      ['-u', args.training_script])
         return 'ranks: forked from one process that imported everything (CPU)'
 
@@ -119,22 +126,22 @@ class RankStart:
             self._server.stop()
 
 
-def _run_through(args: argparse.Namespace, command: List[str], program: List[str]) -> None:
-    """Let torchrun start ``command`` with ``program`` and the script's arguments behind it."""
+def _wrap_command(args: argparse.Namespace, command: List[str], program: List[str]) -> None:
+    """Let torchrun start ``command``, followed by ``program`` and the script's arguments."""
     args.training_script_args = [*command[1:], *program, *args.training_script_args]
     args.training_script, args.no_python, args.module = command[0], True, False
 
 
-def _command_of_torchrun(args: argparse.Namespace) -> List[str]:
-    """Return what torchrun would start (config_from_args in torch/distributed/run.py)."""
+def _torchrun_command(args: argparse.Namespace) -> List[str]:
+    """Return torchrun's command for a rank (config_from_args in torch/distributed/run.py)."""
     if args.no_python:
         return [args.training_script]
     return [os.getenv('PYTHON_EXEC', sys.executable), '-u', *(['-m'] if args.module else []),
             args.training_script]
 
 
-def _why_new_processes(driver: Optional[str]) -> str:
-    """Return why ranks cannot be forks; empty if they can."""
+def _find_obstacle(driver: Optional[str]) -> str:
+    """Return the reason why ranks cannot be forked; empty if they can."""
     if sys.platform != 'linux':
         return sys.platform
     if 'PYTHON_EXEC' in os.environ:
@@ -144,7 +151,7 @@ def _why_new_processes(driver: Optional[str]) -> str:
     return driver or ''
 
 
-def _driver_of(arguments: Sequence[str]) -> Optional[str]:
+def _find_driver(arguments: Sequence[str]) -> Optional[str]:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument('--accelerator')
     return possible_driver(options.parse_known_args(arguments)[0].accelerator)

@@ -298,8 +298,8 @@ MUTANTS = (
     # engine
     Mutant('resume_skips', 'mapsage/engine/loading/data_order.py',
            'a resumed run leaves out one batch',
-           'each._skip_batches = num_samples // self._batch_size',
-           'each._skip_batches = num_samples // self._batch_size + 1',
+           'sampler._skip_batches = num_samples // self._batch_size',
+           'sampler._skip_batches = num_samples // self._batch_size + 1',
            ('tests/unit/engine/loading/test_data_order.py',)),
     Mutant('data_order', 'mapsage/engine/loading/data_order.py',
            'the augmentation of a sample depends on the number of ranks',

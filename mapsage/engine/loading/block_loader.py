@@ -1,4 +1,10 @@
-"""One loader for all virtual ranks of a process: their batches take turns."""
+"""One training loader for all virtual ranks of a process.
+
+A process that carries out virtual ranks 4 to 7 builds four samplers, each as if the process were
+that rank (:func:`as_rank`). One loader then reads a batch of every sampler in round robin and packs
+the four batches into one, so the training loop sees an ordinary loader. The model wrapper unpacks
+them: `mapsage/wrappers/rank_batches.py`.
+"""
 from __future__ import annotations
 
 import copy
@@ -10,7 +16,7 @@ import mmengine.dist.dist
 import mmengine.dist.utils
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
@@ -29,39 +35,44 @@ _COLLECTIVES = ('all_gather', 'all_gather_object', 'all_reduce', 'all_to_all',
 class BlockLoader(KeyedLoader):
     """The training loader of a process that carries out several virtual ranks.
 
-    It looks like the loader of the first of them: ``batch_size``, ``sampler`` and length are that
-    one's, and so is each batch, which carries the batches of the others, see
-    :func:`~mapsage.wrappers.rank_batches.unpack_rank_batches`. All are read by the same workers.
+    It looks like the loader of its first virtual rank: ``batch_size``, ``sampler`` and length are
+    that loader's. So is each batch, which also carries the batches of the other virtual ranks, see
+    :func:`~mapsage.wrappers.rank_batches.unpack_rank_batches`. The same workers read all of them.
     """
 
     _loaders: List[DataLoader]
 
     @classmethod
     def join(cls, loaders: Sequence[DataLoader]) -> BlockLoader:
-        """Turn the first of the virtual ranks' loaders into one for all of them, in place.
+        """Turn the loader of the first virtual rank into one for all of them, in place.
 
         Args:
-            loaders: One :class:`KeyedLoader` for each virtual rank, of the same dataset.
+            loaders: One :class:`KeyedLoader` per virtual rank, all of the same dataset.
         """
         first = loaders[0]
         first.__class__ = cls
         assert isinstance(first, cls)
         vars(first)['_loaders'] = list(loaders)
-        samplers = [_sampler_of(loader) for loader in loaders]
+        samplers = [_find_sampler(loader) for loader in loaders]
         samplers[0].lead(samplers[1:])
         return first
 
     def _get_iterator(self) -> Any:
-        read = copy.copy(self)
-        of = 'sampler' if self.batch_sampler is None else 'batch_sampler'
-        vars(read)[of] = _TakingTurns([getattr(each, of) for each in self._loaders])
-        if self.num_workers:  # as many as the loaders of as many processes would read ahead
-            vars(read)['prefetch_factor'] = (self.prefetch_factor or 2) * len(self._loaders)
-        return _Blocks(super(BlockLoader, read)._get_iterator(), len(self._loaders))
+        # torch's iterators take the sampler from the loader, so they are built from a changed copy.
+        loader = copy.copy(self)
+        if self.batch_sampler is None:
+            vars(loader)['sampler'] = _RoundRobin([other.sampler for other in self._loaders])
+        else:
+            vars(loader)['batch_sampler'] = _RoundRobin(
+                [other.batch_sampler for other in self._loaders])
+        if self.num_workers:
+            # As many batches as the loaders of separate processes would read ahead.
+            vars(loader)['prefetch_factor'] = (self.prefetch_factor or 2) * len(self._loaders)
+        return _BlockIterator(super(BlockLoader, loader)._get_iterator(), len(self._loaders))
 
 
-class _TakingTurns:
-    """What several batch samplers yield, one from each in turn."""
+class _RoundRobin:
+    """A sampler that takes one item from each of several samplers in round robin."""
 
     def __init__(self, samplers: Sequence[Any]) -> None:
         self._samplers = list(samplers)
@@ -69,27 +80,27 @@ class _TakingTurns:
     def __len__(self) -> int:
         return sum(len(sampler) for sampler in self._samplers)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         streams = [iter(sampler) for sampler in self._samplers]
         while True:
-            drawn = [next(stream, _MISSING) for stream in streams]
-            ended = [each is _MISSING for each in drawn]
+            items = [next(stream, _MISSING) for stream in streams]
+            ended = [item is _MISSING for item in items]
             if all(ended):
                 return
             if any(ended):
                 raise VirtualRanksError(
                     f'the sampler of {sum(ended)} of the {len(ended)} virtual ranks of this '
                     f'process ended before the others: expected as many batches of each.')
-            yield from drawn
+            yield from items
 
 
-class _Blocks:
-    """An iterator of a loader that hands out several batches as one."""
+class _BlockIterator:
+    """A loader's iterator that packs several batches into one."""
 
     def __init__(self, batches: Any, size: int) -> None:
         self._batches, self._size = batches, size
 
-    def __iter__(self) -> _Blocks:
+    def __iter__(self) -> _BlockIterator:
         return self
 
     def __len__(self) -> int:
@@ -98,7 +109,8 @@ class _Blocks:
     def __next__(self) -> Any:
         return pack_rank_batches([next(self._batches) for _ in range(self._size)])
 
-    def _next_index(self) -> Any:  # MMEngine's loop leaves out batches with it
+    # MMEngine's loop calls it to skip batches.
+    def _next_index(self) -> List[object]:
         return [self._batches._next_index() for _ in range(self._size)]
 
     def __getattr__(self, name: str) -> Any:
@@ -108,44 +120,48 @@ class _Blocks:
 
 
 def build_block_loader(config: Dict[str, Any], build: Callable[[Dict[str, Any]], DataLoader],
-                       dataset: Any, ranks: VirtualRanks, rank: int) -> DataLoader:
-    """Return the training loader of a process, whose samplers are those of its virtual ranks.
+                       dataset: Dataset, ranks: VirtualRanks, rank: int) -> DataLoader:
+    """Return the training loader of a process, with one sampler per virtual rank.
 
     Collective: an epoch must have as many batches on each virtual rank of all processes.
 
     Args:
         config: Config of the loader.
-        build: Builds one loader from a config.
-        dataset: Dataset that ``config`` describes; all virtual ranks read this one.
+        build: Function that builds one loader from a config.
+        dataset: Dataset that ``config`` describes; all virtual ranks read this object.
         ranks: Virtual ranks of the run.
         rank: Rank of this process.
 
     Raises:
         VirtualRanksError: If the loader cannot be divided among virtual ranks.
-        RankError: If it cannot on another process.
+        RankError: If it cannot be divided on another process.
     """
-    def keep() -> Any:
+    def existing_dataset() -> Dataset:
         return dataset
 
     loaders = []
     with all_ranks_or_none('dividing the training loader among virtual ranks'):
         for virtual_rank in ranks.block(rank):
             with as_rank(virtual_rank, ranks.count):
-                loader = build(dict(config, dataset=dict(type=keep)))
+                loader = build(dict(config, dataset=dict(type=existing_dataset)))
             if not isinstance(loader, KeyedLoader):
                 raise VirtualRanksError(
                     f'the training dataset {type(loader.dataset).__name__} is an IterableDataset, '
                     f'which divides itself among processes: expected a dataset with an index, or '
                     f'as many processes as there are virtual ranks ({ranks.count}).')
-            _check_rank(_sampler_of(loader), virtual_rank, ranks.count)
+            _check_rank(_find_sampler(loader), virtual_rank, ranks.count)
             loaders.append(loader)
     _check_lengths([len(loader) for loader in loaders])
     return BlockLoader.join(loaders)
 
 
-def _check_lengths(mine: Sequence[int]) -> None:
-    """Check that an epoch has as many batches on each virtual rank of all processes. Collective."""
-    extremes = torch.tensor([max(mine), -min(mine)])
+def _check_lengths(lengths: Sequence[int]) -> None:
+    """Check that an epoch has as many batches on each virtual rank of all processes. Collective.
+
+    Args:
+        lengths: Batches per epoch of this process's virtual ranks.
+    """
+    extremes = torch.tensor([max(lengths), -min(lengths)])
     open_channel().max(extremes)
     longest, shortest = int(extremes[0]), -int(extremes[1])
     if longest != shortest:
@@ -159,8 +175,8 @@ def _check_lengths(mine: Sequence[int]) -> None:
 def as_rank(rank: int, world_size: int) -> Iterator[None]:
     """Make MMEngine and torch say that this process is rank ``rank`` of ``world_size``.
 
-    Samplers read both when they are built, and have no arguments for them. A collective in the
-    block is refused, since processes carry out different numbers of virtual ranks.
+    Samplers ask both when they are built, and have no arguments for the two numbers. A collective
+    in the block is refused, because processes carry out different numbers of virtual ranks.
 
     Raises:
         VirtualRanksError: From a collective of torch.distributed.
@@ -176,27 +192,27 @@ def as_rank(rank: int, world_size: int) -> Iterator[None]:
         (collectives, 'get_default_group', lambda: None)]
     stand_ins += [(dist, name, functools.partial(_refuse, name, rank, world_size))
                   for name in _COLLECTIVES]
-    genuine = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
     for module, name, stand_in in stand_ins:
         setattr(module, name, stand_in)
     try:
         yield
     finally:
-        for module, name, function in genuine:
+        for module, name, function in originals:
             setattr(module, name, function)
 
 
-def _refuse(name: str, rank: int, world_size: int, *args: Any, **kwargs: Any) -> None:
+def _refuse(name: str, rank: int, world_size: int, *args: object, **kwargs: object) -> None:
     raise VirtualRanksError(
         f'torch.distributed.{name} is called while the sampler of virtual rank {rank} of '
         f'{world_size} is built, and processes build different numbers of samplers: expected a '
-        f'sampler that takes the seed that it is given (seed=...), which all virtual ranks share, '
-        f'and asks the others for nothing.')
+        f'sampler that uses the seed that it is given (seed=...), which all virtual ranks share, '
+        f'and communicates with no other rank.')
 
 
-def _sampler_of(loader: DataLoader) -> ResumableSampler:
+def _find_sampler(loader: DataLoader) -> ResumableSampler:
     for sampler in (loader.sampler, getattr(loader.batch_sampler, 'sampler', None)):
-        # Not isinstance: a ResumableSampler says that it is what it wraps.
+        # isinstance would be wrong: it sees the class of the wrapped sampler.
         if type(sampler) is ResumableSampler:
             return sampler
     raise VirtualRanksError(
@@ -206,13 +222,13 @@ def _sampler_of(loader: DataLoader) -> ResumableSampler:
         f'sampler that keeps it as its attribute sampler.')
 
 
-def _check_rank(sampler: Any, rank: int, world_size: int) -> None:
-    """Check that a sampler has noticed whose it is, where it says so."""
+def _check_rank(sampler: ResumableSampler, rank: int, world_size: int) -> None:
+    """Check that a sampler has the numbers of its virtual rank, if it stores them."""
     for names, expected in ((('rank',), rank), (('world_size', 'num_replicas'), world_size)):
         for name in names:
-            found = getattr(sampler, name, expected)
-            if isinstance(found, int) and found != expected:
+            value = getattr(sampler, name, expected)
+            if isinstance(value, int) and value != expected:
                 raise VirtualRanksError(
-                    f'the sampler of virtual rank {rank} of {world_size} has {name}={found}: '
+                    f'the sampler of virtual rank {rank} of {world_size} has {name}={value}: '
                     f'expected {expected}. A sampler must ask mmengine.dist.get_dist_info() or '
                     f'torch.distributed when it is built, or leave {name} out of the config.')

@@ -1,13 +1,20 @@
-"""Build the loaders of a run: order and augmentation follow from the seed, mistakes are found."""
+"""Builds the loaders of a run: order and augmentation follow from the seed, and datasets are
+checked.
+
+MMEngine's ``Runner.build_dataloader`` does the building. MapSage wraps the sampler before it
+(:class:`~.data_order.ResumableSampler`) and adopts the loader after it
+(:class:`~.keyed_loader.KeyedLoader`). MMEngine deep-copies a loader's config, so nothing can be
+built before that call: :func:`checked_dataset` is passed as a dataset type and runs inside it.
+"""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from mmengine.device import get_device, is_cuda_available
 from mmengine.dist import get_dist_info
 from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS, DATASETS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.datasets import GeoTiffDataset
@@ -23,8 +30,8 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
                        diff_rank_seed: bool = False) -> DataLoader:
     """Build a loader whose order and augmentation follow from the seed, see KeyedLoader.
 
-    Where there is a GPU, PyTorch pins memory through CUDA, whatever device the run computes on.
-    Such a loader does not pin memory unless that device is the GPU.
+    If the machine has a GPU, PyTorch pins memory through CUDA, even if the run computes on another
+    device. Such a loader therefore pins memory only if the run computes on the GPU.
     """
     if config.get('pin_memory') and is_cuda_available() and get_device() != 'cuda':
         config['pin_memory'] = False
@@ -40,33 +47,41 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
     return KeyedLoader.adopt(loader, check_labels, explain_error)
 
 
-def set_test_mode(loop: Any) -> Any:
-    """Set ``test_mode`` of the scenes that a loop reads, also inside wrappers; return the loop."""
+Loop = Union[BaseLoop, Dict[str, Any], None]
+
+
+def set_test_mode(loop: Loop) -> Loop:
+    """Set ``test_mode`` of the scenes that a loop reads, also inside wrappers; return the loop.
+
+    A loop that is not built yet, or that reads no scenes, is returned as it is.
+    """
     score_once(getattr(getattr(loop, 'dataloader', None), 'dataset', None))
     return loop
 
 
-def score_once(dataset: Any) -> None:
-    """Have each pixel of a dataset's scenes labeled in one window alone, also inside wrappers."""
-    for each in datasets_of_scenes(dataset):
-        each.score_once()
+def score_once(dataset: object) -> None:
+    """Have every pixel of a dataset's scenes labeled in exactly one window, also inside wrappers.
+
+    Overlapping windows would otherwise count a pixel several times in a score.
+    """
+    for scenes in datasets_of_scenes(dataset):
+        scenes.score_once()
 
 
-def notes_on_scenes(dataset: Any) -> List[Tuple[int, str]]:
-    """Return what the scenes of a dataset hold, and warnings, as levels of logging and texts."""
-    return [note for each in datasets_of_scenes(dataset) for note in summarize(each)]
+def notes_on_scenes(dataset: object) -> List[Tuple[int, str]]:
+    """Return a summary of a dataset's scenes, and warnings: pairs of a logging level and a text."""
+    return [note for scenes in datasets_of_scenes(dataset) for note in summarize(scenes)]
 
 
-def datasets_of_scenes(dataset: Any) -> List[GeoTiffDataset]:
+def datasets_of_scenes(dataset: object) -> List[GeoTiffDataset]:
     """Return the datasets of scenes inside of any wrappers."""
     inside = [innermost(part, 0)[0] for part in parts(dataset)]
-    return [each for each in inside if isinstance(each, GeoTiffDataset)]
+    return [candidate for candidate in inside if isinstance(candidate, GeoTiffDataset)]
 
 
-# MMEngine's registries take functions for types. Its build_dataloader copies a loader's config
-# deeply, so what is built here must be built inside it.
+# MMEngine's registries accept functions as types.
 def checked_dataset(config: Dict[str, Any]) -> Any:
-    """Build a dataset, check it, see :func:`build_checked`, and log on rank 0 what scenes hold.
+    """Build a dataset and check it, see :func:`build_checked`; rank 0 logs a summary of its scenes.
 
     It is a type for MMEngine's registry.
     """
@@ -87,7 +102,8 @@ def build_dataset(config: Dict[str, Any]) -> Any:
 
 def _resumable_sampler(config: Dict[str, Any], dataset: Any, seed: Optional[int], run_seed: int,
                        batch_size: int, drop_last: bool) -> ResumableSampler:
-    if config.get('seed', seed) is None:  # would be drawn anew at each start, also of a resumed run
+    # With seed=None the sampler would draw a new seed at every start, also of a resumed run.
+    if config.get('seed', seed) is None:
         config = {name: value for name, value in config.items() if name != 'seed'}
     sampler = DATA_SAMPLERS.build(config, default_args=dict(dataset=dataset, seed=seed))
     rank, world_size = get_dist_info()

@@ -3,13 +3,14 @@
 Every sample is drawn with a random state derived from ``(seed, epoch, global position)``, where the
 global position counts samples over all ranks. A sample therefore looks the same for any number of
 workers and ranks, and wherever the run was interrupted. Only the iteration number has to be saved.
+The loader that applies the seeds is in `keyed_loader.py`.
 """
 from __future__ import annotations
 
 import itertools
 import operator
 import random
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterator, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -47,11 +48,12 @@ class SampleTupleKey(tuple):
 
 
 def with_seed(index: Any, seed: Tuple[int, ...]) -> Any:
-    """Return an index that carries a seed; one that is no number and no tuple carries none.
+    """Return an index that carries a seed. Only numbers and tuples can carry one.
 
     NumPy's numbers and elements of tensors, such as those of ``torch.randperm``, become plain ones.
     """
-    if not getattr(index, 'shape', ()):  # a tensor of one element may be meant as a batch
+    # A tensor with a shape stays as it is: a dataset may read one of one element as a batch.
+    if not getattr(index, 'shape', ()):
         try:
             return SampleKey(operator.index(index), seed)
         except TypeError:
@@ -59,12 +61,11 @@ def with_seed(index: Any, seed: Tuple[int, ...]) -> Any:
     return SampleTupleKey(index, seed) if type(index) is tuple else index
 
 
-def without_seed(key: Any) -> Tuple[Any, Tuple[int, ...]]:
-    """Return the index of a key, and its seed, ``()`` where it has none."""
-    seed: Tuple[int, ...] = getattr(key, 'seed', ())
+def without_seed(key: Hashable) -> Tuple[Any, Tuple[int, ...]]:
+    """Return the index of a key, and its seed, which is ``()`` for an index without one."""
     if isinstance(key, SampleKey):
-        return int(key), seed
-    return (tuple(key), seed) if isinstance(key, SampleTupleKey) else (key, ())
+        return int(key), key.seed
+    return (tuple(key), key.seed) if isinstance(key, SampleTupleKey) else (key, ())
 
 
 def seed_sample(entropy: Tuple[int, ...]) -> None:
@@ -78,15 +79,15 @@ def seed_sample(entropy: Tuple[int, ...]) -> None:
 class ResumableSampler(Sampler):
     """Wraps one rank's sampler: its indices become :class:`SampleKey`, and it can skip samples.
 
-    To a user's code it is the sampler that it wraps: isinstance says so, and every attribute but
-    the methods below is read from that sampler and set on it.
+    To a user's code it looks like the wrapped sampler: isinstance says so, and all attributes
+    except the methods below are read from the wrapped sampler and set on it.
 
     MMEngine's samplers give rank ``r`` the positions ``r, r + world_size, ...`` of one global
     order, so position ``i`` on rank ``r`` is global position ``i * world_size + r``.
 
     Args:
         sampler: Sampler of this rank, finite or infinite.
-        seed: Seed of the run (>= 0). If the sampler has an attribute ``seed``, that one is used.
+        seed: Seed of the run (>= 0). An attribute ``seed`` of the sampler takes precedence.
         rank: Number of this rank.
         world_size: Number of ranks.
         batch_size: Number of samples in a batch on this rank.
@@ -102,38 +103,40 @@ class ResumableSampler(Sampler):
         self._batch_size, self._drop_last = batch_size, drop_last
         self._epoch = self._epoch_offset = 0
         self._skip_batches = 0
-        self._led: Tuple[ResumableSampler, ...] = ()
+        self._followers: Tuple[ResumableSampler, ...] = ()
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # while this object is unpickled, they are not set yet
+        # While this object is unpickled, its attributes are not set yet.
+        if name in _ATTRIBUTES:
             raise AttributeError(name)
         return getattr(self._sampler, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _ATTRIBUTES:
             super().__setattr__(name, value)
         else:
-            for each in (self, *self._led):
-                setattr(each._sampler, name, value)
+            for sampler in (self, *self._followers):
+                setattr(sampler._sampler, name, value)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._sampler)
 
-    def __reduce__(self) -> Tuple[Any, ...]:  # pickle would trust __class__
-        return _restored, ({name: getattr(self, name) for name in _OWN},)
+    # pickle would trust __class__.
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _unpickle, ({name: getattr(self, name) for name in _ATTRIBUTES},)
 
-    def lead(self, others: Sequence[ResumableSampler]) -> None:
+    def lead(self, followers: Sequence[ResumableSampler]) -> None:
         """Let the samplers of other virtual ranks follow what is set on this one from now on."""
-        self._led = tuple(others)
+        self._followers = tuple(followers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the order of ``epoch``; epochs that :meth:`skip` has left out are added."""
-        for each in (self, *self._led):
-            each._start_epoch(epoch)
+        """Start the order of ``epoch``, plus the epochs that :meth:`skip` has left out."""
+        for sampler in (self, *self._followers):
+            sampler._start_epoch(epoch)
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch + self._epoch_offset
@@ -149,8 +152,8 @@ class ResumableSampler(Sampler):
         Args:
             num_samples: Number of samples on this rank, a multiple of the batch size.
         """
-        for each in (self, *self._led):
-            each._skip_batches = num_samples // self._batch_size
+        for sampler in (self, *self._followers):
+            sampler._skip_batches = num_samples // self._batch_size
 
     def __iter__(self) -> Iterator[SampleKey]:
         batches, self._skip_batches = self._skip_batches, 0
@@ -165,7 +168,8 @@ class ResumableSampler(Sampler):
                     f'cannot resume: an epoch has {position} sample(s) on this rank, less than a '
                     f'batch of {self._batch_size}. Lower batch_size or add data.')
             batches -= self._batches_in(position)
-            epoch = self._epoch - self._epoch_offset  # the number that the loop uses
+            # The number by which the loop knows the epoch.
+            epoch = self._epoch - self._epoch_offset
             self._epoch_offset += 1
             self._start_epoch(epoch)
             stream, position = iter(self._sampler), 0
@@ -179,18 +183,18 @@ class ResumableSampler(Sampler):
         return whole + (1 if rest and not self._drop_last else 0)
 
 
-# What a ResumableSampler keeps for itself; all other attributes are those of the user's sampler.
-_OWN = ('_sampler', '_seed', '_rank', '_world_size', '_batch_size', '_drop_last', '_epoch',
-        '_epoch_offset', '_skip_batches', '_led')
+# Attributes of a ResumableSampler itself. All others belong to the wrapped sampler.
+_ATTRIBUTES = ('_sampler', '_seed', '_rank', '_world_size', '_batch_size', '_drop_last', '_epoch',
+               '_epoch_offset', '_skip_batches', '_followers')
 
 
-def _restored(own: Dict[str, Any]) -> ResumableSampler:
+def _unpickle(attributes: Dict[str, object]) -> ResumableSampler:
     sampler = ResumableSampler.__new__(ResumableSampler)
-    for name, value in own.items():
+    for name, value in attributes.items():
         setattr(sampler, name, value)
     return sampler
 
 
-def _advance(stream: Iterator[Any], count: int) -> int:
+def _advance(stream: Iterator[object], count: int) -> int:
     """Draw up to ``count`` items; return how many there were."""
     return sum(1 for _ in itertools.islice(stream, count))

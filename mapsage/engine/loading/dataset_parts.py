@@ -1,111 +1,119 @@
-"""Which datasets a wrapper holds, and which of their samples it gives."""
+"""Looks through wrapped datasets: which datasets a wrapper contains, and how they read their files.
+
+Users wrap datasets with classes of MMEngine, of torch and with classes written by themselves. An
+unknown wrapper is looked through only if it clearly gives the samples of its ``dataset`` one by
+one.
+"""
 from __future__ import annotations
 
 import bisect
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from mmcv.transforms import LoadAnnotations
 from mmengine.dataset import ClassBalancedDataset, RepeatDataset
 from mmengine.runner.runner import _SlicedDataset
 from torch.utils.data import ConcatDataset, Subset
 
-_LOADERS = ('mmcv', 'mmseg', 'mmdet', 'mapsage')  # packages whose transforms read image files
+# Packages whose loading transforms read image files.
+_LOADERS = ('mmcv', 'mmseg', 'mmdet', 'mapsage')
 
 
-def innermost(dataset: Any, index: Any) -> Tuple[Any, Any]:
+def innermost(dataset: object, index: Any) -> Tuple[Any, Any]:
     """Return the dataset inside of wrappers that has a sample, and the sample's index there.
 
     Args:
-        dataset: Dataset of a loader. Wrappers of MMEngine and torch are known; another wrapper is
-            seen through if it has as many samples as its ``dataset``.
-        index: Index of the sample. One that is no number stays with the outermost dataset.
+        dataset: Dataset of a loader. Wrappers of MMEngine and torch are known. Another wrapper is
+            looked through if it has as many samples as its ``dataset``.
+        index: Index of the sample. An index that is not a number stays with the outermost dataset.
     """
+    inside: Any = dataset
     while isinstance(index, int):
-        inner = _inner(dataset)
-        if isinstance(dataset, ConcatDataset):
-            part = bisect.bisect_right(dataset.cumulative_sizes, index)
-            index -= dataset.cumulative_sizes[part - 1] if part else 0
-            dataset = dataset.datasets[part]
-        elif isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
-            index = dataset._get_ori_dataset_idx(index)
-            dataset = dataset.dataset
-        elif isinstance(dataset, Subset):
-            dataset, index = dataset.dataset, int(dataset.indices[index])
+        inner = _inner(inside)
+        if isinstance(inside, ConcatDataset):
+            number = bisect.bisect_right(inside.cumulative_sizes, index)
+            index -= inside.cumulative_sizes[number - 1] if number else 0
+            inside = inside.datasets[number]
+        elif isinstance(inside, (RepeatDataset, ClassBalancedDataset)):
+            index = inside._get_ori_dataset_idx(index)
+            inside = inside.dataset
+        elif isinstance(inside, Subset):
+            inside, index = inside.dataset, int(inside.indices[index])
         elif inner is not None:
-            dataset = inner
+            inside = inner
         else:
             break
-    return dataset, index
+    return inside, index
 
 
-def parts(dataset: Any) -> Iterator[Any]:
+def parts(dataset: object) -> Iterator[Any]:
     """Yield the datasets inside of wrappers that use all their samples, each once."""
     if isinstance(dataset, ConcatDataset):
-        inside: List[Any] = list(dataset.datasets)
+        inside: List[object] = list(dataset.datasets)
     elif isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
         inside = [dataset.dataset]
     else:
         inside = [inner for inner in [_inner(dataset)] if inner is not None]
-    for each in {id(each): each for each in inside}.values():
-        yield from parts(each)
+    for inner in {id(inner): inner for inner in inside}.values():
+        yield from parts(inner)
     if not inside:
         yield dataset
 
 
-def reads_remotely(dataset: Any) -> bool:
-    """Return whether a dataset or its pipeline reads through a backend that is not the local disk.
+def reads_remotely(dataset: object) -> bool:
+    """Return whether a dataset or its pipeline reads through a backend other than the local disk.
 
-    The paths of its samples may then be no local paths.
+    The paths of its samples may then not be local paths.
     """
     return _is_remote(dataset) or any(map(_is_remote, _transforms(dataset)))
 
 
-def loads_masks(dataset: Any) -> bool:
+def loads_masks(dataset: object) -> bool:
     """Return whether a dataset reads masks: by a ``LoadAnnotations``, or in an unknown way."""
     return not hasattr(dataset, 'pipeline') or any(
         isinstance(transform, LoadAnnotations) for transform in _transforms(dataset))
 
 
-def loads_images(dataset: Any) -> bool:
+def loads_images(dataset: object) -> bool:
     """Return whether images are read by a transform for which ``img_path`` is a file.
 
-    A user's own loader may take it for something else, such as a place in an archive. A dataset
-    without a pipeline counts as reading files.
+    A user's transform may give ``img_path`` another meaning, such as a position in an archive. A
+    dataset without a pipeline counts as reading files.
     """
     return not getattr(dataset, 'pipeline', None) or any(
         kind.__name__.startswith('Load') and kind.__module__.split('.')[0] in _LOADERS
-        for each in _transforms(dataset) if not isinstance(each, LoadAnnotations)
-        for kind in type(each).__mro__)
+        for transform in _transforms(dataset) if not isinstance(transform, LoadAnnotations)
+        for kind in type(transform).__mro__)
 
 
-def _inner(dataset: Any) -> Any:
+def _inner(dataset: object) -> Optional[Any]:
     """Return the dataset of an unknown wrapper that gives its samples one by one, else None."""
     if isinstance(dataset, _SlicedDataset):
         return dataset._dataset
     inner: Any = getattr(dataset, '__dict__', {}).get('dataset')
-    known = all(hasattr(inner, name) for name in ('__getitem__', '__len__', 'get_data_info'))
-    return inner if known and len(inner) == len(dataset) else None
+    is_dataset = all(hasattr(inner, name) for name in ('__getitem__', '__len__', 'get_data_info'))
+    outer: Any = dataset
+    return inner if is_dataset and len(inner) == len(outer) else None
 
 
-def _is_remote(thing: Any) -> bool:
+def _is_remote(reader: object) -> bool:
     for name in ('backend_args', 'file_client_args'):
-        backend = getattr(thing, name, None) or {}
+        backend = getattr(reader, name, None) or {}
         if backend.get('backend', 'local') not in ('local', 'disk') or 'path_mapping' in backend:
             return True
     return False
 
 
-def _transforms(dataset: Any) -> Iterator[Any]:
-    """Yield the transforms of a pipeline, also those inside of others."""
-    waiting = [getattr(dataset, 'pipeline', None)]
+def _transforms(dataset: object) -> Iterator[object]:
+    """Yield the transforms of a pipeline, including those inside of other transforms."""
+    waiting: List[object] = [getattr(dataset, 'pipeline', None)]
     seen = set()
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
+        candidate = waiting.pop()
+        if id(candidate) in seen:
             continue
-        seen.add(id(each))
-        if isinstance(each, (list, tuple)):
-            waiting += each
-        elif hasattr(each, '__dict__') and callable(each):
-            yield each
-            waiting += vars(each).values()
+        seen.add(id(candidate))
+        if isinstance(candidate, (list, tuple)):
+            waiting += candidate
+        elif hasattr(candidate, '__dict__') and callable(candidate):
+            yield candidate
+            waiting += vars(candidate).values()

@@ -1,10 +1,19 @@
-"""Ground that training and validation have in common."""
+"""Measures the ground that training and validation share, since scores on shared ground are too
+good.
+
+Windows of training may overlap the validated scenes, or lie so close that a model has seen nearly
+the same pixels. :func:`shared_ground` looks up points of the validated scenes in the training
+windows of all scenes that show the same place on the Earth; :func:`ground_note` turns the shares
+into a warning.
+
+Coordinates are pixels (column, row) of a scene, or degrees (longitude, latitude) on the globe.
+"""
 from __future__ import annotations
 
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple
+from typing import Collection, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -15,19 +24,22 @@ from mapsage.geo import EARTH_RADIUS, GeoError, Globe, Raster, open_raster, pixe
 
 from .build import datasets_of_scenes
 
-_POINTS = 256  # that stand for a scene of validation along its longer side
-_CELLS = 2048  # that stand for a scene of training along its longer side
-_WORTH_SAYING = 0.005  # share of the validated ground from which on a warning is given
+# Points along the longer side of a scene of validation.
+_POINTS = 256
+# Squares along the longer side of a scene of training.
+_CELLS = 2048
+# Smallest share of the validated ground that causes a warning.
+_MIN_SHARE = 0.005
 
 
 @dataclass(frozen=True)
 class SharedGround:
-    """How the ground of validation lies to that of training.
+    """Position of the validated ground relative to the training windows.
 
     Attributes:
         inside: Share of the validated ground that lies in training windows.
-        near: Share that does not, but within ``distance`` of one.
-        distance: Distance in meters; in pixels where there is no georeference.
+        near: Share that lies outside of them, but within ``distance`` of one.
+        distance: Distance in meters; in pixels for scenes without georeference.
     """
 
     inside: float
@@ -36,7 +48,7 @@ class SharedGround:
 
 
 class _Scene:
-    """A scene of a dataset: which of its ground counts, and where that is."""
+    """A scene of a dataset: the ground that its windows cover, and its position on the globe."""
 
     def __init__(self, cover: SceneCover, number: int) -> None:
         self._cover, self._number = cover, number
@@ -45,10 +57,12 @@ class _Scene:
         self.raster: Raster = open_raster(path, self.dataset.bands)
         self.path = os.path.realpath(path)
         self.globe: Optional[Globe] = None
-        self.pixel = 1.0  # side in meters
+        # Side of a pixel in meters.
+        self.pixel = 1.0
         try:
             globe, pixel = Globe(self.raster), pixel_side(self.raster)
-        except GeoError:  # then it can be compared with itself alone
+        except GeoError:
+            # Without georeference the scene can only be compared with itself.
             return
         outline = np.array([(x, y) for x in np.linspace(0, self.raster.width, 9)
                             for y in np.linspace(0, self.raster.height, 9)])
@@ -57,16 +71,16 @@ class _Scene:
             self.globe, self.pixel = globe, pixel
 
     def step(self, cells: int) -> int:
-        """Return the side in pixels of squares of which at most ``cells`` lie along a side."""
+        """Return the side in pixels of squares, at most ``cells`` of which lie along the scene."""
         return max(1, self.dataset.window // 32,
                    -(-max(self.raster.width, self.raster.height) // cells))
 
     def cover(self, step: int) -> np.ndarray:
-        """Return where the scene is covered, bool, for the middle of each square."""
+        """Return whether the middle of each square is covered, bool (rows, columns)."""
         return self._cover.of(self._number, step)
 
     def points(self) -> np.ndarray:
-        """Return (column, row) of points that stand for the ground that counts, (N, 2)."""
+        """Return points on the covered ground, (N, 2) as (column, row)."""
         step = self.step(_POINTS)
         return np.argwhere(self.cover(step))[:, ::-1] * step + step / 2
 
@@ -79,14 +93,15 @@ class _Scene:
         if south - degrees > top or bottom > north + degrees:
             return False
         wide = degrees / max(0.01, math.cos(math.radians(max(map(abs, (south, north))))))
-        if max(east - west, right - left) > 180:  # across the antimeridian, or around a pole
+        if max(east - west, right - left) > 180:
+            # Across the antimeridian, or around a pole.
             return True
         return (left - east) % 360 <= wide or (west - right) % 360 <= wide or (
             (left - west) % 360 <= east - west) or (west - left) % 360 <= right - left
 
 
-def shared_ground(train: Any, val: Any) -> Optional[SharedGround]:
-    """Return how the ground of a validation set lies to that of training.
+def shared_ground(train: object, val: object) -> Optional[SharedGround]:
+    """Return the shares of the validated ground that lie in or near training windows.
 
     Points of the validated scenes, up to 256 along a side, are looked up in the training windows of
     every scene that shows them.
@@ -96,24 +111,26 @@ def shared_ground(train: Any, val: Any) -> Optional[SharedGround]:
         val: Dataset of validation, also in wrappers.
 
     Returns:
-        The shares; None if one of the two has no scenes, or both are parts of one split in meters,
-        which keeps its margin by construction.
+        The shares. None if one of the two has no scenes, or if both are parts of one split in
+        meters, which keeps its margin by construction.
     """
-    ours, theirs = datasets_of_scenes(train), datasets_of_scenes(val)
-    pairs = [(one, other) for other in theirs for one in ours if not _are_parts(one, other)]
+    train_sets, val_sets = datasets_of_scenes(train), datasets_of_scenes(val)
+    pairs = [(train_set, val_set) for val_set in val_sets for train_set in train_sets
+             if not _are_parts(train_set, val_set)]
     if not pairs:
         return None
-    known = {id(each): [_Scene(cover, number) for number in range(len(cover.paths))]
-             for each in (*ours, *theirs) for cover in [SceneCover(each)]}
+    scenes_of = {id(dataset): [_Scene(cover, number) for number in range(len(cover.paths))]
+                 for dataset in (*train_sets, *val_sets) for cover in [SceneCover(dataset)]}
     area = inside = near = farthest = 0.0
-    for other in theirs:
-        training = [scene for one, that in pairs if that is other for scene in known[id(one)]]
-        for scene in known[id(other)]:
-            distance = other.window / 2 * scene.pixel
+    for val_set in val_sets:
+        training = [scene for train_set, partner in pairs if partner is val_set
+                    for scene in scenes_of[id(train_set)]]
+        for scene in scenes_of[id(val_set)]:
+            distance = val_set.window / 2 * scene.pixel
             points = scene.points()
             far = np.full(len(points), np.inf)
-            for each in training:
-                far = np.minimum(far, _distances(scene, points, each, distance))
+            for train_scene in training:
+                far = np.minimum(far, _distances(scene, points, train_scene, distance))
             weight = (scene.step(_POINTS) * scene.pixel) ** 2
             area += weight * len(points)
             inside += weight * float((far == 0).sum())
@@ -122,44 +139,54 @@ def shared_ground(train: Any, val: Any) -> Optional[SharedGround]:
     return SharedGround(inside / area, near / area, farthest) if area else None
 
 
-def ground_note(train: Any, val: Any, name: str = 'val_dataloader') -> Optional[str]:
-    """Return a warning where training and validation share ground, else None."""
-    blocks = [{each.split.blocks for each in datasets_of_scenes(data) if each.split is not None}
-              for data in (train, val)]
+def ground_note(train: object, val: object, name: str = 'val_dataloader') -> Optional[str]:
+    """Return a warning if training and validation share ground, else None."""
+    blocks = [{scenes.split.blocks for scenes in datasets_of_scenes(dataset)
+               if scenes.split is not None} for dataset in (train, val)]
     differ = ''
     if all(blocks) and blocks[0] != blocks[1]:
-        differ = (f' Their splits differ: {_shown(blocks[0])} in train_dataloader, '
-                  f'{_shown(blocks[1])} in {name}; all but part must be equal.')
-    found = shared_ground(train, val)
-    if not differ and (found is None or max(found.inside, found.near) < _WORTH_SAYING):
+        differ = (f' Their splits differ: {_format_blocks(blocks[0])} in train_dataloader, '
+                  f'{_format_blocks(blocks[1])} in {name}; all but part must be equal.')
+    shared = shared_ground(train, val)
+    if not differ and (shared is None or max(shared.inside, shared.near) < _MIN_SHARE):
         return None
     text = ''
-    if found is not None:
-        text = (f' {100 * found.inside:.1f} % of the ground of {name} lies in windows of '
-                f'train_dataloader, and another {100 * found.near:.1f} % within '
-                f'{found.distance:.4g} m (half a window; pixels without georeference) of one.')
+    if shared is not None:
+        text = (f' {100 * shared.inside:.1f} % of the ground of {name} lies in windows of '
+                f'train_dataloader, and another {100 * shared.near:.1f} % within '
+                f'{shared.distance:.4g} m (half a window; pixels without georeference) of one.')
     advice = '' if differ else (
         " Give both datasets split=dict(by='blocks', ..., margin=...) with their part "
         '(docs/datasets.md), or use other scenes.')
     return f'scores may be better than on new ground.{text}{differ}{advice}'
 
 
-def _are_parts(one: GeoTiffDataset, other: GeoTiffDataset) -> bool:
-    return (one.split is not None and other.split is not None
-            and one.split.blocks == other.split.blocks and one.split.part != other.split.part
-            and one.split.blocks.unit == 'meters')
+def _are_parts(first: GeoTiffDataset, second: GeoTiffDataset) -> bool:
+    """Return whether two datasets are different parts of one split in meters."""
+    return (first.split is not None and second.split is not None
+            and first.split.blocks == second.split.blocks
+            and first.split.part != second.split.part
+            and first.split.blocks.unit == 'meters')
 
 
 def _distances(scene: _Scene, points: np.ndarray, other: _Scene, limit: float) -> np.ndarray:
-    """Return how far each point of a scene is from ground of another that counts, or infinity.
+    """Return the distance of each point of a scene from the covered ground of another scene.
 
-    Distances are in the unit of ``limit``, and right up to it.
+    Args:
+        scene: Scene of the points.
+        points: Points as (column, row), (N, 2).
+        other: The other scene.
+        limit: Distance up to which results are exact, in meters; in pixels without georeference.
+
+    Returns:
+        Distances in the unit of ``limit``, (N,). Infinity where the other scene has no ground near.
     """
     same = scene.path == other.path
     if same and scene.dataset.split is not None and other.dataset.split is not None \
             and scene.dataset.split.blocks == other.dataset.split.blocks \
             and scene.dataset.split.part != other.dataset.split.part:
-        return np.full(len(points), np.inf)  # blocks in pixels keep the margin in each file
+        # Blocks in pixels keep the margin inside of each file.
+        return np.full(len(points), np.inf)
     reach = limit / other.pixel
     if not same:
         if scene.globe is None or other.globe is None or not scene.may_meet(other, limit):
@@ -168,23 +195,26 @@ def _distances(scene: _Scene, points: np.ndarray, other: _Scene, limit: float) -
     size = np.array([other.raster.width, other.raster.height])
     close = np.isfinite(points).all(1)
     close[close] &= ((points[close] > -reach) & (points[close] < size + reach)).all(1)
-    found = np.full(len(points), np.inf)
+    distances = np.full(len(points), np.inf)
     if close.any():
         step = scene.step(_POINTS) if same else other.step(_CELLS)
-        far, pad = _far(other, step, reach)
+        far, pad = _distance_grid(other, step, reach)
         column, row = (np.floor(points[close] / step).astype(int) + pad).T
         last = far.shape[0] - 1, far.shape[1] - 1
-        found[close] = far[row.clip(0, last[0]), column.clip(0, last[1])] * other.pixel
-        # Cells reach over the edge of a scene by less than one, and ground beyond does not count.
+        distances[close] = far[row.clip(0, last[0]), column.clip(0, last[1])] * other.pixel
+        # The last squares reach beyond the edge of the scene, where no ground is covered.
         beyond = ((points[close] < 0) | (points[close] >= size)).any(1)
-        found[close] = np.where(beyond, np.maximum(found[close], other.pixel / 2), found[close])
-    return found
+        distances[close] = np.where(beyond, np.maximum(distances[close], other.pixel / 2),
+                                    distances[close])
+    return distances
 
 
-def _far(scene: _Scene, step: int, reach: float) -> Tuple[np.ndarray, int]:
-    """Return the distance in pixels of each square of a scene from ground that counts.
+def _distance_grid(scene: _Scene, step: int, reach: float) -> Tuple[np.ndarray, int]:
+    """Return the distance in pixels of each square of a scene from covered ground.
 
-    The squares are padded on each side by a number of them, which is returned too.
+    Returns:
+        The distances, (rows, columns), padded on each side, and the number of squares of the
+        padding.
     """
     pad = math.ceil(reach / step) + 1
     cover = np.pad(scene.cover(step), pad)
@@ -194,6 +224,5 @@ def _far(scene: _Scene, step: int, reach: float) -> Tuple[np.ndarray, int]:
     return far * float(step), pad
 
 
-def _shown(blocks: Any) -> str:
-    texts: List[str] = sorted(str(each) for each in blocks)
-    return ', '.join(texts)
+def _format_blocks(blocks: Collection[object]) -> str:
+    return ', '.join(sorted(str(block) for block in blocks))

@@ -1,4 +1,9 @@
-"""A loader that reads each sample of the user's dataset under its seed, and checks it."""
+"""A loader that seeds every sample of the user's dataset before it is loaded, and checks it after.
+
+The loader's ``dataset`` remains the user's object: a hook may set attributes on it, and isinstance
+must recognize it. Only the loader's iterators, in the main process and in workers, read from
+:class:`KeyedDataset` instead. Where the seeds come from is in `data_order.py`.
+"""
 from __future__ import annotations
 
 import atexit
@@ -6,11 +11,12 @@ import copy
 import os
 import signal
 import weakref
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.distributed import die_with_parent
 from mapsage_launcher.stop_request import is_listening, spare_worker
@@ -19,10 +25,14 @@ from .data_order import SampleKey, seed_sample, without_seed
 from .loader_workers import WorkerIterator
 
 _NUMBER = (int, np.integer)
+# Raises an error for a bad sample; takes the dataset, the index and the sample.
+CheckSample = Callable[[Any, Any, Any], None]
+# Returns the error to raise; takes the dataset, the index and the error of loading.
+ExplainError = Callable[[Any, Any, Exception], Exception]
 
 
 class KeyedDataset(torch.utils.data.Dataset):
-    """What the iterators of a :class:`KeyedLoader` read: samples that are seeded and checked.
+    """The seeded and checked samples that the iterators of a :class:`KeyedLoader` read.
 
     Args:
         dataset: Map-style dataset, which may change while this object exists.
@@ -39,10 +49,10 @@ class KeyedDataset(torch.utils.data.Dataset):
             none. None for no such call.
         keep_keys: Whether ``(index, seed)`` is written into the metainfo of each sample's
             ``data_samples``, as ``sample_key``.
-        show_keys: Whether to do so for somebody who looks at samples, where they have metainfo.
+        show_keys: Like ``keep_keys``, but only for samples that have metainfo. For inspection.
     """
 
-    def __init__(self, dataset: Any, check: Any, explain: Any) -> None:
+    def __init__(self, dataset: Any, check: CheckSample, explain: ExplainError) -> None:
         self.dataset = dataset
         self._check, self._explain = check, explain
         self._tied_to_parent = False
@@ -55,7 +65,7 @@ class KeyedDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, key: Any) -> Any:
         if not self._tied_to_parent and get_worker_info() is not None:
-            # torch's own workers check only every five seconds whether their rank is alive.
+            # torch's workers check only every five seconds whether their rank is alive.
             die_with_parent()
             self._tied_to_parent = True
         index, seed = without_seed(key)
@@ -69,7 +79,8 @@ class KeyedDataset(torch.utils.data.Dataset):
             seed_sample(seed)
         try:
             sample = self.dataset[index]
-        except Exception as error:  # any transform may fail; explain adds the names of the files
+        except Exception as error:
+            # A transform may raise anything; explain adds the names of the sample's files.
             raise self._explain(self.dataset, index, error) from error
         self._check(self.dataset, index, sample)
         if self.keep_keys or (self.show_keys and _has_metainfo(sample)):
@@ -81,15 +92,12 @@ class KeyedDataset(torch.utils.data.Dataset):
         return self[SampleKey(index, tuple(seed))]
 
 
-def _has_metainfo(sample: Any) -> bool:
+def _has_metainfo(sample: object) -> bool:
     return isinstance(sample, dict) and hasattr(sample.get('data_samples'), 'set_metainfo')
 
 
 class KeyedLoader(DataLoader):
     """A loader whose ``dataset`` is the user's, while its iterators read :attr:`samples`.
-
-    A proxy in place of the dataset would lose what a hook sets on it, and isinstance would not
-    know it.
 
     Attributes:
         samples: View of the dataset that seeds and checks; hooks set its attributes.
@@ -98,7 +106,7 @@ class KeyedLoader(DataLoader):
     samples: KeyedDataset
 
     @classmethod
-    def adopt(cls, loader: DataLoader, check: Any, explain: Any) -> KeyedLoader:
+    def adopt(cls, loader: DataLoader, check: CheckSample, explain: ExplainError) -> KeyedLoader:
         """Turn a loader that MMEngine has built into one of this class, in place.
 
         Args:
@@ -112,53 +120,60 @@ class KeyedLoader(DataLoader):
         return loader
 
     def _get_iterator(self) -> Any:
-        # torch's iterators take all they need from a loader when they are built. DataLoader
-        # refuses the assignment of ``dataset``, which would be too late in a loader with iterators.
-        read = copy.copy(self)
-        vars(read)['dataset'] = self.samples
+        # torch's iterators copy what they need from a loader when they are built, so they are built
+        # from a copy whose dataset is replaced. The copy's __dict__ is set, because DataLoader
+        # refuses to assign `dataset`.
+        loader = copy.copy(self)
+        vars(loader)['dataset'] = self.samples
         spare = is_listening()
-        read.worker_init_fn = _WorkerInit(self.worker_init_fn, spare)
-        iterator = WorkerIterator.adopt(super(KeyedLoader, read)._get_iterator())
-        if spare:
-            for worker in getattr(iterator, '_workers', ()):
-                # torch calls it for a worker that does not end by itself when its iterator goes
+        loader.worker_init_fn = _WorkerInit(self.worker_init_fn, spare)
+        iterator = WorkerIterator.adopt(super(KeyedLoader, loader)._get_iterator())
+        if spare and isinstance(iterator, _MultiProcessingDataLoaderIter):
+            workers: List[Any] = iterator._workers
+            for worker in workers:
+                # When an iterator is deleted, torch terminates a worker that does not end by
+                # itself. A spared worker ignores SIGTERM.
                 worker.terminate = worker.kill
-                _spared.add(worker)
+                _spared_workers.add(worker)
         return iterator
 
 
-# Workers that outlive one SIGTERM. At the end of the interpreter multiprocessing sends one to each
-# that is left, and waits for it without a limit.
-_spared: weakref.WeakSet = weakref.WeakSet()
+# Workers that ignore SIGTERM. At the end of the interpreter, multiprocessing sends SIGTERM to every
+# remaining worker and waits for it without a limit, so they are killed before.
+_spared_workers: weakref.WeakSet = weakref.WeakSet()
 
 
-def _end_spared() -> None:
-    left = [worker for worker in list(_spared)
-            if worker._parent_pid == os.getpid() and worker.is_alive()]
-    if left:  # torch raises an error, anywhere, for a worker that was killed
+def _kill_spared_workers() -> None:
+    remaining = [worker for worker in list(_spared_workers)
+                 if worker._parent_pid == os.getpid() and worker.is_alive()]
+    if remaining:
+        # torch's handler would raise an error, in any line of code, for a worker that was killed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for worker in left:
+    for worker in remaining:
         worker.kill()
 
 
-atexit.register(_end_spared)  # runs before multiprocessing's, which is registered at its import
+# Functions run in reverse order of their registration: this one runs before multiprocessing's,
+# which is registered at the import of multiprocessing.
+atexit.register(_kill_spared_workers)
 
 
 class _WorkerInit:
-    """Shows the user's dataset to what runs in a worker: ``get_worker_info().dataset``.
+    """Initializes a worker: ``get_worker_info().dataset`` becomes the user's dataset.
 
     Args:
-        users: The loader's own ``worker_init_fn``.
+        user_init: The loader's ``worker_init_fn``.
         spare: Whether signals that ask the rank to stop must not end the worker.
     """
 
-    def __init__(self, users: Optional[Callable[[int], Any]], spare: bool) -> None:
-        self._users, self._spare = users, spare
+    def __init__(self, user_init: Optional[Callable[[int], Any]], spare: bool) -> None:
+        self._user_init, self._spare = user_init, spare
 
     def __call__(self, worker_id: int) -> None:
         if self._spare:
             spare_worker()
         info: Any = get_worker_info()
-        object.__setattr__(info, 'dataset', info.dataset.dataset)  # the object refuses a plain one
-        if self._users is not None:
-            self._users(worker_id)
+        # torch's WorkerInfo refuses a plain assignment.
+        object.__setattr__(info, 'dataset', info.dataset.dataset)
+        if self._user_init is not None:
+            self._user_init(worker_id)

@@ -1,36 +1,41 @@
-"""An error of its own for a loader's worker that was killed.
+"""A distinct error for a loader's worker that was killed.
 
-torch raises a RuntimeError for it in the main thread, wherever that is. In a collective it would
-pass for a failure of the collective, and ranks that wait there would be named for it.
+torch raises a RuntimeError for it in the main thread, wherever that thread is at the moment. Inside
+of a collective the error would pass for a failure of the collective, and the report would name
+ranks that only wait there. So this module replaces torch's check by one that raises
+:class:`LoaderWorkerError`.
 """
 from __future__ import annotations
 
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Callable
 
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.errors import UserError
 
-# How long after a broken connection the end of the worker may be seen, in seconds.
+# How long after a broken connection the end of the worker may be noticed, in seconds.
 _END_SECONDS = 2.0
 
 
 class LoaderWorkerError(UserError):
-    """A worker of this rank's loader was killed. No RuntimeError, which many places catch."""
+    """A worker of this rank's loader was killed.
+
+    Not a RuntimeError, because code around collectives catches RuntimeErrors.
+    """
 
     final = False
 
 
 class WorkerIterator(_MultiProcessingDataLoaderIter):
-    """An iterator of torch that says so where a batch breaks off because a worker was killed."""
+    """torch's iterator, which raises LoaderWorkerError if a killed worker cuts off a batch."""
 
     @classmethod
     def adopt(cls, iterator: Any) -> Any:
-        """Turn an iterator with workers into one of this class, in place; return it."""
+        """Turn an iterator with workers into an instance of this class, in place; return it."""
         if type(iterator) is _MultiProcessingDataLoaderIter:
-            _name_dead_workers()
+            _replace_worker_check()
             iterator.__class__ = cls
         return iterator
 
@@ -49,21 +54,21 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             raise _lost_worker(f'process {", ".join(map(str, numbers))}', True) from error
 
 
-def _name_dead_workers() -> None:
-    """Let the handler that torch has for the end of its workers raise LoaderWorkerError."""
-    if not isinstance(signal_handling._error_if_any_worker_fails, _NamingCheck):
-        signal_handling._error_if_any_worker_fails = _NamingCheck(
+def _replace_worker_check() -> None:
+    """Let torch's signal handler for the end of its workers raise LoaderWorkerError."""
+    if not isinstance(signal_handling._error_if_any_worker_fails, _WorkerCheck):
+        signal_handling._error_if_any_worker_fails = _WorkerCheck(
             signal_handling._error_if_any_worker_fails)
 
 
-class _NamingCheck:
-    """Calls torch's function, which raises a RuntimeError if a worker has failed.
+class _WorkerCheck:
+    """Calls torch's check and turns its error into a LoaderWorkerError.
 
     Args:
-        check: That function.
+        check: torch's function, which raises a RuntimeError if a worker has failed.
     """
 
-    def __init__(self, check: Any) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
 
     def __call__(self) -> None:
@@ -73,8 +78,8 @@ class _NamingCheck:
             raise _lost_worker(str(error).strip(' .'), 'Killed' in str(error)) from None
 
 
-def _lost_worker(what: str, maybe_memory: bool) -> LoaderWorkerError:
+def _lost_worker(reason: str, maybe_memory: bool) -> LoaderWorkerError:
     advice = (' If nobody has killed it, the machine may have run out of memory (see `dmesg`, and '
               'take fewer workers, num_workers), or native code of a transform crashed.'
               if maybe_memory else '')
-    return LoaderWorkerError(f'a loader worker of this rank has ended: {what}.{advice}')
+    return LoaderWorkerError(f'a loader worker of this rank has ended: {reason}.{advice}')

@@ -1,4 +1,10 @@
-"""A rank that computes the features of a frozen encoder for the ranks that train the head."""
+"""A rank that computes the features of a frozen encoder for the ranks that train the head.
+
+With ``feature_source=dict(type='Streamed', encoders=2)`` the last two ranks of a job do not train:
+each runs an :class:`EncoderRank` instead of a Runner, and belongs to no process group. The heads
+see a job without these ranks, because :func:`take_role` changes the launcher's variables. How
+images and features travel is in `mapsage/features/remote/` and `mapsage/features/wire/`.
+"""
 from __future__ import annotations
 
 import os
@@ -35,34 +41,37 @@ from mapsage_launcher.stop_request import asked_launcher, leave
 
 from . import startup
 
-_roles: List[Role] = []  # holds the role of this process, once it is known
+# Role of this process, once it is known. A list, so that it can be filled later.
+_roles: List[Role] = []
 
 
 def take_role(cfg: Config) -> Optional[EncoderRank]:
     """Split the job's ranks into encoders and heads.
 
-    The launcher variables of a head are set to those of a job of heads only.
+    On a head, the launcher's variables are changed to describe a job that consists of heads only.
 
     Args:
         cfg: Config with ``feature_source`` of type ``'Streamed'``. Its ``launcher`` is set to
-            ``'pytorch'``, since only that launcher's variables are updated.
+            ``'pytorch'``, because only the variables of that launcher are updated.
 
     Returns:
         The encoder if this rank encodes; None if it trains the head.
 
     Raises:
         RoleError: If the launcher has started too few ranks, or if ``ranks_per_head`` does not
-            divide the number of those that train.
+            divide the number of ranks that train.
     """
     launcher = cfg.get('launcher', 'none')
     if launcher == 'none':
-        return None  # Testing needs no encoders. Training fails when its feature source is built.
-    if not _roles:  # a process may build several Runners
+        # Testing needs no encoders. Training fails when its feature source is built.
+        return None
+    # A process may build several Runners, but has one role.
+    if not _roles:
         startup.identify_process(launcher, parse_env_cfg(cfg.get('env_cfg') or {}).port)
         encoders = cfg.feature_source.get('encoders', 1)
         role = split_ranks(encoders, os.environ, separate_devices=False)
         check_ranks_per_head(cfg.feature_source.get('ranks_per_head', 1), role.heads)
-        if role.name == ENCODER and not _is_of_one_kind(cfg):
+        if role.name == ENCODER and not _uses_one_accelerator(cfg):
             role = split_ranks(encoders, os.environ, separate_devices=True)
         os.environ.update(role.environ)
         os.environ[ENCODERS_VARIABLE] = str(role.encoders)
@@ -71,7 +80,7 @@ def take_role(cfg: Config) -> Optional[EncoderRank]:
     return EncoderRank(cfg, _roles[0]) if _roles[0].name == ENCODER else None
 
 
-def _is_of_one_kind(cfg: Config) -> bool:
+def _uses_one_accelerator(cfg: Config) -> bool:
     """Return whether encoders and heads run on the same kind of device."""
     heads = parse_env_cfg(cfg.get('env_cfg') or {}).accelerator
     encoders = cfg.feature_source.get('accelerator') or heads
@@ -79,12 +88,13 @@ def _is_of_one_kind(cfg: Config) -> bool:
         return True
     try:
         return resolve_accelerator(encoders).name == resolve_accelerator(heads).name
-    except AcceleratorError:  # train() raises it again if encoders cannot use their accelerator
+    except AcceleratorError:
+        # If the encoders cannot use their accelerator, train() raises the error again.
         return False
 
 
 class EncoderRank:
-    """Takes the place of a Runner on a rank that encodes. The rank is in no process group.
+    """Replaces the Runner on a rank that encodes.
 
     The encoder is built from ``model.backbone`` and gets its weights from the first head.
 
@@ -100,16 +110,17 @@ class EncoderRank:
     def train(self) -> None:
         """Encode for the heads until they have finished.
 
-        A signal that asks the ranks to stop does not end the encoder; the heads do, by leaving, and
-        say so to their launcher. Where no head is beside this encoder, nobody says whether they
-        have left or completed the run: its launcher then takes it for left, if it was asked.
+        A signal that asks the ranks to stop does not end the encoder. It ends when its heads have
+        left. Heads on this machine tell the launcher whether they left early or completed the run.
+        On a machine without heads the launcher cannot know; if it was asked to stop, this method
+        assumes that they left early.
 
         Raises:
-            StoppedEarly: Then.
+            StoppedEarly: If the launcher was asked to stop and no head runs on this machine.
             FeatureSourceError: If the encoder is not frozen.
             WeightsDifferError: If the heads have built a different encoder.
-            LinkError: If heads do not connect in time. Heads that disconnect later are logged; an
-                encoder without heads has nothing to do, and ends.
+            LinkError: If heads do not connect in time. Heads that disconnect later are only logged;
+                an encoder without heads has no work left, and ends.
         """
         note_encoder()
         self._serve()
@@ -156,7 +167,7 @@ class EncoderRank:
         self.logger.info(f'encoder {role.index} has finished: {numbers}')
 
     def val(self) -> None:
-        """Do nothing, since heads encode locally when they evaluate."""
+        """Do nothing, because heads encode locally when they evaluate."""
 
     test = val
 
@@ -174,5 +185,5 @@ def _choose_kernels(cfg: Config, accelerator: Accelerator) -> None:
 def _is_amp(cfg: Config) -> bool:
     kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
-        found = OPTIM_WRAPPERS.get(kind) if isinstance(kind, str) else kind
-    return isinstance(found, type) and issubclass(found, AmpOptimWrapper)
+        wrapper = OPTIM_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+    return isinstance(wrapper, type) and issubclass(wrapper, AmpOptimWrapper)

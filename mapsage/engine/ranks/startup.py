@@ -1,8 +1,9 @@
-"""The start of a process, step by step: its rank, its accelerator, its device, the other ranks.
+"""The start of a process in three steps: its rank, its accelerator, its device and process group.
 
-Training, prediction, the feature cache and encoder ranks all start with these steps, in this order:
-vendors' software reads the launcher's variables when it is first touched, and a process group needs
-to know the accelerator.
+Training, prediction, the feature cache and encoder ranks all take these steps, and their order
+matters: vendors' software reads the launcher's variables on first use, so :func:`identify_process`
+comes first, and a process group needs the accelerator, so :func:`choose_accelerator` precedes
+:func:`join_ranks`.
 """
 from __future__ import annotations
 
@@ -28,24 +29,25 @@ from mapsage.distributed.nodes.launcher_notes import absent_ranks, note_joining
 
 
 def identify_process(launcher: str, port: Optional[int] = None) -> Dict[str, str]:
-    """Make the launcher's variables say who this process is.
+    """Make the launcher's variables describe this process.
 
-    Afterwards ``local_rank()`` and everything else that reads the environment is right: variables
-    that another launcher left behind are gone, and those of Slurm and MPI are translated.
+    Afterwards ``local_rank()`` and all other readers of the environment are right: leftover
+    variables of another launcher are removed, and the variables of Slurm and MPI are translated.
 
     Args:
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         port: Port at which the ranks of Slurm and MPI meet, ``env_cfg.dist_cfg.port``. As under
-            MMEngine it comes before ``MASTER_PORT``. None for that, or the launcher's default.
+            MMEngine it takes precedence over ``MASTER_PORT``. None for ``MASTER_PORT``, or the
+            launcher's default.
 
     Returns:
-        The variables that were cleared, with their values; empty under a launcher.
+        The removed variables with their values; empty under a launcher.
 
     Raises:
-        StrategyError: If the launcher's variables are missing, or there are some of a launcher that
-            started several processes and was not named.
+        StrategyError: If the launcher's variables are missing, or if there are variables of a
+            launcher that started several processes and was not named.
     """
-    # Which variables are stale depends on the launcher alone, so the device count does not matter.
+    # Only the launcher decides which variables are stale, so the device count does not matter.
     stale = resolve_strategy(None, os.environ, 1, launcher=launcher).stale_variables
     cleared = {name: os.environ.pop(name) for name in stale}
     if launcher in ('slurm', 'mpi') and port is not None:
@@ -62,10 +64,10 @@ def choose_accelerator(name: str) -> Accelerator:
         name: ``'auto'`` or an accelerator's name.
 
     Raises:
-        AcceleratorError: If it cannot be used here.
+        AcceleratorError: If this machine cannot use it.
     """
     accelerator = set_current_accelerator(resolve_accelerator(name))
-    # get_device() reads this global of its module, wherever the function was imported to.
+    # get_device() reads this global of its module, so it works wherever the function was imported.
     mmengine.device.utils.DEVICE = accelerator.device_type
     return accelerator
 
@@ -74,7 +76,7 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
                timeout: Union[int, float]) -> None:
     """Select this rank's device and, under a launcher, start the process group.
 
-    A process group that is already there is kept: a process may build several Runners.
+    An existing process group is kept, because a process may build several Runners.
 
     Args:
         launcher: As for :func:`identify_process`.
@@ -85,8 +87,8 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
     Raises:
         AcceleratorError: If more ranks were started on this node than it has devices, or two
             ranks were given the same card.
-        BackendError: If the accelerator cannot use the backend, or the timeout is no time.
-        RankLostError: Naming the ranks of this machine that have not come, if some have not.
+        BackendError: If the accelerator cannot use the backend, or the timeout is not a valid time.
+        RankLostError: If ranks of this machine have not come, with their numbers.
     """
     if launcher == 'none':
         select_device(accelerator)
@@ -97,7 +99,8 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
             init_process_group(accelerator, backend, timeout)
         except (RuntimeError, OSError) as error:
             if type(error) is not RuntimeError and not type(error).__module__.startswith('torch'):
-                raise  # one of ours, which says more
+                # An error of MapSage explains itself.
+                raise
             absent = absent_ranks()
             if not absent:
                 raise

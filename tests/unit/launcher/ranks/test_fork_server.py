@@ -120,7 +120,8 @@ sys.exit(subprocess.call([*command, '-u', {str(script)!r}, 'given']))
 def check_started_anew(finished: subprocess.CompletedProcess) -> None:
     owner, reported = finished.stdout.splitlines()
     assert reported == f"{owner} ['given']"  # in the caller's place, so a signal still reaches it
-    assert finished.returncode == 3 and 'this rank starts anew' in finished.stderr
+    assert finished.returncode == 3
+    assert 'this rank starts as a new Python process' in finished.stderr
 
 
 def test_a_server_with_two_threads_refuses(tmp_path: Path) -> None:
