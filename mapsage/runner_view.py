@@ -29,7 +29,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import BaseLoop
 from mmengine.visualization import Visualizer
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from mapsage.accelerator import Accelerator
 from mapsage.distributed import Strategy
@@ -210,6 +210,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Return a model without MMEngine's wrapper, if it has one."""
     inner: Any = model.module if is_model_wrapper(model) else model
     return inner
+
+
+def dataset_of(loop: object) -> Optional[Dataset]:
+    """Return the dataset that a loop reads; None for the config of a loop, or a user's loop
+    without a loader."""
+    return getattr(getattr(loop, 'dataloader', None), 'dataset', None)
 
 
 def hooks_of_type(runner: HostRunner, kind: Type[Kind]) -> List[Kind]:

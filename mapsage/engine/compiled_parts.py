@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import torch
 from mmengine.model import is_model_wrapper
@@ -16,6 +16,9 @@ from torch import nn
 
 from mapsage.accelerator import Accelerator
 from mapsage.errors import UserError
+from mapsage.hooks import CompileReportHook
+
+from .run_extension import EngineRun
 
 _compile = getattr(torch, 'compile', None)  # since torch 2.0
 # Those of torch 2.0 are known as such where torch is older.
@@ -96,6 +99,26 @@ def compile_parts(model: nn.Module, setting: Mapping[str, Any]) -> List[str]:
         what = sorted({f'{type(module).__name__}.{method}' for module, method in calls})
         done.append(f"{name} ({', '.join(what)})")
     return done
+
+
+def compile_model(run: EngineRun, target: str, compile_step: Callable[[str], None]) -> None:
+    """Compile what the config's ``compile`` names, and register the hook that reports on it.
+
+    Args:
+        run: The run; its model is wrapped.
+        target: Method of the model that MMEngine would compile, ``'train_step'``.
+        compile_step: MMEngine's way to do so, for a setting that names no modules.
+    """
+    setting = run.cfg.get('compile')
+    if compiled_parts(setting):
+        compiled = compile_parts(run.model, setting)
+        run.logger.info(f'compile: {", ".join(compiled) or "nothing"}, at the first steps, which '
+                        f'will be slow')
+    else:
+        compile_step(target)
+        compiled = [target]
+    if compiled and setting not in (None, False):
+        run.register_hook(CompileReportHook(', '.join(compiled)))
 
 
 def _common(setting: Mapping[str, Any]) -> Dict[str, Any]:

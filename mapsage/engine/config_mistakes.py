@@ -14,6 +14,7 @@ import traceback
 from types import FrameType
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
+from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
@@ -94,6 +95,20 @@ def missing_trackers(visualizer: Any, packages: Optional[Collection[str]] = None
             for kind, package in needed.items()
             if (package not in sys.modules and importlib.util.find_spec(package) is None
                 if packages is None else package in packages)]
+
+
+def check_trackers(visualizer: Any) -> None:
+    """Check on the main process, the only one that writes, that the trackers are installed.
+
+    Args:
+        visualizer: Config of the visualizer, or None.
+
+    Raises:
+        ConfigError: If the package of a ``vis_backends`` entry is missing.
+    """
+    missing = missing_trackers(visualizer) if is_main_process() else []
+    if missing:
+        raise ConfigError(' '.join(missing))
 
 
 def optimizer_mistake(config: Any) -> Optional[str]:

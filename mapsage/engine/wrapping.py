@@ -1,46 +1,168 @@
-"""How a plain model is wrapped for the ranks of a run, and what a wrapper cannot do."""
+"""How the model of a run is wrapped, decided in one place.
+
+:func:`wrap_model` chooses among five ways: the wrapper that the model already has, several devices
+of one process, one device, head replicas, and the ranks' own data parallelism. The choice needs the
+strategy and the virtual ranks of the run, which are settled here too, because they depend on the
+model's size and layers. The wrappers themselves are in ``mapsage/wrappers/``.
+"""
 from __future__ import annotations
 
 import copy
 import difflib
 import inspect
+import os
 import re
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Union
 
 import torch
 from mmengine.logging import MMLogger
-from mmengine.model import is_model_wrapper
+from mmengine.model import convert_sync_batchnorm, is_model_wrapper, revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mapsage.accelerator import Accelerator
-from mapsage.distributed import local_rank, resolve_reduction
+from mapsage.distributed import (
+    RankError,
+    Strategy,
+    local_rank,
+    make_replicas,
+    resolve_reduction,
+    resolve_strategy,
+)
 from mapsage.distributed.groups.process_group import uses_native_group
+from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.wrappers import HeadReplicas, place_module
 from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
-from mapsage.wrappers.placement import place_module
+from mapsage.wrappers.placement import has_sync_batchnorm
 
+from .checkpoints.resume import ResumeError
 from .compiled_parts import CompileError, check_parts
-from .env_cfg import ConfigError
+from .env_cfg import ConfigError, names_model_parallel
+from .extensions.resume import choose_for_all_ranks
+from .extensions.virtual_ranks import log_virtual_ranks, settle_virtual_ranks
+from .replica_settings import check_head_replicas, ranks_per_head
+from .run_extension import EngineRun
+from .training_memory import estimate_training_bytes
 from .virtual_settings import short_name
+
+WrapperConfig = Optional[Mapping[str, Any]]
 
 _DDP_OPTIONS = list(inspect.signature(DistributedDataParallel).parameters)[1:]
 
 
-def wrap_for_ranks(model: nn.Module, wrapper_cfg: Optional[Mapping[str, Any]],
-                   find_unused_parameters: bool, accelerator: Accelerator, ranks: VirtualRanks,
-                   distributed: bool, asked: Optional[str]) -> nn.Module:
-    """Return a model in the wrapper that sums the gradients of its ranks.
+def wrap_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Module,
+               keep: Callable[[WrapperConfig, nn.Module], nn.Module]) -> nn.Module:
+    """Return a model in the wrapper with which the run trains and tests it.
+
+    Sets the strategy and the virtual ranks of the run. What rules out a training, but not a test,
+    is handed to :meth:`EngineRun.rule_out_training`.
+
+    Args:
+        run: The run; its ranks have met.
+        wrapper_cfg: ``model_wrapper_cfg`` of the config, if there is one.
+        model: Model, plain or wrapped by the user.
+        keep: MMEngine's ``wrap_model``, which checks a model that is already wrapped.
+
+    Raises:
+        ConfigError: If the wrapper does not exist, has no such option, or cannot work here.
+        StrategyError: If the model cannot be distributed as ``env_cfg`` demands.
+    """
+    if is_model_wrapper(model):
+        _take_processes_as_virtual_ranks(run, model)
+        wrapper = keep(wrapper_cfg, model)
+    else:
+        wrapper = _wrap_plain_model(run, wrapper_cfg, model)
+    run.rule_out_training(training_obstacle(
+        wrapper, run.env.reduction, run.cfg.get('compile'), run.accelerator, run.world_size))
+    return wrapper
+
+
+def _wrap_plain_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Module) -> nn.Module:
+    run.strategy = choose_strategy(run, estimate_training_bytes(model, run.optim_wrapper))
+    run.logger.info(f'strategy {run.strategy.name}: {run.strategy.reason}')
+    run.computes_sync_bn = run.accelerator.supports.sync_bn and has_sync_batchnorm(model)
+    _settle_resume_and_virtual_ranks(run)
+    if run.strategy.name == MODEL_PARALLEL:
+        wrapper = copy.deepcopy(dict(wrapper_cfg or {}))
+        if not names_model_parallel(wrapper.get('type')):
+            # The wrapper of the config is for several processes.
+            wrapper = dict(type='MMModelParallel')
+        return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
+    if not run.distributed and run.virtual_ranks.one_each:
+        return place_module(revert_sync_batchnorm(model), run.accelerator, 0)
+    if run.cfg.get('sync_bn') and run.accelerator.supports.sync_bn:
+        model = convert_sync_batchnorm(model, run.cfg.sync_bn)
+    replica_size = ranks_per_head(run.cfg)
+    if replica_size > 1:
+        check_head_replicas(run.cfg, run.accelerator, run.env.backend)
+        return HeadReplicas(model, make_replicas(replica_size, run.env.timeout))
+    return wrap_for_ranks(
+        model, wrapper_cfg, run.cfg.get('find_unused_parameters', False), run.accelerator,
+        run.virtual_ranks, run.distributed, run.env.reduction)
+
+
+def _take_processes_as_virtual_ranks(run: EngineRun, model: nn.Module) -> None:
+    """Give every process one virtual rank, since a user's wrapper knows processes only."""
+    processes, configured = run.world_size, run.env.virtual_ranks
+    run.virtual_ranks = VirtualRanks(processes, processes)
+    if configured not in (None, processes):
+        run.rule_out_training(VirtualRanksError(
+            f'env_cfg.virtual_ranks={configured} with {processes} process(es) and a model that is '
+            f'wrapped already ({type(model).__name__}): expected a plain model, which is wrapped '
+            f'for them.'))
+
+
+def _settle_resume_and_virtual_ranks(run: EngineRun) -> None:
+    """Choose the checkpoint of a training that is resumed, and the virtual ranks with it.
+
+    An error rules out the training. A test needs neither.
+    """
+    try:
+        if run._resume and run.resume_choice is None and run._train_loop is not None:
+            run.resume_choice = choose_for_all_ranks(run)
+        run.virtual_ranks = settle_virtual_ranks(run)
+        log_virtual_ranks(run)
+    except (VirtualRanksError, ResumeError, RankError, OSError) as error:
+        run.virtual_ranks = VirtualRanks(run.world_size, run.world_size)
+        run.rule_out_training(error)
+
+
+def choose_strategy(run: EngineRun, needed_bytes: Optional[int] = None) -> Strategy:
+    """Return how a run is spread over processes and devices.
+
+    Args:
+        run: The run; its accelerator is chosen.
+        needed_bytes: Least memory of a training; None while the model is not built.
+
+    Raises:
+        StrategyError: If ``use_model_parallel`` cannot be obeyed, or the launcher's variables do
+            not fit the launcher.
+    """
+    # MMModelParallel may be given other devices than the accelerator's, such as the CPU.
+    devices = (run.cfg.get('model_wrapper_cfg') or {}).get('devices')
+    count = len(devices) if devices else run.accelerator.device_count()
+    return resolve_strategy(
+        run.env.use_model_parallel, os.environ, count, launcher=run.launcher,
+        needed_bytes=needed_bytes,
+        device_bytes=None if needed_bytes is None else run.accelerator.memory_total())
+
+
+def wrap_for_ranks(model: nn.Module, wrapper_cfg: WrapperConfig, find_unused_parameters: bool,
+                   accelerator: Accelerator, ranks: VirtualRanks, distributed: bool,
+                   reduction: Optional[str]) -> nn.Module:
+    """Return a plain model in the wrapper that sums the gradients of all ranks.
 
     Args:
         model: Plain model.
-        wrapper_cfg: ``model_wrapper_cfg`` of the config, or None for MMDistributedDataParallel.
-        find_unused_parameters: Argument of the wrapper where ``wrapper_cfg`` is None.
+        wrapper_cfg: ``model_wrapper_cfg`` of the config. None stands for
+            MMDistributedDataParallel.
+        find_unused_parameters: Argument of the wrapper without a ``wrapper_cfg``.
         accelerator: Accelerator that holds the model.
         ranks: Virtual ranks of the run and their processes.
         distributed: Whether there is more than one process.
-        asked: ``env_cfg.reduction``.
+        reduction: ``env_cfg.reduction``.
 
     Raises:
         ConfigError: If the wrapper does not exist, has no such option, or cannot work here.
@@ -50,18 +172,19 @@ def wrap_for_ranks(model: nn.Module, wrapper_cfg: Optional[Mapping[str, Any]],
     wrapper.setdefault('type', 'MMDistributedDataParallel')
     defaults: Dict[str, Any] = dict(module=model)
     if short_name(wrapper['type']) == 'MMDistributedDataParallel':
-        wrapper['type'] = 'MMDistributedDataParallel'  # never MMEngine's own class
+        # MapSage's class of this name, also if the config names MMEngine's.
+        wrapper['type'] = 'MMDistributedDataParallel'
         native = distributed and uses_native_group(accelerator)
-        reduction = _reduction(asked, accelerator, ranks, distributed, native)
-        if not ranks.one_each or reduction == 'ordered' and (
-                accelerator.lazy or native):  # where DDP takes no hook
+        chosen = _choose_reduction(reduction, accelerator, ranks, distributed, native)
+        ddp_takes_no_hook = accelerator.lazy or native
+        if not ranks.one_each or (chosen == 'ordered' and ddp_takes_no_hook):
             wrapper['type'] = 'VirtualDataParallel'
-            defaults.update(virtual_ranks=ranks, reduction=reduction)
+            defaults.update(virtual_ranks=ranks, reduction=chosen)
         elif not native:
-            defaults.update(reduction=reduction)
+            defaults.update(reduction=chosen)
     else:
         _check_type(wrapper['type'], accelerator)
-        # As under MMEngine: a wrapper finds the model on the device of its rank.
+        # As under MMEngine, a wrapper is given the model on the device of its rank.
         defaults.update(module=place_module(model, accelerator, local_rank()))
     try:
         return MODEL_WRAPPERS.build(wrapper, default_args=defaults)
@@ -76,8 +199,8 @@ def wrap_for_ranks(model: nn.Module, wrapper_cfg: Optional[Mapping[str, Any]],
             + (f'Did you mean {near[0]!r}?' if near else 'Remove it.')) from error
 
 
-def _check_type(kind: Any, accelerator: Accelerator) -> None:
-    """Raise ConfigError if a run on an accelerator cannot use a class of wrappers."""
+def _check_type(kind: Union[str, type], accelerator: Accelerator) -> None:
+    """Raise ConfigError if a run on this accelerator cannot use a wrapper, named or as a class."""
     wrapper_class = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
     name = short_name(kind)
     if name == 'MMFullyShardedDataParallel' or isinstance(wrapper_class, type) and any(
@@ -101,13 +224,14 @@ def _check_type(kind: Any, accelerator: Accelerator) -> None:
             f"MMDistributedDataParallel takes the vendor's DDP there.")
 
 
-def _reduction(asked: Optional[str], accelerator: Accelerator, ranks: VirtualRanks,
-               distributed: bool, native: bool) -> str:
+def _choose_reduction(configured: Optional[str], accelerator: Accelerator, ranks: VirtualRanks,
+                      distributed: bool, native: bool) -> str:
     """Return how gradients are added up, and log why."""
-    # in one process nothing travels
-    chosen = resolve_reduction(asked, accelerator) if distributed else 'ordered'
+    # A single process sends nothing, so the order costs nothing.
+    chosen = resolve_reduction(configured, accelerator) if distributed else 'ordered'
     if native and not ranks.one_each:
-        chosen = 'ordered'  # the vendor's library is reached through its own DDP alone
+        # Only the vendor's own DDP reaches the vendor's library, and it has one rank per process.
+        chosen = 'ordered'
     MMLogger.get_current_instance().info(
         f'gradients are added up by reduction {chosen!r}' + (
             ', along one tree over the virtual ranks: the same bits on any number of '
@@ -117,19 +241,19 @@ def _reduction(asked: Optional[str], accelerator: Accelerator, ranks: VirtualRan
     return chosen
 
 
-def training_obstacle(wrapper: nn.Module, asked: Optional[str], compile_setting: Any,
+def training_obstacle(wrapper: nn.Module, reduction: Optional[str], compile_setting: object,
                       accelerator: Accelerator, world_size: int) -> Optional[Exception]:
-    """Return the error of a training that a wrapped model cannot carry out as asked, if any.
+    """Return the error of a training that the wrapped model cannot carry out, or None.
 
     Args:
         wrapper: Model as the run wraps it.
-        asked: ``env_cfg.reduction``.
+        reduction: ``env_cfg.reduction``.
         compile_setting: ``compile`` of the config.
         accelerator: Accelerator that holds the model.
         world_size: Number of processes.
     """
     kind = type(wrapper).__name__
-    if asked == 'ordered' and is_model_wrapper(wrapper) and (
+    if reduction == 'ordered' and is_model_wrapper(wrapper) and (
             getattr(wrapper, 'reduction', None) != 'ordered'):
         return VirtualRanksError(
             f"env_cfg.reduction='ordered' with the model wrapper {kind}, which adds gradients "

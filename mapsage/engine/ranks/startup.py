@@ -8,7 +8,7 @@ comes first, and a process group needs the accelerator, so :func:`choose_acceler
 from __future__ import annotations
 
 import os
-from typing import Dict, Optional, Union
+from typing import Dict, Mapping, Optional, Union
 
 import mmengine.device.utils
 import torch.distributed as dist
@@ -55,6 +55,15 @@ def identify_process(launcher: str, port: Optional[int] = None) -> Dict[str, str
     if launcher != 'none':
         apply_launcher_environment(launcher)
     return cleared
+
+
+def describe_cleared(variables: Mapping[str, str]) -> Optional[str]:
+    """Return a warning about the variables that :func:`identify_process` cleared, or None."""
+    if not variables:
+        return None
+    settings = ', '.join(f'{name}={value}' for name, value in variables.items())
+    return (f'cleared the launcher variables {settings}: no launcher started this process, so they '
+            f'are left over from another. If one did, name it with --launcher.')
 
 
 def choose_accelerator(name: str) -> Accelerator:

@@ -11,7 +11,8 @@ from mmengine.runner import Runner
 from toy_runs import log_of, same_weights, toy_train
 
 from mapsage.distributed.nodes import writer_lease
-from mapsage.engine import MapSageRunner, runner
+from mapsage.engine import MapSageRunner
+from mapsage.engine.extensions import resume
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
 EPOCHS: Dict[str, Any] = {
@@ -235,13 +236,13 @@ def test_nobody_else_writes_once_the_checkpoint_is_chosen(
     """A machine that was frozen in a save and wakes up must not add one behind the choice."""
     toy_train(tmp_path, **{**ITERATIONS, 'train_cfg.max_iters': 1})
     assert not (tmp_path / '.writer').exists()  # a job whose machines stay has none
-    held, choose = [], runner.choose_checkpoint
+    held, choose = [], resume.choose_checkpoint
 
     def look(*args: Any) -> Any:
         held.append((tmp_path / '.writer').read_text())
         return choose(*args)
 
-    monkeypatch.setattr(runner, 'choose_checkpoint', look)
+    monkeypatch.setattr(resume, 'choose_checkpoint', look)
     monkeypatch.setattr(writer_lease, '_lease', {})
     monkeypatch.setenv(ELASTIC_VARIABLE, '1:2')
     rest, _ = toy_train(tmp_path, resume=True, **{**ITERATIONS, 'train_cfg.max_iters': 2})

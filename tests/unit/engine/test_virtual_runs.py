@@ -181,7 +181,7 @@ def test_a_checkpoint_that_others_cannot_carry_out_goes_on_as_before(tmp_path: P
     run, record = toy_train(tmp_path, hooks=[surplus()], resume='must', **three,
                             custom_hooks=[dict(type='SyncBuffersHook')])
     log = log_of(run)
-    assert len(record.losses) == 4 and 'It goes on with 1 virtual ranks' in log
+    assert len(record.losses) == 4 and 'It continues with 1 virtual ranks' in log
     assert 'the run had 4 rank(s) and has 1: the pool is dealt out again' in log
     told = (tmp_path / 'dynamic_sampling' / 'steps.jsonl').read_text().splitlines()
     # Four ranks had four each; they count where the run goes on.
@@ -216,7 +216,7 @@ def test_sync_bn_layers_are_refused_where_the_device_computes_them(
     supports = replace(CpuAccelerator.supports, sync_bn=computed)
     monkeypatch.setattr(CpuAccelerator, 'supports', supports)
     runner, _ = toy_runner(tmp_path, **FOUR, **{'model.type': 'SyncToy'})
-    assert ('SyncBN layers' in str(runner._refusal)) == computed
+    assert ('SyncBN layers' in str(runner._obstacle_to_training)) == computed
 
 
 @MODELS.register_module(force=True)

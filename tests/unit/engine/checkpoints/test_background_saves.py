@@ -139,7 +139,7 @@ def test_an_error_ends_the_run_at_the_next_step(tmp_path: Path) -> None:
 def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
     disk = SlowDisk(until=10**6)
     runner, _ = toy_runner(tmp_path, hooks=[disk])
-    assert runner.save_timeout < runner._env.timeout  # the other ranks learn why
+    assert runner.save_timeout < runner.env.timeout  # the other ranks learn why
     runner.save_timeout = 0.05
     wait, release = runner._background.wait, threading.Timer(30, disk._free.set)
 

@@ -1,0 +1,117 @@
+"""The extension point of MapSageRunner.
+
+A feature of the runner, such as head replicas or neighbor copies, is a :class:`RunExtension`: it
+overrides the moments of a run at which the feature has something to do. The runner calls every
+moment of all extensions, in the order of ``extensions/__init__.py``, and knows no feature by name.
+What the features have to know about each other is in the attributes of :class:`EngineRun`.
+"""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Union
+
+from mmengine.runner import BaseLoop
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mapsage.runner_view import MapSageRun
+
+from .checkpoints.neighbor.copies import NeighborCopies
+from .checkpoints.resume import Choice
+from .env_cfg import EnvCfg
+
+# Phases of a run that have a loop.
+TRAINING, VALIDATION, TEST = 'training', 'validation', 'test'
+
+
+class EngineRun(MapSageRun):
+    """MapSageRunner as the parts of the engine see it.
+
+    Attributes:
+        env: Parsed ``env_cfg``.
+        launcher: Launcher of the process: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
+        neighbor_copies: Copies of checkpoints in other machines' memory, or None without them.
+        machines_share_work_dir: Whether every machine can read rank 0's work dir, as far as the
+            ranks could tell when they met.
+        resume_choice: Checkpoint that the run resumes from; None before it is chosen.
+        computes_sync_bn: Whether the model has SyncBN layers that the accelerator computes.
+    """
+
+    env: EnvCfg
+    launcher: str
+    neighbor_copies: Optional[NeighborCopies]
+    machines_share_work_dir: bool = True
+    resume_choice: Optional[Choice] = None
+    computes_sync_bn: bool = False
+
+    # State of MMEngine's Runner that decides what it builds next.
+    _train_dataloader: Union[DataLoader, Dict[str, Any]]
+    _randomness_cfg: Dict[str, Any]
+    _world_size: int
+
+    def rule_out_training(self, error: Optional[Exception]) -> None:
+        """Keep the error of a training that cannot work; the first one counts.
+
+        The run is built all the same, because a test may still work.
+        """
+
+    def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
+                       deterministic: bool = False) -> None:
+        """Seed the run."""
+
+    def register_hook(self, hook: Any, priority: Any = None) -> None:
+        """Register a hook, or the config of one."""
+
+
+class RunExtension:
+    """One feature of MapSageRunner; each method is a moment of a run and does nothing by default.
+
+    The runner makes one instance per run, so an extension may keep state between its moments.
+    """
+
+    def join(self, run: EngineRun) -> None:
+        """Act when the ranks have met. There is no logger and no model yet. Collective."""
+
+    def startup_warning(self, run: EngineRun) -> Optional[str]:
+        """Return a warning for the beginning of the log, or None."""
+        return None
+
+    def prepare_model(self, run: EngineRun, model: nn.Module) -> None:
+        """Change the model in place before it is wrapped."""
+
+    def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
+        """Return the configs of hooks that the feature needs."""
+        return []
+
+    @contextmanager
+    def building_train_loop(self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
+                            ) -> Iterator[None]:
+        """Surround the building of the training loop.
+
+        Args:
+            run: The run.
+            loop: Config of the loop, or a loop that is built already.
+        """
+        yield
+
+    def on_loop_built(self, run: EngineRun, phase: str, loop: BaseLoop) -> None:
+        """Check or change a loop that has just been built.
+
+        Args:
+            run: The run.
+            phase: ``TRAINING``, ``VALIDATION`` or ``TEST``.
+            loop: The loop.
+        """
+
+    @contextmanager
+    def training(self, run: EngineRun) -> Iterator[None]:
+        """Surround the training. Nothing of it is built yet when the context is entered."""
+        yield
+
+    @contextmanager
+    def resuming(self, run: EngineRun) -> Iterator[None]:
+        """Surround the reading of the checkpoint that the run resumes from."""
+        yield
+
+    def after_load(self, run: EngineRun) -> None:
+        """Act when the weights are initialized and a checkpoint, if any, is loaded. Collective."""
