@@ -5,7 +5,7 @@ import argparse
 import sys
 from typing import Any, Dict, Optional
 
-from mapsage_launcher.shipped import in_words_of_here
+from mapsage_launcher.shipped import name_installed_commands
 
 
 def accept_any_text() -> None:
@@ -40,6 +40,6 @@ def examples(doc: Optional[str]) -> Dict[str, Any]:
         doc: Docstring of a program in tools/; its ``__doc__``.
     """
     lines = [line[4:] for line in (doc or '').split('\n') if line.startswith('    ')]
-    text = in_words_of_here('\n'.join(['examples:', *(f'  {line}' for line in lines)]))
+    text = name_installed_commands('\n'.join(['examples:', *(f'  {line}' for line in lines)]))
     return dict(epilog=text if lines else None,
                 formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,18 +1,17 @@
-"""The command ``mapsage``: a word for each program of tools/, and the launcher.
+"""The command ``mapsage``: a word for each program, and the launcher.
 
-It does not import ``mapsage``, which takes seconds: ``mapsage --help`` answers at once,
-``mapsage launch`` starts the imports of the ranks at once, and where PyTorch or the MM packages are
-missing, the error is the line that installs them.
-
-The programs lie in mapsage/.mim/tools, where the wheel has them and OpenMIM looks for them; in a
-checkout, in tools/.
+A program is a module with a function ``run()``; most of them are in `mapsage/commands/programs/`,
+and a file of `tools/` with the same name starts the same module. The module is imported only after
+the checks here, because that import takes seconds: ``mapsage --help`` answers at once, and if
+PyTorch or an MM package is missing, the error is the line that installs it. To add a word, add a
+row to ``COMMANDS``.
 """
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import sys
-import types
 from pathlib import Path
 from typing import Dict, List, NamedTuple, NoReturn
 
@@ -24,7 +23,7 @@ class Command(NamedTuple):
     """A word of the command line.
 
     Attributes:
-        program: File in tools/.
+        program: Name of the program, a key of :func:`program_modules`.
         about: What it does, for the list of commands.
         without_hosts: Whether it runs without PyTorch and the MM packages.
     """
@@ -35,24 +34,23 @@ class Command(NamedTuple):
 
 
 COMMANDS: Dict[str, Command] = {
-    'train': Command('train.py', 'train a config on one device'),
-    'test': Command('test.py', 'evaluate a checkpoint'),
-    'predict': Command('predict.py', 'make maps of images and scenes'),
-    'export': Command('export.py', 'write a model as one ONNX file'),
-    'view': Command('view.py', 'show maps in a browser', without_hosts=True),
-    'doctor': Command('doctor.py', 'say whether a training would start here, and why'),
-    'prepare': Command('prepare_data.py', 'write LoveDA, Potsdam, Vaihingen or iSAID for training'),
-    'suggest': Command('suggest_labels.py', 'choose the windows to label next'),
-    'report': Command('report.py', 'write the report of a run as one HTML file',
-                      without_hosts=True),
-    'compare': Command('compare.py', 'compare runs: scores, classes, settings, curves',
+    'train': Command('train', 'train a config on one device'),
+    'test': Command('test', 'evaluate a checkpoint'),
+    'predict': Command('predict', 'make maps of images and scenes'),
+    'export': Command('export', 'write a model as one ONNX file'),
+    'view': Command('view', 'show maps in a browser', without_hosts=True),
+    'doctor': Command('doctor', 'say whether a training would start here, and why'),
+    'prepare': Command('prepare_data', 'write LoveDA, Potsdam, Vaihingen or iSAID for training'),
+    'suggest': Command('suggest_labels', 'choose the windows to label next'),
+    'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
+    'compare': Command('compare', 'compare runs: scores, classes, settings, curves',
                        without_hosts=True),
-    'configs': Command('list_configs.py', 'list the configs that come with MapSage, or copy them',
+    'configs': Command('list_configs', 'list the configs that come with MapSage, or copy them',
                        without_hosts=True),
 }
-_OTHERS_WITHOUT_HOSTS = ('geotiff_statistics.py', )
+_MORE_WITHOUT_HOSTS = ('geotiff_statistics', )
 
-# What `mapsage launch` starts on all cards, by the word behind it.
+# Script that `mapsage launch` starts on all cards, by the next word of the command line.
 LAUNCHED = {'train': 'start_8card_training.sh', 'test': 'test.sh', 'predict': 'predict.sh',
             'doctor': 'doctor.sh', 'cache_features': 'cache_features.sh'}
 _LAUNCH = 'train on all cards of this machine (or of several), evaluate, draw pictures'
@@ -69,68 +67,78 @@ _EXAMPLES = """examples:
 
 def main() -> None:
     """Run the command that the first argument names."""
-    words = sys.argv[1:]
-    if not words or words[0] in ('-h', '--help', 'help'):
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ('-h', '--help', 'help'):
         _print(usage())
-        sys.exit(0 if words else 2)
-    if words[0] in ('-V', '--version'):
+        sys.exit(0 if arguments else 2)
+    if arguments[0] in ('-V', '--version'):
         _print(f'mapsage {__version__}')
         return
-    if words[0] == 'launch':
-        launch(words[1:])
-    run_program(words[0], words[1:])
+    if arguments[0] == 'launch':
+        launch(arguments[1:])
+    run_program(arguments[0], arguments[1:])
 
 
 def usage() -> str:
     """Return the text of ``mapsage --help``."""
-    listed = {'launch': _LAUNCH, **{name: command.about for name, command in COMMANDS.items()}}
-    known = {command.program for command in COMMANDS.values()} | {'launch.py'}
-    others = sorted(path.stem for path in _shipped('tools').glob('*.py') if path.name not in known)
+    commands = {'launch': _LAUNCH, **{name: command.about for name, command in COMMANDS.items()}}
+    more = set(program_modules()) - {command.program for command in COMMANDS.values()}
     return '\n'.join([
         'usage: mapsage COMMAND [options]', '',
         'Train remote-sensing segmentation models with MMSegmentation, and make maps with them.',
-        '', *(f'  {name:9} {about}' for name, about in listed.items()), '', _EXAMPLES,
+        '', *(f'  {name:9} {about}' for name, about in commands.items()), '', _EXAMPLES,
         '`mapsage COMMAND --help` has the options of a command. The other programs run by their '
-        'names:\n' + '\n'.join(f'  {name}' for name in others)])
+        'names:\n' + '\n'.join(f'  {name}' for name in sorted(more))])
+
+
+def program_modules() -> Dict[str, str]:
+    """Return the modules of all programs, by the names of their files in tools/ without ``.py``."""
+    folder = shipped.PACKAGE / 'commands' / 'programs'
+    modules = {path.stem: f'mapsage.commands.programs.{path.stem}'
+               for path in folder.glob('[!_]*.py')}
+    return {**modules, 'rendezvous': 'mapsage_launcher.rendezvous'}
 
 
 def run_program(name: str, arguments: List[str]) -> None:
-    """Run a program of tools/ in this process, as ``__main__``."""
-    tools = _shipped('tools')
-    command = COMMANDS.get(name) or Command(f'{name.replace("-", "_")}.py', '')
-    program = tools / command.program
-    if not program.is_file() or program.parent != tools:
+    """Run a program in this process.
+
+    Args:
+        name: A key of :data:`COMMANDS` or of :func:`program_modules`.
+        arguments: Command line of the program.
+    """
+    command = COMMANDS.get(name) or Command(name.replace('-', '_'), '')
+    module = program_modules().get(command.program)
+    if module is None:
         known = ['launch', *COMMANDS]
         near = difflib.get_close_matches(name, known, 1)
         _stop(f'mapsage {name}: there is no such command.'
               + (f' Did you mean mapsage {near[0]}?' if near else '')
               + f' Commands: {", ".join(known)}; see mapsage --help.', 2)
-    without_hosts = (command.without_hosts or command.program in _OTHERS_WITHOUT_HOSTS
+    without_hosts = (command.without_hosts or command.program in _MORE_WITHOUT_HOSTS
                      or _is_exported(command, arguments))
     if not without_hosts:
         _need_hosts(f'mapsage {name}')
-    # Not by runpy, which puts the path of the file before the arguments, and so into the usage.
+    # The program's usage begins with the first of these.
     sys.argv = [f'mapsage {name}', *arguments]
-    sys.modules['__main__'] = main = types.ModuleType('__main__')
-    main.__file__ = str(program)
-    exec(compile(program.read_bytes(), str(program), 'exec'), main.__dict__)
+    importlib.import_module(module).run()
 
 
 def launch(arguments: List[str]) -> NoReturn:
-    """Become the script that starts ranks on all cards, with this Python for the ranks.
+    """Become the script that starts ranks on all cards; this Python runs the ranks.
 
-    The first argument may say what is launched, a key of :data:`LAUNCHED`; by default a training.
-    Without a config, the demo is trained.
+    Args:
+        arguments: A key of :data:`LAUNCHED` (default: a training), then the command line of the
+            program. A training without a config trains the demo.
     """
-    what, scripts = 'train', _shipped('scripts')
+    program, scripts = 'train', _shipped_folder('scripts')
     if arguments and arguments[0] in LAUNCHED:
-        what, arguments = arguments[0], arguments[1:]
-    script = scripts / LAUNCHED[what]
+        program, arguments = arguments[0], arguments[1:]
+    script = scripts / LAUNCHED[program]
     if arguments and arguments[0] in ('-h', '--help'):
-        _print(_header(script))
+        _print(_read_header(script))
         sys.exit()
     _need_hosts('mapsage launch')
-    if what == 'train' and (not arguments or arguments[0].startswith('-')):
+    if program == 'train' and (not arguments or arguments[0].startswith('-')):
         arguments = [DEMO, *arguments]
     os.environ.setdefault('MAPSAGE_PYTHON', sys.executable)
     try:
@@ -140,17 +148,17 @@ def launch(arguments: List[str]) -> NoReturn:
               'device with mapsage train.')
 
 
-def _header(script: Path) -> str:
-    """Return the comment at the top of a script, with the words of this command."""
+def _read_header(script: Path) -> str:
+    """Return the comment at the top of a script; it names commands in place of files."""
     lines = script.read_text(encoding='utf-8').split('\n')[1:]
     lines = lines[:next(i for i, line in enumerate(lines) if not line.startswith('#'))]
-    return shipped.in_words_of_here('\n'.join(line[2:] for line in lines))
+    return shipped.name_installed_commands('\n'.join(line[2:] for line in lines))
 
 
 def _is_exported(command: Command, arguments: List[str]) -> bool:
     """Return whether a map is made with an exported model, which needs no PyTorch."""
-    return command.program == 'predict.py' and any(
-        word.split('=')[0] == '--model' for word in arguments)
+    return command.program == 'predict' and any(
+        argument.split('=')[0] == '--model' for argument in arguments)
 
 
 def _need_hosts(command: str) -> None:
@@ -161,20 +169,21 @@ def _need_hosts(command: str) -> None:
               + hosts.how_to_install(absent))
 
 
-def _shipped(folder: str) -> Path:
-    found = shipped.SHIPPED / folder
-    if not found.is_dir():
-        _stop(f'{found} is missing, which the wheel of mapsage has. Install mapsage again.')
-    return found
+def _shipped_folder(name: str) -> Path:
+    folder = shipped.SHIPPED / name
+    if not folder.is_dir():
+        _stop(f'{folder} is missing, which the wheel of mapsage has. Install mapsage again.')
+    return folder
 
 
 def _print(text: str) -> None:
     try:
-        print(text, flush=True)  # noqa: T201
-    except BrokenPipeError:  # the reader, such as `head`, has enough
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader, such as `head`, has enough. Python would report this again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _stop(message: str, status: int = 1) -> NoReturn:
-    print(f'error: {message}', file=sys.stderr)  # noqa: T201
+    print(f'error: {message}', file=sys.stderr)
     sys.exit(status)

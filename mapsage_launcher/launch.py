@@ -104,7 +104,8 @@ def keep_on_this_machine(args: Any) -> None:
 _stores: List[Any] = []  # must live as long as the job
 
 
-def main() -> None:
+def run() -> None:
+    """Start the ranks of the command line and wait for them."""
     ranks = RankStart(sys.argv[1:])
     count = RankCount(sys.argv[1:], shipped.SHIPPED / 'tools' / 'count_cards.py', ranks.driver)
     # These imports come later, so that they run at the same time as those of the fork server.

@@ -45,7 +45,8 @@ def open_store(host: str, port: int) -> Tuple[Any, str, str]:
     return store, address, ''
 
 
-def main() -> None:
+def run() -> None:
+    """Serve the store until a signal ends this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--port', type=int, default=29400)
     parser.add_argument('--host', default=socket.gethostname(),

@@ -1,4 +1,8 @@
-"""The configs and programs that come with MapSage, in a checkout and in an installed wheel.
+"""The configs, programs and scripts of MapSage, in a checkout and in an installed wheel.
+
+In a checkout they are in the folders configs/, tools/ and scripts/. A wheel has the same folders in
+mapsage/.mim, where OpenMIM looks for them. Texts for users name `python tools/X.py` in a checkout
+and `mapsage X` in a wheel (:func:`program`, :func:`name_installed_commands`).
 """
 from __future__ import annotations
 
@@ -13,14 +17,15 @@ from typing import Dict, List
 
 from mapsage_launcher.errors import UserError
 
-_PACKAGE = Path(__file__).resolve().parents[1] / 'mapsage'
-# In a wheel, what setup.py puts beside the modules, where OpenMIM looks for it; else the checkout.
-SHIPPED = _PACKAGE / '.mim' if (_PACKAGE / '.mim').is_dir() else _PACKAGE.parent
+# The package mapsage, whose folder is next to the one of this package.
+PACKAGE = Path(__file__).resolve().parents[1] / 'mapsage'
+# The folder of configs/, tools/ and scripts/.
+SHIPPED = PACKAGE / '.mim' if (PACKAGE / '.mim').is_dir() else PACKAGE.parent
 CONFIGS = SHIPPED / 'configs'
 
 
 class ShippedError(UserError, ValueError):
-    """A config is not there, or cannot be copied; the message says what to do."""
+    """A config does not exist, or cannot be copied; the message says what to do."""
 
 
 def program(name: str) -> str:
@@ -38,25 +43,25 @@ def script(name: str) -> str:
     return 'mapsage launch' + ('' if name == 'start_8card_training' else f' {name}')
 
 
-def in_words_of_here(text: str) -> str:
-    """Return a text with the names of programs and launchers as they are typed here."""
-    text = re.sub(r'(?:python )?tools/(\w+)\.py', lambda found: program(found.group(1)), text)
-    return re.sub(r'(?:bash )?scripts/(\w+)\.sh', lambda found: script(found.group(1)), text)
+def name_installed_commands(text: str) -> str:
+    """Return a text in which programs and launchers are named as this installation starts them."""
+    text = re.sub(r'(?:python )?tools/(\w+)\.py', lambda match: program(match.group(1)), text)
+    return re.sub(r'(?:bash )?scripts/(\w+)\.sh', lambda match: script(match.group(1)), text)
 
 
 def _in_checkout() -> bool:
-    return SHIPPED == _PACKAGE.parent
+    return SHIPPED == PACKAGE.parent
 
 
 def find_config(name: str) -> Path:
-    """Return the path of a config: a file of the user, else one that comes with MapSage.
+    """Return the path of a config: the user's file if it exists, else a shipped config.
 
     Args:
-        name: Path, or the name of a shipped config, ``demo/efficientnet_lite0_fpn_demo.py`` with or
-            without ``configs/`` before it.
+        name: Path, or the name of a shipped config, such as
+            ``demo/efficientnet_lite0_fpn_demo.py`` with or without ``configs/`` in front.
 
     Raises:
-        ShippedError: If there is neither.
+        ShippedError: If there is no such file and no such shipped config.
     """
     path = Path(name)
     if path.is_file():
@@ -67,8 +72,9 @@ def find_config(name: str) -> Path:
         if shipped.is_file():
             return shipped
     names = list(list_configs())
-    names += [f'configs/{each}' for each in names]
-    names += [path.as_posix() for path in Path('configs').glob('[!_]*/*.py')]  # the user's own
+    names += [f'configs/{shipped_name}' for shipped_name in names]
+    # The user's configs.
+    names += [path.as_posix() for path in Path('configs').glob('[!_]*/*.py')]
     near = difflib.get_close_matches(name, names, 1, 0.4)
     raise ShippedError(
         f'config file {name} does not exist.' + (f' Did you mean {near[0]}?' if near else '')
@@ -76,34 +82,34 @@ def find_config(name: str) -> Path:
 
 
 def list_configs() -> Dict[str, str]:
-    """Return what each shipped config is, in the words of its first line, by its name."""
-    found = {}
+    """Return the first line of each shipped config's docstring, by the config's name."""
+    summaries = {}
     for path in sorted(CONFIGS.glob('[!_]*/*.py')):
-        about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
-        found[path.relative_to(CONFIGS).as_posix()] = about.split('\n')[0]
-    return found
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+        summaries[path.relative_to(CONFIGS).as_posix()] = docstring.split('\n')[0]
+    return summaries
 
 
 def copy_configs(folder: str) -> List[str]:
-    """Copy all shipped configs, with the files that they inherit from, and return the new names.
+    """Copy all shipped configs and the files that they inherit from; return the new paths.
 
-    Files that are there already and equal are left alone.
+    A file that exists with the same content stays.
 
     Raises:
-        ShippedError: If one of the files is there with other content; nothing is written then.
+        ShippedError: If one of the files exists with other content. Nothing is written then.
     """
     out = Path(folder)
     names = [path.relative_to(CONFIGS) for pattern in ('*.py', '*.txt')
              for path in sorted(CONFIGS.rglob(pattern))]
-    there = [name for name in names if (out / name).exists()]
-    changed = [name for name in there
+    existing = [name for name in names if (out / name).exists()]
+    changed = [name for name in existing
                if not filecmp.cmp(str(CONFIGS / name), str(out / name), shallow=False)]
     if changed:
         raise ShippedError(
             f'{out / changed[0]} is there and differs from the one that comes with MapSage'
             + f' (and {len(changed) - 1} more)' * (len(changed) > 1)
             + '. Nothing is copied: choose another folder.')
-    new = [name for name in names if name not in there]
+    new = [name for name in names if name not in existing]
     for name in new:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(str(CONFIGS / name), str(out / name))

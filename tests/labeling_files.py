@@ -1,7 +1,6 @@
 """Images with some labels, and scenes, for the model that tells classes by their colors."""
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -12,10 +11,8 @@ from color_model import COLORS, NAMES, paint, write_checkpoint, write_config, wr
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from rasterio.transform import Affine
-from support import ROOT
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import suggest_labels  # noqa: E402
+from mapsage.commands.programs import suggest_labels
 
 UTM: Dict[str, Any] = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 

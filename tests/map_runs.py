@@ -1,16 +1,13 @@
 """tools/predict.py, called in this process, and the maps that it writes."""
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Tuple
 
 import numpy as np
 import rasterio
-from support import ROOT
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
+from mapsage.commands.programs import predict as command
 
 
 def run(model: Tuple[Path, Path], *arguments: Any) -> int:

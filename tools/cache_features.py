@@ -1,39 +1,8 @@
 """Compute the frozen encoder's features of all training samples: one device, or one rank of many.
 
-    python tools/cache_features.py CONFIG [--views K] [--batch-size N] [--folder DIR]
-    bash scripts/cache_features.sh CONFIG [options]                   all cards of this machine
-
-Repeat the command with the same arguments to continue a run that was stopped. A training reads the
-cache if its config has feature_source = dict(type='Cached', folder=DIR, views=K)
-(docs/feature-sources.md).
+The program is mapsage/commands/programs/cache_features.py.
 """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage.commands import cache_features, cli  # noqa: E402
-
-
-def main(argv=None) -> int:
-    parser = cli.build_parser("Compute the frozen encoder's features of all training samples.")
-    parser.add_argument('--views', type=int, metavar='K',
-                        help='number of fixed views per sample, for a pipeline with random '
-                        "augmentation (default: the config's feature_source.views; without either, "
-                        'such a pipeline is refused)')
-    parser.add_argument('--batch-size', type=int, default=1, metavar='N',
-                        help='number of images encoded at a time; above 1 the last bit of features '
-                        'may depend on the batch (default: 1)')
-    parser.add_argument('--folder', metavar='DIR',
-                        help="folder of the cache (default: the config's feature_source.folder, "
-                        'else WORK_DIR/features)')
-    args = parser.parse_args(argv)
-    for name in ('views', 'batch_size'):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} {value}: expected 1 or more")
-    return cache_features.cache_features(args)
-
+from _program import run
 
 if __name__ == '__main__':
-    cli.run(main)
+    run('mapsage.commands.programs.cache_features')

@@ -1,66 +1,8 @@
 """Check a DINOv3 weight file: its format, variant, training data, keys and features.
 
-    python tools/check_weights.py FILE_OR_FOLDER [--arch large] [--image 000000039769.jpg]
-
-With --image (http://images.cocodataset.org/val2017/000000039769.jpg) the features are compared with
-the published ones. The exit status is 1 if anything does not fit.
+The program is mapsage/commands/programs/check_weights.py.
 """
-import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage.commands import cli  # noqa: E402
-from mapsage.models.backbones import dinov3_reference as reference  # noqa: E402
-from mapsage.models.backbones import dinov3_weights as weights  # noqa: E402
-
-
-def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description='Check a DINOv3 weight file.')
-    parser.add_argument('checkpoint',
-                        help='hub file, safetensors file, Hugging Face folder or timm file')
-    parser.add_argument('--arch', choices=list(weights.ARCHS),
-                        help='variant of the model (default: found from the file)')
-    parser.add_argument('--prefix', default='',
-                        help="prefix of the keys, for example 'backbone.'")
-    parser.add_argument('--image', help=f'path of {reference.IMAGE}, to compare its features')
-    args = parser.parse_args(argv)
-    state = weights.read_checkpoint(args.checkpoint, args.prefix)
-    arch = args.arch or weights.variant_of(weights.convert(state))
-    data, how = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
-    cfg = dict(type='Pretrained', checkpoint=args.checkpoint, prefix=args.prefix)
-    model = reference.DINOv3ViT(arch, out_indices=(weights.ARCHS[arch].num_layers - 1, ),
-                                normalization=data or 'web', init_cfg=cfg)
-    model.init_weights()
-    count = sum(parameter.numel() for parameter in model.parameters())
-    print(f'{args.checkpoint}\n  format        {weights.detect_format(state)}, {len(state)} keys, '
-          f'each accounted for\n  variant       {arch}, {count / 1e6:.1f} M parameters\n'
-          f'  trained on    {data or "unknown: set normalization in the config"} ({how})')
-    if not args.image:
-        print('  features      not compared: give --image')
-        return 0
-    return compare(model, f'{arch} {data or "web"}', args.image)
-
-
-def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
-    """Print the comparison with the published features; return the exit status."""
-    import cv2
-    if name not in reference.PUBLISHED:
-        print(f'  features      none are published for {name}')
-        return 0
-    image = cv2.imread(path)
-    if image is None:
-        raise weights.WeightsError(f'{path} cannot be read as an image')
-    best = reference.compare(model, name, image[..., ::-1])[0]
-    good = best.difference <= reference.TOLERANCE
-    print(f'  features      {"as published" if good else "NOT as published"}: off by at most '
-          f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalized as '
-          f'{best.normalization}')
-    if not good:
-        print(f'    published   {reference.PUBLISHED[name]}\n    here        {best.computed}')
-    return 0 if good else 1
-
+from _program import run
 
 if __name__ == '__main__':
-    cli.run(main)
+    run('mapsage.commands.programs.check_weights')

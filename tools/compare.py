@@ -1,28 +1,8 @@
 """Compare runs: a table of scores, time and classes, and one HTML page with curves and settings.
 
-    python tools/compare.py work_dirs/one work_dirs/other work_dirs/third
-    python tools/compare.py work_dirs/one/20261122_090000 work_dirs/one    two runs of one folder
+The program is mapsage/commands/programs/compare.py.
 """
-import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage.commands.report import compare  # noqa: E402
-from mapsage.console import accept_any_text, examples  # noqa: E402
-
-
-def main(argv=None) -> int:
-    accept_any_text()
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], **examples(__doc__))
-    parser.add_argument('runs', nargs='+', metavar='RUN', help='work dir of a training, for its '
-                        'last run; or the folder of one start in it, WORK_DIR/TIMESTAMP')
-    parser.add_argument('--out', metavar='FILE.html', default='compare.html',
-                        help='file to write (default: compare.html in the current folder)')
-    return compare(parser.parse_args(argv))
-
+from _program import run
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run('mapsage.commands.programs.compare')

@@ -1,35 +1,8 @@
 """Compare the weights of two checkpoints of one model.
 
-    python tools/compare_checkpoints.py A.pth B.pth [--tolerance 0.01]
-
-Prints how many tensors are equal bit for bit, and the largest difference relative to the size (root
-mean square) of its tensor. The exit status is 0 if that is at most the tolerance; by default all
-bits must be equal.
+The program is mapsage/commands/programs/compare_checkpoints.py.
 """
-import argparse
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from mapsage.commands import cli  # noqa: E402
-
-
-def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('first', help='checkpoint of a run (.pth)')
-    parser.add_argument('second', help='checkpoint to compare it with')
-    parser.add_argument('--tolerance', type=float, default=0.0,
-                        help='largest relative difference that is accepted (default: 0, all bits)')
-    args = parser.parse_args(arguments)
-
-    from mapsage.commands.compare_checkpoints import compare_checkpoints
-    found = compare_checkpoints(args.first, args.second)
-    print(found)
-    within = found.largest <= args.tolerance if args.tolerance else found.equal == found.total
-    return 0 if within else 1
-
+from _program import run
 
 if __name__ == '__main__':
-    sys.exit(cli.run(main))
+    run('mapsage.commands.programs.compare_checkpoints')

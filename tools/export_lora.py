@@ -1,35 +1,8 @@
 """Take LoRA adapters out of a checkpoint: merged into the weights, or as files of peft.
 
-    python tools/export_lora.py CONFIG CHECKPOINT --merged OUT.pth
-    python tools/export_lora.py CONFIG CHECKPOINT --peft FOLDER [--names huggingface]
-
-OUT.pth is a whole checkpoint without adapters, which costs no more to run than the backbone alone;
-OUT.py beside it is its config.
+The program is mapsage/commands/programs/export_lora.py.
 """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage.commands import cli  # noqa: E402
-
-
-def main(argv=None) -> int:
-    parser = cli.build_parser('Take LoRA adapters out of a checkpoint.')
-    parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--merged', metavar='OUT.pth', help='checkpoint with the adapters merged '
-                        'into the weights; its config goes beside it')
-    parser.add_argument('--peft', metavar='FOLDER', help='folder for adapter_config.json and '
-                        'adapter_model.safetensors')
-    parser.add_argument('--names', choices=['own', 'huggingface', 'huggingface4'], default='own',
-                        help="names of the layers in peft's file: those of the backbone here, or "
-                        'of DINOv3ViTModel of transformers 5 or 4 (default: own)')
-    args = parser.parse_args(argv)
-    if not (args.merged or args.peft):
-        parser.error('nothing to write: give --merged OUT.pth, --peft FOLDER, or both')
-    from mapsage.commands.export_lora import export_lora
-    return export_lora(args)
-
+from _program import run
 
 if __name__ == '__main__':
-    sys.exit(cli.run(main))
+    run('mapsage.commands.programs.export_lora')

@@ -1,45 +1,8 @@
 """Print statistics of the bands of scenes, with mean and std in the form that a config takes.
 
-    python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
+The program is mapsage/commands/programs/geotiff_statistics.py.
 """
-import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage.console import accept_any_text  # noqa: E402
-from mapsage.geo import GeoError, RasterBlockError, band_statistics, match  # noqa: E402
-
-
-def main(argv=None) -> None:
-    accept_any_text()
-    parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
-    parser.add_argument('scenes', nargs='+', help='files, folders of them, and other names that '
-                        'GDAL opens')
-    parser.add_argument('--bands', nargs='+', type=int,
-                        help='bands counted from 1, in the order of the config (default: all but '
-                        'alpha)')
-    parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
-                        help='largest number of pixels to read (default: 50,000,000)')
-    args = parser.parse_args(argv)
-    paths = [path for scene in args.scenes for path in match(scene)]
-    try:
-        found = band_statistics(paths, args.bands, args.samples)
-    except (GeoError, RasterBlockError) as error:
-        sys.exit(f'{type(error).__name__}: {error}')
-    columns = [found.mean, found.std, found.minimum, found.percentile_2, found.percentile_98,
-               found.maximum]
-    print(f'{len(paths)} scene(s), {found.pixels:,} valid pixels')
-    print('band' + ''.join(f'{name:>12}' for name in ('mean', 'std', 'min', '2 %', '98 %', 'max')))
-    for band, row in zip(found.bands, zip(*columns)):
-        print(f'{band:4}' + ''.join(f'{value:12.6g}' for value in row))
-    print(f'mean={_as_list(found.mean)}, std={_as_list(found.std)}')
-
-
-def _as_list(values) -> str:
-    return f"[{', '.join(f'{value:.6g}' for value in values)}]"
-
+from _program import run
 
 if __name__ == '__main__':
-    main()
+    run('mapsage.commands.programs.geotiff_statistics')

@@ -1,72 +1,8 @@
 """Write LoveDA, Potsdam, Vaihingen or iSAID as MMSegmentation reads them, from the archives.
 
-    python tools/prepare_data.py DATASET SOURCE --out DIR
+The program is mapsage/commands/programs/prepare_data.py.
 """
-import argparse
-import os
-import sys
-import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage.console import accept_any_text, examples  # noqa: E402
-from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset  # noqa: E402
-from mapsage.datasets.prepare.layouts import LAYOUTS  # noqa: E402
-from mapsage.datasets.prepare.source_files import PrepareError  # noqa: E402
-
-
-def parse_args(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description='Write a dataset in the folders and formats that MMSegmentation reads. Repeat '
-        'the command to continue a run that was stopped.', **examples(__doc__))
-    parser.add_argument('dataset', choices=sorted(LAYOUTS))
-    parser.add_argument('source', type=Path, help='folder of the downloaded archives, or of the '
-                        'files unpacked from them')
-    parser.add_argument('--out', type=Path, required=True, help='folder to write')
-    parser.add_argument('--clip-size', type=int, help='side length of a tile in pixels (default: '
-                        '512; isaid 896; loveda is not cut into tiles)')
-    parser.add_argument('--stride', type=int, help='distance between tiles in pixels (default: '
-                        'the clip size; isaid 512)')
-    parser.add_argument('--ignore-other-colors', action='store_true', help='ignore pixels whose '
-                        'label has a color that is no class (default: such a color is an error)')
-    parser.add_argument('--workers', type=int, default=min(8, os.cpu_count() or 1),
-                        help='number of processes (default: %(default)s)')
-    return parser.parse_args(argv)
-
-
-class Progress:
-    """Prints the number of images done: one line on a terminal, a line every 10 s in a log."""
-
-    def __init__(self) -> None:
-        self.start = self.shown = time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        now, terminal = time.monotonic(), sys.stderr.isatty()
-        if done < of and now - self.shown < (0.2 if terminal else 10):
-            return
-        self.shown = now
-        line = f'{done} of {of} images, {now - self.start:.0f} s'
-        print(f'\r{line}' if terminal else line, end='' if terminal and done < of else '\n',
-              file=sys.stderr, flush=True)
-
-
-def main(argv=None) -> int:
-    accept_any_text()
-    args = parse_args(argv)
-    options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
-    try:
-        done = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
-                               Progress())
-    except (OSError, PrepareError) as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 1
-    images = ', '.join(f'{count} {split}' for split, count in done.images.items())
-    others = f'; {done.other_colors} pixels of other colors are ignored' * bool(done.other_colors)
-    print(f'{args.out}: {args.dataset}, images: {images}; {done.new_files} files written'
-          f'{others}' if done.new_files else f'{args.out}: already complete')
-    return 0
-
+from _program import run
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run('mapsage.commands.programs.prepare_data')

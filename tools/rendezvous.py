@@ -1,13 +1,8 @@
 """Keep the rendezvous store of elastic jobs: the place where their machines meet.
 
-    python tools/rendezvous.py [--port 29400]
+The program is mapsage_launcher/rendezvous.py.
 """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mapsage_launcher.rendezvous import main  # noqa: E402
+from _program import run
 
 if __name__ == '__main__':
-    main()
+    run('mapsage_launcher.rendezvous')

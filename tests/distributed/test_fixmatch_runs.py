@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -14,7 +13,7 @@ from forked import DIED, fork_ranks, fork_scenarios
 from mmengine.hooks import Hook
 from sampling_ranks import Answers, answers_of
 from semi_runs import OF_FEATURES, semi_config, semi_train, write_semi_data
-from support import ROOT, on_host
+from support import on_host
 
 from mapsage.accelerator.sim import SimAccelerator
 
@@ -100,8 +99,7 @@ def fed(data: Path, folder: Path, source: Any, processes: int) -> Any:
 def make_cache(data: Path, folder: Path) -> None:
     alone(1)
     semi_config(data, folder / 'cache', OF_FEATURES)
-    sys.path.insert(0, str(ROOT / 'tools'))
-    import cache_features
+    from mapsage.commands.programs import cache_features
     assert cache_features.main([
         str(folder / 'cache' / 'semi.py'), '--folder', str(folder / 'features'), '--views', '2',
         '--accelerator', 'cpu', '--work-dir', str(folder / 'cache')]) == 0

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from mask_runs import config_of, run_of, weights_of
 from ranks import run_ranks
-from support import ROOT, check_finished, launch
+from support import check_finished, launch
 
 from mapsage.accelerator.sim import SimAccelerator
 
@@ -77,8 +76,7 @@ def test_features_may_come_from_anywhere(tiny_data: Path, tmp_path: Path) -> Non
 
 
 def make_cache(config: Path, folder: Path) -> int:
-    sys.path.insert(0, str(ROOT / 'tools'))
-    import cache_features
+    from mapsage.commands.programs import cache_features
     return cache_features.main([str(config), '--folder', str(folder), '--accelerator', 'cpu',
                                 '--work-dir', str(folder.parent / 'cache')])
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -16,7 +15,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import DATA_SAMPLERS, MODELS, OPTIM_WRAPPERS
 from sampling_ranks import Answers, answers_of
-from support import ROOT, main_leg, write_tiny_config, write_tiny_data
+from support import main_leg, write_tiny_config, write_tiny_data
 from torch.utils.data import BatchSampler
 from toy_runs import ToyRegression, log_of, toy_train
 
@@ -249,8 +248,7 @@ def fed(folder: Path, name: str, source: Any, processes: int) -> Any:
 def make_cache(folder: Path) -> None:
     torch.set_num_threads(1)
     frozen_config(folder, 'cache', None, 1)
-    sys.path.insert(0, str(ROOT / 'tools'))
-    import cache_features
+    from mapsage.commands.programs import cache_features
     assert cache_features.main([str(folder / 'cache.py'), '--folder', str(folder / 'features'),
                                 '--views', '2', '--accelerator', 'cpu',
                                 '--work-dir', str(folder / 'w')]) == 0

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -17,8 +16,9 @@ import frozen_config
 import pytest
 import torch
 from forked import fork_ranks
+from mmengine.config import Config
+from mmengine.registry import TRANSFORMS
 from support import (
-    ROOT,
     check_finished,
     launch,
     main_leg,
@@ -27,22 +27,18 @@ from support import (
     write_tiny_data,
 )
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import cache_features as command  # noqa: E402
-from mmengine.config import Config  # noqa: E402
-from mmengine.registry import TRANSFORMS  # noqa: E402
-
-from mapsage.commands import cache_features as engine  # noqa: E402
-from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.engine.env_cfg import ConfigError  # noqa: E402
-from mapsage.engine.loading.data_order import SampleKey  # noqa: E402
-from mapsage.features import FeatureSourceError  # noqa: E402
+from mapsage.commands import cache_features as engine
+from mapsage.commands.programs import cache_features as command
+from mapsage.engine import MapSageRunner
+from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.loading.data_order import SampleKey
+from mapsage.features import FeatureSourceError
 from mapsage.features.cache.cached import Cached
-from mapsage.features.cache.index import find_shards, read_index  # noqa: E402
-from mapsage.features.cache.keys import keys_of_run, sample_hashes  # noqa: E402
-from mapsage.features.cache.shards import CacheError, Shard, read_items  # noqa: E402
-from mapsage.features.source import Item  # noqa: E402
-from mapsage.folder_claims import FolderClaimedError, claimed  # noqa: E402
+from mapsage.features.cache.index import find_shards, read_index
+from mapsage.features.cache.keys import keys_of_run, sample_hashes
+from mapsage.features.cache.shards import CacheError, Shard, read_items
+from mapsage.features.source import Item
+from mapsage.folder_claims import FolderClaimedError, claimed
 
 SHORT = '''
 default_hooks.update(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=100))

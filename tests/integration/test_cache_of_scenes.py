@@ -1,7 +1,6 @@
 """tools/cache_features.py and a training on its cache, with windows of scenes."""
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import torch
 from geo_scenes import UTM, rectangle
 from geotiff_data import METAINFO, write_scene, write_vector
 from mmengine.config import Config
-from support import ROOT, write_tiny_config
+from support import write_tiny_config
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import cache_features as command  # noqa: E402
-
-from mapsage.engine import MapSageRunner  # noqa: E402
-from mapsage.features.cache.shards import CacheError  # noqa: E402
-from mapsage.geo import pool  # noqa: E402
+from mapsage.commands.programs import cache_features as command
+from mapsage.engine import MapSageRunner
+from mapsage.features.cache.shards import CacheError
+from mapsage.geo import pool
 
 CONFIG = frozen_config.FROZEN + '''
 train_dataloader['dataset'] = dict(

@@ -27,9 +27,8 @@ from support import ROOT
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
-import export as command  # noqa: E402
-
 from mapsage.commands import predict as predict_command  # noqa: E402
+from mapsage.commands.programs import export as command  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
 from mapsage.export.graph import most_opset  # noqa: E402
 from mapsage.export.proof import Proof  # noqa: E402
@@ -314,8 +313,8 @@ class Refuse(MetaPathFinder):
             raise ModuleNotFoundError('refused: ' + name, name=name)
 
 sys.meta_path.insert(0, Refuse())
-sys.path.insert(0, 'tools')
 sys.argv = ['predict.py', *sys.argv[1:]]
+sys.path.insert(0, 'tools')
 import runpy
 runpy.run_path('tools/predict.py', run_name='__main__')
 '''

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any, Tuple
@@ -20,17 +19,15 @@ from geotiff_data import write_scene as write_training_scene
 from map_runs import read, run
 from range_server import RangeServer
 from rasterio.transform import Affine
-from support import ROOT, on_host
+from support import on_host
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import geotiff_statistics  # noqa: E402
-
-from mapsage.commands.predict import PARTIAL  # noqa: E402
-from mapsage.drawing.map_preview import thumbnail  # noqa: E402
-from mapsage.geo import GeoError, Raster, vsi  # noqa: E402
-from mapsage.geo.raster import RemoteReadError  # noqa: E402
-from mapsage.maps.errors import PredictError  # noqa: E402
+from mapsage.commands.predict import PARTIAL
+from mapsage.commands.programs import geotiff_statistics
+from mapsage.drawing.map_preview import thumbnail
+from mapsage.geo import GeoError, Raster, vsi
+from mapsage.geo.raster import RemoteReadError
+from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 TILED = dict(tiled=True, blockxsize=64, blockysize=64)

@@ -1,7 +1,6 @@
 """tools/test.py and a training on windows of scenes: pictures, masks and mirror images."""
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -16,8 +15,9 @@ from geotiff_data import METAINFO, build_dataset, write_scene
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint
-from support import ROOT, write_tiny_config
+from support import write_tiny_config
 
+from mapsage.commands.programs import test as program
 from mapsage.drawing.tiles import display_rgb, resize
 from mapsage.engine import MapSageRunner
 
@@ -44,18 +44,6 @@ tta_pipeline = [
         [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
         [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])]
 '''
-
-
-def load_tool() -> Any:
-    """Return tools/test.py; ``import test`` would be Python's own tests."""
-    spec = importlib.util.spec_from_file_location('tools_test', str(ROOT / 'tools' / 'test.py'))
-    assert spec and spec.loader
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool
-
-
-TOOL = load_tool()
 
 
 @pytest.fixture(scope='module', params=['uint8', 'uint16', 'float32'])
@@ -86,7 +74,7 @@ def build_model(config: Path) -> Any:
 
 def run_test(run: Tuple[Path, Path], work: Path, *options: Any) -> Dict[str, float]:
     """Run tools/test.py in this process; return its figures."""
-    TOOL.main([*map(str, run), '--work-dir', str(work), '--accelerator', 'cpu',
+    program.main([*map(str, run), '--work-dir', str(work), '--accelerator', 'cpu',
                '--cfg-options', f'experiment_name={work.parent.name}{work.name}',
                *map(str, options)])
     return json.loads(next(work.glob('*/[0-9]*.json')).read_text().splitlines()[-1])

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any, List, Tuple
 from xml.etree import ElementTree
@@ -12,13 +11,11 @@ import rasterio
 from color_model import NAMES, paint, write_checkpoint, write_config, write_scene
 from qgis_here import read_legends
 from rasterio.transform import Affine
-from support import ROOT, on_host
+from support import on_host
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.drawing.tiles import default_palette  # noqa: E402
-from mapsage.geo import read_classes  # noqa: E402
+from mapsage.commands.programs import predict as command
+from mapsage.drawing.tiles import default_palette
+from mapsage.geo import read_classes
 
 pytestmark = on_host
 

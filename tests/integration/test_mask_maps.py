@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import csv
 import os
-import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -18,12 +17,10 @@ from mask_runs import config_of
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from ranks import run_ranks
-from support import ON_MAIN_LEG, ROOT, on_host
+from support import ON_MAIN_LEG, on_host
 
+from mapsage.commands.programs import suggest_labels
 from mapsage.maps.windows import blend_weights
-
-sys.path.insert(0, str(ROOT / 'tools'))
-import suggest_labels  # noqa: E402
 
 pytestmark = [on_host, pytest.mark.usefixtures('own_environment')]
 SIDE = 64

@@ -23,13 +23,11 @@ from ranks import free_port
 from rasterio.transform import Affine
 from support import ON_MAIN_LEG, ROOT, TINY_CONFIG, Finished, Launch, check_finished, main_leg
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.accelerator import ACCELERATORS, current_accelerator  # noqa: E402
-from mapsage.commands.predict import PARTIAL  # noqa: E402
-from mapsage.geo import GeoError  # noqa: E402
-from mapsage.maps.errors import PredictError  # noqa: E402
+from mapsage.accelerator import ACCELERATORS, current_accelerator
+from mapsage.commands.predict import PARTIAL
+from mapsage.commands.programs import predict as command
+from mapsage.geo import GeoError
+from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 DEGREES = dict(crs='EPSG:4326', transform=Affine(1e-5, 0, 11.5, 0, -1e-5, 48.1))

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Iterator, List, Tuple
 
@@ -14,11 +13,9 @@ from color_model import paint, write_checkpoint, write_config, write_scene
 from support import ROOT, Launch
 from warm_python import warm_python
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import predict as command  # noqa: E402
-
-from mapsage.geo import GeoError  # noqa: E402
-from mapsage.maps.errors import PredictError  # noqa: E402
+from mapsage.commands.programs import predict as command
+from mapsage.geo import GeoError
+from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=rasterio.Affine(0.5, 0, 500000, 0, -0.5, 5000000))
 SIZE = 4 << 20

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -27,10 +26,8 @@ from map_runs import read, run
 from mmengine.config import Config
 from support import ROOT, Launch, check_finished, main_leg, on_host
 
+from mapsage.commands.programs import train
 from mapsage.maps.errors import PredictError
-
-sys.path.insert(0, str(ROOT / 'tools'))
-import train  # noqa: E402
 
 pytestmark = on_host
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -22,12 +21,10 @@ from labeling_files import (
     write_unsure_scene,
 )
 from map_runs import read, run
-from support import ROOT, on_host
+from support import on_host
 
+from mapsage.commands.programs import train
 from mapsage.maps.errors import PredictError
-
-sys.path.insert(0, str(ROOT / 'tools'))
-import train  # noqa: E402
 
 pytestmark = on_host
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -25,10 +24,8 @@ from support import ON_MAIN_LEG, ROOT, main_leg, on_host
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import export as command  # noqa: E402
-
 from mapsage.commands.config_checks import build_model  # noqa: E402
+from mapsage.commands.programs import export as command  # noqa: E402
 from mapsage.export.graph import INPUT, open_session  # noqa: E402
 from mapsage.export.targets import TARGETS  # noqa: E402
 from mapsage.maps.exported import ExportedPredictor  # noqa: E402

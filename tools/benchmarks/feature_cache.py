@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / 'tools'), str(ROOT / 'tools' / 'benchmarks')]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
-import cache_features  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from _common import describe_machine, write_tiles  # noqa: E402
 from mmengine.config import Config  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 
+from mapsage.commands.programs import cache_features  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
 from mapsage.features.cache.cached import Cached  # noqa: E402
 from mapsage.features.cache.index import CacheIndex, find_shards, write_index  # noqa: E402

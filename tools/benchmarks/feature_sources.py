@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / 'tools'), str(ROOT / 'tools' / 'benchmarks')]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
 from _common import describe_machine, write_tiles  # noqa: E402
 from feature_cache import BATCH, CONFIG, SIDE  # noqa: E402

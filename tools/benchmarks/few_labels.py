@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
-import importlib.util
+import importlib
 import os
 import random
 import shutil
@@ -127,11 +127,8 @@ def run_tool(name: str, *arguments: Any) -> None:
     Raises:
         RuntimeError: If its exit status is not 0.
     """
-    spec = importlib.util.spec_from_file_location(name, ROOT / 'tools' / f'{name}.py')
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    status = tool.main([str(argument) for argument in arguments])
+    program = importlib.import_module(f'mapsage.commands.programs.{name}')
+    status = program.main([str(argument) for argument in arguments])
     if status:
         raise RuntimeError(f'tools/{name}.py ended with status {status}')
 

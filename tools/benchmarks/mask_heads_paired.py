@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / 'tools'), str(ROOT / 'tools' / 'benchmarks')]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
-import cache_features  # noqa: E402
 import torch  # noqa: E402
 from _common import describe_machine, write_tiles  # noqa: E402
 from mmengine.config import Config  # noqa: E402
@@ -33,6 +32,7 @@ from mmengine.hooks import Hook  # noqa: E402
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
 from mapsage.commands.config_checks import build_model  # noqa: E402
+from mapsage.commands.programs import cache_features  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
 from mapsage.models.backbones.dinov3_weights import ARCHS  # noqa: E402

@@ -1,7 +1,6 @@
 """Pictures of a config's samples, by the program that users start."""
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any, List
 
@@ -12,10 +11,11 @@ import torch
 from geo_scenes import CLASSES, PALETTE, UTM, rectangle, write_raster
 from geotiff_data import write_vector
 from mmengine.config import ConfigDict
-from support import ROOT, on_host
+from support import on_host
 
 from mapsage.commands import cli
 from mapsage.commands.browse_dataset import browse
+from mapsage.commands.programs import browse_dataset
 from mapsage.drawing.preview import TILE_WIDTH
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.data_checks import DataError
@@ -25,11 +25,7 @@ LEFT, TOP, STEP = 28, 70, TILE_WIDTH + 14  # of the tiles in a sheet, in pixels
 
 
 def program(*words: Any) -> None:
-    spec = importlib.util.spec_from_file_location('browse_tool', ROOT / 'tools/browse_dataset.py')
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    tool.main([str(word) for word in words])
+    browse_dataset.main([str(word) for word in words])
 
 
 def tile(path: Any, column: int, row_pixels: int = 0) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The doctor's report of one process, and what it says about several."""
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -21,6 +20,7 @@ from support import ROOT
 from mapsage.commands import cli
 from mapsage.commands.doctor import check_installed, diagnose
 from mapsage.commands.doctor_ranks import compare_reports
+from mapsage.commands.programs import doctor as program
 
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='node1', MASTER_PORT='1')
 
@@ -294,17 +294,9 @@ def test_what_the_program_says_of_own_scenes(text: str, words: str, tiny_config:
     config = tmp_path / 'scenes.py'
     config.write_text(tiny_config.read_text() + SCENES.format(
         root=str(tmp_path), classes=CLASSES, palette=PALETTE) + text)
-    status = _program().main([str(config), '--accelerator', 'cpu'])
+    status = program.main([str(config), '--accelerator', 'cpu'])
     output = capsys.readouterr().out
     assert re.search(words, output), output
     assert status == words.startswith('problem')
     assert ('result: training would start' in output) == words.startswith('note')
     assert 'Traceback' not in output
-
-
-def _program() -> Any:
-    spec = importlib.util.spec_from_file_location('doctor_tool', ROOT / 'tools/doctor.py')
-    assert spec is not None and spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    return program

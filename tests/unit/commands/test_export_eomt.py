@@ -12,14 +12,11 @@ from mask_models import ARCH, build, eomt_config, images_of, samples_of
 from mask_runs import config_of
 from mmseg.datasets import LoveDADataset
 from safetensors.torch import load_file
-from support import ROOT
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import export_eomt as command  # noqa: E402
-
-from mapsage.engine.env_cfg import ConfigError  # noqa: E402
-from mapsage.models.backbones.dinov3_weights import WeightsError  # noqa: E402
-from mapsage.models.mask_transformers import huggingface_folder  # noqa: E402
+from mapsage.commands.programs import export_eomt as command
+from mapsage.engine.env_cfg import ConfigError
+from mapsage.models.backbones.dinov3_weights import WeightsError
+from mapsage.models.mask_transformers import huggingface_folder
 
 ADAPTERS = dict(rank=4, targets=('q', 'v'))
 

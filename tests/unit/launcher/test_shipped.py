@@ -70,11 +70,11 @@ def test_a_changed_copy_is_kept(tmp_path: Path) -> None:
 
 def test_texts_name_what_is_typed_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = 'bash scripts/test.sh X; python tools/prepare_data.py; scripts/start_8card_training.sh Y'
-    assert shipped.in_words_of_here(text) == (
+    assert shipped.name_installed_commands(text) == (
         'bash scripts/test.sh X; python tools/prepare_data.py; '
         'bash scripts/start_8card_training.sh Y')
     monkeypatch.setattr(shipped, 'SHIPPED', tmp_path)  # without links, as in a wheel
-    assert shipped.in_words_of_here(text) == 'mapsage launch test X; mapsage prepare; ' \
+    assert shipped.name_installed_commands(text) == 'mapsage launch test X; mapsage prepare; ' \
         'mapsage launch Y'
 
 

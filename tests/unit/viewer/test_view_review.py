@@ -18,6 +18,7 @@ import pytest
 from support import ROOT
 from view_maps import NOWHERE, UTM, Folders, add_map, folders, name_scene, open_link, serving
 
+from mapsage.commands.programs import view as command
 from mapsage.viewer import (
     Review,
     ViewError,
@@ -27,9 +28,6 @@ from mapsage.viewer import (
     write_static,
 )
 from mapsage.viewer.decisions import read_windows
-
-sys.path.insert(0, str(ROOT / 'tools'))
-import view as command  # noqa: E402
 
 
 def make_review(where: Folders, path: Any = None) -> Review:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import re
 import sys
 import tracemalloc
@@ -27,6 +26,7 @@ from mmengine.registry import DefaultScope
 from mmseg.datasets import MultiImageMixDataset
 from support import ROOT, check_finished, launch, main_leg
 
+from mapsage.commands.programs import geotiff_statistics
 from mapsage.engine.loading.data_checks import DataError, build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.evaluation import ConfusionMatrixMetric
@@ -256,13 +256,8 @@ def test_statistics_command(tmp_path: Path) -> None:
     mean, std = values[[2, 0]].mean((1, 2)), values[[2, 0]].std((1, 2))
     assert f'mean=[{mean[0]:.6g}, {mean[1]:.6g}]' in done.output
     assert f'std=[{std[0]:.6g}, {std[1]:.6g}]' in done.output
-    spec = importlib.util.spec_from_file_location('statistics_tool',
-                                                  ROOT / 'tools/geotiff_statistics.py')
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     with pytest.raises(SystemExit, match='GeoError: cannot open'):  # exit status 1
-        tool.main([str(tmp_path / 'absent')])
+        geotiff_statistics.main([str(tmp_path / 'absent')])
 
 
 def _documented_example() -> str:

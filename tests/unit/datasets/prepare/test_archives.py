@@ -1,7 +1,6 @@
 """tools/prepare_data.py: from a provider's archives to what MMSeg's classes read."""
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -14,8 +13,8 @@ import mini_archives
 import numpy as np
 import pytest
 from mmengine.registry import DATASETS, DefaultScope
-from support import ROOT
 
+from mapsage.commands.programs import prepare_data
 from mapsage.datasets.prepare.archives import LEDGER, PrepareOptions, prepare_dataset
 from mapsage.datasets.prepare.source_files import PrepareError
 
@@ -133,10 +132,7 @@ def test_unpacked_folders_give_the_same(tmp_path: Path, write: Write) -> None:
 
 
 def run_tool(*arguments: object) -> int:
-    spec = importlib.util.spec_from_file_location('prepare', ROOT / 'tools' / 'prepare_data.py')
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool.main([str(a) for a in arguments])
+    return prepare_data.main([str(a) for a in arguments])
 
 
 def test_a_stopped_run_goes_on_and_a_finished_one_is_kept(

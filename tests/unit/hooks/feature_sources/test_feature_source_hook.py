@@ -15,7 +15,7 @@ import torch
 from frozen_config import FROZEN
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
-from support import ROOT, write_tiny_config, write_tiny_data
+from support import write_tiny_config, write_tiny_data
 
 from mapsage.engine import MapSageRunner
 from mapsage.features import FeatureSourceError
@@ -142,8 +142,7 @@ def test_what_cannot_work_is_said_before_the_first_step(
 @pytest.fixture
 def cached(tmp_path: Path) -> Dict[str, Any]:
     """Return the changes of a config whose training samples have a cache of two views."""
-    sys.path.insert(0, str(ROOT / 'tools'))
-    import cache_features
+    from mapsage.commands.programs import cache_features
     config = write_tiny_config(tmp_path / 'cache.py', tmp_path / 'data', FROZEN)
     write_tiny_data(tmp_path / 'data')
     assert cache_features.main([str(config), '--folder', str(tmp_path / 'features'), '--views', '2',

@@ -1,0 +1,35 @@
+"""Compare the weights of two checkpoints of one model.
+
+    python tools/compare_checkpoints.py A.pth B.pth [--tolerance 0.01]
+
+Prints how many tensors are equal bit for bit, and the largest difference relative to the size (root
+mean square) of its tensor. The exit status is 0 if that is at most the tolerance; by default all
+bits must be equal.
+"""
+from __future__ import annotations
+
+import argparse
+from typing import Optional, Sequence
+
+from mapsage.commands import cli
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program with a command line (default: ``sys.argv``); return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('first', help='checkpoint of a run (.pth)')
+    parser.add_argument('second', help='checkpoint to compare it with')
+    parser.add_argument('--tolerance', type=float, default=0.0,
+                        help='largest relative difference that is accepted (default: 0, all bits)')
+    args = parser.parse_args(argv)
+
+    from mapsage.commands.compare_checkpoints import compare_checkpoints
+    found = compare_checkpoints(args.first, args.second)
+    print(found)
+    within = found.largest <= args.tolerance if args.tolerance else found.equal == found.total
+    return 0 if within else 1
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    cli.run(main)

@@ -1,0 +1,31 @@
+"""Print the cards that ranks would use here as JSON, such as {"accelerator": "cuda", "cards": 4}.
+
+    python tools/count_cards.py [CONFIG] [--accelerator NAME]
+
+0 cards where it would run on the CPU. The launcher starts as many ranks as there are cards, and
+eight where there is none (mapsage_launcher/ranks/rank_count.py).
+"""
+from __future__ import annotations
+
+import json
+from typing import Optional, Sequence
+
+from mapsage.accelerator import resolve_accelerator
+from mapsage.commands import cli
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
+    parser = cli.build_parser('Count the cards that ranks would use.', needs_config=False,
+                              doc=__doc__)
+    args, _ = parser.parse_known_args(argv)  # the launcher passes the options of any program
+    name = args.accelerator
+    if name is None and args.config is not None:
+        name = (cli.load_config(args).get('env_cfg') or {}).get('accelerator')
+    accelerator = resolve_accelerator(name or 'auto')
+    print(json.dumps({'accelerator': accelerator.name, 'cards': accelerator.card_count()}))
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    cli.run(main)

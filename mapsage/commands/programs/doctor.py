@@ -1,0 +1,21 @@
+"""Say whether a training would start here, and why or why not. Exit status 0 when it would.
+
+    python tools/doctor.py [CONFIG] [--accelerator NAME]    one process
+    bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate
+"""
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from mapsage.commands import cli, doctor
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program with a command line (default: ``sys.argv``); return the exit status."""
+    parser = cli.build_parser('Say whether a training would start here.', False, __doc__)
+    return doctor.diagnose(parser.parse_args(argv))
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    cli.run(main)

@@ -1,0 +1,47 @@
+"""Print statistics of the bands of scenes, with mean and std in the form that a config takes.
+
+    python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Iterable, Optional, Sequence
+
+from mapsage.console import accept_any_text
+from mapsage.geo import GeoError, RasterBlockError, band_statistics, match
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
+    accept_any_text()
+    parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
+    parser.add_argument('scenes', nargs='+', help='files, folders of them, and other names that '
+                        'GDAL opens')
+    parser.add_argument('--bands', nargs='+', type=int,
+                        help='bands counted from 1, in the order of the config (default: all but '
+                        'alpha)')
+    parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
+                        help='largest number of pixels to read (default: 50,000,000)')
+    args = parser.parse_args(argv)
+    paths = [path for scene in args.scenes for path in match(scene)]
+    try:
+        found = band_statistics(paths, args.bands, args.samples)
+    except (GeoError, RasterBlockError) as error:
+        sys.exit(f'{type(error).__name__}: {error}')
+    columns = [found.mean, found.std, found.minimum, found.percentile_2, found.percentile_98,
+               found.maximum]
+    print(f'{len(paths)} scene(s), {found.pixels:,} valid pixels')
+    print('band' + ''.join(f'{name:>12}' for name in ('mean', 'std', 'min', '2 %', '98 %', 'max')))
+    for band, row in zip(found.bands, zip(*columns)):
+        print(f'{band:4}' + ''.join(f'{value:12.6g}' for value in row))
+    print(f'mean={_as_list(found.mean)}, std={_as_list(found.std)}')
+
+
+def _as_list(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{value:.6g}' for value in values)}]"
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    main()

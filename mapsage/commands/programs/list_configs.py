@@ -1,0 +1,48 @@
+"""List the configs that come with MapSage, or copy them into a folder to change them.
+
+    python tools/list_configs.py                     all of them
+    python tools/list_configs.py dinov3              those with this word in their name
+    python tools/list_configs.py --copy configs      a copy of all of them, with their base files
+
+Other programs find a config by the name that is listed, and by that of a copy.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Optional, Sequence
+
+from mapsage.console import accept_any_text, examples
+from mapsage_launcher.shipped import ShippedError, copy_configs, list_configs
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
+    accept_any_text()
+    parser = argparse.ArgumentParser(description='List the configs that come with MapSage, or copy '
+                                     'them.', **examples(__doc__))
+    parser.add_argument('word', nargs='?', default='', help='part of the names to list')
+    parser.add_argument('--copy', metavar='DIR', help='folder that gets all of them; files there '
+                        'are never overwritten')
+    args = parser.parse_args(argv)
+    if args.copy is not None:
+        if args.word:
+            parser.error(f'--copy takes all configs, since they inherit from each other; leave '
+                         f'{args.word!r} out')
+        try:
+            new = copy_configs(args.copy)
+        except (OSError, ShippedError) as error:
+            sys.exit(f'error: {error}')
+        print(f'{args.copy}: {len(new)} files written' if new else
+              f'{args.copy}: already complete')
+        return
+    found = {name: about for name, about in list_configs().items() if args.word in name}
+    if not found:
+        sys.exit(f'error: no config has {args.word!r} in its name; without a word all are listed')
+    for name, about in found.items():
+        print(f'{name}\n    {about}')
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    main()

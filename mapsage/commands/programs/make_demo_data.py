@@ -1,0 +1,76 @@
+"""Write the synthetic demo dataset, and a georeferenced scene to make a map of.
+
+    python tools/make_demo_data.py data/demo
+    python tools/make_demo_data.py data/geotiff --geotiff
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from mapsage.console import accept_any_text
+from mapsage.datasets import (
+    DemoParams,
+    NeighborParams,
+    write_demo_data,
+    write_neighbor_scenes,
+)
+
+
+def parse_args() -> argparse.Namespace:
+    """Parse the command line; options that were not given are None."""
+    default = DemoParams()
+    parser = argparse.ArgumentParser(
+        description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
+        'a larger georeferenced scene, scene.tif. Or, with --geotiff, six neighboring scenes of '
+        'four bands and 16 bits, with polygons as labels.')
+    parser.add_argument('root', nargs='?', help='folder to write (default: data/demo, or '
+                        'data/geotiff)')
+    parser.add_argument('--geotiff', action='store_true', help='scenes and polygons, no tiles')
+    parser.add_argument('--seed', type=int, help=f'default: {default.seed}')
+    parser.add_argument('--scene-size', type=int, metavar='PIXELS',
+                        help=f'default: {default.scene_size}, or {NeighborParams().scene_size}')
+    tiles = parser.add_argument_group('tiles')
+    tiles.add_argument('--train-scenes', type=int, help=f'default: {default.train_scenes}')
+    tiles.add_argument('--val-scenes', type=int, help=f'default: {default.val_scenes}')
+    tiles.add_argument('--tile-size', type=int, metavar='PIXELS',
+                       help=f'default: {default.tile_size}')
+    args = parser.parse_args()
+    unused = [f'--{name.replace("_", "-")}' for name in ('train_scenes', 'val_scenes', 'tile_size')
+              if args.geotiff and getattr(args, name) is not None]
+    if unused:
+        parser.error(f'{", ".join(unused)}: --geotiff writes whole scenes and no tiles; leave out')
+    return args
+
+
+def main() -> None:
+    """Run the program."""
+    accept_any_text()
+    options = vars(parse_args())
+    geotiff, root = options.pop('geotiff'), options.pop('root')
+    root = root or ('data/geotiff' if geotiff else 'data/demo')
+    given = {name: value for name, value in options.items() if value is not None}
+    start = time.perf_counter()
+    try:
+        if geotiff:
+            size = NeighborParams(**given).scene_size
+            written = ['scenes'] * write_neighbor_scenes(root, NeighborParams(**given))
+            what = f'6 scenes of {size}x{size} pixels, labels.gpkg and truth.tif'
+        else:
+            written = write_demo_data(root, DemoParams(**given))
+            tiles = ' and '.join(f'{n} {split}' for split, n in DemoParams(**given).tiles().items())
+            what = f"{tiles} tiles, " * ('tiles' in written) + 'scene.tif and scene_label.tif'
+    except OSError as error:
+        sys.exit(f'error: {root} cannot be written: {error}. Start this in a folder that can be.')
+    except ValueError as error:
+        sys.exit(f'error: {error}')
+    if not written:
+        print(f'{root}: already complete')
+        return
+    print(f'{root}: wrote {what} in {time.perf_counter() - start:.1f} s')
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    main()

@@ -1,0 +1,47 @@
+"""Train a config: on one device, or as one rank of a launcher.
+
+    python tools/train.py configs/demo/efficientnet_lite0_fpn_demo.py
+    bash scripts/start_8card_training.sh CONFIG [options of this program]
+"""
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from mapsage.commands import cli
+from mapsage.commands.replay import replay
+from mapsage_launcher.stop_request import listening
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the program with a command line (default: ``sys.argv``)."""
+    parser = cli.build_parser('Train a segmentation model.', doc=__doc__)
+    cli.add_resume(parser)
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument('--encoders', type=int, metavar='N',
+                        help='number of ranks that only compute the features of the frozen '
+                        "backbone (feature_source of type 'Streamed')")
+    parser.add_argument('--replay', type=int, metavar='ITER',
+                        help='carry out iteration ITER again, from the last checkpoint of the work '
+                        'dir before it, and write its batches, losses and gradient norms, one file '
+                        'a virtual rank, into WORK_DIR/replay/iter_ITER; nothing else is changed')
+    args = parser.parse_args(cli.with_resume_mode(argv))
+    if args.replay is not None and args.resume:
+        parser.error('--replay begins at a checkpoint that it chooses itself: leave --resume out')
+    cfg = cli.load_config(args)
+    if args.encoders is not None:
+        cli.stream_features(cfg, args.encoders)
+    cfg.resume = args.resume or cfg.get('resume', False)
+    if args.amp and cfg.optim_wrapper.get('type') != 'AmpOptimWrapper':
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if args.replay is not None:
+        replay(cfg, args.replay)
+        return
+    # a signal that asks for the end waits until the model is built, unless StopHook is left out
+    with listening((cfg.get('default_hooks') or {}).get('stop', {}) is not None):
+        cli.build_runner(cfg).train()
+
+
+def run() -> None:
+    """Run the command line and exit."""
+    cli.run(main)
