@@ -243,11 +243,12 @@ MUTANTS = (
     # hooks
     Mutant('infinite_loss', 'mapsage/hooks/gradients/non_finite_loss_hook.py',
            'an infinite loss passes for a number',
-           "math.isfinite(each[1].get('loss', 0))", "(not math.isnan(each[1].get('loss', 0)))",
+           "math.isfinite(rank.losses.get('loss', 0))",
+           "(not math.isnan(rank.losses.get('loss', 0)))",
            ('tests/unit/hooks/gradients/test_non_finite_loss_hook.py',)),
     Mutant('buffers_of_others', 'mapsage/hooks/gradients/non_finite_loss_hook.py',
            'a buffer that no checkpoint holds ends the run',
-           'together = is_main_process() or any', 'together = True or any',
+           'writes_statistics = is_main_process() or', 'writes_statistics = True or',
            ('tests/distributed/test_non_finite_ranks.py',)),
     Mutant('uncopied_checkpoint', 'mapsage/engine/checkpoints/saving.py',
            'a checkpoint that is written meanwhile holds weights of later steps',
@@ -291,8 +292,8 @@ MUTANTS = (
            ('tests/unit/commands/test_replay.py',)),
     Mutant('recorded_rank', 'mapsage/hooks/gradients/step_recorder.py',
            'all virtual ranks of a step that is replayed have the loss of the first',
-           "every = getattr(runner.model, 'block_outputs', None) or [outputs]",
-           'every = [outputs] * len(self.steps)',
+           'logged_by_rank = runner.model.block_outputs',
+           'logged_by_rank = [outputs] * len(self.steps)',
            ('tests/distributed/test_replayed_ranks.py',)),
 
     # engine

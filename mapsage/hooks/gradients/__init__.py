@@ -1,1 +1,1 @@
-"""Hooks that look at losses and gradients."""
+"""Hooks around gradients: errors of NaN losses, accumulation cycles, and the record of a step."""

@@ -1,1 +1,1 @@
-"""Hooks that look after ranks, devices and machines."""
+"""Hooks about ranks and their devices: random state, checks, stops, restarts, slow ranks."""

@@ -1,4 +1,9 @@
-"""Checks of devices, weights and batches before a run and at an interval during it."""
+"""Checks of devices, weights and batches before a run and at an interval during it.
+
+A check has two stages: each rank fills a :class:`DeviceReport`, and the ranks gather all reports,
+so every rank raises the same error. What differs between ranks can only be found after that. The
+checks of one rank are in `mapsage/distributed/device_checks.py`.
+"""
 from __future__ import annotations
 
 import json
@@ -9,9 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import torch
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
 from torch import nn
 
 from mapsage.accelerator import current_accelerator
@@ -35,8 +38,10 @@ from mapsage.distributed.weights import (
     weight_samples,
 )
 from mapsage.errors import UserError
+from mapsage.hooks.base import mapsage_hooks
 from mapsage.hooks.gradients.non_finite_loss_hook import NonFiniteLossHook
-from mapsage.wrappers import whole_model
+from mapsage.runner_view import HostRunner, hooks_of_type, plain_model
+from mapsage.wrappers import MMModelParallel, whole_model
 
 
 class DeviceCheckError(UserError, RuntimeError):
@@ -57,16 +62,16 @@ class DeviceCheckError(UserError, RuntimeError):
 
 @dataclass
 class DeviceReport:
-    """What one rank found in a check; it is sent as JSON.
+    """Findings of one rank in a check; sent as JSON.
 
     Attributes:
         host: Name of the machine.
         device: Device or devices of the rank.
         model: Model of the card; cards of one model round alike.
         tensors: Number of parameters and buffers.
-        mebibytes: Their size.
+        mebibytes: Size of the parameters and buffers.
         digest: Digest of the weights.
-        batch: Descriptions of the parts of a batch, by name.
+        batch: Descriptions of the entries of a batch, by name.
         problems: Texts that say what is wrong and what to do.
         raised: Whether the check itself raised an exception.
     """
@@ -94,10 +99,10 @@ class DeviceCheckHook(Hook):
     statistics. Between checks the hook does nothing.
 
     Weights are equal bit for bit, unless the ranks have cards of different models: these may round
-    the same step differently. The drift is then measured and logged, and an error only from
+    the same step differently. The drift is then measured and logged, and is an error only from
     ``LARGEST_DRIFT`` on.
 
-    Whatever one rank finds or raises, all ranks raise.
+    A problem or an exception on one rank is raised on all ranks.
 
     Args:
         interval: Number of iterations between two checks; 0 for no checks during the run.
@@ -116,10 +121,11 @@ class DeviceCheckHook(Hook):
         if not timeout > 0:
             raise ValueError(f'timeout={timeout}, expected a positive number of seconds')
         self.interval, self.timeout = interval, timeout
+        # Names of the tensors that were not finite before the run, which is not reported later.
         self._not_finite: Set[str] = set()
         self._checked = self._batch_checked = False
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: HostRunner) -> None:
         """Check everything but the batch. Collective.
 
         Raises:
@@ -127,15 +133,16 @@ class DeviceCheckHook(Hook):
         """
         self._check_run(runner, 'before training')
 
-    def before_val(self, runner: Runner) -> None:
+    def before_val(self, runner: HostRunner) -> None:
         """Check before a validation without training. Collective."""
         self._check_run(runner, 'before validation')
 
-    def before_test(self, runner: Runner) -> None:
+    def before_test(self, runner: HostRunner) -> None:
         """Check before a test. Collective."""
         self._check_run(runner, 'before testing')
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: HostRunner, batch_idx: int,
+                          data_batch: Any = None) -> None:
         """Compare the first batch across ranks. Collective, once.
 
         Raises:
@@ -144,22 +151,23 @@ class DeviceCheckHook(Hook):
         if self._batch_checked:
             return
         self._batch_checked = True
-        preprocessor = getattr(_unwrapped(runner), 'data_preprocessor', None)
+        # A preprocessor with a size pads all images to it.
+        preprocessor = getattr(plain_model(runner), 'data_preprocessor', None)
+        padded_size = getattr(preprocessor, 'size', None)
+        uneven = any(hook.uneven_batches for hook in mapsage_hooks(runner.hooks))
 
-        uneven = any(getattr(hook, 'uneven_batches', False) for hook in runner.hooks)
-
-        def look(report: DeviceReport) -> None:
-            report.batch = describe_batch(data_batch, getattr(preprocessor, 'size', None), uneven)
+        def describe(report: DeviceReport) -> None:
+            report.batch = describe_batch(data_batch, padded_size, uneven)
 
         when = 'of the first batch'
-        every = _gather(when, look)
-        _raise_problems(when, [report.problems for report in every])
-        _raise_problems(when, compare_batches([report.batch for report in every]), compared=True)
-        if len(every) > 1:
-            runner.logger.info(f'the first batch is alike on {len(every)} ranks: ' + '; '.join(
-                f'{name} {text}' for name, text in every[0].batch.items()))
+        reports = _gather(when, describe)
+        _raise_problems(when, [report.problems for report in reports])
+        _raise_problems(when, compare_batches([report.batch for report in reports]), compared=True)
+        if len(reports) > 1:
+            runner.logger.info(f'the first batch is alike on {len(reports)} ranks: ' + '; '.join(
+                f'{name} {text}' for name, text in reports[0].batch.items()))
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Check the weights, every ``interval`` iterations. Collective then.
 
@@ -168,10 +176,10 @@ class DeviceCheckHook(Hook):
         """
         if not self.interval or (runner.iter + 1) % self.interval:
             return
-        model, devices = _unwrapped(runner), _devices(runner)
+        model, devices = plain_model(runner), _devices(runner)
         digests: Dict[str, int] = {}
 
-        def look(report: DeviceReport) -> None:
+        def check_weights(report: DeviceReport) -> None:
             report.model = current_accelerator().card_model(local_rank())
             report.problems = (check_placement(model, devices)
                                or check_finite(model, self._not_finite))
@@ -180,24 +188,24 @@ class DeviceCheckHook(Hook):
                 report.digest = total_digest(digests)
 
         when = f'after iteration {runner.iter + 1}'
-        with whole_model(runner.model):  # a head that is split over ranks can be compared
-            every = _gather(when, look)
-            if any(report.problems for report in every):
-                _explain_bad_numbers(runner)
-            _raise_problems(when, [report.problems for report in every])
-            drifted = self._compare_rounded_weights(runner, model, every, when)
-            if not drifted:
-                _raise_problems(when, _compare_weights(every, digests), compared=True)
+        # A head that is split over ranks can be compared only as a whole.
+        with whole_model(runner.model):
+            reports = _gather(when, check_weights)
+            if any(report.problems for report in reports):
+                _raise_first_nan(runner)
+            _raise_problems(when, [report.problems for report in reports])
+            if not self._explained_by_rounding(runner, model, reports, when):
+                _raise_problems(when, _compare_weights(reports, digests), compared=True)
 
     @staticmethod
-    def _compare_rounded_weights(runner: Runner, model: nn.Module,
-                                 every: Sequence[DeviceReport], when: str) -> bool:
+    def _explained_by_rounding(runner: HostRunner, model: nn.Module,
+                               reports: Sequence[DeviceReport], when: str) -> bool:
         """Return whether unequal weights are explained by cards that round differently.
 
-        Collective where the weights differ and the models of the cards do, which all ranks see.
+        Collective if the weights differ and the models of the cards do, which all ranks see.
         """
-        models = sorted({report.model for report in every})
-        if len(models) < 2 or len({report.digest for report in every}) < 2:
+        models = sorted({report.model for report in reports})
+        if len(models) < 2 or len({report.digest for report in reports}) < 2:
             return False
         texts = open_channel().gather_texts(json.dumps(weight_samples(model)))
         name, rank, drift = largest_drift([json.loads(text) for text in texts])
@@ -209,15 +217,15 @@ class DeviceCheckHook(Hook):
             f'may round the same step differently; from {LARGEST_DRIFT:g} on it is an error.')
         return True
 
-    def _check_run(self, runner: Runner, when: str) -> None:
+    def _check_run(self, runner: HostRunner, when: str) -> None:
         """Check everything but the batch, once."""
         if self._checked:
             return
         self._checked = True
-        accelerator, model, devices = current_accelerator(), _unwrapped(runner), _devices(runner)
+        accelerator, model, devices = current_accelerator(), plain_model(runner), _devices(runner)
         digests: Dict[str, int] = {}
 
-        def look(report: DeviceReport) -> None:
+        def check_rank(report: DeviceReport) -> None:
             report.host = socket.gethostname()
             report.device = ', '.join(map(str, devices))
             report.problems = (check_device(accelerator, local_rank())
@@ -228,7 +236,7 @@ class DeviceCheckHook(Hook):
             tensors = list(model.parameters()) + list(model.buffers())
             report.tensors = len(tensors)
             report.mebibytes = sum(t.numel() * t.element_size() for t in tensors) / 2**20
-            self._not_finite = not_finite(model)  # is not reported later
+            self._not_finite = not_finite(model)
             broken = sorted(self._not_finite.intersection(dict(model.named_parameters())))
             if broken:
                 report.problems.append(
@@ -237,28 +245,27 @@ class DeviceCheckHook(Hook):
             digests.update(weight_digests(model))
             report.digest = total_digest(digests)
 
-        every = _gather(when, look)
-        compared = not any(report.problems for report in every)
+        reports = _gather(when, check_rank)
+        compared = not any(report.problems for report in reports)
         if compared:
-            wrong = _gather(when, lambda report: report.problems.extend(
+            tested = _gather(when, lambda report: report.problems.extend(
                 check_collectives(accelerator, local_rank(), self.timeout).values()))
-            for report, found in zip(every, wrong):
-                report.problems += found.problems
-        if not any(report.problems for report in every):
-            for rank, problems in enumerate(_compare_weights(every, digests)):
-                every[rank].problems += problems
-        runner.logger.info(f'device check {when}\n{table(every)}')
-        _raise_problems(when, [report.problems for report in every], compared)
+            for report, test in zip(reports, tested):
+                report.problems += test.problems
+        if not any(report.problems for report in reports):
+            for rank, problems in enumerate(_compare_weights(reports, digests)):
+                reports[rank].problems += problems
+        runner.logger.info(f'device check {when}\n{table(reports)}')
+        _raise_problems(when, [report.problems for report in reports], compared)
 
 
-def _explain_bad_numbers(runner: Runner) -> None:
+def _raise_first_nan(runner: HostRunner) -> None:
     """Raise the error of the hook that knows where a NaN began. Collective.
 
-    By now a NaN may have come to every rank with the averaged gradients.
+    By now a NaN may have reached every rank with the averaged gradients.
     """
-    for hook in runner.hooks:
-        if isinstance(hook, NonFiniteLossHook):
-            hook.gather_state(runner)
+    for hook in hooks_of_type(runner, NonFiniteLossHook):
+        hook.raise_together(runner)
 
 
 def table(reports: Sequence[DeviceReport]) -> str:
@@ -274,39 +281,51 @@ def table(reports: Sequence[DeviceReport]) -> str:
                      for row in rows)
 
 
-def _gather(when: str, look: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
+def _gather(when: str, fill: Callable[[DeviceReport], Any]) -> List[DeviceReport]:
     """Return every rank's report. Collective.
 
+    Args:
+        when: Time of the check, for errors.
+        fill: Function that writes the findings of this rank into its report.
+
     Raises:
-        DeviceCheckError: On every rank, if ``look`` raised on one of them.
+        DeviceCheckError: On every rank, if ``fill`` raised on one of them.
     """
     report, error, text = DeviceReport(), None, ''
     try:
-        look(report)
+        fill(report)
     except Exception as raised:  # becomes a DeviceCheckError on every rank
         error, report.raised = raised, True
-        where = traceback.extract_tb(raised.__traceback__)[-1]
+        frame = traceback.extract_tb(raised.__traceback__)[-1]
         text = (f'the check itself raised {error_text(raised)} '
-                f'({where.filename}:{where.lineno}).')
+                f'({frame.filename}:{frame.lineno}).')
     channel = open_channel()
-    every = [DeviceReport(**json.loads(each))
-             for each in channel.gather_texts(json.dumps(asdict(report)))]
+    reports = [DeviceReport(**json.loads(row))
+               for row in channel.gather_texts(json.dumps(asdict(report)))]
 
     def make_error(texts: Dict[int, str]) -> DeviceCheckError:
-        problems = {rank: each.problems + ([texts[rank]] if rank in texts else [])
-                    for rank, each in zip(channel.ranks, every)}
-        return DeviceCheckError(when, {rank: each for rank, each in problems.items() if each})
+        problems = {rank: report.problems + ([texts[rank]] if rank in texts else [])
+                    for rank, report in zip(channel.ranks, reports)}
+        return DeviceCheckError(when, {rank: rank_problems
+                                       for rank, rank_problems in problems.items()
+                                       if rank_problems})
 
-    if any(each.raised for each in every):
+    if any(report.raised for report in reports):
         raise_together(channel, error, f'the device check {when}', text=text, everywhere=make_error)
-    return every
+    return reports
 
 
-def _compare_weights(every: Sequence[DeviceReport], digests: Dict[str, int]) -> List[List[str]]:
-    """Return each rank's problems. Collective where the totals differ, which all ranks see."""
-    problems: List[List[str]] = [[] for _ in every]
+def _compare_weights(reports: Sequence[DeviceReport],
+                     digests: Dict[str, int]) -> List[List[str]]:
+    """Return each rank's problems. Collective if the totals differ, which all ranks see.
+
+    Args:
+        reports: Reports of all ranks, with the total digests.
+        digests: Digest of each tensor of this rank, by name.
+    """
+    problems: List[List[str]] = [[] for _ in reports]
     channel = open_channel()
-    if len({report.digest for report in every}) > 1:
+    if len({report.digest for report in reports}) > 1:
         name, odd, usual = first_difference(
             [json.loads(text) for text in channel.gather_texts(json.dumps(digests))])
         for rank in odd:
@@ -323,11 +342,8 @@ def _raise_problems(when: str, problems: Sequence[Sequence[str]], compared: bool
                                       if texts}, compared)
 
 
-def _unwrapped(runner: Runner) -> nn.Module:
-    return runner.model.module if is_model_wrapper(runner.model) else runner.model
-
-
-def _devices(runner: Runner) -> List[torch.device]:
-    """Return the devices where tensors may be; a wrapper of several devices lists them."""
-    return list(getattr(runner.model, 'devices', None) or
-                [current_accelerator().device(local_rank())])
+def _devices(runner: HostRunner) -> List[torch.device]:
+    """Return the devices where tensors may be: several if the model is split over them."""
+    if isinstance(runner.model, MMModelParallel):
+        return list(runner.model.devices)
+    return [current_accelerator().device(local_rank())]
