@@ -72,7 +72,7 @@ class AreaOfInterest:
                                  crs, self.path) for layer in self._layers]
         return SceneArea(placed, scene.transform, (scene.height, scene.width), self.key)
 
-    def beside(self, scene: Raster) -> str:
+    def describe_miss(self, scene: Raster) -> str:
         """Return a line that says that the area covers nothing of a scene, and where both lie."""
         assert scene.crs is not None  # it is georeferenced
         placed = self.of_scene(scene).bounds()

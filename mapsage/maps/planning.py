@@ -197,7 +197,7 @@ class MapPlanner:
             return
         for name in plan.outside_area:
             with self._setup.open_scene(self._inputs[name]).raster as raster:
-                line = area.beside(raster)
+                line = area.describe_miss(raster)
             if len(plan.outside_area) + len(plan.broken) == len(self._inputs):
                 raise PredictError(f'{line}. Check that the files belong together and that each '
                                    f'has the CRS it was made in.')

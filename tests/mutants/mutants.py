@@ -430,7 +430,7 @@ MUTANTS = (
             '::test_all_places_around_a_pixel_are_equally_likely',)),
     Mutant('shared_scan', 'mapsage/datasets/geotiff/shared_scan.py',
            'each rank searches every scene for windows without data',
-           '                if mine:', '                if True:',
+           '                if acquired:', '                if True:',
            ('tests/unit/datasets/geotiff/test_shared_scan.py::test_ranks_divide_the_scenes',)),
     Mutant('bare_scene', 'mapsage/datasets/geotiff/summary.py',
            'a scene in which no polygon lies trains as background without a word',

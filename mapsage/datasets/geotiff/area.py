@@ -1,4 +1,8 @@
-"""The area of interest of ``GeoTiffDataset``, in the pixels of each of its scenes."""
+"""The area of interest of ``GeoTiffDataset``, in the pixels of each of its scenes.
+
+The polygons are read and burned by `mapsage/geo/aoi.py`. This module remembers which scenes the
+polygons do not touch, because that is often a wrong file or CRS.
+"""
 from __future__ import annotations
 
 import logging
@@ -11,7 +15,7 @@ from mapsage.geo import AreaOfInterest, GeoError, Raster, SceneArea, locate
 
 
 class SceneAreas:
-    """An area of interest in the pixels of many scenes; without one, every pixel counts.
+    """An area of interest in the pixels of many scenes; without an area, every pixel counts.
 
     Args:
         root: Folder that ``path`` is relative to.
@@ -23,30 +27,31 @@ class SceneAreas:
 
     def __init__(self, root: Optional[str], path: Optional[str]) -> None:
         self._area = None if path is None else AreaOfInterest(locate(root, path))
-        self._of: Dict[str, SceneArea] = {}
-        self._beside: Dict[str, str] = {}  # a line for each scene that the area does not touch
+        self._areas: Dict[str, SceneArea] = {}
+        # Scenes that the area does not touch, each with a sentence for the log.
+        self._missed: Dict[str, str] = {}
 
     def of(self, scene: Raster) -> Optional[SceneArea]:
-        """Return the area in the pixels of a scene, or None without an area.
+        """Return the area in the pixels of a scene, or None if there is no area of interest.
 
         Raises:
             GeoError: If the scene has no georeference.
         """
         if self._area is None:
             return None
-        area = self._of[scene.path] = self._area.of_scene(scene)
+        area = self._areas[scene.path] = self._area.of_scene(scene)
         if not area.meets(0, 0, scene.width, scene.height):
-            self._beside[scene.path] = self._area.beside(scene)
+            self._missed[scene.path] = self._area.describe_miss(scene)
         return area
 
     def check(self) -> None:
         """Warn of scenes that the area does not touch.
 
         Raises:
-            GeoError: If it touches none.
+            GeoError: If the area touches no scene.
         """
-        lines = list(self._beside.values())
-        if lines and len(lines) == len(self._of):
+        lines = list(self._missed.values())
+        if lines and len(lines) == len(self._areas):
             raise GeoError(f'{lines[0]}. Check that the files of aoi= and scenes= belong together '
                            'and that each has the CRS it was made in.')
         if lines and not get_dist_info()[0]:

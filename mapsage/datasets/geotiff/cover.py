@@ -1,4 +1,9 @@
-"""Which ground of its scenes a ``GeoTiffDataset`` shows with labels that count."""
+"""Which ground of its scenes a ``GeoTiffDataset`` shows with labels that count.
+
+The checks at the start of a run use it to find ground that training and validation share
+(`mapsage/engine/loading/ground_checks.py`). Ground is sampled in squares, so a scene of any size
+needs little memory.
+"""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -10,7 +15,7 @@ from .dataset import GeoTiffDataset
 
 
 class SceneCover:
-    """The ground of each scene of a dataset that lies in windows and counts.
+    """The ground of a dataset's scenes that lies in windows and counts in ``split`` and ``aoi``.
 
     Args:
         dataset: Dataset of scenes.
@@ -23,17 +28,18 @@ class SceneCover:
         self.dataset = dataset
         self._scenes: List[Dict[str, Any]] = dataset._scenes
         self.paths: List[str] = [scene['scene'] for scene in self._scenes]
-        self._places: Dict[int, List[Tuple[int, int]]] = defaultdict(list)
+        # Number of a scene -> (column, row) of its windows.
+        self._windows: Dict[int, List[Tuple[int, int]]] = defaultdict(list)
         numbers = {path: number for number, path in enumerate(self.paths)}
         if dataset._random is None:
             for index in range(len(dataset)):
                 info = dataset.get_data_info(index)
-                self._places[numbers[info['scene']]].append(info['window'][:2])
+                self._windows[numbers[info['scene']]].append(info['window'][:2])
 
     def of(self, number: int, step: int) -> np.ndarray:
         """Return where scene ``number`` is covered, for the middle of each square.
 
-        Random windows cover what they are drawn at.
+        Random windows cover the cells at which they may be drawn.
 
         Args:
             number: Number of the scene, counted from 0.
@@ -45,16 +51,17 @@ class SceneCover:
         scene = self._scenes[number]
         shape = tuple(-(-side // step) for side in scene['scene_shape'])
         if self.dataset._random is not None:
-            seen = self.dataset._random.cover(number, step, shape)
+            covered = self.dataset._random.cover(number, step, shape)
         else:
-            seen = np.zeros(shape, bool)
-        for place in self._places[number]:
+            covered = np.zeros(shape, bool)
+        for corner in self._windows[number]:
+            # A square counts if its middle lies in the window, hence the rounding up.
             (left, top), (right, bottom) = (
-                [max(0, -(-(start + size - step // 2) // step)) for start in place]
+                [max(0, -(-(start + size - step // 2) // step)) for start in corner]
                 for size in (0, self.dataset.window))
-            seen[top:bottom, left:right] = True
+            covered[top:bottom, left:right] = True
         if scene['part'] is not None:
-            seen &= scene['part'].mask(0, 0, shape[1], shape[0], step)
+            covered &= scene['part'].mask(0, 0, shape[1], shape[0], step)
         if scene['area'] is not None:
-            seen &= scene['area'].resized(shape).mask(0, 0, shape[1], shape[0])
-        return seen
+            covered &= scene['area'].resized(shape).mask(0, 0, shape[1], shape[0])
+        return covered

@@ -1,10 +1,20 @@
-"""Training windows read directly from GeoTIFF scenes of any size and number of bands."""
+"""Training windows read directly from GeoTIFF scenes of any size and number of bands.
+
+The dataset lists windows and gives the pipeline what it needs to read them; it reads no pixels of a
+sample itself. To find out which windows have data, it reads the scenes once at a low resolution,
+and `shared_scan.py` caches the result.
+
+Shapes:
+    window of the pipeline  (column, row, side) in pixels of the scene
+    image                   (side, side, bands)
+    mask                    (side, side) uint8, class index or 255
+"""
 from __future__ import annotations
 
 import bisect
 import logging
 import operator
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from mmengine.dist import get_dist_info
@@ -15,6 +25,7 @@ from mmseg.registry import DATASETS
 from mapsage.geo import (
     SCENE_SUFFIXES,
     VECTOR_SUFFIXES,
+    BurntLabels,
     GeoError,
     Raster,
     RasterLabels,
@@ -32,8 +43,9 @@ from .split import SceneSplit
 from .transforms import LoadGeoTiffLabels
 from .windows import RandomWindows
 
-# Number of pixels examined in each direction of a window; if none is valid, the whole is read.
-_LOOKS = 32
+# Number of pixels examined in each direction of a window. If none is valid, the whole window is
+# read.
+_SAMPLES = 32
 
 
 @DATASETS.register_module()
@@ -49,11 +61,11 @@ class GeoTiffDataset(BaseSegDataset):
       left out.
     * Label rasters: one band of class indices on the grid of the scene, under the same name in the
       folder ``labels``. Vector labels: polygons with a class name or index in ``class_field``, in
-      any CRS; either one file for all scenes or one for each, found by name.
+      any CRS; either one file for all scenes, or one for each scene, matched by name.
     * Mask: uint8, value = class index; 255 beyond the scene and where the scene or the labels have
       no data. With ``test_mode=True``, which MapSageRunner sets for validation and test, each pixel
-      of a scene has its class in one window only: overlaps are divided in their middle, and the
-      other part is 255. So any metric counts each pixel once.
+      of a scene has its class in one window only: an overlap is divided in its middle, and each of
+      the two windows has 255 in the other's half. So any metric counts each pixel once.
 
     The pipeline begins with ``LoadGeoTiffWindow`` and ``LoadGeoTiffLabels``.
 
@@ -65,37 +77,37 @@ class GeoTiffDataset(BaseSegDataset):
         stride: Distance between windows in pixels; default: ``window``.
         bands: Band numbers, counted from 1; default: all but an alpha band.
         class_field: Name of the attribute of vector labels that holds the class.
-        default_class: Class, as a name or an index, of all polygons of a file without
-            ``class_field``, and of those whose ``class_field`` is empty. None: both are errors.
+        default_class: Class, as a name or an index, of polygons whose ``class_field`` is empty, and
+            of all polygons of a file without ``class_field``. None: both are errors.
         layer: Name of the layer of vector labels; default: the only one that has ``class_field``.
         outside: Class index of pixels that no polygon covers; 255 to ignore them.
         label_nodata: Value of label rasters that means "no label"; None for no such value;
-            ``'file'`` for the no-data value that each file names. If that is a class index, a
-            warning says how many pixels it takes from the class.
+            ``'file'`` for the no-data value that each file names. If that value is a class index, a
+            warning gives the number of pixels that the class loses.
         split: Part of the scenes that counts, by blocks of ground: ``dict(by='blocks', size=500,
-            unit='meters', part='train', share=0.2, margin=0, seed=0)``, with the same values but
-            ``part`` in the datasets of training, validation and test. ``unit`` may be
-            ``'pixels'``, for blocks of each scene by itself. ``share`` is that of validation, or
-            ``dict(val=0.2, test=0.1)``. Pixels that are not of the part, or closer to another than
-            ``margin``, are 255; windows without others are left out. None: all counts.
-        windows: Windows at random places instead of the grid, for training: ``dict(type='random',
-            per_epoch=2000, balance='classes', redraw=True, seed=0)``. ``per_epoch``: length of the
-            dataset; default: as many windows as cover the labeled area once. ``balance``: None to
-            draw windows by area, ``'classes'`` for as many at pixels of each class, or
-            ``dict(house=0.3)`` for a share of them, the rest by area. ``redraw=False``: the same
-            windows in every epoch, which follow from ``seed`` alone.
+            unit='meters', part='train', share=0.2, margin=0, seed=0)``. The datasets of training,
+            validation and test have the same values except ``part``. With ``unit='pixels'`` every
+            scene is divided separately. ``share`` is the share of validation, or ``dict(val=0.2,
+            test=0.1)``. Pixels outside the part, or closer than ``margin`` to another part, are
+            255; windows with only such pixels are left out. None: all pixels count.
+        windows: Windows at random positions instead of the grid, for training:
+            ``dict(type='random', per_epoch=2000, balance='classes', redraw=True, seed=0)``.
+            ``per_epoch``: length of the dataset; default: as many windows as cover the labeled area
+            once. ``balance``: None to draw windows by area, ``'classes'`` for equally many windows
+            at pixels of each class, or ``dict(house=0.3)`` for a share of them, the rest by area.
+            ``redraw=False``: the same windows in every epoch; they depend only on ``seed``.
         aoi: Path of polygons, in any CRS and relative to ``data_root``: an area of interest.
-            Windows that do not touch it are left out, and pixels beside it are 255.
+            Windows that do not touch it are left out, and pixels outside it are 255.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
 
     Attributes:
-        dtypes: Types of the scenes' values; of each the path of a scene.
+        dtypes: Data types of the scenes, each with the path of the first scene that has it.
 
     Raises:
         GeoError: If files are missing, cannot be read or do not fit together; the message gives
-            the file, what was found and what to do.
+            the file, its content and what to do.
     """
 
     def __init__(self,
@@ -119,8 +131,8 @@ class GeoTiffDataset(BaseSegDataset):
         if self.window < 1 or self.stride < 1:
             raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
         if windows is not None and stride is not None:
-            raise GeoError(f'stride={stride} is the step of a grid, and windows={windows} has '
-                           'none; leave one of them out.')
+            raise GeoError(f'stride={stride} is the step of a grid, and windows={windows} has no '
+                           'grid; leave one of them out.')
         self.windows = windows
         self.bands = None if bands is None else _integers('bands', bands)
         self.class_field, self.layer, self.outside = class_field, layer, outside
@@ -147,8 +159,8 @@ class GeoTiffDataset(BaseSegDataset):
                 rasters.append(scene)
                 self.dtypes.setdefault(str(scene.dtype), path)
                 counts.setdefault(len(scene.bands), path)
-                part = None if self.split is None else self.split.of_scene(scene)
-                self._scenes.append(dict(scene=path, bands=scene.bands, part=part,
+                scene_part = None if self.split is None else self.split.of_scene(scene)
+                self._scenes.append(dict(scene=path, bands=scene.bands, part=scene_part,
                                          labels=self._labels_of(scene), area=area.of(scene),
                                          scene_shape=(scene.height, scene.width)))
         area.check()
@@ -162,9 +174,9 @@ class GeoTiffDataset(BaseSegDataset):
         if self.windows is not None:
             entries = self._random_entries(rasters, self.windows)
         else:
-            entries = [dict(scene=number, place=place)
-                       for number, places in enumerate(self._places(rasters)) for place in places
-                       if self._is_wanted(number, place)]
+            entries = [dict(scene=number, corner=corner)
+                       for number, corners in enumerate(self._grid_corners(rasters))
+                       for corner in corners if self._is_in_limits(number, corner)]
         if not entries:
             raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
                            'hold no valid pixel: all is no-data. Check the no-data value and the '
@@ -176,28 +188,29 @@ class GeoTiffDataset(BaseSegDataset):
     def get_data_info(self, idx: int) -> Dict[str, Any]:
         """Return the facts that the pipeline needs to load window ``idx``.
 
-        Of a random window that is drawn when it is loaded there is no place yet.
+        With ``redraw``, the position of a random window is drawn in ``prepare_data``, and the
+        result has no ``scene`` and ``window`` yet.
         """
         info = super().get_data_info(idx)
         if self._random is None:
-            return self._facts(info, *info.pop('place'))
+            return self._facts(info, *info.pop('corner'))
         info['windows'] = self._random
         if self.redraws:
             return info
-        info['scene'], *place = self._random.place(info['draw'])
-        return self._facts(info, *place)
+        info['scene'], *corner = self._random.draw_fixed(info['draw'])
+        return self._facts(info, *corner)
 
     def prepare_data(self, idx: int) -> Any:
-        """Load window ``idx``; a random one is drawn from NumPy's state, as transforms do.
+        """Load window ``idx``; with ``redraw``, its position is drawn from NumPy's global state.
 
-        MapSageRunner seeds that state for each sample by the seed of the run, the epoch, and the
-        place of the sample in the epoch, so that the window does not depend on ranks and workers,
-        and a resumed run draws the same ones.
+        Transforms draw from the same state. MapSageRunner seeds it for every sample by the run's
+        seed, the epoch, and the sample's position in the epoch. So the window does not depend on
+        the number of ranks and workers, and a resumed run draws the same windows.
         """
         info = self.get_data_info(idx)
         if self._random is not None and self._random.redraw:
-            info['scene'], *place = self._random.draw(np.random)
-            info = self._facts(info, *place)
+            info['scene'], *corner = self._random.draw(np.random)
+            info = self._facts(info, *corner)
         return self.pipeline(info)
 
     def scene_paths(self) -> List[str]:
@@ -205,10 +218,10 @@ class GeoTiffDataset(BaseSegDataset):
         return [scene['scene'] for scene in self._scenes]
 
     def read_labels(self, number: int, column: int, row: int, side: int) -> np.ndarray:
-        """Return the mask of a square of scene ``number``, as a window there would have it.
+        """Return the mask that a window at this position would have, for scene ``number``.
 
         Returns:
-            Class indices, uint8 ``(side, side)``; ``ignore_index`` where there is none, and
+            Class indices, uint8 ``(side, side)``; ``ignore_index`` at pixels without a label, and
             everywhere if the dataset has no labels.
         """
         if self.labels is None:
@@ -219,11 +232,11 @@ class GeoTiffDataset(BaseSegDataset):
 
     @property
     def redraws(self) -> bool:
-        """Whether the place of a window is drawn when it is loaded."""
+        """Whether the position of a window is drawn when it is loaded."""
         return self._random is not None and self._random.redraw
 
     def score_once(self) -> None:
-        """Set ``test_mode``.
+        """Set ``test_mode``, so that every pixel is scored in one window only.
 
         Raises:
             GeoError: If windows are drawn at random, so that they do not cover the scenes.
@@ -234,6 +247,7 @@ class GeoTiffDataset(BaseSegDataset):
         self.test_mode = True
 
     def _facts(self, info: Dict[str, Any], column: int, row: int) -> Dict[str, Any]:
+        """Return ``info`` with all keys that the loading transforms read."""
         scene = self._scenes[info['scene']]
         height, width = scene['scene_shape']
         counted = (*_share(row, height, self.window, self.stride),
@@ -257,44 +271,50 @@ class GeoTiffDataset(BaseSegDataset):
                         window=(column, row, side), valid=valid)
             if self.labels is not None:
                 return LoadGeoTiffLabels().transform(info)['gt_seg_map']
-            here = valid
+            counted = valid
             for limit in (info['part'], info['area']):
                 if limit is not None:
-                    here = here & limit.mask(column, row, side, side)
-            return np.where(here, 0, self.ignore_index).astype(np.uint8)
+                    counted = counted & limit.mask(column, row, side, side)
+            return np.where(counted, 0, self.ignore_index).astype(np.uint8)
 
         def scan(scene: Raster) -> np.ndarray:
             with scene:
                 return self._random.count(scene, masks)  # type: ignore[union-attr]
 
         files = sorted({scene['labels'].path for scene in self._scenes if scene['labels']})
-        about = [self._random.cell, self.ignore_index, self._file_classes(), self.class_field,
-                 self.layer, self.default_class, self.outside, self.label_nodata,
-                 self.reduce_zero_label,
-                 repr(self.label_map),
-                 [repr((scene['part'], scene['area'])) for scene in self._scenes]]
+        # Everything that the counts depend on, apart from the scene: the key of the cache.
+        settings = [self._random.cell, self.ignore_index, self._file_classes(), self.class_field,
+                    self.layer, self.default_class, self.outside, self.label_nodata,
+                    self.reduce_zero_label,
+                    repr(self.label_map),
+                    [repr((scene['part'], scene['area'])) for scene in self._scenes]]
         stamps = _stamps(files)
-        found = [scan(scene) for scene in scenes] if stamps is None else scan_scenes(
-            scenes, ('labels', *about, stamps), scan)
-        for scene, cells in zip(scenes, found):
+        counts = [scan(scene) for scene in scenes] if stamps is None else scan_scenes(
+            scenes, ('labels', *settings, stamps), scan)
+        for scene, cells in zip(scenes, counts):
             self._random.add(scene, cells)
-        self._random.settle()
+        self._random.finish()
         return [dict(draw=number) for number in range(self._random.per_epoch)]
 
     def _file_classes(self) -> List[str]:
-        """Return the classes that label values refer to: the subclass's, if it has any."""
+        """Return the classes that label values refer to.
+
+        A subclass's ``METAINFO`` takes precedence, because ``metainfo`` of a config may select some
+        of its classes.
+        """
         return list(self.METAINFO.get('classes') or self._metainfo.get('classes') or ())
 
     def _find_scenes(self) -> List[str]:
-        found: List[str] = []
+        paths: List[str] = []
         for pattern in self.scenes:
-            found += match(locate(self.data_root, pattern))
-        if not found:
+            paths += match(locate(self.data_root, pattern))
+        if not paths:
             raise GeoError(f'no scenes in {self.scenes} (data_root={self.data_root!r}); expected '
                            f'a file, a folder or a pattern of {", ".join(SCENE_SUFFIXES)}.')
-        return found
+        return paths
 
-    def _labels_of(self, scene: Raster) -> Any:
+    def _labels_of(self, scene: Raster) -> Union[None, RasterLabels, BurntLabels]:
+        """Return the labels of a scene, or None if the dataset has no labels."""
         if self.labels is None:
             return None
         classes = self._file_classes()
@@ -306,11 +326,11 @@ class GeoTiffDataset(BaseSegDataset):
                            f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
         path = find_labels(locate(self.data_root, self.labels), scene.path)
         if suffix_of(path) not in VECTOR_SUFFIXES:
-            for name, value, what in (('layer', self.layer, 'layers'),
-                                      ('default_class', self.default_class, 'polygons')):
+            for name, value, lacking in (('layer', self.layer, 'layers'),
+                                         ('default_class', self.default_class, 'polygons')):
                 if value is not None:
                     raise GeoError(f'{name}={value!r}, but the labels {path} are a raster, which '
-                                   f'has no {what}: leave it out.')
+                                   f'has no {lacking}: leave it out.')
             return RasterLabels(path, scene, self.label_nodata)
         if self.reduce_zero_label:
             raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
@@ -326,9 +346,9 @@ class GeoTiffDataset(BaseSegDataset):
             return
         classes = self._file_classes()
         labels = [scene['labels'] for scene in self._scenes]
-        hiding = [each for each in labels if isinstance(each, RasterLabels)
-                  and each.nodata is not None and 0 <= float(each.nodata) < len(classes)]
-        pixels = sum(each.count_unlabeled() for each in hiding)
+        hiding = [raster for raster in labels if isinstance(raster, RasterLabels)
+                  and raster.nodata is not None and 0 <= float(raster.nodata) < len(classes)]
+        pixels = sum(raster.count_unlabeled() for raster in hiding)
         if pixels:
             first = hiding[0]
             value = int(first.nodata)  # type: ignore[arg-type]
@@ -339,41 +359,43 @@ class GeoTiffDataset(BaseSegDataset):
                 f'label_nodata=None if they are of that class, label_nodata={value} if they '
                 f'have no label.', logger='current', level=logging.WARNING)
 
-    def _places(self, scenes: List[Raster]) -> List[List[Tuple[int, int]]]:
+    def _grid_corners(self, scenes: List[Raster]) -> List[List[Tuple[int, int]]]:
         """Return (column, row) of each window with a valid pixel, for each scene."""
         def scan(scene: Raster) -> np.ndarray:
             with scene:
-                return np.array(list(self._windows(scene)), np.int32).reshape(-1, 2)
+                return np.array(list(self._scan_windows(scene)), np.int32).reshape(-1, 2)
 
-        found = iter(scan_scenes([scene for scene in scenes if scene.may_have_gaps],
-                                 ('windows', self.window, self.stride), scan))
-        return [list(map(tuple, next(found).tolist())) if scene.may_have_gaps
-                else list(self._windows(scene)) for scene in scenes]
+        scanned = iter(scan_scenes([scene for scene in scenes if scene.may_have_gaps],
+                                   ('windows', self.window, self.stride), scan))
+        return [list(map(tuple, next(scanned).tolist())) if scene.may_have_gaps
+                else list(self._scan_windows(scene)) for scene in scenes]
 
-    def _is_wanted(self, scene: int, place: Tuple[int, int]) -> bool:
+    def _is_in_limits(self, scene: int, corner: Tuple[int, int]) -> bool:
+        """Return whether a window contains a pixel that counts in ``split`` and one in ``aoi``."""
         limits = self._scenes[scene]['part'], self._scenes[scene]['area']
-        return all(each is None or each.meets(*place, self.window, self.window) for each in limits)
+        return all(limit is None or limit.meets(*corner, self.window, self.window)
+                   for limit in limits)
 
-    def _windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
+    def _scan_windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
         """Yield (column, row) of each window with a valid pixel."""
-        factor = max(1, self.window // _LOOKS)
+        factor = max(1, self.window // _SAMPLES)
         for row in _grid(scene.height, self.window, self.stride):
             # Row by row of windows, so that memory does not grow with the scene.
-            seen: Optional[np.ndarray] = None
+            valid: Optional[np.ndarray] = None
             if scene.may_have_gaps:
                 rows = min(self.window, scene.height - row)
-                seen = np.logical_or.reduce(scene.read_reduced(factor, row, rows)[1])
+                valid = np.logical_or.reduce(scene.read_reduced(factor, row, rows)[1])
             for column in _grid(scene.width, self.window, self.stride):
-                if seen is None or seen[
-                        _cells(column, self.window, scene.width, len(seen))].any() \
-                        or self._holds_data(scene, column, row):
+                if valid is None or valid[
+                        _reduced_window(column, self.window, scene.width, len(valid))].any() \
+                        or self._has_data(scene, column, row):
                     yield column, row
 
-    def _holds_data(self, scene: Raster, column: int, row: int) -> bool:
+    def _has_data(self, scene: Raster, column: int, row: int) -> bool:
         return bool(scene.read(column, row, self.window, self.window)[1].any())
 
 
-def _integers(name: str, values: Any) -> List[int]:
+def _integers(name: str, values: Iterable[Any]) -> List[int]:
     try:
         return [operator.index(value) for value in values]
     except TypeError:
@@ -381,12 +403,15 @@ def _integers(name: str, values: Any) -> List[int]:
 
 
 def _stamps(paths: List[str]) -> Optional[List[Any]]:
-    """Return what changes with the content of files, or None if that cannot be told."""
+    """Return the stamps of files, which change with their content.
+
+    Returns None if a file has no stamp, so that a change of its content would not be noticed.
+    """
     try:
         stamps = [stamp(path) for path in paths]
     except (OSError, GeoError):
         return None
-    return stamps if all(len(each) > 1 for each in stamps) else None
+    return stamps if all(len(file_stamp) > 1 for file_stamp in stamps) else None
 
 
 def _grid(size: int, window: int, stride: int) -> List[int]:
@@ -396,9 +421,9 @@ def _grid(size: int, window: int, stride: int) -> List[int]:
 
 
 def _share(start: int, size: int, window: int, stride: int) -> Tuple[int, int]:
-    """Return which part of a window along a side counts: first pixel, and the one behind the last.
+    """Return which pixels of a window along a side count, as (start, end) with the end excluded.
 
-    The part that two neighbors have in common is divided in its middle.
+    The overlap of two neighbors is divided in its middle.
     """
     starts = _grid(size, window, stride)
     number = bisect.bisect_left(starts, start)
@@ -409,6 +434,6 @@ def _share(start: int, size: int, window: int, stride: int) -> Tuple[int, int]:
     return first, last
 
 
-def _cells(start: int, window: int, size: int, cells: int) -> slice:
-    """Return which cells of a reduced side (``cells`` for ``size`` pixels) lie in a window."""
+def _reduced_window(start: int, window: int, size: int, cells: int) -> slice:
+    """Return which pixels of a reduced side (``cells`` for ``size`` pixels) lie in a window."""
     return slice(-(-start * cells // size), (start + window) * cells // size)

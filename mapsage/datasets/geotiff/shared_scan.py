@@ -1,4 +1,9 @@
-"""Scans of whole scenes: done by one process of a machine, and kept for later starts."""
+"""Scans of whole scenes: each done by one process of a machine, and cached for later starts.
+
+A scan finds out where a scene has data or labels. Locks divide the scenes among the processes of a
+machine; they only save work, and every process falls back to scanning by itself. So a missing lock,
+a full disk or a killed process costs time, never a wrong result.
+"""
 from __future__ import annotations
 
 import fcntl
@@ -19,88 +24,99 @@ from mapsage.geo import GeoError, Raster, stamp
 
 FOLDER_VARIABLE = 'MAPSAGE_SCENE_CACHE'
 
-_FORMAT = 2  # of the files; another one has other names
-_PATIENCE = 600.0  # seconds for which a process waits for others, before it scans by itself
-_PAUSE = 0.05  # seconds between two looks whether another process is done
-_WORTH_A_LINE = 5.0  # seconds of scanning after which the log says what takes so long
+# Format of the cached files. It is part of their names, so files of another format are not read.
+_FORMAT = 2
+# Seconds for which a process waits for a scan of another process before it scans by itself.
+_PATIENCE = 600.0
+# Seconds between two checks whether another process is done.
+_PAUSE = 0.05
+# Seconds of scanning after which the log says what takes so long.
+_LOG_AFTER = 5.0
 
 
-def scan_scenes(scenes: Sequence[Raster], what: Sequence[Any],
+def scan_scenes(scenes: Sequence[Raster], settings: Sequence[object],
                 scan: Callable[[Raster], np.ndarray]) -> List[np.ndarray]:
-    """Return ``scan(scene)`` for each scene, from a file where it has been computed before.
+    """Return ``scan(scene)`` for each scene, from the cache if it has been computed before.
 
-    Processes of one machine that ask at the same time take different scenes, and each waits for
-    what the others scan. They agree by locks of the operating system, which end with the process
-    that holds them, and only work is saved by them: whoever finds no lock, no folder, or nobody
-    to finish in time scans by itself.
+    Processes of one machine that call this at the same time scan different scenes, and then wait
+    for each other's results. They coordinate by locks of the operating system, which end with the
+    process. A process that gets no lock or no cache folder, or has waited too long, scans by
+    itself.
 
-    Results are kept below the user's cache folder, or below ``$MAPSAGE_SCENE_CACHE``; if it cannot
-    be written, in the folder for temporary files. They belong to the path, size and time of change
-    of all files of a scene.
+    The cache is below the user's cache folder, or below ``$MAPSAGE_SCENE_CACHE``; if that cannot be
+    written, in the folder for temporary files. An entry is valid for the path, size and time of
+    change of all files of a scene.
 
     Args:
         scenes: Scenes.
-        what: Values of JSON that together with a scene decide what ``scan`` returns.
-        scan: Function of a scene that reads it.
+        settings: JSON values that determine, together with a scene, what ``scan`` returns.
+        scan: Function that reads a scene and returns an array.
 
     Raises:
         RasterBlockError: If a scene is damaged.
     """
     folder = cache_folder()
-    found: List[Optional[np.ndarray]] = []
-    paths = [None if folder is None else _entry(folder, scene, what) for scene in scenes]
-    clock = _Clock(len(scenes), folder)
+    results: List[Optional[np.ndarray]] = []
+    paths = [None if folder is None else _entry(folder, scene, settings) for scene in scenes]
+    notice = _SlowScanNotice(len(scenes), folder)
     for scene, path in zip(scenes, paths):
         result = None if path is None else _load(path)
         if result is None:
-            with _ScanLock(path) as mine:
-                if mine:
-                    result = _scan_and_keep(scene, path, scan)
-        clock.look()
-        found.append(result)
+            with _ScanLock(path) as acquired:
+                if acquired:
+                    result = _scan_and_save(scene, path, scan)
+        notice.update()
+        results.append(result)
     deadline = time.monotonic() + _PATIENCE
     return [_wait(scene, path, scan, deadline) if result is None else result
-            for scene, path, result in zip(scenes, paths, found)]
+            for scene, path, result in zip(scenes, paths, results)]
 
 
 def cache_folder() -> Optional[Path]:
-    """Return the folder of the results, made first if necessary; None if none can be written."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    user = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    own = os.path.join(gettempdir(), f'mapsage-{os.getuid()}')
-    for place in (named or os.path.join(user, 'mapsage', 'scenes'), own):
+    """Return the cache folder, which is created if necessary, or None if none can be written."""
+    configured = os.environ.get(FOLDER_VARIABLE)
+    user_cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    temporary = os.path.join(gettempdir(), f'mapsage-{os.getuid()}')
+    for folder in (configured or os.path.join(user_cache, 'mapsage', 'scenes'), temporary):
         try:
-            os.makedirs(place, mode=0o700, exist_ok=True)
-            safe = place != own or os.stat(own).st_uid == os.getuid()  # its parent is everybody's
-            if safe and os.access(place, os.W_OK):
-                return Path(place)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            # Any user can create a folder of this name in the folder for temporary files.
+            safe = folder != temporary or os.stat(temporary).st_uid == os.getuid()
+            if safe and os.access(folder, os.W_OK):
+                return Path(folder)
         except OSError:
             continue
     return None
 
 
-def _entry(folder: Path, scene: Raster, what: Sequence[Any]) -> Optional[Path]:
-    """Return where the result for a scene is kept; None if one of its files has no stamp."""
+def _entry(folder: Path, scene: Raster, settings: Sequence[object]) -> Optional[Path]:
+    """Return the path of a scene's cached result.
+
+    Returns None if one of the scene's files has no stamp, so that a change would not be noticed.
+    """
     try:
         stamps = [stamp(path) for path in scene.files()]
     except (OSError, GeoError):
         return None
-    if any(len(each) < 2 for each in stamps):  # a name alone
+    # A stamp of one value is the name of the file only.
+    if any(len(file_stamp) < 2 for file_stamp in stamps):
         return None
-    about = [_FORMAT, list(what), list(scene.bands), scene.validity.facts(), stamps]
-    return folder / f'{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.npy'
+    key = [_FORMAT, list(settings), list(scene.bands), scene.validity.facts(), stamps]
+    return folder / f'{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.npy'
 
 
 def _load(path: Path) -> Optional[np.ndarray]:
+    """Return a cached result, or None if the file is missing or cut off."""
     try:
         return np.load(path)
-    except (OSError, ValueError, EOFError):  # not there, or cut off
+    except (OSError, ValueError, EOFError):
         return None
 
 
-def _scan_and_keep(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray]
+def _scan_and_save(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray]
                    ) -> np.ndarray:
-    result = None if path is None else _load(path)  # written while this process took its turn
+    # Another process may have written the result before this one got the lock.
+    result = None if path is None else _load(path)
     if result is None:
         result = scan(scene)
         if path is not None:
@@ -108,31 +124,38 @@ def _scan_and_keep(scene: Raster, path: Optional[Path], scan: Callable[[Raster],
             np.save(data, result)
             try:
                 atomic_write(path, data.getvalue())
-            except OSError:  # a full disk: the next start scans again
+            except OSError:
+                # For example a full disk. The next start scans again.
                 pass
     return result
 
 
 def _wait(scene: Raster, path: Optional[Path], scan: Callable[[Raster], np.ndarray],
           deadline: float) -> np.ndarray:
-    """Return the result of a scene that another process scans, or has given up."""
-    assert path is not None  # otherwise it was this process's turn
+    """Return the result of a scene for which another process had the lock.
+
+    If that process ends without a result, or the deadline passes, scan the scene here.
+    """
+    # Without a path every process gets the lock.
+    assert path is not None
     while time.monotonic() < deadline:
         result = _load(path)
         if result is not None:
             return result
-        with _ScanLock(path) as free:
-            if free:
+        with _ScanLock(path) as acquired:
+            if acquired:
                 break
         time.sleep(_PAUSE)
-    # Without taking the turn: if nothing can be kept, all who waited scan side by side.
-    return _scan_and_keep(scene, path, scan)
+    # The lock is released again: if no result can be saved, the waiting processes scan in parallel
+    # and not one after the other.
+    return _scan_and_save(scene, path, scan)
 
 
 class _ScanLock:
-    """A lock between processes of one machine; entering says whether this process has it.
+    """A lock between the processes of a machine; ``with`` returns whether this process got it.
 
-    It lies in the folder for temporary files, since locks on shared disks may be missing or hang.
+    The lock file is in the folder for temporary files, because locks on shared disks may be missing
+    or hang.
     """
 
     def __init__(self, path: Optional[Path]) -> None:
@@ -146,7 +169,8 @@ class _ScanLock:
         try:
             self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
-            return True  # no lock can be had here, for any process
+            # No process of this machine can get the lock, so each one scans by itself.
+            return True
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -162,21 +186,23 @@ class _ScanLock:
             os.unlink(self._name)
         except OSError:
             pass
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # also for children that were forked meanwhile
+        # Closing the file would not be enough if a child was forked in the meantime: it inherits
+        # the lock.
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         os.close(self._file)
         self._file = None
 
 
-class _Clock:
-    """Says in the log, once, that scenes are being scanned, if that takes long."""
+class _SlowScanNotice:
+    """Writes a line into the log, once, if the scan of the scenes takes long."""
 
     def __init__(self, count: int, folder: Optional[Path]) -> None:
         self._start: Optional[float] = time.monotonic()
         self._text = (f'{count} scene(s) are read once, to find where they have data or labels; '
-                      f'what is found is kept in {folder} for later starts')
+                      f'the result is kept in {folder} for later starts')
 
-    def look(self) -> None:
-        """Look how long it has taken."""
-        if self._start is not None and time.monotonic() - self._start > _WORTH_A_LINE:
+    def update(self) -> None:
+        """Write the line if the scan has taken too long by now."""
+        if self._start is not None and time.monotonic() - self._start > _LOG_AFTER:
             self._start = None
             print_log(self._text, logger='current')

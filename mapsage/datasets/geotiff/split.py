@@ -1,4 +1,9 @@
-"""Which pixels of scenes count in training, validation or tests: blocks on the ground."""
+"""Which pixels of scenes count in training, validation or tests: blocks on the ground.
+
+This module reads the setting ``split`` of `GeoTiffDataset` and logs what it leads to. The division
+itself is in `mapsage/geo/blocks.py`. It depends on the ground and the seed only, so the datasets of
+training and validation agree without knowing each other.
+"""
 from __future__ import annotations
 
 import logging
@@ -14,13 +19,13 @@ _KEYS = ('by', 'size', 'unit', 'part', 'share', 'margin', 'seed')
 
 
 class SceneSplit:
-    """One part of a division of scenes by blocks, and what it found in them.
+    """One part (``train``, ``val`` or ``test``) of a division of scenes by blocks.
 
     Args:
         config: Mapping ``split`` of ``GeoTiffDataset``.
 
     Attributes:
-        blocks: The division, which all parts of the data have in common.
+        blocks: The division, which is the same for all three parts.
         part: Name of the part.
 
     Raises:
@@ -35,37 +40,37 @@ class SceneSplit:
         """Return which pixels of a scene belong to the part.
 
         Raises:
-            GeoError: If blocks in meters have no place in the scene.
+            GeoError: If the blocks are in meters and the scene has no georeference.
         """
         self._scenes.append((scene, self.blocks.of_scene(scene, self.part)))
         return self._scenes[-1][1]
 
     def check(self) -> None:
-        """Say in the log what the part has in the scenes, and forget them.
+        """Log what the part contains in the scenes, and drop the references to the scenes.
 
         Raises:
-            GeoError: If it has nothing.
+            GeoError: If no pixel of the scenes belongs to the part.
         """
         scenes, self._scenes = self._scenes, []
-        own, shown = (sum(part.blocks[i] for _, part in scenes) for i in (0, 1))
-        pixels = sum(part.pixels for _, part in scenes)
+        in_part, total = (sum(scene_part.blocks[i] for _, scene_part in scenes) for i in (0, 1))
+        pixels = sum(scene_part.pixels for _, scene_part in scenes)
         area = sum(scene.width * scene.height for scene, _ in scenes)
         size = f'{self.blocks.size:,.10g} {self.blocks.unit}'
-        found = (f'split: part {self.part!r} has {own} of the {shown} blocks of {size} that '
-                 f'{len(scenes)} scene(s) show')
+        summary = (f'split: part {self.part!r} has {in_part} of the {total} blocks of {size} that '
+                   f'{len(scenes)} scene(s) show')
         if not pixels:
             cause = (f'the margin of {self.blocks.margin:g} {self.blocks.unit} leaves nothing of '
-                     f'them; choose a smaller one, or larger blocks') if own else (
+                     f'them; choose a smaller one, or larger blocks') if in_part else (
                          f'expected at least one. Choose smaller blocks, another seed (now '
                          f'{self.blocks.seed}) or a larger share, the same for all parts')
-            raise GeoError(f'{found}, the first scene {scenes[0][0].path} with '
+            raise GeoError(f'{summary}, the first scene {scenes[0][0].path} with '
                            f'{scenes[0][0].width} x {scenes[0][0].height} pixels: {cause}.')
         if get_dist_info()[0]:
             return
-        asked = dict(val=self.blocks.val, test=self.blocks.test,
-                     train=1 - self.blocks.val - self.blocks.test)[self.part]
-        odd = not 0.5 * asked <= own / shown <= 2 * asked
-        print_log(f'{found}, {100 * own / shown:.1f} % ({100 * asked:.1f} % asked for); '
+        target = dict(val=self.blocks.val, test=self.blocks.test,
+                      train=1 - self.blocks.val - self.blocks.test)[self.part]
+        odd = not 0.5 * target <= in_part / total <= 2 * target
+        print_log(f'{summary}, {100 * in_part / total:.1f} % ({100 * target:.1f} % asked for); '
                   f'{100 * pixels / area:.1f} % of the pixels count in it'
                   + '. So few blocks cannot meet the share: choose smaller blocks, or another '
                     'seed, for all parts' * odd,
@@ -73,6 +78,11 @@ class SceneSplit:
 
 
 def _parse(config: Mapping[str, Any]) -> Tuple[BlockSplit, str]:
+    """Return the division and the name of the part that a config describes.
+
+    Raises:
+        GeoError: If a setting is missing, unknown or out of its range.
+    """
     def refuse(name: str, expected: str) -> GeoError:
         return GeoError(f'split has {name}={config.get(name)!r}, expected {expected}.')
 
@@ -91,7 +101,7 @@ def _parse(config: Mapping[str, Any]) -> Tuple[BlockSplit, str]:
     share = config.get('share', 0.2)
     shares: Dict[str, Any] = dict(share) if isinstance(share, Mapping) else dict(val=share)
     if (set(shares) - {'val', 'test'} or not shares
-            or not all(_is_number(each) and 0 < each < 1 for each in shares.values())
+            or not all(_is_number(value) and 0 < value < 1 for value in shares.values())
             or sum(shares.values()) >= 1):
         raise refuse('share', 'the share of validation, more than 0 and less than 1, or '
                               'dict(val=0.2, test=0.1) with a sum below 1')
@@ -109,5 +119,5 @@ def _parse(config: Mapping[str, Any]) -> Tuple[BlockSplit, str]:
                       float(shares.get('test', 0)), float(margin), seed), config['part']
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

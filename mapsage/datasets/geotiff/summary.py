@@ -1,11 +1,15 @@
-"""What a ``GeoTiffDataset`` says at the start of a run, and what looks like a mistake."""
+"""What a ``GeoTiffDataset`` logs at the start of a run: its content, and what looks like a mistake.
+
+Each function from `_scenes` to `_leaks` yields messages on one subject; `summarize` collects them.
+Little is read, so the figures of large scenes are estimates from samples.
+"""
 from __future__ import annotations
 
 import logging
 import math
 import os
 from collections import Counter
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Container, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -22,61 +26,69 @@ from mapsage.geo import (
 
 from .dataset import GeoTiffDataset
 
-Note = Tuple[int, str]
+Message = Tuple[int, str]
 """A level of ``logging``, and a text."""
 
-_SHOWN = 5  # scenes, values and colors that a text names
-_LISTED = 8  # scenes of which each has its number of polygons in the text
-# Label rasters: how many squares are read, and their side in pixels. So many pixels are read whole.
+# Largest number of scenes, values or colors that a text names.
+_SHOWN = 5
+# Largest number of scenes for which the text gives the number of polygons of each.
+_LISTED = 8
+# Number of squares that are read from label rasters, and their side in pixels. Rasters that have
+# fewer pixels than these squares are read whole.
 _SQUARES, _SIDE = 64, 256
-_EXAMINED = 4  # scenes that are looked at for an alpha band, label files for a color table
-_EXACT = 0.99  # to which meters of a block, and of a pixel in its projection, are known
-_NEAR = 16  # difference of color values, of 255, that is none
+# Number of scenes that are examined for an alpha band, and of label files for a color table.
+_EXAMINED = 4
+# The meters of a block, and of a pixel in its projection, are known to within 1 %.
+_EXACT = 0.99
+# Largest difference of color values (0 to 255) that counts as the same color.
+_NEAR = 16
 
 
-def summarize(dataset: GeoTiffDataset) -> List[Note]:
-    """Return scenes, windows, polygons and class shares of a dataset, and warnings.
+def summarize(dataset: GeoTiffDataset) -> List[Message]:
+    """Return messages on scenes, windows, polygons and class shares of a dataset, and warnings.
 
-    Little is read, however large the scenes: of label rasters 64 squares of 256 pixels, spread over
-    all of them. Class shares of polygons follow from their areas.
+    Little is read, however large the scenes are: 64 squares of 256 pixels, spread over all label
+    rasters. Class shares of polygons are computed from their areas.
 
     Args:
         dataset: Dataset with its windows loaded.
     """
-    notes: List[Note] = []
-    for part in (_scenes, _labels, _mixed_types, _hidden_bands, _leaks):
+    messages: List[Message] = []
+    for subject in (_scenes, _labels, _mixed_types, _hidden_bands, _leaks):
         try:
-            notes += part(dataset)
-        except (GeoError, RasterBlockError) as error:  # the run ends where it needs that window
-            notes.append((logging.WARNING, str(error)))
-    return notes
+            messages += subject(dataset)
+        # Only a warning: training ends with the same error if it needs the damaged window.
+        except (GeoError, RasterBlockError) as error:
+            messages.append((logging.WARNING, str(error)))
+    return messages
 
 
-def _scenes(dataset: GeoTiffDataset) -> Iterator[Note]:
+def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
     scenes = dataset._scenes
     yield logging.INFO, (
-        f'{_called(dataset)}: {len(scenes)} scene(s), {len(scenes[0]["bands"])} band(s) of '
+        f'{_title(dataset)}: {len(scenes)} scene(s), {len(scenes[0]["bands"])} band(s) of '
         f'{" and ".join(dataset.dtypes)}, {len(dataset):,} windows of {dataset.window} pixels')
     small = [scene for scene in scenes if min(scene['scene_shape']) < dataset.window]
     if small:
         height, width = small[0]['scene_shape']
         yield logging.WARNING, (
-            f'{_called(dataset)}: window={dataset.window} is larger than {len(small)} of '
+            f'{_title(dataset)}: window={dataset.window} is larger than {len(small)} of '
             f'{len(scenes)} scene(s), the first is {small[0]["scene"]} of {width} x {height} '
             f'pixels. The rest of each window is 0 and ignored: set window={min(height, width)} or '
             f'less, or join the scenes (gdalbuildvrt).')
 
 
-def _called(dataset: GeoTiffDataset) -> str:
+def _title(dataset: GeoTiffDataset) -> str:
+    """Return the name of a dataset in messages: its class and its first scene."""
     return f'{type(dataset).__name__} {os.path.join(dataset.data_root or "", dataset.scenes[0])}' \
         + f' and {len(dataset.scenes) - 1} more' * (len(dataset.scenes) > 1)
 
 
-def _labels(dataset: GeoTiffDataset) -> Iterator[Note]:
+def _labels(dataset: GeoTiffDataset) -> Iterator[Message]:
     burnt = [scene for scene in dataset._scenes if isinstance(scene['labels'], BurntLabels)]
     rasters = [scene for scene in dataset._scenes if isinstance(scene['labels'], RasterLabels)]
     if not burnt and not rasters:
-        yield logging.INFO, f'{_called(dataset)}: no labels'
+        yield logging.INFO, f'{_title(dataset)}: no labels'
     if burnt:
         yield from _polygons(dataset, burnt)
     if rasters:
@@ -84,7 +96,7 @@ def _labels(dataset: GeoTiffDataset) -> Iterator[Note]:
         yield from _color_tables(dataset, rasters)
 
 
-def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
+def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
     counts: Dict[str, int] = {}
     areas: Counter = Counter()
     for scene in scenes:
@@ -98,7 +110,7 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
                          for path, count in counts.items()) \
         if len(counts) <= _LISTED else f'{min(counts.values()):,} to {max(counts.values()):,} each'
     yield logging.INFO, (
-        f'{_called(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
+        f'{_title(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
         f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
     yield from ((logging.INFO, vector.guess) for vector in dataset._vectors.values()
                 if vector.guess)
@@ -108,7 +120,7 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
         if isinstance(name, int):
             name = dict(enumerate(dataset._file_classes())).get(name, 'ignored')
         yield logging.INFO, (
-            f'{_called(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
+            f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
             f'(default_class): their file has no field {dataset.class_field!r}, or it is empty')
     bare = [path for path, count in counts.items() if not count]
     if bare:
@@ -121,7 +133,7 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
             f'label files.')
 
 
-def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
+def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
     boxes = list(_boxes([scene['scene_shape'] for scene in scenes]))
     pixel_counts: Counter = Counter()
     for number, box in boxes:
@@ -133,22 +145,22 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
                      if value not in unlabeled})
     ignored = pixels - sum(areas.values())
     known = range(len(dataset._file_classes()))
-    what = f'{len(boxes)} squares of {_SIDE} pixels' if len(boxes) > len(scenes) else 'all pixels'
+    sample = f'{len(boxes)} squares of {_SIDE} pixels' if len(boxes) > len(scenes) else 'all pixels'
     if ignored:
         areas[dataset.ignore_index] = ignored
     yield logging.INFO, (
-        f'{_called(dataset)}: {len(scenes)} label raster(s); shares, from {what}: '
+        f'{_title(dataset)}: {len(scenes)} label raster(s); shares, from {sample}: '
         f'{_shares(dataset, areas, pixels, set(known))}')
-    other = sorted(value + shift for value in areas
-                   if value not in known and value != dataset.ignore_index)
-    if other:
+    unknown = sorted(value + shift for value in areas
+                     if value not in known and value != dataset.ignore_index)
+    if unknown:
         yield logging.WARNING, (
-            f'label rasters hold {_some(other)}, which {len(known)} classes ({shift} to '
+            f'label rasters hold {_some(unknown)}, which {len(known)} classes ({shift} to '
             f'{len(known) - 1 + shift}) do not have; training ends at the first such window. '
             f'Correct the labels, or the classes in metainfo.')
     if pixels and ignored == pixels:
         yield logging.WARNING, (
-            f'no pixel of the label rasters has a label ({what} looked at, the first file is '
+            f'no pixel of the label rasters has a label ({sample} examined, the first file is '
             f'{scenes[0]["labels"].path}): check their no-data value and label_nodata=.')
 
 
@@ -161,13 +173,22 @@ def _boxes(shapes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, Tuple[int, 
     for square in range(_SQUARES):
         number = square * len(shapes) // _SQUARES
         height, width = shapes[number]
-        # Roberts' R2 sequence, whose points are evenly spread from the first on
+        # Roberts' R2 sequence, whose points are evenly spread however many of them are taken.
         column = int(square * 0.7548776662466927 % 1 * max(0, width - _SIDE))
         row = int(square * 0.5698402909980532 % 1 * max(0, height - _SIDE))
         yield number, (column, row, min(_SIDE, width), min(_SIDE, height))
 
 
-def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Any) -> str:
+def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float,
+            drawn: Container[int]) -> str:
+    """Return text on the share of each class.
+
+    Args:
+        dataset: Dataset with the names of the classes.
+        areas: Pixels by class index.
+        pixels: Number of all pixels.
+        drawn: Class indices that have a polygon.
+    """
     texts = []
     for index, name in enumerate(dataset._file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
@@ -178,18 +199,22 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float, drawn: Any) 
                                else '')
 
 
-def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Note]:
-    """Yield a warning if label files have other colors than metainfo: the order may be another."""
+def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
+    """Yield a warning if label files have other colors than metainfo.
+
+    Different colors often mean that the classes are in a different order.
+    """
     classes = dataset._file_classes()
     palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
         'palette')
     for labels in {scene['labels'].path: scene['labels'] for scene in scenes[:_EXAMINED]}.values():
         table = labels.colors()
-        given = {value: color for value, color in table.items() if len(set(color)) > 1}
-        if not given:
-            continue  # none, or shades of gray
-        texts = list(_other_colors(table, given, classes, palette, int(dataset.reduce_zero_label),
-                                   dataset.ignore_index))
+        colored = {value: color for value, color in table.items() if len(set(color)) > 1}
+        # A table of shades of gray says nothing about classes.
+        if not colored:
+            continue
+        texts = list(_color_differences(table, colored, classes, palette,
+                                        int(dataset.reduce_zero_label), dataset.ignore_index))
         if texts:
             yield logging.WARNING, (
                 f'labels {labels.path} have a color table that disagrees with metainfo: '
@@ -199,36 +224,49 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
             return
 
 
-def _other_colors(table: Dict[int, Tuple[int, int, int]], given: Dict[int, Any],
-                  classes: Sequence[str], palette: Any, shift: int, ignore: int) -> Iterator[str]:
+def _color_differences(table: Dict[int, Tuple[int, int, int]],
+                       colored: Dict[int, Tuple[int, int, int]], classes: Sequence[str],
+                       palette: Optional[Sequence[Sequence[int]]], shift: int, ignore: int
+                       ) -> Iterator[str]:
+    """Yield text on each difference between a file's color table and the palette.
+
+    Args:
+        table: Color table of a label file, RGB by value.
+        colored: Entries of the table that are not gray.
+        classes: Names of the classes.
+        palette: Colors of the classes in metainfo.
+        shift: Value of the first class in the file.
+        ignore: Value of ignored pixels.
+    """
     colors = [tuple(map(int, color)) for color in palette or ()][:len(classes)]
     for index, color in enumerate(colors):
-        there = table.get(index + shift)
-        if there is not None and _differ(there, color):
-            same = [classes[other] for other, each in enumerate(colors)
-                    if not _differ(there, each)]
-            yield (f'value {index + shift} is {there} there' + (
+        file_color = table.get(index + shift)
+        if file_color is not None and _differ(file_color, color):
+            same = [classes[number] for number, class_color in enumerate(colors)
+                    if not _differ(file_color, class_color)]
+            yield (f'value {index + shift} is {file_color} there' + (
                 f', which is the color of {same[0]!r}' if same else '')
                 + f', and {classes[index]!r} is {color} here')
-    more = [value for value in given if value >= len(classes) + shift and value != ignore]
-    if len(given) < 200:  # programs fill all 256 entries with colors
-        for value in more:
+    extra = [value for value in colored if value >= len(classes) + shift and value != ignore]
+    # Some programs fill all 256 entries with colors; such entries are not classes.
+    if len(colored) < 200:
+        for value in extra:
             yield f'value {value} is {table[value]} there, and no class here'
 
 
-def _differ(one: Sequence[int], other: Sequence[int]) -> bool:
-    return max(abs(a - b) for a, b in zip(one, other)) > _NEAR
+def _differ(color_a: Sequence[int], color_b: Sequence[int]) -> bool:
+    return max(abs(a - b) for a, b in zip(color_a, color_b)) > _NEAR
 
 
-def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Note]:
+def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
     if len(dataset.dtypes) > 1:
-        of_each = ', '.join(f'{kind} ({path})' for kind, path in dataset.dtypes.items())
+        types = ', '.join(f'{dtype} ({path})' for dtype, path in dataset.dtypes.items())
         yield logging.WARNING, (
-            f'scenes differ in their type of values: {of_each}. One mean and deviation is used for '
-            f'all: convert them to one type and scale, or make a dataset of each.')
+            f'scenes differ in their type of values: {types}. One mean and deviation is used for '
+            f'all: convert them to one type and scale, or make a dataset for each type.')
 
 
-def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Note]:
+def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
     for scene in dataset._scenes[:_EXAMINED]:
         bands = list(scene['bands'])
         hidden = hidden_data_band(Raster(scene['scene'], bands))
@@ -241,8 +279,11 @@ def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Note]:
             return
 
 
-def _leaks(dataset: GeoTiffDataset) -> Iterator[Note]:
-    """Yield a warning if windows of training show nearly all of the ground that is scored."""
+def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
+    """Yield a warning if blocks or margin are smaller than a window.
+
+    Training windows then show most of the ground that the scored part consists of.
+    """
     if dataset.split is None or dataset.split.part == 'train':
         return
     blocks, window = dataset.split.blocks, dataset.window
@@ -264,5 +305,6 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Note]:
             f'(docs/datasets.md).')
 
 
-def _some(things: Sequence[Any]) -> str:
+def _some(things: Sequence[object]) -> str:
+    """Return text with the first few of some values."""
     return ', '.join(map(str, things[:_SHOWN])) + (', ...' if len(things) > _SHOWN else '')

@@ -1,4 +1,14 @@
-"""Transforms that load the image and the labels of a window of a scene."""
+"""Transforms that load the image and the labels of a window of a scene.
+
+They run in the loader's workers and find everything they need in the sample's dict, which
+`GeoTiffDataset` fills. Only `LoadGeoTiffLabels` decides which pixels count (valid, in the part, in
+the area, not scored by a neighbor); training and the counts of classes both use it.
+
+Shapes:
+    img         (side, side, bands) uint8 or float32
+    valid       (side, side) bool
+    gt_seg_map  (side, side) uint8
+"""
 from __future__ import annotations
 
 from pathlib import Path
@@ -43,10 +53,10 @@ class LoadGeoTiffWindow(BaseTransform):
 class LoadGeoTiffLabels(BaseTransform):
     """Transform that reads or burns the labels of a window, after ``LoadGeoTiffWindow``.
 
-    Required keys: ``labels``, ``window``, ``valid``, ``counted`` (the first row that counts and the
-    one behind the last, and the same of the columns; None for all), ``part`` (``ScenePart``; None
-    for all), ``area`` (``SceneArea``; None for all), ``num_classes``, ``ignore_index``. Added:
-    ``gt_seg_map``, uint8 (window, window).
+    Required keys: ``labels``, ``window``, ``valid``, ``counted`` (first row that counts, end of the
+    rows, first column, end of the columns; None if all count), ``part`` (``ScenePart``; None if all
+    pixels count), ``area`` (``SceneArea``; None if all pixels count), ``num_classes``,
+    ``ignore_index``. Added: ``gt_seg_map``, uint8 (window, window).
     """
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
@@ -85,6 +95,7 @@ class LoadGeoTiffLabels(BaseTransform):
 
     @staticmethod
     def _check(indices: np.ndarray, shift: int, results: Dict[str, Any]) -> None:
+        """Raise an error if an index is not a class; ``shift`` was subtracted from the labels."""
         count = results['num_classes']
         bad = (indices < 0) | (indices >= count)
         if bad.any():

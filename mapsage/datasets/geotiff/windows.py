@@ -1,10 +1,30 @@
-"""Windows at random places of scenes, drawn by area or by the classes of their labels."""
+"""Windows at random positions in scenes, drawn by area or by the classes of their labels.
+
+The labels of all scenes are counted once, in small square cells. Drawing then needs the table of
+cells only. `GeoTiffDataset` draws with the random state of the sample, so the table must be the
+same in all processes.
+
+Shapes:
+    cells of a scene   (N, 4) int32: row, column, class, number of pixels
+    cells of all       (N, 5): number of the scene, then as above
+"""
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 from mmengine.dist import get_dist_info
@@ -14,28 +34,43 @@ from mapsage.accelerator import derived_seed
 from mapsage.geo import GeoError, Raster
 
 _KEYS = ('type', 'per_epoch', 'balance', 'redraw', 'seed')
-_CELLS = 8  # cells along a window; a window holds the whole cell that it is drawn at
-_LOOKS = 4  # pixels examined along a cell for whether the scene has data there
-_TILE = 1024  # pixels along a square of labels that is counted at a time
+# Cells along a window. A window contains the whole cell at which it is drawn.
+_CELLS = 8
+# Pixels examined along a cell to find out whether the scene has data there.
+_SAMPLES = 4
+# Side in pixels of the squares of labels that are counted at a time.
+_TILE = 1024
 
 Masks = Callable[[Raster, int, int, int, np.ndarray], np.ndarray]
 """Function of scene, column, row, side and valid pixels that returns a mask, uint8 (side, side)."""
 
 
+class _Random(Protocol):
+    """The functions that ``numpy.random`` and ``RandomState`` have in common and are used here."""
+
+    def random_sample(self) -> float:
+        ...
+
+    def randint(self, low: int, high: int, dtype: type = int) -> int:
+        ...
+
+
 class _Table(NamedTuple):
-    """Cells to draw at: which rows of ``cells``, and the pixels in them and all before."""
+    """Cells to draw at: their rows in the table of cells, and the cumulative sum of pixels."""
 
     rows: np.ndarray
     ends: np.ndarray
 
 
 class RandomWindows:
-    """Windows at random places of scenes, each around a pixel that has a label.
+    """Windows at random positions in scenes, each around a pixel that has a label.
 
-    A window is drawn in three steps: a class, by its share of the windows, or none in particular; a
-    cell of the scenes, by its number of pixels of that class; and a place of the window, such that
-    it holds the cell and lies within the scene. All places that satisfy this are equally likely,
-    so that a class is not always in the middle of its windows.
+    A window is drawn in three steps:
+
+    1. a class, by its share of the windows, or all classes together;
+    2. a cell of the scenes, with a probability proportional to its pixels of that class;
+    3. a position at which the window contains the cell and lies within the scene. All such
+       positions are equally likely, so a class is not always in the middle of its windows.
 
     Args:
         config: Mapping ``windows`` of ``GeoTiffDataset``.
@@ -46,7 +81,8 @@ class RandomWindows:
     Attributes:
         cell: Side of a cell in pixels.
         redraw: Whether each epoch has new windows.
-        per_epoch: Number of windows in an epoch; known after ``settle`` at the latest.
+        per_epoch: Number of windows in an epoch. Without a configured number it is 0 until
+            ``finish``.
 
     Raises:
         GeoError: If a setting is unknown or out of its range.
@@ -60,9 +96,10 @@ class RandomWindows:
         self._balance, self._seed = config.get('balance'), int(config.get('seed', 0))
         self._window, self._classes, self._ignore = window, list(classes), ignore
         self.cell = max(1, window // _CELLS)
-        self._digest = hashlib.blake2b(digest_size=8)  # of the scenes and what is in them
+        # Digest of the scenes and their cells, for __repr__.
+        self._digest = hashlib.blake2b(digest_size=8)
         self._shapes: List[Tuple[int, int]] = []
-        self._found: List[np.ndarray] = []
+        self._counts: List[np.ndarray] = []
         self._tables: List[_Table] = []
 
     def count(self, scene: Raster, masks: Masks) -> np.ndarray:
@@ -70,37 +107,39 @@ class RandomWindows:
         return count_cells(scene, masks, self.cell, self._ignore)
 
     def add(self, scene: Raster, cells: np.ndarray) -> None:
-        """Take the next scene with its cells, as from ``count``."""
-        self._found.append(np.insert(cells, 0, len(self._shapes), 1))
+        """Add the next scene, with the cells that ``count`` returned for it."""
+        self._counts.append(np.insert(cells, 0, len(self._shapes), 1))
         self._digest.update(f'{os.path.basename(scene.path)} {scene.bands} {_size(scene.path)} '
                             f'{hashlib.blake2b(cells.tobytes()).hexdigest()}'.encode())
         self._shapes.append((scene.height, scene.width))
 
-    def settle(self) -> None:
-        """Prepare to draw, once all scenes have been added, and say in the log what is drawn.
+    def finish(self) -> None:
+        """Prepare to draw, once all scenes have been added, and log what will be drawn.
 
         Raises:
             GeoError: If no pixel has a label, or ``balance`` asks for a class without any.
         """
-        found, self._found = np.concatenate(self._found), []
-        if not len(found):
+        cells, self._counts = np.concatenate(self._counts), []
+        if not len(cells):
             raise GeoError(f'no pixel of {len(self._shapes)} scene(s) has data and a label, so '
                            'there is no place for random windows; check the labels, the no-data '
                            'values and split.')
-        self._cells, self._name = found[:, :3], self._digest.hexdigest()
-        del self._digest  # cannot be pickled
-        pixels = np.bincount(found[:, 3], found[:, 4], max(len(self._classes), 1)).astype(np.int64)
+        self._cells, self._name = cells[:, :3], self._digest.hexdigest()
+        # A digest cannot be pickled.
+        del self._digest
+        pixels = np.bincount(cells[:, 3], cells[:, 4], max(len(self._classes), 1)).astype(np.int64)
         if not self.per_epoch:
             self.per_epoch = max(1, round(int(pixels.sum()) / self._window ** 2))
         shares = self._shares(pixels)
-        self._tables = [_table(np.flatnonzero(found[:, 3] == number), found)
+        self._tables = [_build_table(np.flatnonzero(cells[:, 3] == number), cells)
                         for number in np.flatnonzero(shares)]
-        self._tables.append(_table(np.arange(len(found)), found))
+        # The last table, of all cells, is for windows drawn by area.
+        self._tables.append(_build_table(np.arange(len(cells)), cells))
         self._ends = np.cumsum(shares[shares > 0])
         self._report(shares, pixels)
 
-    def draw(self, random: Any) -> Tuple[int, int, int]:
-        """Return scene, column and row of a window.
+    def draw(self, random: _Random) -> Tuple[int, int, int]:
+        """Return the number of the scene, the column and the row of a window.
 
         Args:
             random: ``numpy.random``, whose state a loader seeds for each sample, or a
@@ -114,12 +153,16 @@ class RandomWindows:
         return (int(scene), self._start(int(column), width, random),
                 self._start(int(row), height, random))
 
-    def place(self, index: int) -> Tuple[int, int, int]:
-        """Return scene, column and row of window ``index`` of an epoch like all others."""
+    def draw_fixed(self, index: int) -> Tuple[int, int, int]:
+        """Return scene, column and row of window ``index``, the same in every epoch."""
         return self.draw(np.random.RandomState(derived_seed(self._seed, index)))
 
     def cover(self, number: int, step: int, shape: Tuple[int, ...]) -> np.ndarray:
-        """Return where scene ``number`` has labels, bool ``shape``, in squares of ``step``."""
+        """Return which squares of ``step`` pixels in scene ``number`` have labels.
+
+        Returns:
+            bool array of ``shape``, a value for each square.
+        """
         height, width = self._shapes[number]
         labeled = np.zeros((-(-height // self.cell), -(-width // self.cell)), bool)
         _, row, column = self._cells[self._cells[:, 0] == number].T
@@ -128,14 +171,18 @@ class RandomWindows:
                    for count, side in zip(shape, (height, width))]
         return labeled[middles[0]][:, middles[1]]
 
-    def __repr__(self) -> str:  # the same in every process: it identifies cached samples
+    def __repr__(self) -> str:
+        # The text identifies cached samples, so it must be the same in every process.
         return (f'RandomWindows({self._window}, {self._balance}, {self.redraw}, {self._seed}, '
                 f'{self._name})')
 
-    def __deepcopy__(self, memo: Any) -> RandomWindows:
-        return self  # it never changes, and a copied sample must not copy its tables
+    def __deepcopy__(self, memo: object) -> RandomWindows:
+        # The object does not change after `finish`, and a copy of a sample must not copy its
+        # tables.
+        return self
 
-    def _start(self, cell: int, size: int, random: Any) -> int:
+    def _start(self, cell: int, size: int, random: _Random) -> int:
+        """Draw the first pixel of a window along a side of ``size``, so that it contains a cell."""
         begin, end = cell * self.cell, min((cell + 1) * self.cell, size)
         first = max(end - self._window, 0)
         last = max(min(begin, size - self._window), first)
@@ -181,43 +228,45 @@ def count_cells(scene: Raster, masks: Masks, cell: int, ignore: int) -> np.ndarr
     """Return how many pixels of each class the cells of a scene have.
 
     Args:
-        scene: Scene, which is read at a lower resolution to find places without data.
+        scene: Scene, which is read at a lower resolution to find pixels without data.
         masks: Function that returns the mask of a square of the scene.
         cell: Side of a cell in pixels.
         ignore: Value of mask pixels that are not counted.
 
     Returns:
-        int32 (N, 4): row and column of a cell, class, number of pixels, for all that have any.
+        int32 (N, 4): row and column of a cell, class, number of pixels of that class. Cells without
+        a pixel of a class have no entry for it.
     """
     side = cell * max(1, _TILE // cell)
-    factor = max(1, cell // _LOOKS)
-    found = [np.zeros((0, 4), np.int32)]
+    factor = max(1, cell // _SAMPLES)
+    entries = [np.zeros((0, 4), np.int32)]
     for row in range(0, scene.height, side):
         rows = min(side, scene.height - row)
-        seen: Optional[np.ndarray] = None
+        reduced: Optional[np.ndarray] = None
         if scene.may_have_gaps:
-            seen = scene.read_reduced(factor, row, rows)[1]
-            seen = seen[np.arange(rows) * len(seen) // rows]
+            reduced = scene.read_reduced(factor, row, rows)[1]
+            reduced = reduced[np.arange(rows) * len(reduced) // rows]
         for column in range(0, scene.width, side):
             columns = min(side, scene.width - column)
             valid = np.zeros((side, side), bool)
-            valid[:rows, :columns] = True if seen is None else seen[
-                :, np.arange(column, column + columns) * seen.shape[1] // scene.width]
+            valid[:rows, :columns] = True if reduced is None else reduced[
+                :, np.arange(column, column + columns) * reduced.shape[1] // scene.width]
             if valid.any():
                 mask = masks(scene, column, row, side, valid)
-                found += [np.column_stack((cells + (row // cell, column // cell), np.full(
+                entries += [np.column_stack((cells + (row // cell, column // cell), np.full(
                     len(cells), number), counts)).astype(np.int32)
-                    for number, cells, counts in _counts(mask, cell, ignore)]
-    return np.concatenate(found)
+                    for number, cells, counts in _count_mask(mask, cell, ignore)]
+    return np.concatenate(entries)
 
 
-def _counts(mask: np.ndarray, cell: int, ignore: int) -> Any:
+def _count_mask(mask: np.ndarray, cell: int, ignore: int
+                ) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
     """Yield each class of a mask, its cells as (row, column), and its pixels in them."""
     side = len(mask) // cell
     for number in np.flatnonzero(np.bincount(mask.ravel(), minlength=256)):
         if number != ignore:
-            here = (mask == number).reshape(side, cell, side, cell)
-            counts = here.sum(3, dtype=np.int32).sum(1)
+            is_class = (mask == number).reshape(side, cell, side, cell)
+            counts = is_class.sum(3, dtype=np.int32).sum(1)
             cells = np.argwhere(counts)
             yield int(number), cells, counts[tuple(cells.T)]
 
@@ -226,11 +275,12 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
-def _table(rows: np.ndarray, found: np.ndarray) -> _Table:
-    return _Table(rows, np.cumsum(found[rows, 4], dtype=np.int64))
+def _build_table(rows: np.ndarray, cells: np.ndarray) -> _Table:
+    return _Table(rows, np.cumsum(cells[rows, 4], dtype=np.int64))
 
 
 def _check(config: Mapping[str, Any], classes: Sequence[str]) -> None:
+    """Raise an error if a setting of ``windows`` is unknown or out of its range."""
     def refuse(name: str, expected: str) -> GeoError:
         return GeoError(f'windows has {name}={config.get(name)!r}, expected {expected}.')
 

@@ -121,4 +121,5 @@ def test_areas_that_cannot_be_used(tmp_path: Path, scene: Raster) -> None:
         area.of_scene(Raster(write_raster(tmp_path / 'b.tif', draw_classes(), PIXELS)))
     away = Raster(write_raster(tmp_path / 'c.tif', draw_classes(), DEGREES))
     assert not area.of_scene(away).meets(0, 0, 300, 260)
-    assert 'covers no pixel of' in area.beside(away) and 'EPSG:4326' in area.beside(away)
+    sentence = area.describe_miss(away)
+    assert 'covers no pixel of' in sentence and 'EPSG:4326' in sentence

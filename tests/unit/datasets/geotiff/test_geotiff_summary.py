@@ -105,7 +105,7 @@ def test_unusual_labels(tmp_path: Path) -> None:
     assert f'ignored {100 * (labels == 0).mean():.3g} %' in said(dataset, logging.INFO)[1]
     write_raster(tmp_path / 'empty/a.tif', np.zeros_like(classes))
     (warning,) = said(build_dataset(tmp_path, labels='empty', label_nodata=0), logging.WARNING)
-    assert 'no pixel of the label rasters has a label (all pixels looked at' in warning
+    assert 'no pixel of the label rasters has a label (all pixels examined' in warning
     assert said(build_dataset(tmp_path, labels=None), logging.INFO)[1].endswith('no labels')
 
 
