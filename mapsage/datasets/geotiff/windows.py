@@ -13,18 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from typing import (
-    Any,
-    Callable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from mmengine.dist import get_dist_info
@@ -43,16 +32,6 @@ _TILE = 1024
 
 Masks = Callable[[Raster, int, int, int, np.ndarray], np.ndarray]
 """Function of scene, column, row, side and valid pixels that returns a mask, uint8 (side, side)."""
-
-
-class _Random(Protocol):
-    """The functions that ``numpy.random`` and ``RandomState`` have in common and are used here."""
-
-    def random_sample(self) -> float:
-        ...
-
-    def randint(self, low: int, high: int, dtype: type = int) -> int:
-        ...
 
 
 class _Table(NamedTuple):
@@ -138,7 +117,7 @@ class RandomWindows:
         self._ends = np.cumsum(shares[shares > 0])
         self._report(shares, pixels)
 
-    def draw(self, random: _Random) -> Tuple[int, int, int]:
+    def draw(self, random: Any) -> Tuple[int, int, int]:
         """Return the number of the scene, the column and the row of a window.
 
         Args:
@@ -181,7 +160,7 @@ class RandomWindows:
         # tables.
         return self
 
-    def _start(self, cell: int, size: int, random: _Random) -> int:
+    def _start(self, cell: int, size: int, random: Any) -> int:
         """Draw the first pixel of a window along a side of ``size``, so that it contains a cell."""
         begin, end = cell * self.cell, min((cell + 1) * self.cell, size)
         first = max(end - self._window, 0)
