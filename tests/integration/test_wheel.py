@@ -22,8 +22,8 @@ from mapsage.version import __version__
 
 BYTES = 3_000_000
 SOURCES = ('mapsage', 'mapsage_launcher', 'configs', 'tools', 'scripts', 'pyproject.toml',
-           'setup.py', 'MANIFEST.in', 'README.md', 'LICENSE')
-SDIST = 'import setuptools.build_meta as backend; backend.build_sdist("../sdist")'
+           'README.md', 'LICENSE')
+SDIST = 'import hatchling.build as backend; backend.build_sdist("../sdist")'
 PRINT = '#!/bin/sh\necho "ran <$*> in <$(pwd)>"; echo "then <${MAPSAGE_THEN:-}>"\n'
 
 
@@ -33,18 +33,9 @@ def check_call(*command: Any, folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def builds_without_a_download() -> bool:
-    """Whether this environment's setuptools makes wheels by itself, as from 70.1 on."""
-    import setuptools
-    return tuple(map(int, setuptools.__version__.split('.')[:2])) >= (70, 1)
-
-
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a source distribution where this environment makes one.
-
-    It is made of a copy: setuptools leaves folders beside its sources.
-    """
+    """The wheel, built from a source distribution of a copy of the checkout."""
     folder = tmp_path_factory.mktemp('build')
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -52,13 +43,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
                             ignore=shutil.ignore_patterns('node_modules'))
         else:
             shutil.copy(str(ROOT / name), str(folder / 'copy'))
-    source, options = folder / 'copy', []
-    if builds_without_a_download():
-        check_call(sys.executable, '-c', SDIST, folder=source)
-        source, = (folder / 'sdist').glob('*.tar.gz')
-        options = ['--no-build-isolation']
-    check_call(sys.executable, '-m', 'pip', 'wheel', '--no-deps', *options, '-w', folder / 'dist',
-               source, folder=folder)
+    check_call(sys.executable, '-c', SDIST, folder=folder / 'copy')
+    source, = (folder / 'sdist').glob('*.tar.gz')
+    check_call(sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w',
+               folder / 'dist', source, folder=folder)
     found, = (folder / 'dist').glob('*.whl')
     return found
 
@@ -106,6 +94,9 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     for folder, pattern in (('configs', '**/*.py'), ('configs', '**/*.txt'), ('tools', '*.py')):
         for path in (ROOT / folder).glob(pattern):
             assert f'mapsage/.mim/{path.relative_to(ROOT).as_posix()}' in names
+    for package in ('mapsage', 'mapsage_launcher'):
+        for path in (ROOT / package).rglob('*.py'):
+            assert path.relative_to(ROOT).as_posix() in names
     assert {'mapsage/viewer/web/viewer.js', 'mapsage/viewer/web/LICENSES.txt', 'mapsage/py.typed',
             'mapsage/accelerator/simulator/backend.cpp', 'mapsage_launcher/command.py'} <= names
     unwanted = ('tests/', 'benchmarks', 'node_modules', '__pycache__', 'run_tests', 'accept_')
