@@ -101,6 +101,13 @@ class Accelerator(abc.ABC):
     def set_device(self, local_rank: int) -> None:
         """Make the :meth:`device` of ``local_rank`` the current device of this process."""
 
+    def replace_operations(self) -> None:
+        """Replace functions of PyTorch that fail on the device, if there are any.
+
+        Called when the accelerator becomes the current one; further calls have no effect.
+        """
+        return
+
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Wait until all work queued on the current device has finished."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from ._vendor import ask_vendor, import_vendor
 from .base import Accelerator, AcceleratorError, Supports
+from .xla_batch_norm import replace_batch_norm
 
 _AGENT_STORE = 'TORCHELASTIC_USE_AGENT_STORE'
 _DDP_OPTIONS = ('broadcast_buffers', 'find_unused_parameters', 'bucket_cap_mb')
@@ -58,6 +59,9 @@ class GcuT20Accelerator(Accelerator):
 
     def set_device(self, local_rank: int) -> None:
         self._gcu.set_device(self._index(local_rank))
+
+    def replace_operations(self) -> None:
+        replace_batch_norm()
 
     def synchronize(self) -> None:
         self.flush()

@@ -76,6 +76,7 @@ def explain(chosen: Accelerator, requested: str = 'auto') -> str:
 def set_current_accelerator(accelerator: Accelerator) -> Accelerator:
     """Make ``accelerator`` the current one of this process, and return it."""
     global _current
+    accelerator.replace_operations()
     _current = accelerator
     return accelerator
 

@@ -7,6 +7,7 @@ import torch
 
 from ._vendor import ask_vendor, import_vendor
 from .base import Accelerator, Supports
+from .xla_batch_norm import replace_batch_norm
 
 
 class XlaAccelerator(Accelerator):
@@ -49,6 +50,9 @@ class XlaAccelerator(Accelerator):
 
     def set_device(self, local_rank: int) -> None:
         return None
+
+    def replace_operations(self) -> None:
+        replace_batch_norm()
 
     def synchronize(self) -> None:
         self._xla.sync()

@@ -18,7 +18,6 @@ from . import (  # noqa: E402
     pinned_samples,
     quiet_import,
     tta_scores,
-    xla_batch_norm,
 )
 
 checkpoint_contents.apply()
@@ -35,4 +34,3 @@ mlflow_store.apply()
 pinned_samples.apply()
 quiet_import.apply()
 tta_scores.apply()
-xla_batch_norm.apply()

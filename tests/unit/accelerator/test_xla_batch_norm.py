@@ -9,6 +9,8 @@ import torch
 from ranks import run_ranks
 from torch import nn
 
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+
 pytest.importorskip('torch_xla', reason='torch_xla is not installed: the xla leg runs this')
 
 
@@ -16,7 +18,7 @@ def compare_with_the_cpu() -> None:
     """Compare outputs and gradients, in a process whose first backward pass this is."""
     import torch_xla
 
-    import mapsage  # noqa: F401  (applies the patch)
+    set_current_accelerator(resolve_accelerator('xla'))
     torch.manual_seed(0)
     for norm, shape in ((nn.BatchNorm2d, (2, 4, 3, 5)), (nn.BatchNorm1d, (6, 4))):
         for affine in (True, False):
