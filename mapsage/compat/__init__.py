@@ -1,7 +1,13 @@
-"""Patches for gaps in the host packages, one file each, applied before other imports."""
+"""Patches for gaps in the host packages (PyTorch, MMEngine, MMSegmentation), one file each.
+
+``import mapsage`` applies them before it imports anything else of MapSage. Every file says which
+gap it closes and when it can be removed. Gaps of a vendor's device stack are closed by the
+accelerator, see ``Accelerator.replace_operations``.
+"""
 from . import mmcv_ops
 
-mmcv_ops.apply()  # before mmengine's runner, which checks for mmcv's ops
+# Before the next imports, which import mmengine's runner: it checks for mmcv's ops.
+mmcv_ops.apply()
 
 from . import (  # noqa: E402
     checkpoint_contents,

@@ -1,8 +1,8 @@
-"""Load checkpoints without executing code in them.
+"""Load checkpoints without running code in them.
 
 Gap: mmengine 0.10.7 calls ``torch.load`` without options. From torch 2.6 on, this refuses its
 own checkpoints (HistoryBuffer); with older torch it unpickles anything, as onedl-mmengine does when
-other ways fail. Here an allow-list decides, with every torch. Neither reads safetensors files.
+other ways fail. Here an allow-list decides, with every torch. Neither mmengine reads safetensors.
 Remove when: the host's loader of local files has an allow-list and no fallback.
 """
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 import re
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import IO, Any, Callable, Dict, Optional, Tuple, Union
 from urllib.parse import urlparse
 
 import numpy as np
@@ -29,8 +29,8 @@ from mapsage.json_text import parse_json
 
 # Since torch 2.6 the allow-list of torch.load(weights_only=True) accepts (object, name) pairs.
 _HAS_ALLOW_LIST = hasattr(torch.serialization, 'safe_globals')
-
-
+# Argument map_location of torch.load.
+_MapLocation = Union[None, str, torch.device, Callable[..., Any], Dict[str, str]]
 # Messages with which torch's weights_only unpickler refuses an object (2.6 to 2.13).
 _REFUSED = re.compile(r'Unsupported global|unrecognized function|[Uu]nsupported class|'
                       r'Can only (build|create|SETITEM|SETITEMS)|Trying to (load|instantiate)|'
@@ -41,7 +41,7 @@ class UnsafeCheckpointError(UserError, pickle.UnpicklingError):
     """A checkpoint contains an object that is not on the allow-list."""
 
 
-def load_from_local(filename: str, map_location: Any = None) -> Any:
+def load_from_local(filename: str, map_location: _MapLocation = None) -> Dict[str, Any]:
     """Load a local checkpoint file.
 
     Args:
@@ -50,8 +50,8 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        UnsafeCheckpointError: If it holds anything but tensors, plain containers, NumPy arrays and
-            types of MMEngine that cannot run code.
+        UnsafeCheckpointError: If the file contains anything but tensors, plain containers, NumPy
+            arrays and types of MMEngine that cannot run code.
         RuntimeError: If the file is truncated or is not a checkpoint.
     """
     filename = os.path.expanduser(filename)
@@ -59,28 +59,29 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
         raise FileNotFoundError(f'checkpoint {filename} does not exist.')
     if filename.endswith('.safetensors'):
         return _read_safetensors(filename, map_location)
-    file = open(filename, 'rb')
-    try:
-        return read_checkpoint(file, map_location)
-    except Exception as error:  # errors of damaged files have no common class
-        reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
-        if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
-            raise UnsafeCheckpointError(
-                f'checkpoint {filename} holds objects that could run code when loaded: {reason} If '
-                f'you trust its author, load it once yourself and save its state_dict alone.'
-            ) from error
-        raise RuntimeError(
-            f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
-            f'({type(error).__name__}: {reason}).') from error
-    finally:
-        file.close()
+    with open(filename, 'rb') as file:
+        try:
+            return read_checkpoint(file, map_location)
+        # All errors, because errors of damaged files have no common class.
+        except Exception as error:
+            reason = str(error).split('WeightsUnpickler error:')[-1].strip().split('\n')[0]
+            if isinstance(error, UnsafeCheckpointError) or _REFUSED.search(str(error)):
+                raise UnsafeCheckpointError(
+                    f'checkpoint {filename} holds objects that could run code when loaded: '
+                    f'{reason} If you trust its author, load it once yourself and save only its '
+                    f'state_dict.') from error
+            raise RuntimeError(
+                f'checkpoint {filename} is truncated or damaged, or no checkpoint at all '
+                f'({type(error).__name__}: {reason}).') from error
 
 
-def _read_safetensors(filename: str, map_location: Any) -> Dict[str, Any]:
-    """Return the weights of a safetensors file, with the ``meta`` that a model card has in it."""
+def _read_safetensors(filename: str, map_location: _MapLocation) -> Dict[str, Any]:
+    """Return the weights of a safetensors file, and the ``meta`` that a model card stores in it."""
     from safetensors import SafetensorError
     from safetensors.torch import load
-    with open(filename, 'rb') as file:  # safetensors itself opens no name that is not UTF-8
+
+    # Read here, because safetensors cannot open a path that is not UTF-8.
+    with open(filename, 'rb') as file:
         content = file.read()
     try:
         weights = load(content)
@@ -97,10 +98,15 @@ def _read_safetensors(filename: str, map_location: Any) -> Dict[str, Any]:
     return dict(state_dict=weights, meta=meta)
 
 
-def read_checkpoint(file: Any, map_location: Any = None) -> Any:
-    """Read a checkpoint from a binary file; whatever is wrong with it, an error is raised."""
+def read_checkpoint(file: IO[bytes], map_location: _MapLocation = None) -> Dict[str, Any]:
+    """Read a checkpoint from a binary file.
+
+    Raises:
+        Exception: If the file is damaged or contains objects that are not on the allow-list; the
+            type depends on torch.
+    """
     if _HAS_ALLOW_LIST:
-        pairs: Any = [(thing, name) for name, thing in _allowed().items()]
+        pairs: Any = [(allowed, name) for name, allowed in _allowed().items()]
         with torch.serialization.safe_globals(pairs):
             return torch.load(file, map_location=map_location, weights_only=True)
     return torch.load(file, map_location=map_location, pickle_module=_RestrictedPickle)
@@ -111,30 +117,30 @@ def apply() -> bool:
     CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
     CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), loader=load_from_http,
                                      force=True)
-    # The loaders of torchvision:// and open-mmlab:// call it by this name.
+    # The loaders of torchvision:// and open-mmlab:// look this function up in the module.
     checkpoint.load_from_http = load_from_http
     HistoryBuffer.__getstate__ = _state_of_buffer  # type: ignore[method-assign]
     return True
 
 
 def _state_of_buffer(buffer: HistoryBuffer) -> Dict[str, Any]:
-    """Return what is pickled of a buffer.
+    """Return the state of a buffer for pickle, without statistics that users have registered.
 
-    The class has the statistics that users have registered with it, whatever a file holds.
+    The allow-list refuses these functions, and the class has them anyway.
     """
     return dict(vars(buffer), statistics_methods={
         name: method for name, method in buffer._statistics_methods.items()
         if name in _METHODS[HistoryBuffer]})
 
 
-def load_from_http(filename: str, map_location: Any = None,
-                   model_dir: Optional[str] = None) -> Any:
-    """Download a checkpoint once for each node, and load it like a local one. Collective.
+def load_from_http(filename: str, map_location: _MapLocation = None,
+                   model_dir: Optional[str] = None) -> Dict[str, Any]:
+    """Download a checkpoint once per node, and load it like a local one. Collective.
 
     Args:
         filename: URL of the checkpoint.
         map_location: Device mapping, as for ``torch.load``.
-        model_dir: Folder to keep the file in; None for that of torch.hub.
+        model_dir: Folder for the file; None for torch.hub's folder.
     """
     folder = model_dir or os.path.join(torch.hub.get_dir(), 'checkpoints')
     path = os.path.join(folder, os.path.basename(urlparse(filename).path))
@@ -146,40 +152,42 @@ def load_from_http(filename: str, map_location: Any = None,
 
 
 class _OneCycle:
-    """Takes the place of OneCycleParamScheduler, whose state names one of its two functions."""
+    """Stand-in for OneCycleParamScheduler in a state, which names one of these two functions."""
 
     _annealing_cos = staticmethod(OneCycleParamScheduler._annealing_cos)
     _annealing_linear = staticmethod(OneCycleParamScheduler._annealing_linear)
 
 
-# Methods that MMEngine's states pickle by way of ``getattr``.
-_METHODS: Dict[Any, Tuple[str, ...]] = {
+# Methods that MMEngine's states pickle as calls of ``getattr``.
+_METHODS: Dict[type, Tuple[str, ...]] = {
     HistoryBuffer: ('min', 'max', 'current', 'mean'),
     _OneCycle: ('_annealing_cos', '_annealing_linear')}
 
 
-def _method(owner: Any, name: str) -> Any:
-    """Replacement of ``getattr``, which gives only the methods above."""
+def _get_method(owner: object, name: str) -> Callable[..., object]:
+    """Replacement of ``getattr`` in a checkpoint, which returns only the methods above."""
     if not isinstance(owner, type) or name not in _METHODS.get(owner, ()):
         raise UnsafeCheckpointError(f'it asks for attribute {name!r} of {owner!r}.')
     return getattr(owner, name)
 
 
 def _allowed() -> Dict[str, Callable[..., Any]]:
-    # numpy 1.26 has a stub of numpy._core
+    # By the version, because numpy 1.26 has a stub of numpy._core.
     core: Any = getattr(np, '_core' if np.__version__ >= '2' else 'core')
     allowed: Dict[str, Any] = {
         'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
-        'builtins.getattr': _method,
+        'builtins.getattr': _get_method,
         'builtins.frozenset': frozenset,
-        'builtins.bytes': bytes,  # empty arrays and texts of bytes call it
+        # Called by empty arrays and by bytes.
+        'builtins.bytes': bytes,
         f'{OneCycleParamScheduler.__module__}.OneCycleParamScheduler': _OneCycle,
         'numpy.ndarray': np.ndarray,
         'numpy.dtype': np.dtype,
     }
     for kind in (ConfigDict, BaseDataElement, InstanceData, LabelData, PixelData):
         allowed[f'{kind.__module__}.{kind.__qualname__}'] = kind
-    for package in ('numpy.core', 'numpy._core'):  # NumPy 1 and 2 read each other's files
+    # Both names, so that NumPy 1 and 2 can read each other's files.
+    for package in ('numpy.core', 'numpy._core'):
         for name in ('_reconstruct', 'scalar'):
             allowed[f'{package}.multiarray.{name}'] = getattr(core.multiarray, name)
     for code in '?bhilqBHILQefdgFDGUS':
@@ -201,22 +209,22 @@ class _RestrictedPickle:
 
     class Unpickler(pickle.Unpickler):
 
-        def find_class(self, module: str, name: str) -> Any:
+        def find_class(self, module: str, name: str) -> object:
             module = {'__builtin__': 'builtins'}.get(module, module)
-            full = f'{module}.{name}'
-            if full in _allowed():
-                return _allowed()[full]
-            thing: Optional[Any] = getattr(torch, name, None) if module == 'torch' else None
-            if (full in _RestrictedPickle._PLAIN or isinstance(thing, torch.dtype)
-                    or (thing is not None and name.endswith('Storage'))
+            full_name = f'{module}.{name}'
+            if full_name in _allowed():
+                return _allowed()[full_name]
+            attribute: object = getattr(torch, name, None) if module == 'torch' else None
+            if (full_name in _RestrictedPickle._PLAIN or isinstance(attribute, torch.dtype)
+                    or (attribute is not None and name.endswith('Storage'))
                     or (module == 'torch._utils' and name in _RestrictedPickle._TORCH_NAMES)):
                 return super().find_class(module, name)
-            raise UnsafeCheckpointError(f'{full} is not on the allow-list.')
+            raise UnsafeCheckpointError(f'{full_name} is not on the allow-list.')
 
     @staticmethod
-    def load(file: Any, **kwargs: Any) -> Any:
+    def load(file: IO[bytes], **kwargs: Any) -> object:
         return _RestrictedPickle.Unpickler(file, **kwargs).load()
 
     @staticmethod
-    def loads(data: bytes, **kwargs: Any) -> Any:
+    def loads(data: bytes, **kwargs: Any) -> object:
         return _RestrictedPickle.load(io.BytesIO(data), **kwargs)

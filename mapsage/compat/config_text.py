@@ -7,24 +7,25 @@ Remove when: ``Config.pretty_text`` of every supported mmengine caches its text.
 """
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Dict
 
 from mmengine.config import Config
 
 _format = Config.pretty_text.fget
-_formatted: Dict[str, str] = {}  # only the last one, because a run has one config
+# Content -> text of the last config only, because a run has one config.
+_cache: Dict[str, str] = {}
 
 
-def _pretty_text(config: Any) -> str:
+def _pretty_text(config: Config) -> str:
     """Return the formatted Python text of a config."""
-    asked = repr((config.to_dict(), getattr(config, '_format_python_code', True)))
-    if asked not in _formatted:
+    content = repr((config.to_dict(), getattr(config, '_format_python_code', True)))
+    if content not in _cache:
         text = _format(config)
-        _formatted.clear()
-        _formatted[asked] = text
-    return _formatted[asked]
+        _cache.clear()
+        _cache[content] = text
+    return _cache[content]
 
 
 def apply() -> None:
-    """Replace mmengine's property by one with a cache."""
+    """Replace mmengine's property with one that has a cache."""
     Config.pretty_text = property(_pretty_text)

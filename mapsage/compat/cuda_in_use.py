@@ -4,15 +4,14 @@ Gap: MMEngine (0.10.7 and onedl-mmengine) takes a visible GPU for the run's devi
 with GPUs, a run on the CPU or on another vendor's devices therefore initializes CUDA to list the
 GPUs in the log, and asks CUDA for the memory of ``model.output_device``, which fails with "Expected
 a cuda device" where the outputs are elsewhere, as they may be in a model over a GPU and the CPU.
-Remove when: mmengine asks ``get_device()`` there, and asks for the memory of CUDA devices alone.
+Remove when: mmengine asks ``get_device()`` there, and queries the memory of CUDA devices only.
 """
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from mmengine.device import get_device, get_max_cuda_memory, is_cuda_available
-from mmengine.runner import LogProcessor
+from mmengine.runner import LogProcessor, Runner
 
 # By name, because mmengine.utils.dl_utils.collect_env is also the name of a function.
 _MODULES = ('mmengine.hooks.empty_cache_hook', 'mmengine.runner.log_processor',
@@ -25,8 +24,8 @@ def _uses_cuda() -> bool:
     return get_device() == 'cuda' and is_cuda_available()
 
 
-def _max_memory(self: LogProcessor, runner: Any) -> int:
-    """Return the highest peak in MiB of the CUDA devices that hold parameters of the model."""
+def _max_memory(self: LogProcessor, runner: Runner) -> int:
+    """Return the highest memory peak, in MiB, of the CUDA devices with parameters of the model."""
     devices = {parameter.device for parameter in runner.model.parameters() if parameter.is_cuda}
     if not devices:
         return _host_max_memory(self, runner)
@@ -35,7 +34,7 @@ def _max_memory(self: LogProcessor, runner: Any) -> int:
 
 
 def apply() -> None:
-    """Replace the question in MMEngine's modules, and the query of the memory."""
+    """Replace the test for CUDA in MMEngine's modules, and the query of the memory."""
     for name in _MODULES:
         setattr(importlib.import_module(name), 'is_cuda_available', _uses_cuda)  # noqa: B010
     LogProcessor._get_max_memory = _max_memory

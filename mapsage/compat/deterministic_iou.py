@@ -6,19 +6,23 @@ Remove when: mmseg counts without ``histc``, or PyTorch computes it on CUDA in t
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
 
 import torch
 
 
 def apply() -> None:
-    """Count on the host in deterministic mode; counts are whole numbers, equal on every device."""
+    """Make the metric count on the host in deterministic mode.
+
+    The results stay the same: counts are whole numbers, equal on every device.
+    """
     from mmseg.evaluation import IoUMetric
     intersect_and_union = IoUMetric.intersect_and_union
 
-    def counted(pred_label: torch.Tensor, label: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def count(pred_label: torch.Tensor, label: torch.Tensor, *args: Any,
+              **kwargs: Any) -> Tuple[torch.Tensor, ...]:
         if torch.are_deterministic_algorithms_enabled():
             pred_label, label = pred_label.cpu(), label.cpu()
         return intersect_and_union(pred_label, label, *args, **kwargs)
 
-    IoUMetric.intersect_and_union = staticmethod(counted)
+    IoUMetric.intersect_and_union = staticmethod(count)

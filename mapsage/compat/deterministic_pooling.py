@@ -7,7 +7,7 @@ Remove when: tests/cuda/test_deterministic_training.py passes without this file.
 """
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional, Tuple, Union
 
 import torch
 from torch._jit_internal import BroadcastingList2  # type: ignore[attr-defined]
@@ -17,7 +17,7 @@ _adaptive_avg_pool2d = functional.adaptive_avg_pool2d
 
 
 def _deterministic_pool(input: torch.Tensor, output_size: BroadcastingList2[int]) -> torch.Tensor:
-    # TorchScript must not compile the rest, as in PyTorch's own interpolate().
+    # TorchScript must not compile the deterministic path, as in PyTorch's own interpolate().
     if not torch.jit.is_scripting():
         if (input.is_cuda and input.requires_grad
                 and torch.are_deterministic_algorithms_enabled()):
@@ -25,11 +25,14 @@ def _deterministic_pool(input: torch.Tensor, output_size: BroadcastingList2[int]
     return _adaptive_avg_pool2d(input, output_size)
 
 
-def _pool(input: torch.Tensor, output_size: Any) -> torch.Tensor:
+def _pool(input: torch.Tensor,
+          output_size: Union[int, Tuple[Optional[int], Optional[int]]]) -> torch.Tensor:
     sides = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
     if tuple(sides) == (1, 1):
-        return _adaptive_avg_pool2d(input, output_size)  # a mean, which is deterministic
-    # All windows in one row of the output have equal height, so means of means are their means.
+        # A mean over all pixels, which is deterministic in PyTorch.
+        return _adaptive_avg_pool2d(input, output_size)
+    # All windows in one row of the output have equal height, so the mean over a window is the mean
+    # of its rows' means.
     return _pool_side(_pool_side(input, -2, sides[0]), -1, sides[1])
 
 
@@ -45,6 +48,6 @@ def _pool_side(input: torch.Tensor, dim: int, count: Optional[int]) -> torch.Ten
 
 
 def apply() -> None:
-    """Replace PyTorch's function where PyTorch is built for CUDA."""
+    """Replace PyTorch's function if PyTorch is built for CUDA."""
     if torch.version.cuda is not None:
         functional.adaptive_avg_pool2d = _deterministic_pool

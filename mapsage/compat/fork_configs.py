@@ -14,6 +14,6 @@ _FORK = 'onedl-mmsegmentation'
 
 
 def apply() -> None:
-    """Name the fork where it is installed and MMSegmentation's own distribution is not."""
+    """Name the fork if it is installed and MMSegmentation's own distribution is not."""
     if not is_installed(MODULE2PACKAGE['mmseg']) and is_installed(_FORK):
         MODULE2PACKAGE['mmseg'] = _FORK

@@ -1,8 +1,9 @@
 """Ask git for the commit once instead of at every checkpoint.
 
 Gap: mmengine's ``Runner.save_checkpoint`` starts a git process each time, and waits until its pipe
-ends. A loader worker that another thread forks at that moment holds the pipe's other end for as
-long as it lives, and the training hangs: so seen with dynamic sampling ahead of the training.
+is closed. If another thread forks a loader worker at that moment, the worker inherits the pipe and
+keeps it open as long as it lives, and the training hangs. This happened with dynamic sampling ahead
+of the training.
 Remove when: ``get_git_hash`` of every supported mmengine caches its answer.
 """
 from __future__ import annotations

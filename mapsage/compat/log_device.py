@@ -1,10 +1,10 @@
-"""Build a logger where ranks outnumber the visible cards.
+"""Build a logger even if there are more ranks than visible cards.
 
-Gap: mmengine's logger asks for the card of ``LOCAL_RANK`` by its position among the visible CUDA
-devices, whichever device the run uses, to put its index into the names of other ranks' log files.
-Where there is no such position it raises ``IndexError: list index out of range``: for CPU and
-simulated ranks on a machine with fewer cards, for ranks that see one card each, and in place of the
-sentence that refuses more ranks than cards. It also starts CUDA's driver in runs on the CPU.
+Gap: mmengine's logger looks up the card of ``LOCAL_RANK`` among the visible CUDA devices, whichever
+device the run uses, to put the card's index into the names of log files of ranks other than 0. If
+there is no such card, it raises ``IndexError: list index out of range``: for CPU and simulated
+ranks on a machine with fewer cards, for ranks that see one card each, and instead of MapSage's
+error about more ranks than cards. It also starts CUDA's driver in runs on the CPU.
 Remove when: mmengine builds its logger for ``LOCAL_RANK=1`` with one visible CUDA device.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make mmseg importable where mmcv has no compiled ops.
+"""Make mmseg importable if mmcv has no compiled ops.
 
 Gap: ``mmseg.models`` 1.2.2 imports ``mmcv.ops`` unguarded (losses/focal_loss.py, san_head.py,
 utils/point_sample.py, utils/mask_classification.py), and ``mmcv.ops`` loads ``mmcv._ext``, which
@@ -23,9 +23,9 @@ class MissingOpError(UserError, RuntimeError):
 
 
 class _MissingOps(types.ModuleType):
-    """Stand-in for ``mmcv._ext``: any op can be imported; calling it says what to install."""
+    """Stand-in for ``mmcv._ext``: any op can be imported, and its call says what to install."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith('__'):
             raise AttributeError(name)
 

@@ -1,8 +1,8 @@
-"""Pin the labels of a batch too where a loader has ``pin_memory=True``.
+"""Also pin the labels of a batch if a loader has ``pin_memory=True``.
 
 Gap: PyTorch's loader pins tensors in containers, and objects with a method ``pin_memory``.
-MMEngine's data elements have none, so that labels stayed in pageable memory, and the host waited
-for each copy of one to the device.
+MMEngine's data elements lack the method, so labels stay in pageable memory, and the host waits for
+each copy of a label to the device.
 Remove when: mmengine's ``BaseDataElement`` has the method.
 """
 from __future__ import annotations
