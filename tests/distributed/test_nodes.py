@@ -19,7 +19,7 @@ from support import main_leg
 
 from mapsage.distributed.nodes import heartbeat
 from mapsage.distributed.nodes.heartbeat import leave_heartbeat
-from mapsage.engine import nodes
+from mapsage.engine import node_settings, nodes
 from mapsage.engine.nodes import NodesDifferError, compare_data, meet_nodes
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
@@ -136,7 +136,7 @@ def differ(what: str) -> str:
     """Rank 1 has another config, other code, another number of ranks or other data."""
     odd = os.environ['RANK'] == '1'
     if what == 'code' and odd:
-        nodes.code_digest = lambda: '0123abcd'  # type: ignore[assignment]
+        node_settings.code_digest = lambda: '0123abcd'  # type: ignore[assignment]
     if what == 'ranks':
         os.environ[ELASTIC_VARIABLE] = '2:3'
     depth = 34 if what == 'config' and odd else 18

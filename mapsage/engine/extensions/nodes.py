@@ -1,6 +1,6 @@
 """Runs on several machines: compare code, config and data, and start the heartbeat.
 
-The comparisons themselves are in ``engine/nodes.py``.
+The comparisons themselves are in ``engine/nodes.py`` and ``node_settings.py``.
 """
 from __future__ import annotations
 

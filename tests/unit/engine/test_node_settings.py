@@ -1,4 +1,4 @@
-"""What is compared between the nodes of a job."""
+"""Comparison of the nodes of a job, and the watch between them."""
 from __future__ import annotations
 
 import functools
@@ -9,7 +9,7 @@ from mmengine.config import Config
 
 from mapsage.distributed.nodes.heartbeat import node_place
 from mapsage.engine import nodes
-from mapsage.engine.nodes import different_settings, flat_config
+from mapsage.engine.node_settings import different_settings, flat_config
 
 
 def test_texts_of_a_config_are_those_of_any_process() -> None:
@@ -26,28 +26,28 @@ def test_under_open_mpi_the_node_of_slurm_is_that_of_mpirun() -> None:
 
 
 def test_two_hosts_with_one_number_are_not_watched() -> None:
-    every = {rank: dict(node=0, host=f'h{rank}', watch={'local': ''}) for rank in range(2)}
+    facts = {rank: nodes.RankFacts(0, f'h{rank}', watch={'local': ''}) for rank in range(2)}
     with pytest.warns(UserWarning, match='several hosts the same node number'):
-        nodes._watch_each_other(nodes.NodePlace(0, 2), every, 0, None, 1.0)
+        nodes._watch_each_other(nodes.NodePlace(0, 2), facts, 0, None, 1.0)
     assert not nodes.has_heartbeat()
 
 
 def test_a_process_by_itself_in_an_allocation_of_two_nodes_is_not_watched(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, 'node_place', lambda: nodes.NodePlace(0, 2))
-    monkeypatch.setattr(nodes, 'own_settings', None)  # would fail
+    monkeypatch.setattr(nodes, 'describe_settings', None)  # would fail
     assert nodes.meet_nodes(Config(), '/', 1.0) == ''
 
 
 def test_a_folder_that_cannot_be_read_is_not_seen(tmp_path: Path) -> None:
     (tmp_path / 'a').touch()
-    assert nodes._holds(str(tmp_path), 'a')
-    assert not nodes._holds(str(tmp_path / 'none'), 'a')
+    assert nodes._lists(str(tmp_path), 'a')
+    assert not nodes._lists(str(tmp_path / 'none'), 'a')
 
 
 def test_a_data_root_that_differs_is_named_with_the_way_on() -> None:
-    told = different_settings({
+    text = different_settings({
         name: dict(config={'data_root': root}) for name, root in [('a', '/x/d'), ('b', '/y/d')]})
-    assert '  config data_root: /x/d on a; /y/d on b\n' in told
-    assert told.endswith('such as a symbolic link.')
+    assert '  config data_root: /x/d on a; /y/d on b\n' in text
+    assert text.endswith('such as a symbolic link.')
     assert 'link' not in different_settings({'a': dict(config={'k': '1'}), 'b': dict(config={})})
