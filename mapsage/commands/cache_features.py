@@ -36,7 +36,7 @@ from mapsage.version import __version__
 
 from . import cli
 from .cache_checks import check_features, check_model, check_repeatable
-from .config_checks import read_config
+from .configs import read_config
 
 # Ranks wait for each other after they have computed their parts, which may take unequally long.
 _TIMEOUT_SECONDS = 7 * 24 * 3600

@@ -38,7 +38,7 @@ from mapsage.wrappers import place_module
 from mapsage.wrappers.memory_layout import put_channels_last
 from mapsage.wrappers.optim_wrapper import parse_dtype
 
-from .config_checks import build_model, read_config
+from .configs import build_model, read_config
 
 # Ranks wait for each other after their strips are predicted, which may take unequally long.
 _TIMEOUT_SECONDS = 7 * 24 * 3600

@@ -20,7 +20,7 @@ from mapsage.models.mask_transformers import EoMT
 from mapsage.models.mask_transformers.huggingface_folder import write_huggingface
 
 from . import cli
-from .config_checks import build_model
+from .configs import build_model
 
 
 def export_eomt(args: argparse.Namespace) -> int:

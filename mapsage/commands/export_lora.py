@@ -22,7 +22,7 @@ from mapsage.models.lora.adapted import Adapted
 from mapsage.models.lora.peft_format import write_peft
 
 from . import cli
-from .config_checks import build_model
+from .configs import build_model
 
 
 def export_lora(args: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ from mapsage.maps.predictor import WindowPredictor
 from mapsage.version import __version__
 
 from . import model_card
-from .config_checks import build_model, read_config
+from .configs import build_model, read_config
 
 # National grids and UTM stretch lengths by less than this share, Web Mercator by more.
 _SAME_SIDE = 0.01

@@ -30,7 +30,7 @@ from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction, find_map_inputs
 from mapsage_launcher.shipped import program
 
-from .config_checks import LOADERS, read_config
+from .configs import LOADERS, read_config
 from .predict import map_options, open_model, run_prediction
 
 REPORT, CONFIG = 'pseudo_labels.json', 'pseudo_labels.py'

@@ -44,7 +44,7 @@ from .checkpoint_model import (
     load_model,
     start_accelerator,
 )
-from .config_checks import LOADERS, read_config
+from .configs import LOADERS, read_config
 from .pseudo_labels import build_labeled_dataset
 
 _T = TypeVar('_T')

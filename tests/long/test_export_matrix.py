@@ -24,7 +24,7 @@ from support import ON_MAIN_LEG, ROOT, main_leg, on_host
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
-from mapsage.commands.config_checks import build_model  # noqa: E402
+from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.commands.programs import export as command  # noqa: E402
 from mapsage.export.graph import INPUT, open_session  # noqa: E402
 from mapsage.export.targets import TARGETS  # noqa: E402

@@ -322,15 +322,15 @@ MUTANTS = (
            'with current_accel',
            ('tests/unit/wrappers/test_optim_wrapper.py'
             '::test_ranks_average_their_gradients_once_a_step',)),
-    Mutant('config_check', 'mapsage/commands/config_checks.py',
+    Mutant('config_check', 'mapsage/commands/doctor/config.py',
            'missing training data are a note and no problem',
            "'note' if loader == 'test_dataloader' else 'problem'",
            "'note' if loader != 'val_dataloader' else 'problem'",
-           ('tests/unit/commands/test_doctor.py',)),
-    Mutant('doctor_status', 'mapsage/commands/doctor.py',
+           ('tests/unit/commands/doctor/test_diagnosis.py',)),
+    Mutant('doctor_status', 'mapsage/commands/doctor/diagnosis.py',
            'the doctor finds problems and exits with 0',
            'return 0 if well else 1', 'return 0',
-           ('tests/unit/commands/test_doctor.py',)),
+           ('tests/unit/commands/doctor/test_diagnosis.py',)),
 
     # models
     Mutant('void_masks', 'mapsage/models/mask_transformers/loss.py',

@@ -31,7 +31,7 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator  # noqa: E402
-from mapsage.commands.config_checks import build_model  # noqa: E402
+from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.commands.programs import cache_features  # noqa: E402
 from mapsage.engine import MapSageRunner  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402

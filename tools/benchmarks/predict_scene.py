@@ -28,7 +28,7 @@ from _common import describe_machine  # noqa: E402
 from rasterio.windows import Window  # noqa: E402
 
 from mapsage.commands import cli  # noqa: E402
-from mapsage.commands.config_checks import build_model  # noqa: E402
+from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import Bands  # noqa: E402

@@ -26,7 +26,7 @@ from mmseg.registry import MODELS  # noqa: E402
 from rasterio.windows import Window  # noqa: E402
 
 from mapsage.commands import cli  # noqa: E402
-from mapsage.commands.config_checks import build_model  # noqa: E402
+from mapsage.commands.configs import build_model  # noqa: E402
 from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 
 TILE = 512

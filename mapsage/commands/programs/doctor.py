@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cli, doctor
+from mapsage.commands import cli
+from mapsage.commands.doctor.diagnosis import diagnose
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     parser = cli.build_parser('Say whether a training would start here.', False, __doc__)
-    return doctor.diagnose(parser.parse_args(argv))
+    return diagnose(parser.parse_args(argv))
 
 
 def run() -> None:

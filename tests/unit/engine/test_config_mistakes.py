@@ -14,7 +14,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS, MODELS
 from support import ROOT, launch, main_leg
 
-from mapsage.commands.trial_run import run_obstacle
+from mapsage.commands.doctor.trial_run import run_obstacle
 from mapsage.engine.config_mistakes import (
     check_clipping,
     check_settings,

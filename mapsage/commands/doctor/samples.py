@@ -1,4 +1,9 @@
-"""One sample of each split, and one step with it on the CPU, as the doctor tries them."""
+"""Two samples of each split and one step with them on the CPU.
+
+A failure here is a failure of the training: the dataset is built, samples are loaded and checked,
+and the model computes a loss (training data) or a prediction (other data). The state of all random
+generators is restored afterwards.
+"""
 from __future__ import annotations
 
 import logging
@@ -26,7 +31,7 @@ from mapsage.engine.loading.data_checks import (
     head_differences,
 )
 
-from .environment_checks import Finding
+from .finding import Finding
 
 # A step of a larger model takes minutes on a CPU, and more memory than the model itself.
 MOST_PARAMETERS = 10**9
@@ -34,10 +39,10 @@ MOST_PARAMETERS = 10**9
 
 @dataclass
 class Trial:
-    """What a successful step of :func:`try_split` leaves behind.
+    """Samples and time of a successful step, for :func:`.step_times.compare_precisions`.
 
     Attributes:
-        samples: Samples of the step; none if there was no step, or it failed.
+        samples: Samples of the step; empty if there was no step, or it failed.
         seconds: Time of the forward pass on the CPU, without gradients, for one sample.
     """
 
@@ -47,22 +52,23 @@ class Trial:
 
 def try_split(cfg: Config, loader: str, model: nn.Module,
               trial: Optional[Trial] = None) -> List[Finding]:
-    """Load two samples of a split and carry out a step with them; return what went wrong.
+    """Load two samples of a split, run a step with them, and return the findings.
 
     Args:
         cfg: Complete config, whose folders of data exist.
-        loader: ``'train_dataloader'``, for a forward pass and its loss, or that of another split,
-            for a prediction.
+        loader: ``'train_dataloader'``, for a forward pass with its loss, or another loader, for a
+            prediction.
         model: Model of the config on the CPU, without weights; SyncBN in it is replaced.
-        trial: Object that gets the samples of a step that succeeded, and its time.
+        trial: Object that receives the samples and the time of a successful step.
 
     Returns:
-        Findings of the level ``problem`` (for test data ``note``, as they do not keep a training
-        from starting), or one that says what was tried.
+        Findings of the level ``problem`` (``note`` for test data, which a training does not read),
+        or a finding that tells what was tried.
     """
     scope = DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine'))
     with scope, warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter('ignore')  # the run shows them
+        # The run shows these warnings.
+        warnings.simplefilter('ignore')
         states = random.getstate(), np.random.get_state()
         try:
             return _try_split(cfg, loader, model, trial or Trial())
@@ -78,44 +84,47 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
         dataset = build_checked(build_dataset, config['dataset'])
         for scenes in datasets_of_scenes(dataset) if loader != 'train_dataloader' else ():
             scenes.score_once()
-        found = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
-                 for importance, text in notes_on_scenes(dataset)]
-    except Exception as error:  # whatever it is, a training would end with it
+        findings = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
+                    for importance, text in notes_on_scenes(dataset)]
+    # A user's dataset may raise anything; a training would end with it.
+    except Exception as error:
         return [Finding(level, f'{loader}: {error_text(explain_config_error(error))}')]
     if not hasattr(dataset, '__len__') or config.get('collate_fn'):
-        return [*found, Finding('no', f'{loader}: no step was tried with its samples')]
-    found += [Finding(level if fails else 'note', f'{loader}: {text}')
-              for fails, text in head_differences(model, dataset)]
-    if any(finding.level == 'problem' for finding in found):
-        return found
+        return [*findings, Finding('no', f'{loader}: no step was tried with its samples')]
+    findings += [Finding(level if fails else 'note', f'{loader}: {text}')
+                 for fails, text in head_differences(model, dataset)]
+    if any(finding.level == 'problem' for finding in findings):
+        return findings
     samples = []
     for index in range(min(len(dataset), 2)):
         try:
             samples.append(dataset[index])
             check_labels(dataset, index, samples[-1])
-        except Exception as error:  # any transform may fail
-            return [*found, Finding(level, f'{loader}: '
-                                    f'{error_text(explain_error(dataset, index, error))}')]
-    trained = loader == 'train_dataloader'
-    what = 'one step' if trained else 'one prediction'
+        # A user's transform may raise anything.
+        except Exception as error:
+            return [*findings, Finding(level, f'{loader}: '
+                                       f'{error_text(explain_error(dataset, index, error))}')]
+    trains = loader == 'train_dataloader'
+    step = 'one step' if trains else 'one prediction'
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
-        return [*found, Finding('no', f'{loader}: {what} was not tried with so large a model')]
-    batch = samples[:config.get('batch_size') or 1] if trained else samples[:1]
+        return [*findings, Finding('no', f'{loader}: {step} was not tried with so large a model')]
+    batch = samples[:config.get('batch_size') or 1] if trains else samples[:1]
     start = time.perf_counter()
     try:
-        _step(revert_sync_batchnorm(model), pseudo_collate(batch), trained)
-    except Exception as error:  # any model may fail
+        _run_step(revert_sync_batchnorm(model), pseudo_collate(batch), trains)
+    # A user's model may raise anything.
+    except Exception as error:
         shape = tuple(getattr(samples[0].get('inputs'), 'shape', ())) if isinstance(
             samples[0], Mapping) else ''
-        return [*found, Finding(level, f'{loader}: {what} with its first sample (C, H, W = '
-                                f'{shape}) fails: {error_text(error)}')]
+        return [*findings, Finding(level, f'{loader}: {step} with its first sample (C, H, W = '
+                                   f'{shape}) fails: {error_text(error)}')]
     trial.samples, trial.seconds = batch, (time.perf_counter() - start) / len(batch)
-    return [*found, Finding('ok', f'{loader}: {len(dataset)} samples, {what} with the first')]
+    return [*findings, Finding('ok', f'{loader}: {len(dataset)} samples, {step} with the first')]
 
 
-def _step(model: Any, batch: Any, trained: bool) -> None:
+def _run_step(model: Any, batch: object, trains: bool) -> None:
     with torch.no_grad():
-        data = model.train(trained).data_preprocessor(batch, trained)
-        losses = model(**data, mode='loss' if trained else 'predict')
-        if trained:
+        data = model.train(trains).data_preprocessor(batch, trains)
+        losses = model(**data, mode='loss' if trains else 'predict')
+        if trains:
             model.parse_losses(losses)

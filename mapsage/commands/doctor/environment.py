@@ -1,34 +1,17 @@
-"""Check for environment variables that contradict the run, or that no software reads."""
+"""Environment variables that contradict the run, or that no software reads.
+
+The launcher's variables are not checked here but by `mapsage.distributed.resolve_strategy`.
+"""
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Iterator, List, Mapping, Optional
 
 from mapsage.accelerator import Accelerator
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor's report.
-
-    Attributes:
-        level: ``'ok'``; ``'no'`` for what is absent and not needed; ``'note'`` for what is worth
-            knowing; or ``'problem'`` for what would keep a training from starting.
-        text: Description of what was found.
-        next_step: Advice on what to do about it; empty if there is nothing to do.
-    """
-
-    level: str
-    text: str
-    next_step: str = ''
-
-    def __str__(self) -> str:
-        arrow = f'\n             -> {self.next_step}' if self.next_step else ''
-        return f'  {self.level:<8} {self.text}{arrow}'
-
+from .finding import Finding
 
 # Variables that training scripts for Enflame cards set, but that none of Enflame's sources reads
-# (torch_gcu 1.10 and 2.10, ModelZoo, vllm-gcu). The values say what to use instead.
+# (torch_gcu 1.10 and 2.10, ModelZoo, vllm-gcu), and what to use instead.
 _UNREAD = {
     'GCU_VISIBLE_DEVICES': 'TOPS_VISIBLE_DEVICES hides devices',
     'GCU_DEVICE_COUNT': 'NPROC_PER_NODE says how many ranks start',
@@ -44,19 +27,16 @@ _SCRIPTS_ONLY = {'ACCELERATOR': '--accelerator', 'WORK_DIR': '--work-dir'}
 
 def check_environment(environ: Mapping[str, str], accelerator: Optional[Accelerator],
                       launcher: str = 'none') -> List[Finding]:
-    """Return what is wrong or misleading in ``environ``; empty if nothing is.
-
-    The launcher's variables are not checked here but by
-    :func:`mapsage.distributed.resolve_strategy`.
+    """Return wrong or misleading variables; empty if there are none.
 
     Args:
         environ: Environment of the process.
-        accelerator: Accelerator of the run, or None if there is none.
+        accelerator: Accelerator of the run, or None if no accelerator can be used.
         launcher: Name of the launcher that has started this process.
     """
     findings: List[Finding] = []
     if accelerator is not None:
-        findings += _masks(environ, accelerator, launcher)
+        findings += _check_masks(environ, accelerator, launcher)
     for name, instead in _UNREAD.items():
         if name in environ:
             findings.append(Finding(
@@ -78,24 +58,25 @@ def check_environment(environ: Mapping[str, str], accelerator: Optional[Accelera
     return findings
 
 
-def _masks(environ: Mapping[str, str], accelerator: Accelerator,
-           launcher: str) -> Iterator[Finding]:
+def _check_masks(environ: Mapping[str, str], accelerator: Accelerator,
+                 launcher: str) -> Iterator[Finding]:
+    """Yield a finding for each variable that hides devices from the ranks of this machine."""
     per_node = environ.get('LOCAL_WORLD_SIZE', '1')
     ranks = int(per_node) if launcher != 'none' and per_node.isdecimal() else 1
     for name in accelerator.masks:
         if name not in environ:
             continue
-        shown = [part.strip() for part in environ[name].split(',') if part.strip()]
-        if len(set(shown)) < len(shown):
+        devices = [device.strip() for device in environ[name].split(',') if device.strip()]
+        if len(set(devices)) < len(devices):
             yield Finding('problem', f'{name}={environ[name]} names a device twice',
                           'name each once')
-        elif len(shown) == 1 < ranks:
+        elif len(devices) == 1 < ranks:
             yield Finding('ok', f'{name}={environ[name]} shows this rank one card, which no other '
                           f'rank of this machine may have')
-        elif len(shown) < ranks:
+        elif len(devices) < ranks:
             yield Finding(
-                'problem', f'{name}={environ[name]} shows {len(shown)} device(s) to each of the '
+                'problem', f'{name}={environ[name]} shows {len(devices)} device(s) to each of the '
                 f'{ranks} ranks of this machine',
-                f'name {ranks} devices, unset it, or start NPROC_PER_NODE={max(1, len(shown))}')
+                f'name {ranks} devices, unset it, or start NPROC_PER_NODE={max(1, len(devices))}')
         else:
             yield Finding('ok', f'{name}={environ[name]}')

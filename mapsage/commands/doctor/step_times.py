@@ -1,11 +1,16 @@
-"""Whether a step of the config's own model is faster in float32 or in bfloat16 on this device."""
+"""Whether a training step of the config's model is faster in float32 or in bfloat16 here.
+
+The two dtypes alternate step by step, so that a slow moment of the machine affects both. On the CPU
+the batch is made smaller to stay within a budget of time; the result compares the dtypes, it does
+not predict the time of a training step.
+"""
 from __future__ import annotations
 
 import copy
 import statistics
 import time
 import warnings
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Union
 
 import torch
 from mmengine.config import Config
@@ -18,19 +23,20 @@ from mapsage.accelerator import Accelerator
 from mapsage.distributed import error_text
 from mapsage.wrappers import place_module
 
-from .environment_checks import Finding
+from .finding import Finding
 
-# Seconds that the comparison may take on the CPU, and on other devices before the next step begins.
+# Seconds that the comparison may take on the CPU. On other devices no step begins after this time.
 BUDGET = 20.0
 _PAIRS = 5
-# A step takes about as long as four forward passes without gradients, and two warm up.
+# A step takes about as long as four forward passes without gradients, and two steps warm up.
 _FORWARDS, _LEAST_STEPS = 4, 6
-_SAME = 0.05  # a smaller difference is none
+# A difference smaller than this share counts as no difference.
+_SAME = 0.05
 
 
-def compare_precisions(cfg: Config, model: nn.Module, samples: Sequence[Any], seconds: float,
+def compare_precisions(cfg: Config, model: nn.Module, samples: Sequence[object], seconds: float,
                        accelerator: Accelerator, budget: float = BUDGET) -> List[Finding]:
-    """Time forward and backward passes in float32 and in bfloat16, in turns; say which is faster.
+    """Time training steps in float32 and in bfloat16, alternating, and tell which is faster.
 
     Args:
         cfg: Complete config.
@@ -44,54 +50,62 @@ def compare_precisions(cfg: Config, model: nn.Module, samples: Sequence[Any], se
         One finding, never of the level ``problem``.
     """
     if accelerator.lazy or accelerator.simulated:
-        why = 'it compiles its first steps' if accelerator.lazy else 'it is simulated'
-        return [Finding('no', f'float32 and bfloat16 were not timed on {accelerator.name}: {why}')]
-    wanted = (cfg.get('train_dataloader') or {}).get('batch_size') or 1
-    size = wanted
+        reason = 'it compiles its first steps' if accelerator.lazy else 'it is simulated'
+        return [Finding('no', f'float32 and bfloat16 were not timed on {accelerator.name}: '
+                              f'{reason}')]
+    configured_size = (cfg.get('train_dataloader') or {}).get('batch_size') or 1
+    size = configured_size
     if accelerator.device_type == 'cpu':
-        size = min(wanted, int(budget / _LEAST_STEPS / (_FORWARDS * max(seconds, 1e-6))))
-    if size < min(wanted, 2):  # BatchNorm may need two
-        least = min(wanted, 2)
+        size = min(configured_size,
+                   int(budget / _LEAST_STEPS / (_FORWARDS * max(seconds, 1e-6))))
+    # BatchNorm may need two samples.
+    least = min(configured_size, 2)
+    if size < least:
         return [Finding('no', f'float32 and bfloat16 were not timed: a step of {least} image(s) '
                               f'would take about {_FORWARDS * seconds * least:.0f} s here, and the '
                               f'doctor takes {budget:g} s for all of them')]
     batch = [samples[number % len(samples)] for number in range(size)]
     scope = DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine'))
     with scope, warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter('ignore')  # the run shows them
-        taken = _Steps(model, batch, accelerator).in_turns(budget)
-    if isinstance(taken, Finding):
-        return [taken]
-    return [judge(taken, size, wanted, accelerator, _trains_in_bfloat16(cfg, accelerator))]
+        # The run shows these warnings.
+        warnings.simplefilter('ignore')
+        step_seconds = _Steps(model, batch, accelerator).time_alternating(budget)
+    if isinstance(step_seconds, Finding):
+        return [step_seconds]
+    return [judge(step_seconds, size, configured_size, accelerator,
+                  _trains_in_bfloat16(cfg, accelerator))]
 
 
 class _Steps:
-    def __init__(self, model: nn.Module, batch: List[Any], accelerator: Accelerator) -> None:
+    def __init__(self, model: nn.Module, batch: List[object], accelerator: Accelerator) -> None:
         self._model, self._batch, self._accelerator = model, batch, accelerator
 
-    def in_turns(self, budget: float) -> Any:
-        """Return the seconds of each step by dtype, or a finding that says why there are none."""
-        taken: Dict[torch.dtype, List[float]] = {torch.float32: [], torch.bfloat16: []}
+    def time_alternating(self, budget: float) -> Union[Finding, Dict[torch.dtype, List[float]]]:
+        """Return the seconds of each step by dtype, or a finding if a step fails."""
+        step_seconds: Dict[torch.dtype, List[float]] = {torch.float32: [], torch.bfloat16: []}
         dtype, start = torch.float32, time.perf_counter()
         try:
             self._model = place_module(revert_sync_batchnorm(copy.deepcopy(self._model)),
                                        self._accelerator, 0).train()
-            for number in range(_PAIRS + 1):
-                for dtype, steps in taken.items():
-                    spent = self._step(dtype)
-                    if number:  # the first pair warms up
-                        steps.append(spent)
-                if taken[torch.bfloat16] and time.perf_counter() - start > budget:
+            for pair in range(_PAIRS + 1):
+                for dtype, measured in step_seconds.items():
+                    seconds = self._time_step(dtype)
+                    # The first pair warms up.
+                    if pair:
+                        measured.append(seconds)
+                if step_seconds[torch.bfloat16] and time.perf_counter() - start > budget:
                     break
-        except Exception as error:  # any model may fail, which keeps no training in the other dtype
+        # A user's model may raise anything. A failure in one dtype does not keep a training in the
+        # other one from starting, so it is only a note.
+        except Exception as error:
             name = str(dtype).split('.')[1]
             return Finding('note', f'a training step in {name} on {self._accelerator.name} fails: '
                                    f'{error_text(error)}',
                            'train without --amp' if dtype == torch.bfloat16 else
                            'a smaller batch or crop, if it is for memory')
-        return taken
+        return step_seconds
 
-    def _step(self, dtype: torch.dtype) -> float:
+    def _time_step(self, dtype: torch.dtype) -> float:
         model: Any = self._model
         for parameter in model.parameters():
             parameter.grad = None
@@ -110,26 +124,25 @@ class _Steps:
         return time.perf_counter() - start
 
 
-def judge(taken: Dict[torch.dtype, List[float]], size: int, wanted: int, accelerator: Accelerator,
-          in_bfloat16: bool) -> Finding:
-    """Say which dtype is faster, and by how much. Pure.
+def judge(step_seconds: Mapping[torch.dtype, Sequence[float]], size: int, configured_size: int,
+          accelerator: Accelerator, in_bfloat16: bool) -> Finding:
+    """Return a finding that tells which dtype is faster, and by how much. Pure.
 
     Args:
-        taken: Seconds of each step by dtype, float32 and bfloat16 in turns.
+        step_seconds: Seconds of each step by dtype; step i of both dtypes ran one after the other.
         size: Number of images of these steps.
-        wanted: Number of images of a step of the config.
-        accelerator: Accelerator on which they ran.
+        configured_size: Number of images of a step of the config.
+        accelerator: Accelerator on which the steps ran.
         in_bfloat16: Whether the config trains in bfloat16.
     """
-    wide, narrow = taken[torch.float32], taken[torch.bfloat16]
+    wide, narrow = step_seconds[torch.float32], step_seconds[torch.bfloat16]
     ratio = statistics.median(a / b for a, b in zip(wide, narrow))
-    images = f'{size} image(s)' + (f' of the {wanted}' if size < wanted else '')
+    images = f'{size} image(s)' + (f' of the {configured_size}' if size < configured_size else '')
     text = (f'a training step of {images} on {accelerator.name}, without the optimizer, takes '
             f'{1000 * statistics.median(wide):.0f} ms in float32 and '
             f'{1000 * statistics.median(narrow):.0f} ms in bfloat16 (median of {len(wide)}): ')
-    native = accelerator.native_bfloat16()
-    emulated = '; it has no bfloat16 of its own, and computes it by way of float32' \
-        if native is False else ''
+    emulated = '' if accelerator.native_bfloat16() is not False else (
+        '; it has no bfloat16 in hardware, and computes it by way of float32')
     if abs(ratio - 1) < _SAME:
         return Finding('ok', f'{text}no difference here{emulated}')
     if ratio > 1:
@@ -142,7 +155,7 @@ def judge(taken: Dict[torch.dtype, List[float]], size: int, wanted: int, acceler
 
 def _trains_in_bfloat16(cfg: Config, accelerator: Accelerator) -> bool:
     wrapper: Any = cfg.get('optim_wrapper') or {}
-    kind: Optional[Any] = wrapper.get('type')
+    kind: Any = wrapper.get('type')
     if getattr(kind, '__name__', kind) != 'AmpOptimWrapper':
         return False
     return str(wrapper.get('dtype') or accelerator.amp_dtype).endswith('bfloat16')

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mapsage.commands.trial_run import run_obstacle
+from mapsage.commands.doctor.trial_run import run_obstacle
 
 
 @pytest.mark.usefixtures('own_environment')

@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from mapsage.accelerator import ACCELERATORS
-from mapsage.commands.environment_checks import Finding, check_environment
+from mapsage.commands.doctor.environment import check_environment
+from mapsage.commands.doctor.finding import Finding
 
 KINDS = {kind.name: kind for kind in ACCELERATORS}
 

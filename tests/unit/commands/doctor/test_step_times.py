@@ -12,8 +12,8 @@ from toy_runs import ToyRegression
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.xla import XlaAccelerator
-from mapsage.commands.environment_checks import Finding
-from mapsage.commands.step_times import compare_precisions, judge
+from mapsage.commands.doctor.finding import Finding
+from mapsage.commands.doctor.step_times import compare_precisions, judge
 
 CPU = resolve_accelerator('cpu')
 AMP = dict(optim_wrapper=dict(type='AmpOptimWrapper', dtype='bfloat16'))
@@ -43,7 +43,8 @@ def test_the_sentence(wide: list, narrow: list, amp: bool, level: str, words: st
     finding = judge(taken, 2, 8, CPU, amp)
     assert finding.level == level and words in finding.text, finding
     assert '2 image(s) of the 8 on cpu' in finding.text
-    assert finding.text.endswith('it has no bfloat16 of its own, and computes it by way of float32')
+    assert finding.text.endswith(
+        'it has no bfloat16 in hardware, and computes it by way of float32')
     assert bool(finding.next_step) == (amp and level == 'note' or wide[0] > 1.1 * narrow[0])
     monkeypatch.setattr(type(CPU), 'native_bfloat16', lambda self: True)
     assert 'of its own' not in judge(taken, 8, 8, CPU, amp).text
