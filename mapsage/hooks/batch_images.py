@@ -1,7 +1,14 @@
-"""Images of samples that have no file of their own, taken from the batch, in RGB for pictures."""
+"""Images of samples without an image file, taken from the batch, in RGB for pictures.
+
+A batch has normalized channel orders that depend on the loader: MMCV loads blue, green, red, and
+``GeoTiffDataset`` loads the bands of the file. :func:`shown_channels` derives the order from the
+config, so a picture does not show red as blue.
+
+Shapes: B bands, H x W pixels.
+"""
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -16,35 +23,41 @@ green, red if there are three bands, else the first three."""
 def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Channels:
     """Return which channels of a model's input images a picture shows as red, green and blue.
 
-    They are those that ``bands=dict(rgb=...)`` of the backbone names. Without it, images of
-    ``GeoTiffDataset`` begin with red unless ``bgr_to_rgb`` of the data preprocessor says that they
-    begin with blue, and all other images begin with blue, as MMCV's loader gives them.
+    ``bands=dict(rgb=...)`` of the backbone names them. Without it, images of ``GeoTiffDataset``
+    begin with red unless ``bgr_to_rgb`` of the data preprocessor says that they begin with blue,
+    and all other images begin with blue, as MMCV's loader gives them.
 
     Args:
         cfg: Config of the run.
-        order: Order of the colors, ``'bgr'`` or ``'rgb'``; None finds it out as said above.
+        order: Order of the colors, ``'bgr'`` or ``'rgb'``; None derives it as above.
     """
-    model = cfg.get('model')
-    while isinstance(model, Mapping) and 'backbone' not in model and 'module' in model:
-        model = model['module']  # test-time augmentation
-    model = model if isinstance(model, Mapping) else {}
     if order is not None:
         return _RGB if order == 'rgb' else None
-    bands = _part(_part(model, 'backbone'), 'bands')
-    places = tuple(bands.get('rgb') or ())
-    if len(places) == len(_RGB) and None not in places:
-        return places
-    preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
+    model = cfg.get('model')
+    # Test-time augmentation wraps the config of the segmentor.
+    while isinstance(model, Mapping) and 'backbone' not in model and 'module' in model:
+        model = model['module']
+    model = model if isinstance(model, Mapping) else {}
+    bands = _sub_config(_sub_config(model, 'backbone'), 'bands')
+    channels = tuple(bands.get('rgb') or ())
+    if len(channels) == len(_RGB) and None not in channels:
+        return channels
+    preprocessor = _sub_config(model, 'data_preprocessor') or _sub_config(cfg, 'data_preprocessor')
     of_scenes = any(
-        'LoadGeoTiffWindow' in _types(_part(cfg, f'{split}_dataloader').get('dataset'))
+        'LoadGeoTiffWindow' in _types(_sub_config(cfg, f'{split}_dataloader').get('dataset'))
         for split in ('train', 'val', 'test'))
     return _RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else None
 
 
 def choose_channels(image: np.ndarray, channels: Channels) -> np.ndarray:
-    """Return the bands of an image, (H, W, B), that :func:`shown_channels` names.
+    """Return the bands of an image that :func:`shown_channels` names.
 
-    An image without one of them shows its first three bands, or its first one if it has less.
+    If the image lacks one of them, its first three bands are shown, or its first band if it has
+    fewer than three.
+
+    Args:
+        image: Image, (H, W, B).
+        channels: Channels of :func:`shown_channels`.
     """
     bands = image.shape[2]
     if channels is None:
@@ -70,23 +83,27 @@ def image_in_batch(batch: Any, index: int, channels: Channels) -> Optional[np.nd
     inputs, sample = next(iter(sorted(_views(batch, index), key=_distance)), (None, None))
     if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
         return None
-    meta = getattr(sample, 'metainfo', {})
-    height, width = tuple(meta.get('img_shape', inputs.shape[1:]))[:2]
+    metainfo = _metainfo(sample)
+    height, width = tuple(metainfo.get('img_shape', inputs.shape[1:]))[:2]
     image = inputs[:, :height, :width].detach().cpu()
     values = (image if image.dtype == torch.uint8 else image.float()).numpy().transpose(1, 2, 0)
-    if meta.get('flip'):  # MMSegmentation turns a prediction back, and knows two directions
-        values = np.flip(values, 1 if meta.get('flip_direction') == 'horizontal' else 0)
+    # MMSegmentation mirrors a prediction back, and knows two directions only.
+    if metainfo.get('flip'):
+        values = np.flip(values, 1 if metainfo.get('flip_direction') == 'horizontal' else 0)
     return choose_channels(values, channels)
 
 
 def sample_in_batch(batch: Any, index: int) -> Optional[BaseDataElement]:
-    """Return a data sample of a batch, the first view of test-time augmentation; None if none."""
+    """Return a data sample of a batch, or None if the batch has none with this number.
+
+    With test-time augmentation it is the sample of the first view.
+    """
     samples = [sample for _, sample in _views(batch, index)]
     return samples[0] if samples and isinstance(samples[0], BaseDataElement) else None
 
 
 def _views(batch: Any, index: int) -> Iterator[Tuple[Any, Any]]:
-    """Yield inputs and data sample of each view; without test-time augmentation there is one."""
+    """Yield inputs and data sample of each view; a single one without test-time augmentation."""
     if not isinstance(batch, dict):
         return
     inputs, samples = batch.get('inputs'), batch.get('data_samples')
@@ -98,9 +115,14 @@ def _views(batch: Any, index: int) -> Iterator[Tuple[Any, Any]]:
 
 
 def _distance(view: Tuple[Any, Any]) -> Tuple[bool, float]:
-    meta = getattr(view[1], 'metainfo', {})
-    height, original = (tuple(meta.get(key) or (1,))[0] for key in ('img_shape', 'ori_shape'))
-    return bool(meta.get('flip')), abs(np.log(height / original))
+    """Return a key by which the view nearest to the image in the file comes first."""
+    metainfo = _metainfo(view[1])
+    height, original = (tuple(metainfo.get(key) or (1,))[0] for key in ('img_shape', 'ori_shape'))
+    return bool(metainfo.get('flip')), abs(np.log(height / original))
+
+
+def _metainfo(sample: Any) -> Dict[str, Any]:
+    return sample.metainfo if isinstance(sample, BaseDataElement) else {}
 
 
 def _entry(entries: Any, index: int) -> Any:
@@ -109,9 +131,9 @@ def _entry(entries: Any, index: int) -> Any:
     return entries[index]
 
 
-def _part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    part = config.get(key)
-    return part if isinstance(part, Mapping) else {}
+def _sub_config(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _types(config: Any) -> Iterator[Any]:
@@ -119,5 +141,5 @@ def _types(config: Any) -> Iterator[Any]:
     if isinstance(config, Mapping):
         yield config.get('type')
     if isinstance(config, (Mapping, list, tuple)):
-        for each in config.values() if isinstance(config, Mapping) else config:
-            yield from _types(each)
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _types(value)

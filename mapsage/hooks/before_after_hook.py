@@ -1,15 +1,21 @@
-"""Scores a trained model before a further stage of training, and compares at the end."""
+"""Scores a trained model before a further stage of training, and compares at the end.
+
+A stage that optimizes one figure, such as the IoU, may lower another one unnoticed. So the model is
+scored with the same metrics before its first step. That validation runs outside MMEngine's loop, so
+no hook takes it for a validation of the training.
+"""
 from __future__ import annotations
 
 import json
 import logging
 import math
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import torch
 from mmengine.dist import is_main_process
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
@@ -17,8 +23,10 @@ from mapsage.accelerator import current_accelerator
 from mapsage.errors import UserError
 from mapsage.evaluation import scores
 from mapsage.evaluation.confusion_matrix import mean_of_defined
+from mapsage.runner_view import HostRunner
 
-_KEY = 'scores_before'  # in the checkpoint
+# Key of the figures before the stage, in a checkpoint.
+_KEY = 'scores_before'
 _BASELINE = 'single_class_mIoU'
 # A model that has come less than this share of the way from the baseline to 100 is not trained.
 _TRAINED = 0.1
@@ -38,8 +46,8 @@ class BeforeAfterHook(Hook):
     ``rare_recall``, the mean recall of the rare classes, in percent. If the mIoU says that the
     model was not trained, it warns: the gradient of an IoU is nearly 0 where nothing overlaps.
 
-    The figures stand in the log and in ``WORK_DIR/before_after.json``. Those of before are in the
-    checkpoints, and a resumed run does not validate again.
+    The figures are in the log and in ``WORK_DIR/before_after.json``. Checkpoints hold the figures
+    before the stage, so a resumed run does not validate again.
 
     Args:
         rare_share: Share of the labeled pixels below which a class is rare.
@@ -58,13 +66,13 @@ class BeforeAfterHook(Hook):
         self._before: Optional[Dict[str, float]] = None
         self._after: Dict[str, float] = {}
 
-    def after_load_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Read the figures of before from a checkpoint that is resumed."""
+    def after_load_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
+        """Read the figures before the stage from a checkpoint that is resumed."""
         if runner._resume:
             self._before = checkpoint.get(_KEY)
 
-    def before_train(self, runner: Any) -> None:
-        """Validate the model, unless the run goes on. Collective.
+    def before_train(self, runner: HostRunner) -> None:
+        """Validate the model, unless the run is resumed. Collective.
 
         Raises:
             NoValidationError: If the config has no validation.
@@ -77,11 +85,13 @@ class BeforeAfterHook(Hook):
             self._before = self._validate(runner)
             self._warn_if_untrained(runner, self._before)
 
-    def after_val_epoch(self, runner: Any, metrics: Optional[Dict[str, float]] = None) -> None:
-        """Keep the figures of the last validation."""
-        self._after = self._with_recall(runner.val_loop.evaluator, dict(metrics or {}))
+    def after_val_epoch(self, runner: HostRunner,
+                        metrics: Optional[Dict[str, float]] = None) -> None:
+        """Store the figures of the last validation."""
+        assert runner.val_loop is not None
+        self._after = self._with_recall(runner.val_loop.evaluator, metrics or {})
 
-    def after_train(self, runner: Any) -> None:
+    def after_train(self, runner: HostRunner) -> None:
         """Log the figures before and after, and write them to a file."""
         if self._before is None or not self._after or not is_main_process():
             return
@@ -93,47 +103,55 @@ class BeforeAfterHook(Hook):
         Path(runner.work_dir, 'before_after.json').write_text(json.dumps(
             dict(before=self._before, after=self._after), indent=1))
 
-    def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Put the figures of before into the checkpoint."""
+    def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
+        """Put the figures before the stage into the checkpoint."""
         if self._before is not None:
             checkpoint[_KEY] = self._before
 
     @torch.no_grad()
-    def _validate(self, runner: Any) -> Dict[str, float]:
-        """Return the figures of the model as it is. No hook takes it for a validation."""
-        loop, model, accelerator = runner.val_loop, runner.model, current_accelerator()
+    def _validate(self, runner: HostRunner) -> Dict[str, float]:
+        """Return the figures of the current model. No hook takes this for a validation."""
+        loop, accelerator = runner.val_loop, current_accelerator()
+        assert loop is not None
+        # A segmentor or its wrapper, which have MMEngine's val_step.
+        model: Any = runner.model
         training = [module for module in model.modules() if module.training]
         model.eval()
         for batch in loop.dataloader:
             loop.evaluator.process(data_samples=model.val_step(batch), data_batch=batch)
             accelerator.flush()
-        figures = loop.evaluator.evaluate(len(loop.dataloader.dataset))
+        metrics = loop.evaluator.evaluate(len(loop.dataloader.dataset))
         for module in training:
             module.training = True
-        found = self._with_recall(loop.evaluator, figures)
+        figures = self._with_recall(loop.evaluator, metrics)
         runner.logger.info('before this stage: ' + ', '.join(
-            f'{name} {value:.2f}' for name, value in found.items()))
-        return found
+            f'{name} {value:.2f}' for name, value in figures.items()))
+        return figures
 
-    def _with_recall(self, evaluator: Any, figures: Dict[str, Any]) -> Dict[str, float]:
-        """Return the figures that are numbers, with the recall of the rare classes."""
-        found = {name: float(value) for name, value in figures.items()
-                 if isinstance(value, (int, float))}
-        matrices = [each.matrix for each in evaluator.metrics
-                    if getattr(each, 'matrix', None) is not None]
-        if matrices:
-            found['rare_recall'] = rare_recall(matrices[0], self.rare_share)
-        return found
+    def _with_recall(self, evaluator: Evaluator, metrics: Mapping[str, Any]) -> Dict[str, float]:
+        """Return the metrics that are numbers, with the recall of the rare classes."""
+        figures = {name: float(value) for name, value in metrics.items()
+                   if isinstance(value, (int, float))}
+        # Any metric may have a confusion matrix, not only MapSage's.
+        for metric in evaluator.metrics:
+            matrix = getattr(metric, 'matrix', None)
+            if matrix is not None:
+                figures['rare_recall'] = rare_recall(matrix, self.rare_share)
+                break
+        return figures
 
-    def _warn_if_untrained(self, runner: Any, figures: Dict[str, float]) -> None:
-        known = [value for name, value in figures.items() if name.split('/')[-1] == 'mIoU']
-        if not known:
+    def _warn_if_untrained(self, runner: HostRunner, figures: Dict[str, float]) -> None:
+        mious = [value for name, value in figures.items() if name.split('/')[-1] == 'mIoU']
+        if not mious:
             return
-        classes = len((runner.val_loop.dataloader.dataset.metainfo or {}).get('classes') or [0])
+        assert runner.val_loop is not None
+        metainfo = runner.val_loop.dataloader.dataset.metainfo or {}
+        classes = len(metainfo.get('classes') or [0])
         baseline = figures.get(_BASELINE, 100 / classes)
-        if not known[0] >= baseline + _TRAINED * (100 - baseline):
+        # Also true for an mIoU of NaN.
+        if not mious[0] >= baseline + _TRAINED * (100 - baseline):
             runner.logger.log(logging.WARNING, (
-                f'the second stage begins from a model of mIoU {known[0]:.2f}, and one that always '
+                f'the second stage begins from a model of mIoU {mious[0]:.2f}, and one that always '
                 f'predicts the same class has {baseline:.2f}: it looks untrained, and the gradient '
                 f'of an IoU is nearly 0 where nothing overlaps. Train with cross-entropy first, '
                 f'and set load_from to that checkpoint (now {runner._load_from!r}).'))

@@ -1,4 +1,10 @@
-"""A picture of samples and predictions, written after every evaluation."""
+"""A picture of samples and predictions, written after every evaluation.
+
+The samples with the most classes are chosen while the evaluation runs, and only their reduced
+images stay in memory, so it does not grow with the dataset. `mapsage/drawing` draws the picture.
+
+Shapes: H x W pixels.
+"""
 from __future__ import annotations
 
 import os
@@ -10,11 +16,13 @@ import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop
 from mmengine.structures import BaseDataElement
+from torch.utils.data import DataLoader
 
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.drawing.tiles import display_rgb, is_class, shrink
+from mapsage.runner_view import HostRunner
 
 from .batch_images import image_in_batch, sample_in_batch, shown_channels
 
@@ -28,7 +36,9 @@ _MAX_FILE_BYTES = 256 << 20
 _MAX_FAILURES = 3
 
 
-class _Candidate(NamedTuple):
+class _PreviewCandidate(NamedTuple):
+    """A sample for the picture, and the number of classes in its truth."""
+
     num_classes: int
     sample: PreviewSample
 
@@ -38,15 +48,15 @@ class PreviewHook(Hook):
     """Hook that writes ``preview.png`` (image, truth, prediction, disagreement) after evaluations.
 
     It shows the samples of rank 0 whose truth has the most classes, and among equals the earliest,
-    so that the picture shows the same places every time. The hook takes part in no collective. If a
-    picture cannot be made, it logs a warning and the run continues. Outputs other than lists of
-    data samples with ``pred_sem_seg`` are none of its business: it does nothing for such a model.
+    so that the picture shows the same ground every time. The hook takes part in no collective. If a
+    picture cannot be made, it logs a warning and the run continues. It does nothing for a model
+    whose outputs are not lists of data samples with ``pred_sem_seg``.
 
     Args:
         max_images: Number of rows in the picture.
         filename: Name of the file inside the runner's ``work_dir``.
         input_channel_order: Order of the colors in a batch's three-channel ``inputs``, 'bgr' (as
-            from MMCV's loader) or 'rgb'; None finds it out, see ``shown_channels``. It is used only
+            from MMCV's loader) or 'rgb'; None derives it, see ``shown_channels``. It is used only
             for images that cannot be read from their ``img_path``, such as windows of scenes and
             images in an LMDB or in remote storage.
 
@@ -67,38 +77,41 @@ class PreviewHook(Hook):
         self.max_images = max_images
         self.filename = filename
         self.input_channel_order = input_channel_order
-        self._kept: List[_Candidate] = []
+        # Samples of the picture so far, the most classes first.
+        self._chosen: List[_PreviewCandidate] = []
+        # Image files that are not the samples themselves, such as whole scenes.
         self._not_the_sample: Set[str] = set()
         self._failures = 0
         self._channels = shown_channels({}, input_channel_order)
 
-    def before_val_epoch(self, runner: Runner) -> None:
+    def before_val_epoch(self, runner: HostRunner) -> None:
         """Discard the samples of the previous evaluation."""
-        self._kept, self._failures = [], 0
+        self._chosen, self._failures = [], 0
         self._channels = shown_channels(runner.cfg, self.input_channel_order)
 
     before_test_epoch = before_val_epoch
 
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
                        outputs: Optional[Sequence[Any]] = None) -> None:
         """Keep the samples of this batch that should be in the picture."""
         self._examine(runner, _metainfo(runner.val_dataloader), data_batch, outputs)
 
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
                         outputs: Optional[Sequence[Any]] = None) -> None:
         """Keep the samples of this batch that should be in the picture."""
         self._examine(runner, _metainfo(runner.test_dataloader), data_batch, outputs)
 
-    def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(self, runner: HostRunner,
+                        metrics: Optional[Dict[str, float]] = None) -> None:
         """Write the picture of a validation."""
         self._write(runner, _metainfo(runner.val_dataloader), metrics, 'validation')
 
-    def after_test_epoch(self, runner: Runner,
+    def after_test_epoch(self, runner: HostRunner,
                          metrics: Optional[Dict[str, float]] = None) -> None:
         """Write the picture of a test."""
         self._write(runner, _metainfo(runner.test_dataloader), metrics, 'test')
 
-    def _examine(self, runner: Runner, metainfo: Dict[str, Any], data_batch: Any,
+    def _examine(self, runner: HostRunner, metainfo: Dict[str, Any], data_batch: Any,
                  outputs: Optional[Sequence[Any]]) -> None:
         if not is_main_process() or not isinstance(outputs, (list, tuple)):
             return
@@ -118,8 +131,8 @@ class PreviewHook(Hook):
                   output: BaseDataElement) -> None:
         # The truth in the batch is still in host memory and need not be copied from the device.
         truth = _labels(sample_in_batch(data_batch, index) or output, 'gt_sem_seg')
-        score = _distinct_classes(truth, len(metainfo.get('classes') or ()))
-        if len(self._kept) == self.max_images and score <= self._kept[-1].num_classes:
+        num_classes = _distinct_classes(truth, len(metainfo.get('classes') or ()))
+        if len(self._chosen) == self.max_images and num_classes <= self._chosen[-1].num_classes:
             return
         prediction = _labels(output, 'pred_sem_seg')
         assert prediction is not None
@@ -136,30 +149,35 @@ class PreviewHook(Hook):
                                truth=None if truth is None
                                else shrink(truth, _KEPT_SIDE, nearest=True),
                                name=os.path.basename(path))
-        self._kept.append(_Candidate(score, sample))
-        # The sort is stable, so that among equals the one seen first stays ahead.
-        self._kept.sort(key=lambda candidate: -candidate.num_classes)
-        del self._kept[self.max_images:]
+        self._chosen.append(_PreviewCandidate(num_classes, sample))
+        # The sort is stable, so among equals the earliest sample stays first.
+        self._chosen.sort(key=lambda candidate: -candidate.num_classes)
+        del self._chosen[self.max_images:]
 
     def _read(self, path: str, original_shape: Optional[Tuple[int, ...]]) -> Optional[np.ndarray]:
-        """Return the image file as RGB ``(H, W, 3)``, or None if it is not this sample."""
+        """Return the image file as RGB ``(H, W, 3)``, or None if it is not this sample.
+
+        Args:
+            path: Path of the file.
+            original_shape: Height and width of the sample's image; None if unknown.
+        """
         if path in self._not_the_sample or not os.path.isfile(path) \
                 or os.path.getsize(path) > _MAX_FILE_BYTES:
             return None
         image = _read_rgb(path)
         if image is None or (original_shape is not None
                              and tuple(image.shape[:2]) != tuple(original_shape[:2])):
-            # A window of a scene, or a format that OpenCV cannot read; it is not tried again.
+            # A window of a scene, or a format that OpenCV cannot read. Do not try it again.
             self._not_the_sample.add(path)
             return None
         return image
 
-    def _write(self, runner: Runner, metainfo: Dict[str, Any],
+    def _write(self, runner: HostRunner, metainfo: Dict[str, Any],
                metrics: Optional[Dict[str, float]], phase: str) -> None:
-        if not is_main_process() or not self._kept:
+        if not is_main_process() or not self._chosen:
             return
-        kept, self._kept = self._kept, []
-        samples = [candidate.sample for candidate in kept]
+        samples = [candidate.sample for candidate in self._chosen]
+        self._chosen = []
         path = os.path.join(runner.work_dir, self.filename)
         try:
             save_preview(path, samples, _class_names(metainfo, samples),
@@ -172,22 +190,24 @@ class PreviewHook(Hook):
             runner.logger.info(f'preview: {path}')
 
 
-def _metainfo(dataloader: Any) -> Dict[str, Any]:
-    metainfo = getattr(getattr(dataloader, 'dataset', None), 'metainfo', None)
+def _metainfo(dataloader: DataLoader) -> Dict[str, Any]:
+    # A user's dataset may have no metainfo.
+    metainfo = getattr(dataloader.dataset, 'metainfo', None)
     return dict(metainfo) if isinstance(metainfo, Mapping) else {}
 
 
-def _image_path(sample: Any) -> str:
+def _image_path(sample: BaseDataElement) -> str:
     return str(sample.metainfo.get('img_path') or '')
 
 
-def _labels(sample: Any, field: str) -> Optional[np.ndarray]:
-    """Return the label map of a sample, int32 ``(H, W)``, or None if it has none."""
+def _labels(sample: BaseDataElement, field: str) -> Optional[np.ndarray]:
+    """Return the label map of a sample, int32 ``(H, W)``, or None if the field is missing."""
     if field not in sample:
         return None
-    data = getattr(getattr(sample, field), 'data', None)
+    value = sample.get(field)
+    data = value.get('data') if isinstance(value, BaseDataElement) else None
     if not isinstance(data, (torch.Tensor, np.ndarray)):
-        raise ValueError(f'{field} holds {type(data).__name__}, expected PixelData of a tensor')
+        raise ValueError(f'{field} holds {type(value).__name__}, expected PixelData of a tensor')
     array = data.detach().cpu().numpy() if isinstance(data, torch.Tensor) else np.asarray(data)
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
@@ -201,7 +221,7 @@ def _distinct_classes(truth: Optional[np.ndarray], num_classes: int) -> int:
         return 0
     step = max(1, -(-max(truth.shape) // _COUNTED_SIDE))
     labels = np.unique(truth[::step, ::step])
-    # Without metainfo the ignore index is unknown; every dataset of MMSeg uses 255.
+    # Without metainfo the ignore index is unknown; all datasets of MMSegmentation use 255.
     return int(is_class(labels, num_classes or 255).sum())
 
 
@@ -213,7 +233,6 @@ def _class_names(metainfo: Dict[str, Any], samples: Sequence[PreviewSample]) -> 
 
 
 def _read_rgb(path: str) -> Optional[np.ndarray]:
-    import cv2
     try:
         # The flags MMCV loads with, plus the full depth of 16-bit images.
         image = cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
@@ -223,19 +242,20 @@ def _read_rgb(path: str) -> Optional[np.ndarray]:
     return None if image is None else np.ascontiguousarray(image[:, :, ::-1])
 
 
-def _title(runner: Runner) -> str:
+def _title(runner: HostRunner) -> str:
     filename = runner.cfg.filename
     if filename:
         return os.path.splitext(os.path.basename(filename))[0]
     return runner.experiment_name
 
 
-def _subtitle(runner: Runner, metrics: Optional[Dict[str, float]], phase: str) -> str:
-    parts = [phase]
-    loop = runner._train_loop  # runner.iter would build it, training dataset and all, in a test
+def _subtitle(runner: HostRunner, metrics: Optional[Dict[str, float]], phase: str) -> str:
+    columns = [phase]
+    # runner.iter would build the training loop with its dataset in a test.
+    loop = runner._train_loop
     if isinstance(loop, BaseLoop) and loop.iter:
-        parts.append(f'iteration {loop.iter}')
+        columns.append(f'iteration {loop.iter}')
     for key, value in (metrics or {}).items():
         if key == 'mIoU' or key.endswith('/mIoU'):
-            parts.append(f'mIoU {float(value):.2f}')
-    return '   '.join(parts)
+            columns.append(f'mIoU {float(value):.2f}')
+    return '   '.join(columns)

@@ -1,4 +1,9 @@
-"""A progress bar on a terminal; other outputs keep the plain lines."""
+"""A progress bar on a terminal; other outputs keep the plain lines.
+
+The bar shares the terminal with the log, so lines of the log must be printed above it, and the
+terminal must be restored however the run ends, also after Ctrl-C. :class:`_TerminalBar` does the
+first, and :meth:`ProgressBarHook._guard` the second.
+"""
 from __future__ import annotations
 
 import datetime
@@ -12,9 +17,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple,
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from torch.utils.data import DataLoader
+
+from mapsage.runner_view import HostRunner
 
 _T = TypeVar('_T')
 # Beginning of LoggerHook's lines for single iterations and for a whole evaluation.
@@ -54,22 +62,24 @@ class ProgressBarHook(Hook):
         self._train: Optional[TaskID] = None
         self._evaluation: Optional[TaskID] = None
         self._loops_running = 0
+        self._guarded: List[BaseLoop] = []
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: HostRunner) -> None:
         """Make sure that the terminal is restored however the loop ends."""
         if not is_main_process() or not _is_live_terminal(sys.stdout):
             return
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
-            if loop is not None and not isinstance(loop, dict):
+            # A loop that is not built yet is a dict.
+            if isinstance(loop, BaseLoop):
                 self._guard(loop)
 
-    def before_train(self, runner: Runner) -> None:
+    def before_train(self, runner: HostRunner) -> None:
         """Show the bar."""
         self._start(runner)
         self._train = self._draw(runner, lambda bar: bar.add(
             _train_label(runner), runner.max_iters, runner.iter))
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Advance the bar by one iteration."""
         if self._bar is None or self._train is None:
@@ -78,53 +88,55 @@ class ProgressBarHook(Hook):
         if self._bar.due(self.refresh_interval) or done == runner.max_iters:
             self._show(runner, self._train, done, _train_label(runner), ('loss', 'lr'))
 
-    def after_train(self, runner: Runner) -> None:
+    def after_train(self, runner: HostRunner) -> None:
         """Remove the bar."""
         self._stop()
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: HostRunner) -> None:
         """Remove the bar, also after a separate validation or test."""
         self._stop()
 
-    def before_val_epoch(self, runner: Runner) -> None:
+    def before_val_epoch(self, runner: HostRunner) -> None:
         """Show a second bar for the validation."""
         self._start_evaluation(runner, 'val', runner.val_dataloader)
 
-    def before_test_epoch(self, runner: Runner) -> None:
+    def before_test_epoch(self, runner: HostRunner) -> None:
         """Show a bar for the test."""
         self._start_evaluation(runner, 'test', runner.test_dataloader)
 
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
                        outputs: Optional[Sequence[Any]] = None) -> None:
         """Advance the second bar."""
         self._evaluation_step(runner, 'val', batch_idx + 1, len(runner.val_dataloader))
 
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
+    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
                         outputs: Optional[Sequence[Any]] = None) -> None:
         """Advance the bar."""
         self._evaluation_step(runner, 'test', batch_idx + 1, len(runner.test_dataloader))
 
-    def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(self, runner: HostRunner,
+                        metrics: Optional[Dict[str, float]] = None) -> None:
         """Remove the second bar, and show LoggerHook's line with the metrics on the terminal."""
         self._end_evaluation()
 
-    def after_test_epoch(self, runner: Runner,
+    def after_test_epoch(self, runner: HostRunner,
                          metrics: Optional[Dict[str, float]] = None) -> None:
         """Remove the bar, and show LoggerHook's line with the metrics on the terminal."""
         self._end_evaluation()
 
-    def after_val(self, runner: Runner) -> None:
+    def after_val(self, runner: HostRunner) -> None:
         """Hide the following lines of training iterations from the terminal again."""
         if self._bar is not None:
             self._bar.hides_iterations = True
 
-    def _guard(self, loop: Any) -> None:
+    def _guard(self, loop: BaseLoop) -> None:
         """Make ``loop.run`` remove the bar when it ends with an exception or Ctrl-C.
 
         MMEngine calls no hook in this case, and the streams would stay redirected after the run.
         """
-        if hasattr(loop.run, '__wrapped__'):
+        if any(loop is guarded for guarded in self._guarded):
             return
+        self._guarded.append(loop)
         run = loop.run
 
         @functools.wraps(run)
@@ -140,13 +152,13 @@ class ProgressBarHook(Hook):
 
         loop.run = run_then_stop
 
-    def _start(self, runner: Runner) -> None:
+    def _start(self, runner: HostRunner) -> None:
         if self._bar is not None or not is_main_process() or not _is_live_terminal(sys.stdout):
             return
         try:
             self._bar = _TerminalBar(runner.logger)
         except OSError as error:
-            self._give_up(runner, error)
+            self._continue_without(runner, error)
 
     def _stop(self) -> None:
         bar, self._bar = self._bar, None
@@ -154,11 +166,11 @@ class ProgressBarHook(Hook):
         if bar is not None:
             bar.stop()
 
-    def _start_evaluation(self, runner: Runner, mode: str, dataloader: Any) -> None:
+    def _start_evaluation(self, runner: HostRunner, mode: str, dataloader: DataLoader) -> None:
         self._start(runner)
         self._evaluation = self._draw(runner, lambda bar: bar.add(mode, len(dataloader), 0))
 
-    def _evaluation_step(self, runner: Runner, mode: str, done: int, total: int) -> None:
+    def _evaluation_step(self, runner: HostRunner, mode: str, done: int, total: int) -> None:
         if self._bar is None or self._evaluation is None:
             return
         if self._bar.due(self.refresh_interval) or done == total:
@@ -172,22 +184,23 @@ class ProgressBarHook(Hook):
             self._bar.remove(self._evaluation)
         self._evaluation = None
 
-    def _show(self, runner: Runner, task: TaskID, done: int, label: str,
+    def _show(self, runner: HostRunner, task: TaskID, done: int, label: str,
               scalars: Sequence[str]) -> None:
-        numbers = _numbers(runner, [name for name in scalars if name != 'lr' or self.show_lr])
+        shown = [name for name in scalars if name != 'lr' or self.show_lr]
+        numbers = _format_numbers(runner, shown)
         self._draw(runner, lambda bar: bar.show(task, done, label, numbers))
 
-    def _draw(self, runner: Runner, draw: Callable[[_TerminalBar], _T]) -> Optional[_T]:
+    def _draw(self, runner: HostRunner, draw: Callable[[_TerminalBar], _T]) -> Optional[_T]:
         """Draw; continue without a bar if the terminal is gone, as after an SSH session closes."""
         if self._bar is None:
             return None
         try:
             return draw(self._bar)
         except OSError as error:
-            self._give_up(runner, error)
+            self._continue_without(runner, error)
             return None
 
-    def _give_up(self, runner: Runner, error: OSError) -> None:
+    def _continue_without(self, runner: HostRunner, error: OSError) -> None:
         self._stop()
         runner.logger.warning('progress bar: the terminal cannot be written to; the run continues '
                               f'without the bar: {error}')
@@ -275,28 +288,28 @@ class _TerminalBar:
             pass
 
 
-def _is_live_terminal(stream: Any) -> bool:
+def _is_live_terminal(stream: TextIO) -> bool:
     """Return whether ``stream`` is a terminal on which a bar can be redrawn."""
     return stream.isatty() and not Console(file=stream).is_dumb_terminal
 
 
-def _train_label(runner: Runner) -> str:
+def _train_label(runner: HostRunner) -> str:
     """Return 'epoch 3/20', or 'train' for loops that count iterations only."""
     if (runner.max_epochs or 1) > 1:
         return f'epoch {min(runner.epoch + 1, runner.max_epochs)}/{runner.max_epochs}'
     return 'train'
 
 
-def _numbers(runner: Runner, scalars: Sequence[str]) -> str:
+def _format_numbers(runner: HostRunner, scalars: Sequence[str]) -> str:
     """Return the message hub's numbers as text, such as 'eta 0:12:30  loss 0.4321  lr 1.0e-04'."""
     hub = runner.message_hub
-    parts = []
+    columns = []
     eta = hub.get_info('eta')
     if eta is not None:
-        parts.append(f'eta {datetime.timedelta(seconds=int(eta))}')
+        columns.append(f'eta {datetime.timedelta(seconds=int(eta))}')
     for name in scalars:
         history = hub.log_scalars.get(f'train/{name}')
         if history is not None:
             value = history.current()
-            parts.append(f'{name} {value:.2e}' if name == 'lr' else f'{name} {value:.4f}')
-    return '  '.join(parts)
+            columns.append(f'{name} {value:.2e}' if name == 'lr' else f'{name} {value:.4f}')
+    return '  '.join(columns)

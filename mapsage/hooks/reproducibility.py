@@ -1,4 +1,4 @@
-"""What the bits of a training depend on besides config and data, and how two runs differ in it.
+"""What else than config and data decides the bits of a training, and how two runs differ in it.
 
 Processes that agree in these facts compute the same losses and weights from the same checkpoint,
 bit for bit. A checkpoint holds them under ``meta['reproducibility']`` as groups of ranks that
@@ -19,18 +19,18 @@ from mapsage.accelerator.cpu import cpu_capability
 
 META_KEY = 'reproducibility'
 
-# Modules that take part in a step or in the making of its samples, where they are loaded.
+# Modules that take part in a step or in loading its samples. Their versions count if imported.
 _MODULES = ('torch', 'numpy', 'cv2', 'PIL', 'mmcv', 'mmengine', 'mmseg', 'mapsage')
-# Variables that make libraries take other kernels.
+# Variables that make libraries choose other kernels.
 _VARIABLES = ('ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'MKL_ENABLE_INSTRUCTIONS', 'ONEDNN_MAX_CPU_ISA',
               'DNNL_MAX_CPU_ISA', 'CUBLAS_WORKSPACE_CONFIG', 'NVIDIA_TF32_OVERRIDE')
-# Parts of the names of extensions for which math libraries have kernels of their own (x86, ARM).
+# Substrings of the names of CPU extensions with special kernels in math libraries (x86, ARM).
 _FLAGS = ('sse4', 'avx', 'fma', 'f16c', 'amx', 'asimd', 'sve', 'bf16', 'i8mm')
 
-# What is no longer exact if a fact differs: its rounding, unless it is listed here.
+# What is no longer exact if a fact differs. A fact outside of these sets affects the rounding.
 _SAMPLES = frozenset(('numpy', 'cv2', 'PIL', 'mmcv', 'mmseg'))
 _ORDER = frozenset(('mapsage', 'mmengine'))
-# Where another device computes the steps, the CPU makes the samples only.
+# Devices whose steps the CPU computes. With any other device, the CPU only loads the samples.
 _COMPUTED_BY_CPU = ('cpu', 'sim', 'xla CPU')
 _OF_THE_CPU = frozenset(('processor', 'instruction set', 'CPU flags', 'threads'))
 _CONSEQUENCES = {
@@ -46,8 +46,8 @@ class Difference(NamedTuple):
 
     Attributes:
         name: Name of the fact.
-        before: Its value, or values where ranks differ; 'none' if it is not known.
-        now: The same of the other run.
+        before: Value in the first run, or values if ranks differ; 'none' if it is unknown.
+        now: Value or values in the second run.
     """
 
     name: str
@@ -73,7 +73,7 @@ def facts_of_process(accelerator: Accelerator, local_rank: int, reduction: str) 
         'instruction set': cpu_capability(),
         'CPU flags': ' '.join(sorted(
             flag for flag in (_cpu_info('flags') or _cpu_info('Features')).split()
-            if any(part in flag for part in _FLAGS))),
+            if any(extension in flag for extension in _FLAGS))),
         'threads': str(torch.get_num_threads()),
         'deterministic': str(torch.are_deterministic_algorithms_enabled()),
         'reduction': reduction,
@@ -86,17 +86,17 @@ def facts_of_process(accelerator: Accelerator, local_rank: int, reduction: str) 
 
 
 def group_ranks(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> List[Dict[str, Any]]:
-    """Return the groups of ranks that agree, the one of rank 0 first.
+    """Return the groups of ranks that agree, beginning with the group of rank 0.
 
     Args:
         facts: :func:`facts_of_process` of each rank.
         hosts: Name of each rank's machine.
     """
     groups: List[Dict[str, Any]] = []
-    for rank, (mine, host) in enumerate(zip(facts, hosts)):
-        group = next((each for each in groups if each['facts'] == mine), None)
+    for rank, (rank_facts, host) in enumerate(zip(facts, hosts)):
+        group = next((group for group in groups if group['facts'] == rank_facts), None)
         if group is None:
-            group = dict(ranks=[], hosts=[], facts=dict(mine))
+            group = dict(ranks=[], hosts=[], facts=dict(rank_facts))
             groups.append(group)
         group['ranks'].append(rank)
         if host not in group['hosts']:
@@ -110,12 +110,13 @@ def unlike_ranks(groups: Sequence[Mapping[str, Any]]) -> str:
         return ''
     lines = []
     for name in _names(groups):
-        held: Dict[str, List[Mapping[str, Any]]] = {}
+        groups_by_value: Dict[str, List[Mapping[str, Any]]] = {}
         for group in groups:
-            held.setdefault(group['facts'].get(name, 'none'), []).append(group)
-        if len(held) > 1:
+            groups_by_value.setdefault(group['facts'].get(name, 'none'), []).append(group)
+        if len(groups_by_value) > 1:
             lines.append(f'  {name}: ' + '; '.join(
-                f'{value} on {_where(some)}' for value, some in held.items()))
+                f'{value} on {_format_ranks(agreeing)}'
+                for value, agreeing in groups_by_value.items()))
     return '\n'.join([
         'the ranks do not compute alike:', *lines,
         'The run is sound. But which rank computes what now changes the last bits of losses and '
@@ -129,34 +130,41 @@ def differences(before: Sequence[Mapping[str, Any]],
 
     Args:
         before: Groups of a checkpoint.
-        now: Groups of the run that goes on from it, or of another checkpoint.
+        now: Groups of the run that continues from it, or of another checkpoint.
     """
-    found = []
+    different = []
     for name in _names([*before, *now]):
         old, new = _values(before, name), _values(now, name)
         if sorted(old) != sorted(new):
-            found.append(Difference(name, ', '.join(old), ', '.join(new)))
-    return found
+            different.append(Difference(name, ', '.join(old), ', '.join(new)))
+    return different
 
 
 def resume_warning(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """Return a warning about what differs since a checkpoint, and what follows; '' if nothing."""
-    found = differences(before, now)
-    if not found:
+    """Return a warning of what differs since a checkpoint, and of the consequence.
+
+    Returns:
+        The warning; ``''`` if nothing differs.
+    """
+    different = differences(before, now)
+    if not different:
         return ''
     devices = [group['facts'].get('device', '') for group in [*before, *now]]
     on_cpu = any(device.startswith(_COMPUTED_BY_CPU) for device in devices)
-    kinds = {_kind(each.name, on_cpu) for each in found}
-    what = '; '.join(text for kind, text in _CONSEQUENCES.items() if kind in kinds)
-    threads = next((each.before for each in found if each.name == 'threads'), '')
-    step = f' OMP_NUM_THREADS={threads} gives it the same threads again.' if threads.isdigit() \
+    kinds = {_kind(difference.name, on_cpu) for difference in different}
+    consequences = '; '.join(text for kind, text in _CONSEQUENCES.items() if kind in kinds)
+    threads = next((difference.before for difference in different
+                    if difference.name == 'threads'), '')
+    advice = f' OMP_NUM_THREADS={threads} gives it the same threads again.' if threads.isdigit() \
         else ''
     return '\n'.join([
         'this run computes otherwise than the one that wrote its checkpoint:',
-        *(f'  {each}' for each in found), f'So it goes on, but not bit for bit: {what}.{step}'])
+        *(f'  {difference}' for difference in different),
+        f'So it continues, but not bit for bit: {consequences}.{advice}'])
 
 
 def _kind(name: str, on_cpu: bool) -> str:
+    """Return the key of the consequence, in _CONSEQUENCES, if a fact differs."""
     if name in _SAMPLES or (name in _OF_THE_CPU and not on_cpu):
         return 'samples'
     return 'order' if name in _ORDER else 'rounding'
@@ -170,28 +178,29 @@ def _values(groups: Sequence[Mapping[str, Any]], name: str) -> List[str]:
     return list(dict.fromkeys(group['facts'].get(name, 'none') for group in groups))
 
 
-def _where(groups: Sequence[Mapping[str, Any]]) -> str:
+def _format_ranks(groups: Sequence[Mapping[str, Any]]) -> str:
     ranks = sorted(rank for group in groups for rank in group['ranks'])
     hosts = dict.fromkeys(host for group in groups for host in group['hosts'])
-    return f"rank(s) {_runs(ranks)} ({', '.join(hosts)})"
+    return f"rank(s) {_format_runs(ranks)} ({', '.join(hosts)})"
 
 
-def _runs(ranks: Sequence[int]) -> str:
+def _format_runs(ranks: Sequence[int]) -> str:
     """Return ascending numbers as text, ``0-2, 5``: there may be hundreds."""
-    parts: List[List[int]] = []
+    runs: List[List[int]] = []
     for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
         else:
-            parts.append([rank])
-    return ', '.join(str(part[0]) if len(part) == 1 else f'{part[0]}-{part[-1]}' for part in parts)
+            runs.append([rank])
+    return ', '.join(str(run[0]) if len(run) == 1 else f'{run[0]}-{run[-1]}' for run in runs)
 
 
 def _cpu_info(name: str) -> str:
-    """Return the first entry of a name in /proc/cpuinfo; '' where there is none."""
+    """Return the first value of a name in /proc/cpuinfo; '' if the file or the name is missing."""
     try:
         lines = Path('/proc/cpuinfo').read_text(errors='replace').splitlines()
-    except OSError:  # not Linux
+    except OSError:
+        # Not Linux.
         return ''
     pairs = (line.partition(':') for line in lines)
     return next((value.strip() for key, _, value in pairs if key.strip() == name), '')

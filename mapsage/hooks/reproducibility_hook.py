@@ -1,4 +1,8 @@
-"""Writes into checkpoints what the bits of a run depend on, and warns at a resume if it differs."""
+"""Writes into checkpoints what the bits of a run depend on, and warns at a resume if it differs.
+
+The facts and the texts are in `reproducibility.py`, which is pure. Facts that differ are never an
+error: the run is sound, and only its last bits change.
+"""
 from __future__ import annotations
 
 import json
@@ -11,6 +15,7 @@ from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank, open_channel
+from mapsage.runner_view import HostRunner, MapSageRun
 
 from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_warning, unlike_ranks
 
@@ -19,14 +24,14 @@ from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_war
 class ReproducibilityHook(Hook):
     """Hook that records device, instruction set, threads, versions and settings of all ranks.
 
-    The ranks gather them once, when the training begins; ranks that differ are named in the log,
-    with their machines. Each checkpoint holds them. A run that is resumed and computes otherwise
-    says what differs and what is no longer exact. Checkpoints without these facts are resumed
-    without a word.
+    The ranks gather them once, when the training begins; the log names ranks that differ, with
+    their machines. Each checkpoint holds the facts. If they differ from the facts of the
+    checkpoint, a resumed run logs what differs and what is no longer exact. Checkpoints without
+    these facts are resumed without a message.
 
     Attributes:
         before: Groups of ranks of the checkpoint that was resumed, as in
-            :mod:`mapsage.hooks.reproducibility`; None without one, or if it does not say.
+            :mod:`mapsage.hooks.reproducibility`; None without a checkpoint or without its facts.
         now: Groups of ranks of this run; empty until it begins.
     """
 
@@ -36,34 +41,39 @@ class ReproducibilityHook(Hook):
         self.before: Optional[List[Dict[str, Any]]] = None
         self.now: List[Dict[str, Any]] = []
 
-    def after_load_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
-        """Keep what the checkpoint says, if the run goes on from it."""
+    def after_load_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
+        """Store the facts of the checkpoint, if the run continues from it."""
         if runner._resume:
             self.before = checkpoint.get('meta', {}).get(META_KEY)
 
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: HostRunner) -> None:
         """Gather the facts of all ranks, and compare them. Collective."""
-        mine = facts_of_process(current_accelerator(), local_rank(), _reduction(runner))
-        every = [json.loads(each) for each in open_channel(purpose='reproducibility').gather_texts(
-            json.dumps([mine, socket.gethostname()]))]
-        self.now = group_ranks([facts for facts, _ in every], [host for _, host in every])
+        local_facts = facts_of_process(current_accelerator(), local_rank(), _reduction(runner))
+        texts = open_channel(purpose='reproducibility').gather_texts(
+            json.dumps([local_facts, socket.gethostname()]))
+        facts, hosts = zip(*(json.loads(text) for text in texts))
+        self.now = group_ranks(facts, hosts)
         for warning in (unlike_ranks(self.now),
                         resume_warning(self.before, self.now) if self.before else ''):
             if warning:
                 runner.logger.warning(warning)
 
-    def before_save_checkpoint(self, runner: Any, checkpoint: Dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
         """Add the facts to the checkpoint."""
         if self.now:
             checkpoint['meta'][META_KEY] = self.now
 
 
-def _reduction(runner: Any) -> str:
-    """Return how gradients are added, and over how many processes where the bits depend on it."""
+def _reduction(runner: HostRunner) -> str:
+    """Return how gradients are added, and over how many processes if the bits depend on it."""
     processes = get_world_size()
-    ranks = getattr(runner, 'virtual_ranks', None)
-    count = processes if ranks is None else ranks.count
+    count = runner.virtual_ranks.count if isinstance(runner, MapSageRun) else processes
     # Two numbers have one sum, in whichever order they are added.
-    if count < 3 or getattr(runner.model, 'reduction', 'native') == 'ordered':
+    if count < 3 or _adds_in_order(runner):
         return 'ordered'
     return f'native, {processes} processes'
+
+
+def _adds_in_order(runner: HostRunner) -> bool:
+    # Wrappers of MapSage have an attribute for it, and wrappers of MMEngine add natively.
+    return getattr(runner.model, 'reduction', 'native') == 'ordered'

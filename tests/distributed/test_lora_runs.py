@@ -133,7 +133,7 @@ def test_without_the_right_weights(run: Any, tmp_path: Path, seed: Any, message:
     ("model['backbone'].pop('init_cfg'); model['backbone']['normalization'] = 'web'",
      'names no pretrained weights to restore them from'),
     ("model['backbone'].pop('lora')", 'nothing in model.backbone (DINOv3ViT) is frozen'),
-    ('load_from = {other!r}', 'are not those of backbone.init_cfg')])
+    ('load_from = {other!r}', 'differ from backbone.init_cfg')])
 def test_what_cannot_be_left_out_is_an_error_at_the_start(run: Any, tmp_path: Path, extra: str,
                                                           message: str) -> None:
     folder, config, weights, _ = run

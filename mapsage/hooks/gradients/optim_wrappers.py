@@ -21,7 +21,7 @@ def built_wrappers(optim_wrapper: Union[OptimWrappers, dict, None]
 
 
 def enabled_scaler(wrapper: OptimWrapper) -> Optional[Any]:
-    """Return the wrapper's loss scaler; None if it has none or the scaler is disabled.
+    """Return the wrapper's enabled loss scaler, or None.
 
     Only wrappers for mixed precision have one: torch's GradScaler, or an accelerator's.
     """

@@ -1,6 +1,6 @@
 """The tasks that an accelerator needs in every iteration: its random state, and a flush.
 
-The random state is set anew in each step, so that a resumed run draws the same numbers on any
+The random state is set in each step, so that a resumed run draws the same numbers on any
 number of processes. It belongs to a virtual rank and not to a process.
 """
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Training with unlabeled images as hooks."""
+"""Training with unlabeled images: `fixmatch_hook.py` is where to begin."""

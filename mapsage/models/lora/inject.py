@@ -34,7 +34,7 @@ _FUSED = ('qkv', 'in_proj', 'Wqkv')
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _AdaptableLayer:
     """A layer that can be adapted, and which of q, k, v it computes."""
 
     name: str
@@ -127,21 +127,21 @@ def has_attention(backbone: nn.Module) -> bool:
     return projections == set(PROJECTIONS)
 
 
-def _find_candidates(backbone: nn.Module) -> Iterator[_Candidate]:
+def _find_candidates(backbone: nn.Module) -> Iterator[_AdaptableLayer]:
     for name, module in backbone.named_modules():
         last = name.rsplit('.', 1)[-1]
         if isinstance(module, nn.MultiheadAttention):
             # Without in_proj_weight, q, k and v have different widths and separate weights.
             fused = module.in_proj_weight is not None
-            yield _Candidate(name, module, PROJECTIONS if fused else ())
+            yield _AdaptableLayer(name, module, PROJECTIONS if fused else ())
         elif isinstance(module, nn.Linear):
             fused = last in _FUSED and module.out_features == 3 * module.in_features
             single = (_SINGLE[last], ) if last in _SINGLE else ()
-            yield _Candidate(name, module, PROJECTIONS if fused else single)
+            yield _AdaptableLayer(name, module, PROJECTIONS if fused else single)
 
 
 def _check_targets(backbone: nn.Module, settings: LoRASettings,
-                   candidates: List[_Candidate]) -> None:
+                   candidates: List[_AdaptableLayer]) -> None:
     for target in settings.targets:
         if any(target in candidate.projections or _has_name(candidate, target)
                for candidate in candidates):
@@ -168,7 +168,7 @@ def _check_targets(backbone: nn.Module, settings: LoRASettings,
                             f'inputs of {candidate.name}: expected far fewer, such as 16')
 
 
-def _choose_projections(candidate: _Candidate, settings: LoRASettings) -> List[str]:
+def _choose_projections(candidate: _AdaptableLayer, settings: LoRASettings) -> List[str]:
     """Return the projections of a layer that get an adapter; [WHOLE] for a layer with only one."""
     if isinstance(candidate.module, nn.Linear) and any(
             _has_name(candidate, target) for target in settings.targets):
@@ -177,7 +177,7 @@ def _choose_projections(candidate: _Candidate, settings: LoRASettings) -> List[s
     return [WHOLE] if projections and len(candidate.projections) == 1 else projections
 
 
-def _has_name(candidate: _Candidate, target: str) -> bool:
+def _has_name(candidate: _AdaptableLayer, target: str) -> bool:
     return isinstance(candidate.module, nn.Linear) and (
         candidate.name == target or candidate.name.endswith(f'.{target}'))
 
@@ -187,18 +187,18 @@ def _name_in_block(name: str) -> str:
 
 
 def _adapt_attention(module: nn.MultiheadAttention, settings: LoRASettings,
-                     candidate: _Candidate) -> None:
+                     candidate: _AdaptableLayer) -> None:
     projections = _choose_projections(candidate, settings)
     # A plain MultiheadAttention reads the weight of out_proj and never calls the layer. So it also
     # needs the adapted class if only out_proj has an adapter.
-    output = _Candidate(f'{candidate.name}.out_proj', module.out_proj, ())
+    output = _AdaptableLayer(f'{candidate.name}.out_proj', module.out_proj, ())
     adapts_output = any(_has_name(output, target) for target in settings.targets)
     if projections or adapts_output:
         adapt(module, AdaptedMultiheadAttention, projections, settings,
               (module.embed_dim, module.embed_dim))
 
 
-def _adapt_linear(backbone: nn.Module, candidate: _Candidate, settings: LoRASettings) -> None:
+def _adapt_linear(backbone: nn.Module, candidate: _AdaptableLayer, settings: LoRASettings) -> None:
     projections, layer = _choose_projections(candidate, settings), candidate.module
     if not projections:
         return

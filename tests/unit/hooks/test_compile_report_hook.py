@@ -58,7 +58,7 @@ def test_it_says_the_counts_once_they_stay_and_when_they_grow(runner: Any) -> No
 
 
 def test_a_torch_that_counts_nothing(runner: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr('mapsage.hooks.compile_report_hook._module', lambda name: None)
+    monkeypatch.setattr('mapsage.hooks.compile_report_hook._import_optional', lambda name: None)
     hook = CompileReportHook('train_step')
     for _ in range(30):
         hook.after_train_iter(runner, 0)

@@ -78,7 +78,7 @@ def test_only_rank_zero_looks(tmp_path: Path, tiny_run: ModuleType,
     hook = PreviewHook()
     tiny_run.build_runner(str(tmp_path), [hook]).val()
     assert not (tmp_path / 'preview.png').exists()
-    assert not hook._kept
+    assert not hook._chosen
 
 
 def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path,
@@ -110,7 +110,7 @@ def output(path: str, original: Tuple[int, int], **meta: Any) -> BaseDataElement
 def consider(hook: PreviewHook, sample: BaseDataElement, inputs: torch.Tensor) -> PreviewSample:
     batch = dict(inputs=[inputs], data_samples=[sample])
     hook._consider(dict(classes=('a', 'b')), batch, 0, sample)
-    return hook._kept[0].sample
+    return hook._chosen[0].sample
 
 
 def test_unreadable_image_falls_back_to_unpadded_inputs() -> None:
