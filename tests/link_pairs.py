@@ -42,8 +42,8 @@ def open_pair(peer_timeout: float = TIMEOUT) -> Tuple[Link, Link]:
 def damage_sent(link: Link, damage: Callable[[torch.Tensor], Any]) -> None:
     """Let ``damage`` see each part, header or payload, and return what is sent instead of it."""
     connection: Any = link._connection
-    put = connection.put_parts
-    connection.put_parts = lambda *parts: put(*map(damage, parts))
+    put = connection.put_bytes
+    connection.put_bytes = lambda *parts: put(*map(damage, parts))
 
 
 def cut(link: Link) -> None:

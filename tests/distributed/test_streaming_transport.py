@@ -141,5 +141,5 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     with pytest.raises(LinkError, match=r'rank 0 waited 0.3 s .* rank\(s\) \[1, 2\] did not come'):
         open_links(store, 0, encoders=[1, 2], heads=[0], timeout=0.3, peer_timeout=5)
     assert time.monotonic() - begin >= 0.3
-    with pytest.raises(ValueError, match='rank 3 is none or both'):
+    with pytest.raises(ValueError, match='rank 3 is in both or neither'):
         open_links(store, 3, encoders=[1, 2], heads=[0], timeout=0.3, peer_timeout=5)

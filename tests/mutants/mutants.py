@@ -197,7 +197,7 @@ MUTANTS = (
            ('tests/unit/features/test_prefetch.py',)),
     Mutant('wire_checksum', 'mapsage/features/wire/connection.py',
            'the checksum of what came over a link is not looked at',
-           'if found == header.checksum:', 'if header.nbytes == len(payload):',
+           'if computed == header.checksum:', 'if header.nbytes == len(payload):',
            ('tests/distributed/test_streaming_faults.py::test_damage_on_the_way',)),
     Mutant('cache_checksum', 'mapsage/features/cache/cached.py',
            'the checksum of a cached item is not looked at',

@@ -84,12 +84,12 @@ class _Scene:
         step = self.step(_POINTS)
         return np.argwhere(self.cover(step))[:, ::-1] * step + step / 2
 
-    def may_meet(self, other: _Scene, meters: float) -> bool:
+    def may_meet(self, target: _Scene, meters: float) -> bool:
         """Return whether two scenes with a georeference may come within a distance."""
         degrees = math.degrees(2 * meters / EARTH_RADIUS)
         (west, south), (east, north) = self._outline.min(0), self._outline.max(0)
-        left, bottom = other._outline.min(0)
-        right, top = other._outline.max(0)
+        left, bottom = target._outline.min(0)
+        right, top = target._outline.max(0)
         if south - degrees > top or bottom > north + degrees:
             return False
         wide = degrees / max(0.01, math.cos(math.radians(max(map(abs, (south, north))))))
@@ -169,42 +169,42 @@ def _are_parts(first: GeoTiffDataset, second: GeoTiffDataset) -> bool:
             and first.split.blocks.unit == 'meters')
 
 
-def _distances(scene: _Scene, points: np.ndarray, other: _Scene, limit: float) -> np.ndarray:
+def _distances(scene: _Scene, points: np.ndarray, target: _Scene, limit: float) -> np.ndarray:
     """Return the distance of each point of a scene from the covered ground of another scene.
 
     Args:
         scene: Scene of the points.
         points: Points as (column, row), (N, 2).
-        other: The other scene.
+        target: Other scene.
         limit: Distance up to which results are exact, in meters; in pixels without georeference.
 
     Returns:
-        Distances in the unit of ``limit``, (N,). Infinity where the other scene has no ground near.
+        Distances in the unit of ``limit``, (N,). Infinity where the target has no ground near.
     """
-    same = scene.path == other.path
-    if same and scene.dataset.split is not None and other.dataset.split is not None \
-            and scene.dataset.split.blocks == other.dataset.split.blocks \
-            and scene.dataset.split.part != other.dataset.split.part:
+    same = scene.path == target.path
+    if same and scene.dataset.split is not None and target.dataset.split is not None \
+            and scene.dataset.split.blocks == target.dataset.split.blocks \
+            and scene.dataset.split.part != target.dataset.split.part:
         # Blocks in pixels keep the margin inside of each file.
         return np.full(len(points), np.inf)
-    reach = limit / other.pixel
+    reach = limit / target.pixel
     if not same:
-        if scene.globe is None or other.globe is None or not scene.may_meet(other, limit):
+        if scene.globe is None or target.globe is None or not scene.may_meet(target, limit):
             return np.full(len(points), np.inf)
-        points = other.globe.pixels(*scene.globe.degrees(points))
-    size = np.array([other.raster.width, other.raster.height])
+        points = target.globe.pixels(*scene.globe.degrees(points))
+    size = np.array([target.raster.width, target.raster.height])
     close = np.isfinite(points).all(1)
     close[close] &= ((points[close] > -reach) & (points[close] < size + reach)).all(1)
     distances = np.full(len(points), np.inf)
     if close.any():
-        step = scene.step(_POINTS) if same else other.step(_CELLS)
-        far, pad = _distance_grid(other, step, reach)
+        step = scene.step(_POINTS) if same else target.step(_CELLS)
+        far, pad = _distance_grid(target, step, reach)
         column, row = (np.floor(points[close] / step).astype(int) + pad).T
         last = far.shape[0] - 1, far.shape[1] - 1
-        distances[close] = far[row.clip(0, last[0]), column.clip(0, last[1])] * other.pixel
+        distances[close] = far[row.clip(0, last[0]), column.clip(0, last[1])] * target.pixel
         # The last squares reach beyond the edge of the scene, where no ground is covered.
         beyond = ((points[close] < 0) | (points[close] >= size)).any(1)
-        distances[close] = np.where(beyond, np.maximum(distances[close], other.pixel / 2),
+        distances[close] = np.where(beyond, np.maximum(distances[close], target.pixel / 2),
                                     distances[close])
     return distances
 

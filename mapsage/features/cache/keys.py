@@ -45,15 +45,19 @@ class CacheKeys:
     samples: Tuple[str, ...]
     settings: Any = field(compare=False)
 
-    def differences(self, other: CacheKeys) -> List[str]:
-        """Return a line for each key that differs but the samples, with that of ``self`` first."""
-        lines = [f'{name} {getattr(self, name)} there, {getattr(other, name)} here'
-                 for name in ('weights', 'transforms')
-                 if getattr(self, name) != getattr(other, name)]
-        for at, line in enumerate(lines):
-            if line.startswith('transforms'):
-                lines[at] += ''.join(f' ({change})' for change in
-                                     _changes(self.settings, other.settings, 'config'))
+    def differences(self, run: CacheKeys) -> List[str]:
+        """Return a line for each key of a cache that differs from a run's keys, except the samples.
+
+        Args:
+            run: Keys of the run; ``self`` are the keys of the cache ("there" in the lines).
+        """
+        lines = []
+        if self.weights != run.weights:
+            lines.append(f'weights {self.weights} there, {run.weights} here')
+        if self.transforms != run.transforms:
+            changes = ''.join(f' ({change})'
+                              for change in _changes(self.settings, run.settings, 'config'))
+            lines.append(f'transforms {self.transforms} there, {run.transforms} here{changes}')
         return lines
 
 
@@ -87,7 +91,8 @@ def weights_hash(encoder: nn.Module) -> str:
     for name, tensor in sorted(encoder.state_dict().items()):
         value = tensor.detach().cpu().contiguous()
         digest.update(f'{name} {tuple(value.shape)} {value.dtype};'.encode())
-        if value.dtype == torch.bfloat16:  # NumPy has none
+        # NumPy has no bfloat16.
+        if value.dtype == torch.bfloat16:
             value = value.view(torch.int16)
         digest.update(value.numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -96,18 +101,18 @@ def weights_hash(encoder: nn.Module) -> str:
 def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
     """Return a hash of each sample that a dataset lists.
 
-    It does not depend on the place of the sample in the list, so that a cache keeps its features
+    It does not depend on the position of the sample in the list, so that a cache keeps its features
     when samples are added, removed or sorted in another way; equal samples have one hash. Paths are
     relative to ``data_root``, so that moving a dataset does not change its hashes.
 
-    A window of a scene is known by its place, its bands and the files of its scene. Its labels
-    count only where the pipeline may choose part of an image by them.
+    A window of a scene is identified by its position, its bands and the files of its scene. Its
+    labels count only if the pipeline may choose part of an image by them.
 
     Args:
         dataset: Map-style dataset with MMEngine's ``get_data_info``.
         sizes: Whether the size of each file is part of the hash, because editing a file nearly
-            always changes its size. Asking for it costs time on storage that is shared. Of the
-            files of scenes, which often keep their size, also some of their bytes.
+            always changes its size. Reading sizes takes time on shared storage. For files of
+            scenes, which often keep their size, some of their bytes are included as well.
 
     Raises:
         ValueError: If the dataset has no ``get_data_info``.
@@ -118,11 +123,14 @@ def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
     roots = sorted({os.path.abspath(root) for root in _roots(dataset)}, key=len, reverse=True)
     known: Dict[str, Any] = {}
     hashes = []
-    with_labels = any(_sees_labels(each.__dict__.get('pipeline')) for each in _datasets(dataset))
+    with_labels = any(_sees_labels(inner.__dict__.get('pipeline'))
+                      for inner in _datasets(dataset))
     for index in range(len(dataset)):
         info = dict(dataset.get_data_info(index))
-        info.pop('sample_idx', None)  # MMEngine's: the place in the list
-        if {'scene', 'bands', 'window'} <= info.keys():  # of GeoTiffDataset
+        # MMEngine's position of the sample in the list.
+        info.pop('sample_idx', None)
+        if {'scene', 'bands', 'window'} <= info.keys():
+            # A sample of GeoTiffDataset.
             info = _window(info, with_labels, roots, known if sizes else None)
         for key, value in info.items():
             if key.endswith('path') and isinstance(value, str):
@@ -145,9 +153,9 @@ def canonical(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): canonical(each) for key, each in value.items()}
+        return {str(key): canonical(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [canonical(each) for each in value]
+        return [canonical(element) for element in value]
     if hasattr(value, 'tolist'):  # arrays and tensors, and NumPy's numbers
         return canonical(value.tolist())
     if hasattr(value, '__qualname__'):  # classes and functions
@@ -227,32 +235,36 @@ def _without(config: Any, names: Tuple[str, ...]) -> Any:
     """Return a config without some settings, at any depth."""
     if isinstance(config, Mapping):
         gone = names + (_OF_WINDOWS if {'scenes', 'window'} <= config.keys() else ())
-        return {key: _without(each, names) for key, each in config.items() if key not in gone}
+        return {key: _without(value, names) for key, value in config.items() if key not in gone}
     if isinstance(config, (list, tuple)):
-        return [_without(each, names) for each in config]
+        return [_without(element, names) for element in config]
     return config
 
 
 def _window(info: Mapping[str, Any], with_labels: bool, roots: List[str],
             known: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Return what the image of a window depends on; of files their names alone if not ``known``."""
-    found = dict(scene=_files(info['scene'], roots, known), bands=info['bands'],
+    """Return the settings on which the image of a window depends.
+
+    If ``known`` is None, files count by their names, otherwise also by their contents.
+    """
+    facts = dict(scene=_files(info['scene'], roots, known), bands=info['bands'],
                  window=info['window'])
     labels = info.get('labels')
     if with_labels and labels is not None:
-        found['labels'] = [_files(labels.path, roots, known), labels.settings]
-    return found
+        facts['labels'] = [_files(labels.path, roots, known), labels.settings]
+    return facts
 
 
 def _files(path: str, roots: List[str], known: Optional[Dict[str, Any]]) -> List[Any]:
-    """Return names of the files that a raster or vector file consists of, and what is in them."""
+    """Return the names and contents of the files that a raster or vector file consists of."""
     if known is None:
         return [_relative(path, roots)]
     if path not in known:
         raster = None if path.lower().endswith(VECTOR_SUFFIXES) else Raster(path)
         files = [path] if raster is None else raster.files()
         known[path] = [[_relative(file, roots), *_content(file)] for file in sorted(files)]
-        if raster is not None:  # an .aux.xml file says it too, and changes for other reasons
+        if raster is not None:
+            # Not by the .aux.xml file, which also changes for other reasons.
             known[path].append(raster.validity.facts())
     return known[path]
 
@@ -280,24 +292,24 @@ def _sees_labels(transform: Any) -> bool:
 
 def _roots(dataset: Any) -> Iterator[str]:
     """Yield ``data_root`` of a dataset and of the datasets that it wraps."""
-    for each in _datasets(dataset):
-        if each.__dict__.get('data_root'):
-            yield each.data_root
+    for inner in _datasets(dataset):
+        if inner.__dict__.get('data_root'):
+            yield inner.data_root
 
 
 def _datasets(dataset: Any) -> Iterator[Any]:
     """Yield a dataset and the datasets that it wraps."""
     yield dataset
-    inner = dataset.__dict__.get('dataset')
-    for each in [inner] * (inner is not None) + list(dataset.__dict__.get('datasets') or ()):
-        yield from _datasets(each)
+    wrapped = dataset.__dict__.get('dataset')
+    for inner in [wrapped] * (wrapped is not None) + list(dataset.__dict__.get('datasets') or ()):
+        yield from _datasets(inner)
 
 
 def _relative(path: str, roots: List[str]) -> str:
-    where = path if '://' in path else os.path.abspath(path)
+    absolute = path if '://' in path else os.path.abspath(path)
     for root in roots:
-        if where.startswith(root + os.sep):
-            return os.path.relpath(where, root)
+        if absolute.startswith(root + os.sep):
+            return os.path.relpath(absolute, root)
     return path
 
 
@@ -308,19 +320,21 @@ def _size(path: str, known: Dict[str, int]) -> int:
     return known[path]
 
 
-def _changes(there: Any, here: Any, where: str) -> Iterator[str]:
-    """Yield the first setting that differs."""
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        names = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
+def _changes(cached: Any, current: Any, key_path: str) -> Iterator[str]:
+    """Yield the first setting that differs between a cache ("there") and a run ("here")."""
+    if isinstance(cached, Mapping) and isinstance(current, Mapping):
+        names = sorted(name for name in {*cached, *current}
+                       if cached.get(name) != current.get(name))
         if names:
-            yield from _changes(there.get(names[0]), here.get(names[0]), f'{where}.{names[0]}')
-    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for at, (one, other) in enumerate(zip(there, here)):
-            if one != other:
-                yield from _changes(one, other, f'{where}[{at}]')
+            name = names[0]
+            yield from _changes(cached.get(name), current.get(name), f'{key_path}.{name}')
+    elif isinstance(cached, list) and isinstance(current, list) and len(cached) == len(current):
+        for index, (old, new) in enumerate(zip(cached, current)):
+            if old != new:
+                yield from _changes(old, new, f'{key_path}[{index}]')
                 return
     else:
-        yield f'{where}: {_short(there)} there, {_short(here)} here'
+        yield f'{key_path}: {_short(cached)} there, {_short(current)} here'
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,9 @@
-"""An amount of host memory, divided into blocks that have at most one owner each."""
+"""Host memory for arriving features, divided into blocks that have at most one owner each.
+
+A head announces blocks to encoders, and bytes for a block may arrive after the head has given it to
+another item. The generation number of a block reveals such late bytes. `inbox.py` gives blocks to
+items.
+"""
 from __future__ import annotations
 
 import threading
@@ -47,7 +52,8 @@ class BlockPool:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f'{name}={value!r}, expected an integer, 1 or more.')
         self.total, self.block_bytes = 0, block_bytes
-        self._memory: List[torch.Tensor] = []  # by block
+        # Memory by block.
+        self._memory: List[torch.Tensor] = []
         self._free: Deque[int] = deque()
         self._owners: List[Optional[Owner]] = []
         self._generations: List[int] = []
@@ -61,7 +67,7 @@ class BlockPool:
         return len(self._free)
 
     def grow(self, blocks: int) -> None:
-        """Add blocks; those that are there stay where they are."""
+        """Add blocks. Existing blocks keep their memory."""
         memory = host_bytes(blocks * self.block_bytes)
         with self._lock:
             self._memory += memory.split(self.block_bytes)
@@ -78,7 +84,7 @@ class BlockPool:
             owner: Number and attempt of an item.
 
         Raises:
-            BlockError: If fewer blocks are free. None is taken then.
+            BlockError: If fewer blocks are free. Then no block is taken.
         """
         with self._lock:
             if not 0 <= count <= len(self._free):
@@ -162,22 +168,22 @@ class BlockPool:
         """Check that all blocks were given back.
 
         Raises:
-            BlockError: Naming the other blocks and their owners.
+            BlockError: If blocks were not given back, with their owners.
         """
         with self._lock:
             if len(self._free) == self.total:
                 return
-            kept = {block: tuple(owner) for block, owner in enumerate(self._owners) if owner}
+            owners = {block: tuple(owner) for block, owner in enumerate(self._owners) if owner}
             raise BlockError(f'{len(self._free)} of {self.total} blocks are free at the end. By '
-                             f'block, the (item, attempt) that kept it: {kept}; being written: '
+                             f'block, the (item, attempt) that kept it: {owners}; being written: '
                              f'{sorted(self._writing)}.')
 
-    def _check(self, block: int, owner: Sequence[int], what: str) -> None:
+    def _check(self, block: int, owner: Sequence[int], action: str) -> None:
         if not 0 <= block < self.total:
-            raise BlockError(f'item {owner[0]} {what} block {block}, and the pool has 0 to '
+            raise BlockError(f'item {owner[0]} {action} block {block}, and the pool has 0 to '
                              f'{self.total - 1}.')
-        held = self._owners[block]
-        if held is None or tuple(held) != tuple(owner):
-            who = 'nobody' if held is None else f'item {held.item} attempt {held.attempt}'
-            raise BlockError(f'item {owner[0]} attempt {owner[1]} {what} block {block}, which '
-                             f'{who} owns.')
+        actual = self._owners[block]
+        if actual is None or tuple(actual) != tuple(owner):
+            name = 'nobody' if actual is None else f'item {actual.item} attempt {actual.attempt}'
+            raise BlockError(f'item {owner[0]} attempt {owner[1]} {action} block {block}, which '
+                             f'{name} owns.')

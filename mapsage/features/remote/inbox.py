@@ -1,4 +1,9 @@
-"""What a head has asked of encoders: it routes messages, hands out credits and picks encoders."""
+"""A head's requests to encoders: routes messages, gives blocks to items and picks encoders.
+
+Flow of an item: REQUEST to an encoder, OFFER with the size of its features, CREDIT with blocks for
+them, DATA into the blocks. If the encoder fails, the item starts again at another encoder, and in
+the end locally.
+"""
 from __future__ import annotations
 
 import threading
@@ -21,9 +26,8 @@ from .state import State
 class Inbox(Receiver):
     """The items on their way from encoders to one head. Safe to use from several threads.
 
-    Blocks are given strictly in the order of items: an item gets blocks once every item before it
-    has all of its blocks. So the item that the head needs next can always arrive, however few
-    blocks there are.
+    Blocks are given strictly in the order of items: an item gets blocks once every earlier item has
+    all of its blocks. So the item that the head needs next can always arrive, even with few blocks.
 
     Args:
         links: Links to the encoders, which :meth:`start` starts.
@@ -48,13 +52,18 @@ class Inbox(Receiver):
         self._notices, self._grow = Notices(log, encode is not None), grow
         self._device, self._digest, self._timeout, self._wire = device, digest, timeout, wire
         self._changed = threading.Condition(threading.RLock())
-        self._items: Dict[int, RemoteItem] = {}  # in the order of their numbers
+        # Items in the order of their numbers.
+        self._items: Dict[int, RemoteItem] = {}
         self._last = -1
-        self._turn = 0
-        self._local: List[RemoteItem] = []  # being encoded locally
-        self._writing: Dict[Link, int] = {}  # the block into which a link writes now
+        # Index of the link that is considered first for the next item.
+        self._next_link = 0
+        # Items that are being encoded locally.
+        self._local: List[RemoteItem] = []
+        # The block into which a link is writing.
+        self._writing: Dict[Link, int] = {}
         self._lost: Dict[Link, str] = {}
-        self._late: Set[Link] = set()  # encoders that were overdue and have not answered since
+        # Encoders that were overdue and have not answered since.
+        self._late: Set[Link] = set()
         self._closed = False
         self._counts: Dict[str, float] = {}
 
@@ -80,7 +89,7 @@ class Inbox(Receiver):
         with self._changed:
             self._last = number
             item = RemoteItem(number, packed, self._pool, self._changed, self._on_wait,
-                              [f'{link.peer}: {why}' for link, why in self._lost.items()])
+                              [f'{link.peer}: {reason}' for link, reason in self._lost.items()])
             self._items[number] = item
             self._ask(item)
             return item
@@ -136,7 +145,8 @@ class Inbox(Receiver):
             memory = None if item is None else item.begin_write(
                 header.block, Grant(header.generation, header.offset, header.nbytes))
             if memory is None:
-                self._count(duplicates=1)  # late, or for the second time: received and not kept
+                # Late bytes, or bytes that arrive for the second time, are received and dropped.
+                self._count(duplicates=1)
             else:
                 self._writing[link] = header.block
             return memory
@@ -154,8 +164,8 @@ class Inbox(Receiver):
                 self._take_data(item, link, len(payload), damage)
             elif header.kind == Kind.FAILED:
                 if item is not None:
-                    why = damage or bytes(payload.tolist()).decode(errors='replace')
-                    self._fail_attempt(item, why)
+                    reason = damage or bytes(payload.tolist()).decode(errors='replace')
+                    self._fail_attempt(item, reason)
             else:
                 raise LinkError(f'{header.kind.name} of item {header.item} came to a head.')
             self._grant()
@@ -167,7 +177,7 @@ class Inbox(Receiver):
             if reason is not None and not known:
                 self._count(lost=1)
             if not self._closed and (not known or not link.reopens):
-                self._notices.lost(link, reason, any(each.alive for each in self._links))
+                self._notices.lost(link, reason, any(encoder.alive for encoder in self._links))
             for item in list(self._items.values()):
                 if item.link is link and not item.progress.is_over:
                     item.may_ask_again(link)
@@ -200,20 +210,21 @@ class Inbox(Receiver):
 
     def _ask(self, item: RemoteItem) -> None:
         """Give an item to the least busy of the encoders that were not asked yet."""
-        turns = self._links[self._turn:] + self._links[:self._turn]
-        left = [link for link in turns
+        candidates = self._links[self._next_link:] + self._links[:self._next_link]
+        left = [link for link in candidates
                 if link.alive and not item.was_asked(link) and link not in self._lost]
-        # Who is late is asked again once it has answered, or if nobody else can encode.
+        # A late encoder is asked again once it has answered, or if nothing else can encode.
         prompt = [link for link in left if link not in self._late]
         left = prompt or (left if self._encode is None else [])
         if not left or self._closed:
             returns = any(link.reopens and not link.alive for link in self._links)
             if self._encode is None and (self._closed or not returns):
                 item.fail('no encoder is left')
-            return  # else the thread that waits for the item encodes it, or waits for an encoder
-        busy = [each.link for each in self._items.values() if not each.progress.is_over]
+            # Otherwise the thread that waits for the item encodes it, or waits for an encoder.
+            return
+        busy = [pending.link for pending in self._items.values() if not pending.progress.is_over]
         link = min(left, key=busy.count)
-        self._turn = (self._links.index(link) + 1) % len(self._links)
+        self._next_link = (self._links.index(link) + 1) % len(self._links)
         item.ask(link)
         assert item.images is not None
         layout, data = item.images
@@ -246,10 +257,12 @@ class Inbox(Receiver):
                    damage: Optional[str]) -> None:
         block = self._writing.pop(link, None)
         if block is None:
-            return  # counted by place()
+            # place() has counted it.
+            return
         self._pool.end_write(block)
         if item is None:
-            return  # the attempt ended while the bytes were received
+            # The attempt ended while the bytes were received.
+            return
         if damage is not None:
             self._fail_attempt(item, damage)
             return
@@ -265,7 +278,8 @@ class Inbox(Receiver):
     def _grant(self) -> None:
         for item in self._items.values():
             if item.link is None or item.progress.is_over:
-                continue  # an item that is encoded locally needs no blocks
+                # An item that is encoded locally needs no blocks.
+                continue
             if item.progress.wants_blocks and self._pool.free:
                 self._send_credit(item, item.link)
             if not item.progress.has_all_blocks:
@@ -293,17 +307,16 @@ class Inbox(Receiver):
         self._ask(item)
 
     def _cancel(self, item: RemoteItem) -> None:
-        """Tell the encoder of the present attempt to forget it."""
+        """Tell the encoder of the current attempt to forget the item."""
         if item.link is not None:
             item.link.send(Header(Kind.FAILED, *item.owner))
 
-    def _cancel_and_fail(self, item: RemoteItem, why: str) -> None:
+    def _cancel_and_fail(self, item: RemoteItem, reason: str) -> None:
         self._cancel(item)
-        item.fail(why)
+        item.fail(reason)
 
     def _on_wait(self, item: RemoteItem) -> float:
-        """Do what an item needs from the thread that waits for it; return the seconds until again.
-        """
+        """Advance an item in its waiting thread; return the seconds until the next call."""
         with self._changed:
             if not item.progress.is_over and item.seconds_left(self._timeout) <= 0:
                 self._end_overdue(item)
@@ -321,21 +334,23 @@ class Inbox(Receiver):
         return 0.0
 
     def _end_overdue(self, item: RemoteItem) -> None:
-        """End an attempt that took too long, and the others that wait behind it; or the item."""
+        """End an attempt that took too long, and the attempts that wait behind it, or the item."""
         cause, link = self._overdue(item), item.link
         if link is not None:
-            if item.total is None:  # else it has answered, and only the transfer is slow
+            # An encoder that has reported the total has answered; only the transfer is slow.
+            if item.total is None:
                 self._late.add(link)
-            for each in list(self._items.values()):
-                if each.link is link and not each.progress.is_over and (
-                        each is item or each.total is None):
-                    self._fail_attempt(each, cause)
+            for pending in list(self._items.values()):
+                if pending.link is link and not pending.progress.is_over and (
+                        pending is item or pending.total is None):
+                    self._fail_attempt(pending, cause)
         if item.progress.is_over or item.waited < 2 * self._timeout:
             if link is None and self._encode is None and not item.progress.is_over:
                 item.fail(f'no encoder came back within {self._timeout:g} s')
         elif self._encode is None:
             self._cancel_and_fail(item, cause)
-        elif item.link is not None:  # of the next attempt, which comes too late
+        elif item.link is not None:
+            # The item's time is over, so the attempt that has just begun is ended as well.
             self._cancel(item)
             item.retry(cause)
 
@@ -345,13 +360,15 @@ class Inbox(Receiver):
                 f'{self._timeout:g} s of waiting: raise timeout if the encoder is only slow')
 
     def _encode_locally(self, item: RemoteItem) -> None:
-        """Encode an item that no encoder is left for; no other thread touches it."""
+        """Encode an item for which no encoder is left. No other thread changes it meanwhile."""
         assert self._encode is not None and item.images is not None
         try:
             images, = item.images[0].unpack(item.images[1], self._device)
             with torch.no_grad():
                 layout, data = pack_levels(self._encode(images), self._wire)
-        except Exception as error:  # raised where the features are asked for
+        except Exception as error:
+            # The encoder may raise anything. The error is handed to the thread that asks for the
+            # features, which raises it.
             with self._changed:
                 item.fail(f'encoding it locally raised {error_text(error)}')
             return

@@ -1,4 +1,8 @@
-"""One item on the head's side, from the request to the last byte: the owner of its states."""
+"""One item on the head's side, from the request to the last byte.
+
+The possible states and their order are in `state.py`; this file adds the bytes, the blocks and the
+attempts. `inbox.py` drives the transitions.
+"""
 from __future__ import annotations
 
 import re
@@ -47,12 +51,12 @@ class Credit(NamedTuple):
 class RemoteItem:
     """An item that encoder ranks were asked for: its state, its blocks and its attempts.
 
-    Everybody may read. The transitions (:meth:`ask` to :meth:`fail`) are called by the item's
-    :class:`~mapsage.features.remote.inbox.Inbox` alone, which holds ``changed`` meanwhile; nothing
-    else writes into an item. Each transition wakes those who :meth:`wait`.
+    Any thread may read. Only the item's :class:`~mapsage.features.remote.inbox.Inbox` calls the
+    transitions (:meth:`ask` to :meth:`fail`), and it holds ``changed`` during the call. Each
+    transition wakes the threads in :meth:`wait`.
 
-    Bytes arrive in order. A new attempt begins at byte 0 again, and what was read before it is
-    void; so compare :attr:`attempt` before and after reading.
+    Bytes arrive in order. A new attempt begins at byte 0 again and makes earlier reads invalid, so
+    compare :attr:`attempt` before and after reading.
 
     Args:
         number: Number of the item.
@@ -76,28 +80,31 @@ class RemoteItem:
         self._asked: Set[Link] = set()
         self._causes = list(causes)
         self._begun = time.monotonic()
-        self._wanted: Optional[float] = None  # since when somebody waits for the item
+        # Time since which a thread waits for the item.
+        self._wanted: Optional[float] = None
         self._version = 0
         self._seen = 0
         self._pool, self._changed, self._on_wait = pool, changed, on_wait
-        self._grants: Dict[int, Grant] = {}  # by block: the bytes that have not arrived
-        self._pieces: List[Tuple[int, Grant]] = []  # blocks with the bytes that follow _host
+        # Block -> bytes that are expected in it and have not arrived.
+        self._grants: Dict[int, Grant] = {}
+        # Full blocks. Their bytes follow the first _drained bytes, which were moved to _host.
+        self._pieces: List[Tuple[int, Grant]] = []
         self._host: Optional[torch.Tensor] = None
-        self._drained = 0  # bytes, from byte 0 on, that were moved from their blocks to _host
+        self._drained = 0
 
     @property
     def progress(self) -> Progress:
-        """State and byte counts, as one value that belongs together."""
+        """State and byte counts, as one consistent value."""
         return self._progress
 
     @property
     def state(self) -> State:
-        """How far the item is; READY once all bytes have arrived and were checked."""
+        """State of the item; READY once all bytes have arrived and were checked."""
         return self._progress.state
 
     @property
     def attempt(self) -> int:
-        """0, 1, ...: number of encoders that were asked for the item before this one."""
+        """Number of encoders that were asked for the item earlier: 0, 1, ..."""
         return self._progress.attempt
 
     @property
@@ -113,8 +120,8 @@ class RemoteItem:
     @property
     def failed_encoders(self) -> List[int]:
         """Global ranks of the encoders that did not encode it."""
-        found = (re.match(r'encoder rank (\d+): ', cause) for cause in self._causes)
-        return sorted({int(match.group(1)) for match in found if match})
+        matches = (re.match(r'encoder rank (\d+): ', cause) for cause in self._causes)
+        return sorted({int(match.group(1)) for match in matches if match})
 
     @property
     def layout(self) -> Optional[Layout]:
@@ -133,34 +140,35 @@ class RemoteItem:
 
     @property
     def link(self) -> Optional[Link]:
-        """Link to the encoder of the present attempt; None if no encoder is left."""
+        """Link to the encoder of the current attempt; None if no encoder is left."""
         return self._link
 
     @property
     def owner(self) -> Tuple[int, int]:
-        """Number and attempt, by which the pool knows whose a block is."""
+        """Number and attempt, by which the pool identifies the owner of a block."""
         return self.number, self._progress.attempt
 
     @property
     def waited(self) -> float:
-        """Seconds since somebody began to wait for the item, over all attempts."""
+        """Seconds since a thread began to wait for the item, over all attempts."""
         return 0.0 if self._wanted is None else time.monotonic() - self._wanted
 
     def seconds_left(self, timeout: float) -> float:
-        """Return what the present attempt has left of ``timeout`` seconds, and the item of two.
+        """Return the remaining seconds of the current attempt, or of the item if these are fewer.
 
-        They run while somebody waits for the item: an attempt nobody waits for is never overdue.
+        An attempt has ``timeout`` seconds and an item twice as many. The time runs only while a
+        thread waits for the item.
         """
         now = time.monotonic()
         return min(timeout - (now - max(self._wanted or now, self._begun)),
                    2 * timeout - self.waited)
 
     def was_asked(self, link: Link) -> bool:
-        """Return whether an attempt went to this encoder, be it the present one."""
+        """Return whether an attempt, possibly the current one, went to this encoder."""
         return link in self._asked
 
     def may_ask_again(self, link: Link) -> None:
-        """Forget that this encoder was asked: its connection was lost, for no fault of the item."""
+        """Allow another attempt at this encoder, whose connection was lost."""
         self._asked.discard(link)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
@@ -174,15 +182,15 @@ class RemoteItem:
                 raise StreamingError(f'bytes {start} to {stop} of item {self.number} were asked '
                                      f'for, and it is {self.state.name} with {self.arrived}.')
             if self.state != State.READY:
-                return self._copied(start, stop)
-        # Only the consumer frees the blocks of a READY item, so that others need not wait here.
-        return self._copied(start, stop)
+                return self._copy_bytes(start, stop)
+        # Only the consumer frees the blocks of a READY item, so this copy needs no lock.
+        return self._copy_bytes(start, stop)
 
     def wait(self, timeout: float) -> None:
-        """Return when something changed since the last call returned, or after ``timeout`` seconds.
+        """Wait until something has changed since the last call, at most ``timeout`` seconds.
 
-        The time that an attempt may take runs while somebody waits here. If no encoder is left, the
-        item is encoded by this call.
+        The time of an attempt runs while a thread waits here. If no encoder is left, this call
+        encodes the item.
         """
         with self._changed:
             self._wanted = self._wanted or time.monotonic()
@@ -193,17 +201,17 @@ class RemoteItem:
             self._seen = self._version
 
     def ask(self, link: Link) -> None:
-        """Begin the present attempt with the encoder behind ``link``."""
+        """Begin the current attempt with the encoder behind ``link``."""
         self._begun, self._link = time.monotonic(), link
         self._asked.add(link)
 
     def offer(self, layout: Optional[Layout], total: int) -> None:
-        """Take what the encoder reports of the features: their layout, and ``total`` bytes."""
+        """Store the encoder's report about the features: their layout, and ``total`` bytes."""
         self._layout = layout
         self._move_to(self._progress.offered(total))
 
     def reserve(self) -> Credit:
-        """Take free blocks for the next bytes: for all that are missing, or as many as there are.
+        """Take free blocks for the next bytes: for all missing bytes, or as many as are free.
 
         Raises:
             ProgressError: If the item wants no blocks, or none is free.
@@ -225,14 +233,14 @@ class RemoteItem:
     def begin_write(self, block: int, grant: Grant) -> Optional[torch.Tensor]:
         """Return memory for a message's bytes, uint8 (nbytes,); None if they are not expected.
 
-        The write ends with :meth:`BlockPool.end_write`, whatever becomes of the item meanwhile.
+        The write ends with :meth:`BlockPool.end_write`, even if the item ends during it.
         """
         if self._grants.get(block) != grant:
             return None
         return self._pool.begin_write(block, grant.generation, self.owner)[:grant.nbytes]
 
     def receive(self, block: int) -> None:
-        """Take the bytes that were expected in a block as arrived.
+        """Mark the bytes that were expected in a block as arrived.
 
         If no further block is reserved for the item, its full blocks are emptied and freed.
         """
@@ -243,29 +251,29 @@ class RemoteItem:
             self._drain()
 
     def retry(self, cause: str) -> None:
-        """End the present attempt; the next one begins with :meth:`ask`, or is local without it."""
+        """End the current attempt; the next one begins with :meth:`ask`, or is local without it."""
         assert self._link is not None
         self._causes.append(f'{self._link.peer}: {cause}')
         self._free_blocks()
         self._link, self._begun = None, time.monotonic()
         self._move_to(self._progress.requeued())
-        # Last, since some read without the lock: bytes of an attempt always have a layout.
+        # This comes last, because some threads read without the lock: bytes always have a layout.
         self._layout = None
 
     def encode(self, layout: Layout, data: torch.Tensor) -> None:
-        """Take features that the head encoded locally, uint8 (n,), for the whole item."""
+        """Store the features of the whole item, encoded locally by the head, uint8 (n,)."""
         self._layout, self._host, self._drained = layout, data, len(data)
         self._move_to(self._progress.encoded(len(data)))
 
     def consume(self) -> None:
-        """Free what a READY item holds: its features were taken."""
+        """Free the blocks of a READY item, because its features were taken."""
         self._free_blocks()
         self._move_to(self._progress.consumed())
 
-    def fail(self, why: str) -> None:
-        """End the item without features; :attr:`error` lists ``why`` and all earlier causes."""
+    def fail(self, reason: str) -> None:
+        """End the item without features; :attr:`error` lists ``reason`` and all earlier causes."""
         self._free_blocks()
-        causes = '; '.join([why] + self._causes)
+        causes = '; '.join([reason] + self._causes)
         self._error = f'item {self.number} has no features: {causes}.'
         self._move_to(self._progress.failed())
 
@@ -293,9 +301,10 @@ class RemoteItem:
         blocks, self._pieces = [block for block, _ in self._pieces], []
         self._pool.release(blocks, self.owner)
 
-    def _copied(self, start: int, stop: int) -> torch.Tensor:
+    def _copy_bytes(self, start: int, stop: int) -> torch.Tensor:
         if self._host is not None and stop <= self._drained:
-            return self._host[start:stop]  # these bytes are never written again
+            # These bytes are never written again.
+            return self._host[start:stop]
         data = host_bytes(stop - start)
         if self._host is not None and start < self._drained:
             data[:self._drained - start] = self._host[start:self._drained]

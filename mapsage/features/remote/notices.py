@@ -1,4 +1,4 @@
-"""What the log says of encoders that do not encode."""
+"""Warnings about encoders that fail, are lost or come back, each cause once."""
 from __future__ import annotations
 
 import logging
@@ -16,35 +16,35 @@ def log_plainly(level: int, text: str) -> None:
 
 
 def cause_of(text: str) -> str:
-    """Return a text without its numbers, decimal or hex: they tell items apart, not causes."""
+    """Return a text without its numbers, decimal or hex, which differ between items."""
     return re.sub(r'\b(0x)?(?=[a-f]*\d)[0-9a-f]+\b|\d+', '', text)
 
 
 class Notices:
-    """Warnings, each of them once for each encoder and cause.
+    """Logs warnings, each once per encoder and cause.
 
     Args:
         log: Function that logs a text at a level of :mod:`logging`.
-        encodes: Whether the head encodes locally what no encoder does.
+        encodes: Whether the head encodes locally if no encoder does.
     """
 
     def __init__(self, log: Log, encodes: bool) -> None:
         self._log, self._encodes = log, encodes
-        self._told: Set[Tuple[str, str]] = set()
+        self._logged: Set[Tuple[str, str]] = set()
 
     def failed(self, link: Link, cause: str) -> None:
-        """Say why an encoder did not encode an item."""
+        """Log why an encoder did not encode an item."""
         instead = 'the head encodes it' if self._encodes else 'it fails'
         self._once(link.peer, cause_of(cause),
                    f'{link.peer} did not encode an item: {cause}. The item goes to another '
                    f'encoder; if none is left, {instead}. The same cause is not logged again.')
 
-    def lost(self, link: Link, reason: Optional[str], others: bool) -> None:
-        """Say that a connection is lost, or was closed by the encoder if no reason is given."""
+    def lost(self, link: Link, reason: Optional[str], has_others: bool) -> None:
+        """Log that a connection is lost, or was closed by the encoder if ``reason`` is None."""
         again = ('It is opened again as soon as the encoder can be reached' if link.reopens else
                  'It is not opened again, because the encoder has finished' if reason is None else
                  'It is not opened again, because the process of the encoder has ended')
-        instead = ('the other encoders encode' if others else
+        instead = ('the other encoders encode' if has_others else
                    'the head encodes locally, which is slower' if self._encodes else
                    'items wait, and fail in the end')
         self._log(logging.WARNING, f'the connection to {link.peer} is lost: '
@@ -52,16 +52,16 @@ class Notices:
                                    f'without it {instead}.')
 
     def opened(self, link: Link) -> None:
-        """Say that a lost connection is open again."""
-        self._told.discard(('the head', 'local'))
+        """Log that a lost connection is open again."""
+        self._logged.discard(('the head', 'local'))
         self._log(logging.WARNING, f'the connection to {link.peer} is open again')
 
     def encodes_locally(self) -> None:
-        """Say that no encoder is there for an item."""
+        """Log that no encoder is available for an item."""
         self._once('the head', 'local', 'the head encodes locally: no encoder is connected and '
                                         'answers in time')
 
-    def _once(self, who: str, cause: str, text: str) -> None:
-        if (who, cause) not in self._told:
-            self._told.add((who, cause))
+    def _once(self, peer: str, cause: str, text: str) -> None:
+        if (peer, cause) not in self._logged:
+            self._logged.add((peer, cause))
             self._log(logging.WARNING, text)

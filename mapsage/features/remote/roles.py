@@ -1,11 +1,16 @@
-"""Which ranks of a job encode and which train the head."""
+"""Splits the ranks of a job into encoders and ranks that train the head.
+
+The last ranks encode. Both kinds get launcher variables that describe only their part of the job,
+so that everything that reads these variables, such as the process group of the heads, needs no
+special case.
+"""
 from __future__ import annotations
 
 import itertools
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Dict, Mapping
+from typing import Dict, Mapping
 
 import torch.distributed as dist
 
@@ -30,10 +35,10 @@ class Role:
 
     Attributes:
         name: ``'encoder'`` or ``'head'``.
-        index: Number of the process among those with the same name.
+        index: Number of the process among the processes with the same name.
         encoders: Number of encoders in the job.
         heads: Number of head ranks in the job.
-        local_heads: Number of those on this machine.
+        local_heads: Number of head ranks on this machine.
         environ: Launcher variables to replace. For a head they describe a job of heads only. For an
             encoder, which is in no process group, they give the number of its device.
     """
@@ -73,15 +78,18 @@ def split_ranks(encoders: int, environ: Mapping[str, str], separate_devices: boo
             f'feature_source.encoders={encoders} of {world_size} rank(s) leaves none for the head: '
             f'start at least {encoders + 1} (NPROC_PER_NODE), or lower encoders.')
     local_rank = int(environ['LOCAL_RANK'])
-    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))  # Slurm may not set it
-    first = rank - local_rank  # first rank of this machine
-    local_heads = max(0, min(local_size, heads - first))
+    # Slurm may not set LOCAL_WORLD_SIZE.
+    local_size = int(environ.get('LOCAL_WORLD_SIZE', world_size))
+    first_local_rank = rank - local_rank
+    local_heads = max(0, min(local_size, heads - first_local_rank))
     if rank < heads:
         variables = dict(WORLD_SIZE=heads, LOCAL_WORLD_SIZE=local_heads)
         name, index = HEAD, rank
     else:
-        before = local_heads if separate_devices else 0  # devices that are not counted
-        variables = dict(LOCAL_RANK=local_rank - before, LOCAL_WORLD_SIZE=local_size - before)
+        # Ranks of this machine that do not share the encoders' devices.
+        elsewhere = local_heads if separate_devices else 0
+        variables = dict(LOCAL_RANK=local_rank - elsewhere,
+                         LOCAL_WORLD_SIZE=local_size - elsewhere)
         name, index = ENCODER, rank - heads
     replaced = {key: str(value) for key, value in variables.items() if key in environ}
     return Role(name, index, encoders, heads, local_heads, replaced)
@@ -97,18 +105,18 @@ def check_ranks_per_head(ranks_per_head: int, heads: int) -> None:
         raise RoleError(
             f'feature_source.ranks_per_head={ranks_per_head} does not divide the {heads} rank(s) '
             f'that train the head: expected a multiple of {ranks_per_head}. Start that many '
-            f'beside the encoders (NPROC_PER_NODE), or change ranks_per_head or encoders.')
+            f'in addition to the encoders (NPROC_PER_NODE), or change ranks_per_head or encoders.')
 
 
-def connect_store(timeout: float) -> Any:
+def connect_store(timeout: float) -> dist.Store:
     """Return a new client of the job's rendezvous store, which heads and encoders share.
 
     Args:
         timeout: Seconds to wait for the store.
     """
-    # A store of torchrun outlives a restart, and this process may train several times, so the keys
-    # of each connection have another prefix. Where machines come and go, the number of
-    # restarts is each machine's own.
+    # A store of torchrun outlives a restart, and this process may train several times, so every
+    # connection uses another prefix for its keys. In an elastic job each machine counts its own
+    # restarts, so the number of the round is used instead.
     start = os.environ.get(ROUND_VARIABLE) or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')
     store = private_store(timeout)
     if store is None:

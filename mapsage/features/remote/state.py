@@ -146,6 +146,6 @@ class Progress:
         self._check(not self.is_over, 'failed')
         return replace(self, state=State.FAILED)
 
-    def _check(self, allowed: bool, what: str) -> None:
+    def _check(self, allowed: bool, change: str) -> None:
         if not allowed:
-            raise ProgressError(f'an item cannot be {what} in its state: {self}.')
+            raise ProgressError(f'an item cannot be {change} in its state: {self}.')

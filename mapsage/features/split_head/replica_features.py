@@ -88,20 +88,20 @@ class ReplicaFeatures:
                 more.
         """
         agreed, self._announced, self._error = self._announced, None, None
-        parts = _Parts(self._pool)
+        assembly = _Assembly(self._pool)
         try:
             if agreed is None:
                 agreed = self._tick(arriving)
             else:
                 self._check_announced(agreed, arriving)
-            agreed = self._bring_all(parts, agreed, arriving)
-            local_checksum = _BROKEN if self._error else checksum(parts.finish())
+            agreed = self._bring_all(assembly, agreed, arriving)
+            local_checksum = _BROKEN if self._error else checksum(assembly.finish())
             announced = self._compare(local_checksum, agreed, arriving, following)
         finally:
-            parts.release()
+            assembly.release()
         self._announced = announced if announced.owner is not None else None
         assert agreed.layout is not None  # fault_of would have reported it
-        return agreed.layout.unpack(parts.host, self._device)
+        return agreed.layout.unpack(assembly.host, self._device)
 
     def report(self) -> Dict[str, float]:
         """Return what this rank has counted since the last report.
@@ -121,14 +121,15 @@ class ReplicaFeatures:
         """
         self._pool.close()
 
-    def _bring_all(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> Agreed:
+    def _bring_all(self, assembly: _Assembly, agreed: Agreed,
+                   arriving: Optional[ArrivingItem]) -> Agreed:
         """Tick and receive until all ranks hold the item; return the last agreement."""
         since = time.monotonic()
         while True:
-            self._raise_if_failed(agreed, parts.last, arriving)
-            progress = parts.begin(agreed)
+            self._raise_if_failed(agreed, assembly.last, arriving)
+            progress = assembly.begin(agreed)
             since = time.monotonic() if progress else since
-            self._receive(parts, agreed, arriving)
+            self._receive(assembly, agreed, arriving)
             if agreed.ready:
                 return agreed
             if arriving is not None and not self._error:
@@ -206,20 +207,21 @@ class ReplicaFeatures:
             everywhere=lambda texts: StreamingError(f'{item} failed on ' + '; '.join(
                 f'rank {rank}: {text}' for rank, text in texts.items())))
 
-    def _receive(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem]) -> None:
+    def _receive(self, assembly: _Assembly, agreed: Agreed,
+                 arriving: Optional[ArrivingItem]) -> None:
         """Give all ranks the bytes that the owner has reported. Collective, in agreed pieces."""
         start = time.perf_counter()
-        self._count(bytes=agreed.arrived - parts.count)
+        self._count(bytes=agreed.arrived - assembly.count)
         size = self._pool.block_bytes
-        for begin in range(parts.count, agreed.arrived, size):
+        for begin in range(assembly.count, agreed.arrived, size):
             stop = min(begin + size, agreed.arrived)
-            piece = self._piece(parts, agreed, arriving, begin, stop)
+            piece = self._piece(assembly, agreed, arriving, begin, stop)
             self._channel.broadcast(piece, self._ranks[agreed.owner or 0])
-        parts.count = agreed.arrived
+        assembly.count = agreed.arrived
         self._count(broadcast_seconds=time.perf_counter() - start)
 
-    def _piece(self, parts: _Parts, agreed: Agreed, arriving: Optional[ArrivingItem], begin: int,
-               stop: int) -> torch.Tensor:
+    def _piece(self, assembly: _Assembly, agreed: Agreed, arriving: Optional[ArrivingItem],
+               begin: int, stop: int) -> torch.Tensor:
         """Return bytes to send, or where to receive them.
 
         This never raises: an error is remembered, and the next tick reports it to all ranks.
@@ -227,13 +229,13 @@ class ReplicaFeatures:
         try:
             if self._error is None:
                 if self._me != agreed.owner:
-                    return parts.next_piece(begin, stop)
+                    return assembly.next_piece(begin, stop)
                 assert arriving is not None
                 data = arriving.read(begin, stop)
                 if data.shape != (stop - begin,) or data.dtype != torch.uint8:
                     raise ValueError(f'read({begin}, {stop}) gave {tuple(data.shape)} {data.dtype}')
-                parts.host[begin:stop] = data
-                return parts.host[begin:stop]
+                assembly.host[begin:stop] = data
+                return assembly.host[begin:stop]
         except Exception as error:
             # All ranks raise it in the next tick. If another attempt has begun since the last tick,
             # this is no error: all ranks begin again.
@@ -290,8 +292,8 @@ class ReplicaFeatures:
             self._counts[name] = self._counts.get(name, 0.0) + value
 
 
-class _Parts:
-    """The bytes of one item that this rank holds, in order. Some of them may still be in blocks.
+class _Assembly:
+    """The bytes of one item, assembled on this rank in order. Some may still be in blocks.
 
     Args:
         pool: Blocks of this rank.

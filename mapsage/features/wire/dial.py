@@ -1,4 +1,8 @@
-"""How one process reaches another that listens."""
+"""Connects to a process that listens, without blocking.
+
+The steps are methods, because `link.py` waits for the socket between them: :meth:`Dial.begin`
+connects, :meth:`Dial.greet` starts the handshake, :meth:`Dial.prove` continues it.
+"""
 from __future__ import annotations
 
 import socket
@@ -15,19 +19,19 @@ from mapsage_launcher.trust.handshake import (
 
 
 class Dial:
-    """The address of a peer, and what is said first on each connection to it.
+    """The address of a peer, and the first bytes of every connection to it.
 
     Args:
-        place: Address of the peer, (host, port).
+        address: Address of the peer, (host, port).
         secret: Secret of the job.
         purpose: Purpose of the handshake.
         listener: Number that the listener has announced.
         hello: Bytes that the peer expects after the handshake, uint8 (n,).
     """
 
-    def __init__(self, place: Tuple[str, int], secret: bytes, purpose: str, listener: bytes,
+    def __init__(self, address: Tuple[str, int], secret: bytes, purpose: str, listener: bytes,
                  hello: torch.Tensor) -> None:
-        self.place, self.hello = place, hello
+        self.address, self.hello = address, hello
         self._key = secret, purpose, listener
         self._handshake: ClientHandshake
         self._data = b''
@@ -36,16 +40,16 @@ class Dial:
         """Return a socket that is connecting to the peer.
 
         Raises:
-            OSError: If that is known to be impossible at once.
+            OSError: If the connection fails at once.
         """
-        host, port = self.place
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port = self.address
+        family, kind, protocol, _, resolved = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         close_in_children(sock)
         try:
-            sock.connect(address)
+            sock.connect(resolved)
         except BlockingIOError:
             pass
         except OSError:
@@ -60,7 +64,8 @@ class Dial:
             OSError: If the connection broke.
         """
         self._handshake, self._data = ClientHandshake(*self._key), b''
-        sock.sendall(self._handshake.greeting)  # its buffer is empty
+        # The socket's buffer is empty, so this does not block.
+        sock.sendall(self._handshake.greeting)
 
     def prove(self, sock: socket.socket) -> bool:
         """Continue the handshake as far as the peer has answered.
@@ -69,25 +74,25 @@ class Dial:
             Whether both ends have proved themselves.
 
         Raises:
-            HandshakeError: If the peer is not who was meant.
+            HandshakeError: If another process than the intended peer answers.
             OSError: If the connection broke.
         """
         handshake = self._handshake
         while not handshake.proved:
             try:
-                part = sock.recv(handshake.needed - len(self._data))
+                received = sock.recv(handshake.needed - len(self._data))
             except BlockingIOError:
                 return False
             except ConnectionError:
-                part = b''
-            if not part:
+                received = b''
+            if not received:
                 raise GreetingDroppedError('it closed the connection before it had answered')
-            self._data += part
+            self._data += received
             if len(self._data) == handshake.needed:
                 answer, self._data = handshake.take(self._data), b''
                 sock.sendall(answer)
         return True
 
     def is_hopeless(self, error: OSError) -> bool:
-        """Return whether another attempt is useless, such as where the process has ended."""
+        """Return whether another attempt is useless, for example because the process has ended."""
         return isinstance(error, (ConnectionRefusedError, HandshakeError))

@@ -1,4 +1,13 @@
-"""The header of fixed size that precedes every payload between an encoder and a head."""
+"""The header of fixed size that precedes every payload between an encoder and a head.
+
+A header travels as int64 words, so it can be sent from and received into a tensor:
+
+    magic | kind | 12 numbers | wire dtype, dtype, original dtype, number of levels | shapes |
+    CRC-32
+
+Its own checksum covers all other words. A damaged header ends the connection, because its payload's
+length is unknown; a damaged payload only fails its item.
+"""
 from __future__ import annotations
 
 import enum
@@ -17,14 +26,13 @@ _MAGIC = int.from_bytes(b'MSF\x01', 'big')
 _NUMBERS = ('item', 'attempt', 'total', 'offset', 'nbytes', 'span', 'block', 'generation',
             'blocks', 'block_bytes', 'digest', 'checksum')
 _LIMIT = 2**63 - 1
-# Words: magic, kind, the numbers, wire dtype, dtype, original dtype, number of levels; the shapes;
-# the checksum of all words before it.
+# Index of the first word of the shapes.
 _SHAPES_AT = 2 + len(_NUMBERS) + 4
 WORDS = _SHAPES_AT + MAX_LEVELS * DIMS + 1
 
 
 class HeaderError(StreamingError):
-    """A header cannot be read. Nothing after it can be either, so the link is lost."""
+    """A header cannot be read, nor any bytes after it, so the connection is lost."""
 
 
 class Kind(enum.IntEnum):
@@ -46,7 +54,7 @@ class Header:
     Attributes:
         kind: Kind of the message.
         item: Number of the item.
-        attempt: 0, 1, ...: number of encoders that were asked for the item before this one.
+        attempt: Number of encoders that were asked for the item earlier: 0, 1, ...
         total: Size of the item's features.
         offset: Position in the item of the first byte of DATA or of a CREDIT.
         nbytes: Size of the payload that follows.
@@ -57,7 +65,7 @@ class Header:
         block_bytes: Size of each block of a CREDIT; the last one may not be filled.
         digest: Digest of the encoder's weights.
         checksum: Checksum of the payload: :func:`~mapsage.features.wire.payload.checksum`.
-        wire: Dtype in which a REQUEST wants features to travel; the computed dtype when None.
+        wire: Dtype in which features of a REQUEST shall travel; None for the computed dtype.
         layout: Layout of the images of a REQUEST, or of the features of an OFFER.
     """
 
@@ -85,47 +93,48 @@ def encode_header(header: Header) -> torch.Tensor:
         ValueError: If a number is out of range, a dtype is unknown, or the layout has too many
             levels or dimensions.
     """
-    words = [_MAGIC, int(header.kind)]
+    fields = [_MAGIC, int(header.kind)]
     for name in _NUMBERS:
         value = getattr(header, name)
         if not 0 <= value <= _LIMIT:
             raise ValueError(f'header.{name}={value!r}, expected 0 to 2**63 - 1.')
-        words.append(value)
+        fields.append(value)
     shapes: List[int] = []
-    words.append(_code(header.wire))
+    fields.append(_encode_dtype(header.wire))
     if header.layout is None:
-        words += [0, 0, 0]
+        fields += [0, 0, 0]
     else:
         levels = header.layout.shapes
         if len(levels) > MAX_LEVELS or any(len(shape) != DIMS for shape in levels):
             raise ValueError(f'header.layout.shapes={levels}, expected at most {MAX_LEVELS} shapes '
                              f'of {DIMS} sizes.')
-        words += [_code(header.layout.dtype), _code(header.layout.original), len(levels)]
+        fields += [_encode_dtype(header.layout.dtype), _encode_dtype(header.layout.original),
+                   len(levels)]
         shapes = [size for shape in levels for size in shape]
-    words += shapes + [0] * (MAX_LEVELS * DIMS - len(shapes))
-    return torch.tensor(words + [_crc(words)], dtype=torch.int64)
+    fields += shapes + [0] * (MAX_LEVELS * DIMS - len(shapes))
+    return torch.tensor(fields + [_crc(fields)], dtype=torch.int64)
 
 
-def decode_header(words: torch.Tensor) -> Header:
-    """Return the header that was sent as ``words``, int64 (WORDS,). Pure.
+def decode_header(fields: torch.Tensor) -> Header:
+    """Return the header that was sent as ``fields``, int64 (WORDS,). Pure.
 
     Raises:
-        HeaderError: If the words are damaged, of another version, or contradict each other.
+        HeaderError: If the header is damaged, of another version, or contradicts itself.
     """
-    values = words.tolist()
+    values = fields.tolist()
     if len(values) != WORDS or values[0] != _MAGIC:
         raise HeaderError(f'a message begins with {values[:1]}, expected {_MAGIC}: it is damaged, '
                           f'or encoder and head run different versions of MapSage.')
     if values[-1] != _crc(values[:-1]):
         raise HeaderError('the checksum of a header is wrong: it was damaged on its way.')
     numbers = dict(zip(_NUMBERS, values[2:]))
+    dtype_codes = values[_SHAPES_AT - 4:_SHAPES_AT - 1]
     try:
         kind = Kind(values[1])
-        wire, dtype, original = (_dtype(code) for code in values[_SHAPES_AT - 4:_SHAPES_AT - 1])
+        wire, dtype, original = (_decode_dtype(code) for code in dtype_codes)
     except (ValueError, IndexError):
-        raise HeaderError(f'a header has kind {values[1]} and dtypes '
-                          f'{values[_SHAPES_AT - 4:_SHAPES_AT - 1]}: unknown. Encoder and head run '
-                          f'different versions of MapSage.') from None
+        raise HeaderError(f'a header has kind {values[1]} and dtypes {dtype_codes}: unknown. '
+                          f'Encoder and head run different versions of MapSage.') from None
     layout = None
     if dtype is not None and original is not None:
         layout = Layout(_shapes(values), dtype, original)
@@ -142,17 +151,17 @@ def _shapes(values: List[int]) -> Tuple[Tuple[int, ...], ...]:
     return tuple(tuple(sizes[i:i + DIMS]) for i in range(0, len(sizes), DIMS))
 
 
-def _code(dtype: Optional[torch.dtype]) -> int:
+def _encode_dtype(dtype: Optional[torch.dtype]) -> int:
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f'dtype {dtype}, expected one of {", ".join(map(str, DTYPES))}.')
     return 0 if dtype is None else 1 + DTYPES.index(dtype)
 
 
-def _dtype(code: int) -> Optional[torch.dtype]:
+def _decode_dtype(code: int) -> Optional[torch.dtype]:
     if code < 0:
         raise IndexError(code)
     return None if code == 0 else DTYPES[code - 1]
 
 
-def _crc(words: List[int]) -> int:
-    return zlib.crc32(b''.join(word.to_bytes(8, 'little', signed=True) for word in words))
+def _crc(fields: List[int]) -> int:
+    return zlib.crc32(b''.join(word.to_bytes(8, 'little', signed=True) for word in fields))

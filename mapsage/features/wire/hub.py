@@ -1,4 +1,8 @@
-"""The one thread that reads and writes all connections of a process."""
+"""The one thread that reads and writes all connections of a process: an event loop.
+
+Sockets, timers and calls from other threads run as callbacks, one after the other, so a callback
+must not block. The docstrings say which methods may be called only by callbacks.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -19,10 +23,10 @@ Call = Callable[[], None]
 
 
 class Hub:
-    """Runs what becomes ready, what is due and what was asked for, in one thread.
+    """Runs callbacks of ready sockets, of timers and of :meth:`call`, in one thread.
 
-    Whatever the number of links, a process has this thread and the one of :class:`Liveness`, and
-    a link costs one file descriptor.
+    A process has this thread and the one of :class:`Liveness`, however many links it has. A link
+    costs one file descriptor.
 
     Args:
         peer_timeout: Seconds without any message after which a peer counts as lost.
@@ -49,26 +53,32 @@ class Hub:
         return self.liveness.timeout
 
     def start(self) -> Hub:
-        """Begin to run; return this object."""
+        """Start the threads; return this object."""
         self.liveness.start()
         self._thread.start()
         return self
 
     def call(self, function: Call) -> None:
-        """Run a function in the thread; from any thread."""
+        """Run a function in the thread. May be called from any thread."""
         self._calls.append(function)
         try:
             self._waker.send(b'x')
-        except OSError:  # it is awake already, or has ended
+        except OSError:
+            # The pipe is full, so the thread will wake, or the thread has ended.
             pass
 
     def later(self, seconds: float, function: Call) -> None:
-        """Run a function after some seconds; in the thread only."""
+        """Run a function after some seconds. Call in the thread only."""
         heapq.heappush(self._timers,
                        (time.monotonic() + seconds, next(self._numbers), function))
 
     def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
-        """Call ``ready`` with those of ``events`` that happen, or never if 0; in the thread only.
+        """Call a function when a socket is ready. Call in the thread only.
+
+        Args:
+            sock: Socket to watch.
+            events: Events of :mod:`selectors` to wait for; 0 ends the watch.
+            ready: Function that receives the events that have happened.
         """
         known = sock.fileno() in self._selector.get_map()
         if known and events:
@@ -79,15 +89,17 @@ class Hub:
             self._selector.register(sock, events, ready)
 
     def drop(self, sock: socket.socket) -> None:
-        """Close a socket, whoever else holds it; in the thread only."""
-        if sock.fileno() < 0:  # it is closed already
+        """Shut down and close a socket. Call in the thread only."""
+        is_closed = sock.fileno() < 0
+        if is_closed:
             return
         if sock.fileno() in self._selector.get_map():
             self._selector.unregister(sock)
         try:
             # Loader workers may have inherited the descriptor, and would keep the connection open.
             sock.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it was not connected, or is not any more
+        except OSError:
+            # The socket was not connected, or is not connected any more.
             pass
         sock.close()
 
@@ -100,12 +112,12 @@ class Hub:
         self._users += 1
 
     def leave(self) -> None:
-        """Count one link less; the last one ends the threads. In the thread only."""
+        """Count one link less; the last one ends the threads. Call in the thread only."""
         self._users -= 1
         self._stopping = self._users <= 0
 
     def stop(self) -> None:
-        """End the threads, whatever is still open; from any thread."""
+        """End the threads, even if links are open. May be called from any thread."""
         self._users = 0
         if self._thread.is_alive():
             self.call(self.leave)
@@ -114,8 +126,7 @@ class Hub:
             self._end()
 
     def join(self, timeout: float) -> bool:
-        """Wait until the threads have ended, if the last link has left; return whether they have.
-        """
+        """Wait for the end of the threads, if no link is left; return whether they have ended."""
         if self._users <= 0:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -137,18 +148,20 @@ class Hub:
         self._end()
 
     def _guarded(self, function: Call) -> None:
-        """Call a function; what it raises concerns one connection, and must not end all of them."""
+        """Call a function. Its error concerns one connection and must not end all of them."""
         try:
             function()
         except BaseException:
-            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            # Errors of a connection are handled in the link. This one is a defect of the program,
+            # or of a receiver, so its traceback is printed. stderr may be closed.
+            with contextlib.suppress(OSError, ValueError):
                 traceback.print_exc()
 
     def _end(self) -> None:
         self.liveness.close()
         for function in self._at_end:
             function()
-        # One may have brought a connection meanwhile. Its peer must see that it is closed.
+        # A call may bring a new connection, whose peer must see that it is closed.
         while self._calls:
             self._guarded(self._calls.popleft())
         for key in list(self._selector.get_map().values()):

@@ -1,4 +1,10 @@
-"""A connection of two processes for messages, which is opened again when it breaks."""
+"""A connection of two processes for messages, which is opened again when it breaks.
+
+States of a link: connecting (``_dialing``), connected but unconfirmed (``_connection``), greeted,
+when both ends know that they are connected and messages can be sent, and done. Messages of a broken
+connection are lost; the receiver hears of it and asks again. Nearly everything runs in the hub's
+thread, see the comment in :class:`Link`.
+"""
 from __future__ import annotations
 
 import abc
@@ -20,38 +26,44 @@ from .dial import Dial
 from .header import Header, Kind
 from .hub import Hub
 
-# Seconds until a lost connection is opened again: the first time, at most, and how long one must
-# have lasted for the next loss to count as a first one.
+# Seconds until a lost connection is opened again: first, and at most. The pause doubles with every
+# attempt, and starts again at the first value after a connection that lasted _STABLE seconds.
 _FIRST_PAUSE, _MAX_PAUSE, _STABLE = 0.2, 30.0, 60.0
 # Seconds to wait for the first answer of the peer before another connection is opened.
 _FIRST_ANSWER = 10.0
 
 
 class LinkError(StreamingError):
-    """The peer of a link did not come, fell silent, went away or sent something unreadable."""
+    """The peer of a link did not come, fell silent, ended or sent something unreadable."""
 
 
 class Receiver(abc.ABC):
-    """Takes the messages that arrive on links; called by the thread that reads them alone."""
+    """Receives the messages of links. Only the hub's thread calls its methods."""
 
     @abc.abstractmethod
     def place(self, link: Link, header: Header) -> Optional[torch.Tensor]:
         """Return memory for a payload, uint8 (header.nbytes,); None if the link shall allocate it.
 
-        A call of :meth:`received` follows, whatever happens.
+        A call of :meth:`received` follows in any case.
         """
 
     @abc.abstractmethod
     def received(self, link: Link, header: Header, payload: torch.Tensor,
                  damage: Optional[str]) -> None:
-        """Take a message. ``damage`` says why the payload differs from what was sent, else None."""
+        """Process a message.
+
+        Args:
+            link: Link on which it arrived.
+            header: Header of the message.
+            payload: Payload, uint8 (header.nbytes,).
+            damage: Sentence about the damage if the payload differs from the sent one, else None.
+        """
 
     @abc.abstractmethod
     def lost(self, link: Link, reason: Optional[str]) -> None:
-        """Note that the connection has ended; nothing that was sent before will be answered.
+        """React to the end of a connection: messages that were sent on it will not be answered.
 
-        Called a second time once the link is not expected to be opened again: ``link.reopens`` is
-        False then.
+        Called a second time, with ``link.reopens`` False, when the link will not be opened again.
 
         Args:
             link: Link whose connection has ended.
@@ -59,23 +71,23 @@ class Receiver(abc.ABC):
         """
 
     def opened(self, link: Link) -> None:  # noqa: B027
-        """Note that a lost link was opened again."""
+        """React to a new connection after a loss."""
 
 
 class Link:
     """One end of a connection between an encoder and a head, over TCP and host memory.
 
-    A peer that dies breaks only the links to itself. When a connection breaks, the end with a
-    ``dial`` opens it again, and again, until the peer has closed the link or refuses connections,
-    which means that its process has ended.
+    A peer that dies breaks only its own links. When a connection breaks, the end with a ``dial``
+    opens it again until the peer closes the link, or refuses connections because its process has
+    ended.
 
     Args:
         hub: Thread that reads and writes.
         peer: Name of the other process in errors, for example ``'encoder rank 1'``.
-        dial: How to reach the peer; None at the end that is connected to.
+        dial: Address of the peer; None at the end that listens.
 
     Attributes:
-        reopens: Whether a connection that is lost now is expected to be opened again.
+        reopens: Whether a lost connection is expected to be opened again.
     """
 
     def __init__(self, hub: Hub, peer: str, dial: Optional[Dial] = None) -> None:
@@ -87,16 +99,21 @@ class Link:
         self._dialing: Optional[socket.socket] = None
         self._outbox: Deque[Tuple[Header, torch.Tensor]] = deque()
         self._lock = threading.Lock()
-        self._open = threading.Event()  # while messages can be sent
-        self._closing = False  # CLOSE was said or answered
+        # Set while messages can be sent.
+        self._open = threading.Event()
+        # Whether CLOSE was sent.
+        self._closing = False
         self._peer_closed = False
         self._done = threading.Event()
-        self._greeted = False  # both ends know that they are connected
-        self._known = False  # they were connected at least once
-        self._reason: Optional[str] = None  # why there is no connection
+        # Whether both ends know that they are connected now, and whether they ever were.
+        self._greeted = self._known = False
+        # Why there is no connection.
+        self._reason: Optional[str] = None
+        # Time of the current connection's beginning.
         self._since = 0.0
         self._pause = _FIRST_PAUSE
-        self._era = 0  # of the connection, so that timers of an earlier one do nothing
+        # Number of the current connection, so that timers of an earlier one do nothing.
+        self._era = 0
         hub.enter()
 
     @property
@@ -105,7 +122,7 @@ class Link:
         return self._open.is_set() and not self._closing
 
     def await_open(self, timeout: float) -> Optional[str]:
-        """Wait for the first connection; return None, or why there is none."""
+        """Wait for the first connection; return None, or the reason for its absence."""
         deadline = time.monotonic() + timeout
         while not self._open.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
             if not self.reopens or time.monotonic() >= deadline:
@@ -113,7 +130,7 @@ class Link:
         return None
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read; messages that arrive go to ``receiver``."""
+        """Begin to read, and pass the messages to ``receiver``."""
         def begin() -> None:
             self._receiver = receiver
             if self._connection is not None:
@@ -127,7 +144,7 @@ class Link:
         self._hub.call(begin)
 
     def send(self, header: Header, payload: Optional[torch.Tensor] = None) -> None:
-        """Send a message after the earlier ones. Returns at once; does nothing on a broken link.
+        """Queue a message and return at once. Does nothing on a broken link.
 
         Args:
             header: Header of the message; its ``nbytes`` and ``checksum`` are filled in.
@@ -146,8 +163,8 @@ class Link:
     def close(self, timeout: float) -> bool:
         """Send CLOSE and wait for the answer; return whether the connection has ended.
 
-        If the connection is broken, it is opened once more for this, so that the peer need not
-        wait for somebody who has finished.
+        A broken connection is opened once more for this, so that the peer does not wait for a
+        process that has finished.
 
         Args:
             timeout: Seconds after which the connection is broken without an answer.
@@ -160,22 +177,22 @@ class Link:
         return self._done.is_set()
 
     def abandon(self, reason: str) -> None:
-        """Break the present connection: both ends notice it."""
+        """Break the current connection, so that both ends notice it."""
         with self._lock:
             self._open.clear()
             era = self._era
         self._hub.call(lambda: self._disconnect(reason) if era == self._era else None)
 
-    # Everything from here on runs in the hub's thread, but for _beat and _silent.
+    # All methods below run in the hub's thread, except _beat and _silent.
 
     def adopt(self, sock: socket.socket) -> None:
-        """Use a connection that the peer has opened, instead of the present one."""
+        """Replace the current connection by one that the peer has opened."""
         self._disconnect('it opened another connection')
         if self._done.is_set():
             self._hub.drop(sock)
             return
         self._era += 1
-        self._connection = Connection(sock, self._place, self._deliver)
+        self._connection = Connection(sock, self._allocate, self._deliver)
         # The answer to the peer's hello.
         self._connection.put(Header(Kind.HEARTBEAT), torch.empty(0, dtype=torch.uint8))
         self._greet()
@@ -189,7 +206,8 @@ class Link:
         era = self._era
         try:
             sock = self._dialing = self._dial.begin()
-        except OSError as error:  # no such host, no route
+        except OSError as error:
+            # For example an unknown host, or no route.
             self._dial_failed(error)
             return
         self._hub.watch(sock, selectors.EVENT_WRITE, lambda events: self._on_dialed(sock))
@@ -218,9 +236,10 @@ class Link:
             self._dial_failed(error)
             return
         self._dialing = None
-        self._connection = Connection(sock, self._place, self._deliver)
-        self._connection.put_parts(self._dial.hello)
-        self._watch()  # the first heartbeat says that the peer knows this end
+        self._connection = Connection(sock, self._allocate, self._deliver)
+        self._connection.put_bytes(self._dial.hello)
+        # The first heartbeat of the peer confirms the hello.
+        self._watch()
 
     def _on_overdue(self, era: int, patience: float) -> None:
         if era == self._era and not self._greeted:
@@ -247,23 +266,24 @@ class Link:
     def _redial(self) -> None:
         self._era += 1
         era = self._era
-        # The other end waits for peer_timeout, in which several attempts must fit.
+        # The other end waits for peer_timeout, and several attempts must fit into that time.
         self._hub.later(min(self._pause, self.peer_timeout / 4),
                         lambda: self.dial() if era == self._era else None)
         self._pause = min(2 * self._pause, _MAX_PAUSE)
 
     def _greet(self) -> None:
-        """Let messages be sent: both ends know that they are connected."""
+        """Allow messages, because both ends know that they are connected."""
         again, self._reason = self._reason is not None, None
         self._since, self._greeted, self.reopens = time.monotonic(), True, True
         self._known = True
         with self._lock:
-            # What was said on an earlier connection is void, except that this end has finished.
+            # Messages of an earlier connection are void, except CLOSE.
             self._outbox.clear()
             if self._closing:
                 self._outbox.append((Header(Kind.CLOSE), torch.empty(0, dtype=torch.uint8)))
             self._open.set()
-        if self._connection is not None:  # messages wait for start()
+        if self._connection is not None:
+            # Messages stay in the socket until start().
             self._connection.paused = self._receiver is None
         self._hub.liveness.watch(self, self._beat, self._silent)
         self._watch()
@@ -271,19 +291,20 @@ class Link:
             self._receiver.opened(self)
 
     def _beat(self) -> None:
-        """Send a heartbeat, unless messages wait, which are as good."""
+        """Send a heartbeat, unless messages are waiting, which prove the same."""
         if self.alive and not self._outbox:
             self.send(Header(Kind.HEARTBEAT))
 
     def _silent(self, seconds: float) -> None:
         """Break the connection to a silent peer."""
-        if self._receiver is None:  # nothing was read yet
+        if self._receiver is None:
+            # Nothing was read yet, so the silence says nothing about the peer.
             self._hub.liveness.watch(self, self._beat, self._silent)
         else:
             self.abandon(f'it went away, or said and took nothing for {seconds:.0f} s')
 
     def _watch(self) -> None:
-        """Wait for what can happen now."""
+        """Watch the socket for the events that this end can handle now."""
         connection = self._connection
         if connection is not None:
             reads = self._receiver is not None or not self._greeted
@@ -330,17 +351,19 @@ class Link:
                 self._watch()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do what reads or writes; whatever it raises breaks the connection, with the reason."""
+        """Read or write. An error breaks the connection and becomes the reason."""
         try:
             work()
-        except StreamingError as error:  # an unreadable header, or an error of the receiver
+        except StreamingError as error:
+            # An unreadable header, or an error of the receiver.
             self._disconnect(str(error))
         except (OSError, EOFError) as error:
             self._disconnect(f'it went away ({str(error) or "it closed the connection"})')
-        except BaseException as error:  # a fault of this program, reported to the receiver
+        except BaseException as error:
+            # A defect of the program. The error is handed to the receiver, in another thread.
             self._disconnect(f'reading failed: {type(error).__name__}: {error}')
 
-    def _place(self, header: Header) -> Optional[torch.Tensor]:
+    def _allocate(self, header: Header) -> Optional[torch.Tensor]:
         assert self._receiver is not None
         return self._receiver.place(self, header)
 
@@ -381,12 +404,13 @@ class Link:
             era = self._era
             self._hub.later(self.peer_timeout,
                             lambda: self._give_up() if era == self._era else None)
-        if was_greeted and self._receiver is not None:  # last, since it may raise
+        # The receiver comes last, because it may raise an error.
+        if was_greeted and self._receiver is not None:
             connection.fail(reason)
             self._receiver.lost(self, reason)
 
     def _give_up(self) -> None:
-        """Do not expect the peer again."""
+        """Stop waiting for the peer."""
         self.reopens = False
         if self._closing:
             self._finish()
@@ -394,7 +418,7 @@ class Link:
             self._receiver.lost(self, self._reason)
 
     def _finish(self, reason: Optional[str] = None) -> None:
-        """End the link for good."""
+        """End the link permanently."""
         if self._done.is_set():
             return
         self.reopens = False

@@ -1,4 +1,10 @@
-"""Connects encoders and heads, which find each other through the rendezvous store."""
+"""Connects encoders and heads at the start of a run.
+
+Encoders listen and publish their addresses in the rendezvous store; heads read them and connect.
+Every connection begins with a handshake that proves the secret of the job, then with the rank of
+the head. The caller keeps one :class:`~.link.Link` per peer, which reopens the connection when it
+breaks.
+"""
 from __future__ import annotations
 
 import json
@@ -7,9 +13,10 @@ import selectors
 import socket
 import struct
 import time
-from typing import Any, Dict, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Union
 
 import torch
+from torch.distributed import Store
 
 from mapsage.distributed.host_address import reachable_host
 from mapsage.distributed.store import store_lock
@@ -21,26 +28,31 @@ from .dial import Dial
 from .hub import Hub
 from .link import Link, LinkError
 
-_HELLO = struct.Struct('<q')  # the rank of the head
-_PURPOSE = 'features'  # of the handshake
-_MAX_PAUSE = 0.5  # seconds between two looks at the store
+# The rank of the head.
+_HELLO = struct.Struct('<q')
+# Purpose of the handshake.
+_PURPOSE = 'features'
+# Longest time between two reads of the store, in seconds.
+_MAX_PAUSE = 0.5
+# Host, port and the listener's number in hexadecimal digits; a list, since it travels as JSON.
+Address = List[Union[str, int]]
 
 
-def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[int],
+def open_links(store: Store, rank: int, encoders: Sequence[int], heads: Sequence[int],
                timeout: float, peer_timeout: float) -> Dict[int, Link]:
     """Connect a head with all encoders, or an encoder with all heads. Collective over all of them.
 
-    Encoders listen, and heads connect to what the encoders wrote into the store; no process group
-    is needed. A head opens a connection again when it breaks.
+    No process group is needed. When a connection breaks, the head opens it again.
 
     Args:
-        store: Store of torch that all these ranks reach, used by this thread alone meanwhile.
+        store: Store of torch that all these ranks reach. Only this thread may use it during the
+        call.
         rank: Rank of this process, in ``encoders`` or in ``heads``.
         encoders: Ranks that encode.
         heads: Ranks that receive features: one rank of each head replica.
         timeout: Seconds to wait for the other ranks.
         peer_timeout: Seconds without any message after which a peer counts as lost; equal on all
-            ranks. Heartbeats come from a thread of their own, so an item may take longer.
+            ranks. A separate thread sends heartbeats, so encoding an item may take longer.
 
     Returns:
         Links by the rank of the peer.
@@ -48,12 +60,12 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
     Raises:
         ValueError: If this rank is in both lists or in neither, or a time is not positive.
         SecretError: If this process has no secret of the job, see :func:`job_secret`.
-        LinkError: Naming the ranks that did not come.
+        LinkError: If ranks did not come, with their numbers.
     """
     encoders, heads = sorted(encoders), sorted(heads)
     if (rank in encoders) == (rank in heads):
-        raise ValueError(f'rank {rank} is none or both of encoders {encoders} and heads {heads}: '
-                         f'expected one.')
+        raise ValueError(f'rank {rank} is in both or neither of encoders {encoders} and heads '
+                         f'{heads}: expected one of the two.')
     if not (timeout > 0 and peer_timeout > 0):
         raise ValueError(f'timeout={timeout!r}, peer_timeout={peer_timeout!r}, expected positive '
                          f'numbers of seconds.')
@@ -72,32 +84,32 @@ def open_links(store: Any, rank: int, encoders: Sequence[int], heads: Sequence[i
         peers, kind = encoders, 'encoder'
         _publish(store, rank, None)
         _await_peers(store, hub, rank, peers, timeout)
-        links = {peer: Link(hub, f'encoder rank {peer}', _dial(store, rank, peer, secret))
+        links = {peer: Link(hub, f'encoder rank {peer}', _make_dial(store, rank, peer, secret))
                  for peer in peers}
         hub.start()
         for link in links.values():
             hub.call(link.dial)
     for peer, link in links.items():
-        why = link.await_open(max(0.0, deadline - time.monotonic()))
-        if why is not None:
+        reason = link.await_open(max(0.0, deadline - time.monotonic()))
+        if reason is not None:
             hub.stop()
             if listener is not None and listener.guard.refused:
-                why += (f'; {listener.guard.refused} connection(s) ended at the proof of the '
+                reason += (f'; {listener.guard.refused} connection(s) ended at the proof of the '
                         f'secret, which must be the same on all machines: see MAPSAGE_SECRET_FILE')
-            raise LinkError(f'no connection to {kind} rank {peer} within {timeout:g} s ({why}). '
+            raise LinkError(f'no connection to {kind} rank {peer} within {timeout:g} s ({reason}). '
                             f'Look at the first error in its log. With several machines, name the '
                             f'network interface between them in GLOO_SOCKET_IFNAME.')
     return links
 
 
 class _Listener:
-    """Takes the connections of heads, and gives each to its link."""
+    """Accepts the connections of heads and passes each one to the link of its head."""
 
     def __init__(self, hub: Hub, links: Dict[int, Link], secret: bytes) -> None:
         self._hub, self._links = hub, links
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
-        self.address = [host, listener.getsockname()[1], number.hex()]
+        self.address: Address = [host, listener.getsockname()[1], number.hex()]
         self.guard = Guard(listener, lambda: ListenerHandshake(secret, _PURPOSE, number),
                            lambda sock: hub.call(lambda: self._await_hello(sock)))
         hub.at_end(self.guard.close)
@@ -110,11 +122,11 @@ class _Listener:
 
     def _read_hello(self, sock: socket.socket, hello: bytearray) -> None:
         try:
-            more = sock.recv(_HELLO.size - len(hello))
+            received = sock.recv(_HELLO.size - len(hello))
         except OSError:
-            more = b''
-        hello += more
-        if not more:
+            received = b''
+        hello += received
+        if not received:
             self._hub.drop(sock)
         elif len(hello) == _HELLO.size:
             rank, = _HELLO.unpack(hello)
@@ -124,14 +136,14 @@ class _Listener:
                 self._hub.drop(sock)
 
 
-def _publish(store: Any, rank: int, listener: Any) -> None:
+def _publish(store: Store, rank: int, listener: Optional[_Listener]) -> None:
     with store_lock:
         if listener is not None:
             store.set(f'mapsage/features/at/{rank}', json.dumps(listener.address))
         store.add(f'mapsage/features/here/{rank}', 1)
 
 
-def _dial(store: Any, rank: int, peer: int, secret: bytes) -> Dial:
+def _make_dial(store: Store, rank: int, peer: int, secret: bytes) -> Dial:
     with store_lock:
         host, port, number = json.loads(
             bytes(store.get(f'mapsage/features/at/{peer}')).decode())
@@ -139,7 +151,7 @@ def _dial(store: Any, rank: int, peer: int, secret: bytes) -> Dial:
                 torch.tensor(list(_HELLO.pack(rank)), dtype=torch.uint8))
 
 
-def _await_peers(store: Any, hub: Hub, rank: int, peers: Sequence[int], timeout: float) -> None:
+def _await_peers(store: Store, hub: Hub, rank: int, peers: Sequence[int], timeout: float) -> None:
     deadline, pause = time.monotonic() + timeout, 0.01
     absent = list(peers)
     while True:

@@ -1,4 +1,9 @@
-"""Tensors as one sequence of bytes, the layout of those bytes, and their checksum."""
+"""Tensors as one sequence of bytes, with the layout of the bytes and their checksum.
+
+An item is the feature pyramid of a batch: up to eight levels of shape (n, channels, height, width).
+Its bytes are the levels one after the other. :func:`split` avoids copies; :func:`pack_levels` makes
+one.
+"""
 from __future__ import annotations
 
 import zlib
@@ -11,10 +16,12 @@ import torch
 from mapsage.features.source import Features
 
 MAX_LEVELS = 8
-DIMS = 4  # n, channels, height, width
+# n, channels, height, width.
+DIMS = 4
 # Their positions are their codes in a header, so the order must not change.
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8)
-_WORD, _COLUMNS = 8, 1024  # the checksum's bytes per word and words per row
+# Bytes per word and words per row of the checksum.
+_WORD, _COLUMNS = 8, 1024
 
 
 @dataclass(frozen=True)
@@ -22,11 +29,11 @@ class Layout:
     """Meaning of the bytes of an item.
 
     Attributes:
-        shapes: Shape of each level, (n, channels, height, width); at most 8 levels, which follow
-            each other without gaps.
+        shapes: Shapes of the levels, (n, channels, height, width); at most 8 levels, stored without
+            gaps.
         dtype: Dtype of the bytes, one of :data:`DTYPES`.
-        original: Dtype that the levels become again; it differs from ``dtype`` where features
-            travel in fewer bytes than they were computed in.
+        original: Dtype in which the levels were computed, and which they get again. It differs from
+            ``dtype`` if features travel in fewer bytes.
     """
 
     shapes: Tuple[Tuple[int, ...], ...]
@@ -39,7 +46,7 @@ class Layout:
         return sum(_count(shape) for shape in self.shapes) * item_size(self.dtype)
 
     def unpack(self, data: torch.Tensor, device: torch.device) -> Features:
-        """Return the levels that bytes hold, on ``device``; without a copy if that is the host.
+        """Return the levels on ``device``; on the host without a copy.
 
         Args:
             data: uint8 (nbytes,), contiguous, in host memory; do not write to it afterward.
@@ -60,22 +67,25 @@ class Layout:
 
 
 class Payload:
-    """The bytes of an item in host memory, level by level, not copied.
+    """The bytes of an item in host memory, one tensor per level, not copied.
 
     Args:
         levels: Bytes of each level, uint8 (n,), contiguous.
+
+    Attributes:
+        levels: The same tensors.
     """
 
     def __init__(self, levels: Sequence[torch.Tensor]) -> None:
-        self._levels = list(levels)
+        self.levels = list(levels)
 
     def __len__(self) -> int:
-        return sum(len(level) for level in self._levels)
+        return sum(len(level) for level in self.levels)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return bytes, uint8 (stop - start,); copied only if they are of more than one level."""
+        """Return bytes, uint8 (stop - start,); copied only if they span several levels."""
         pieces, begin = [], 0
-        for level in self._levels:
+        for level in self.levels:
             piece = level[max(0, start - begin):max(0, stop - begin)]
             if len(piece):
                 pieces.append(piece)
@@ -85,15 +95,15 @@ class Payload:
 
 
 def pack_levels(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
-         ) -> Tuple[Layout, torch.Tensor]:
+                ) -> Tuple[Layout, torch.Tensor]:
     """Return the layout of tensors, and a copy of their bytes, uint8 (nbytes,), in host memory.
 
-    Arguments and errors are those of :func:`split`.
+    The arguments and errors are the same as for :func:`split`.
     """
-    layout, parts = split(levels, wire)
+    layout, payload = split(levels, wire)
     data = host_bytes(layout.nbytes)
     begin = 0
-    for level in parts._levels:
+    for level in payload.levels:
         data[begin:begin + len(level)] = level
         begin += len(level)
     return layout, data
@@ -103,15 +113,15 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
           ) -> Tuple[Layout, Payload]:
     """Return the layout of tensors, and their bytes.
 
-    Contiguous host tensors whose dtype stays are not copied, since filling new memory costs more
-    than the transfer.
+    Contiguous host tensors that keep their dtype are not copied, because filling new memory costs
+    more than the transfer.
 
     Args:
         levels: One to eight tensors (n, channels, height, width) of one dtype, on any device.
-        wire: Floating-point dtype in which the tensors travel; that of ``levels`` when None.
+        wire: Floating-point dtype in which the tensors travel; None for the dtype of ``levels``.
 
     Raises:
-        ValueError: If the number of tensors, a shape or a dtype is another.
+        ValueError: If the number of tensors, a shape or a dtype is not supported.
     """
     levels = [level.detach() for level in levels]
     dtypes = {level.dtype for level in levels}
@@ -122,15 +132,15 @@ def split(levels: Sequence[torch.Tensor], wire: Optional[torch.dtype] = None
                          f'channels, height, width) and one dtype.')
     original = dtypes.pop()
     dtype = original if wire is None else wire
-    for each in (original, dtype):
-        if each not in DTYPES:
-            raise ValueError(f'dtype {each}, expected one of {", ".join(map(str, DTYPES))}.')
+    for used in (original, dtype):
+        if used not in DTYPES:
+            raise ValueError(f'dtype {used}, expected one of {", ".join(map(str, DTYPES))}.')
     layout = Layout(tuple(tuple(level.shape) for level in levels), dtype, original)
     return layout, Payload([_bytes(level.to(dtype).to('cpu').contiguous()) for level in levels])
 
 
 def pack_images(images: torch.Tensor) -> Tuple[Layout, torch.Tensor]:
-    """Return images as :func:`pack_levels` does, and as uint8 if that loses nothing.
+    """Pack images like :func:`pack_levels`, as uint8 if that loses nothing.
 
     Args:
         images: (n, channels, height, width), on any device.
@@ -146,8 +156,9 @@ def pack_images(images: torch.Tensor) -> Tuple[Layout, torch.Tensor]:
 def host_bytes(count: int) -> torch.Tensor:
     """Return uninitialized host memory, uint8 (count,).
 
-    It is NumPy's, which asks the kernel for huge pages; torch does not. Measured: new memory was
-    filled at 4.5 GB/s with huge pages and at 1.4 GB/s without, and the transfer ran at 1.5 GB/s.
+    NumPy allocates it, because NumPy asks the kernel for huge pages and torch does not. Measured:
+    new memory was filled at 4.5 GB/s with huge pages and at 1.4 GB/s without, and the transfer ran
+    at 1.5 GB/s.
     """
     return torch.from_numpy(np.empty(count, np.uint8))
 
@@ -155,18 +166,19 @@ def host_bytes(count: int) -> torch.Tensor:
 def checksum(data: torch.Tensor) -> int:
     """Return a checksum of host bytes, uint8 (n,), contiguous: an integer in 0 to 2**32 - 1.
 
-    The data is seen as rows of 1024 64-bit words. The checksum is the CRC-32 of the length, of the
+    The data is read as rows of 1024 64-bit words. The checksum is the CRC-32 of the length, of the
     sums of all columns and rows modulo 2**64, and of the bytes after the last whole row. It misses
-    a changed or moved word once in 2**32. Measured: zlib's CRC-32 of all bytes ran at 0.8 to 1.0
-    GB/s, as fast as gloo's loopback, and would have halved the speed; the sums ran at 4 to 15 GB/s.
+    a changed or moved word with a probability of 1 / 2**32. Measured: zlib's CRC-32 of all bytes
+    ran at 0.8 to 1.0 GB/s, as fast as gloo's loopback, and would have halved the speed; the sums
+    ran at 4 to 15 GB/s.
     """
     array = data.numpy()
     whole = len(array) // (_WORD * _COLUMNS) * (_WORD * _COLUMNS)
     crc = zlib.crc32(len(array).to_bytes(8, 'little'))
     if whole:
-        words = np.frombuffer(array[:whole], '<u8').reshape(-1, _COLUMNS)
-        crc = zlib.crc32(words.sum(0).tobytes(), crc)
-        crc = zlib.crc32(words.sum(1).tobytes(), crc)
+        table = np.frombuffer(array[:whole], '<u8').reshape(-1, _COLUMNS)
+        crc = zlib.crc32(table.sum(0).tobytes(), crc)
+        crc = zlib.crc32(table.sum(1).tobytes(), crc)
     return zlib.crc32(array[whole:].tobytes(), crc)
 
 
@@ -176,17 +188,18 @@ def item_size(dtype: torch.dtype) -> int:
 
 
 def _typed(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return bytes as another dtype, without a copy; torch 1.10's view cannot."""
+    """Return bytes as another dtype without a copy, which view() of torch 1.10 cannot do."""
     if not len(data):
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(data.numpy(), dtype=dtype).reshape(tuple(shape))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous host tensor as bytes, without a copy; torch 1.10's view cannot."""
+    """Return a contiguous host tensor as bytes without a copy; view() of torch 1.10 cannot."""
     if not tensor.numel():
         return torch.empty(0, dtype=torch.uint8)
-    if tensor.dtype == torch.bfloat16:  # NumPy does not have it
+    # NumPy has no bfloat16.
+    if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
     return torch.frombuffer(tensor.numpy().reshape(-1), dtype=torch.uint8)
 

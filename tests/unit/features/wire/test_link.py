@@ -185,7 +185,7 @@ def test_a_stray_connection_or_a_fault_costs_no_link(capfd: Any) -> None:
         link.start(receiver)
     dial: Any = head._dial
     for sent in (b'', b'GET /'):
-        with socket.create_connection(dial.place) as stray:
+        with socket.create_connection(dial.address) as stray:
             stray.sendall(sent)
     hub, later = encoder._hub, threading.Event()
     hub.call(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
