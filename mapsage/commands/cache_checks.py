@@ -1,7 +1,11 @@
-"""Checks that features can be computed once: the encoder is frozen and samples are repeatable."""
+"""Checks that features can be cached: the encoder is frozen, and samples are repeatable.
+
+Repeatable means: a sample loaded twice with the same seed is the same. Without ``--views``, samples
+must be the same with any seed, because only one view is stored.
+"""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 
@@ -10,8 +14,9 @@ from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.features.cache.keys import ViewSeeds
 from mapsage.features.encoder_gate import check_frozen
 
-# Samples, and loads of each, that are compared to find out whether the pipeline is random. A flip
-# of probability 0.05 goes unnoticed in 4 of 100 cases; training then still loads what was cached.
+# Number of samples, and of loads of each sample, that are compared to find out whether the pipeline
+# is random. A flip of probability 0.05 is missed in 4 of 100 cases; the training then still gets
+# the cached features.
 _SAMPLES, _LOADS = 8, 8
 
 
@@ -27,56 +32,61 @@ def check_model(model: Any) -> None:
     check_frozen(model.backbone)
 
 
-def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, asked: Optional[int]) -> None:
-    """Load samples to check that each depends on its seed only, and without views not even on that.
+def check_repeatable(dataset: KeyedDataset, seeds: ViewSeeds, views: Optional[int]) -> None:
+    """Load samples several times, and check that loads that must be equal are equal.
 
     Args:
         dataset: The training dataset.
         seeds: Seeds of its views.
-        asked: Number of views that was asked for; None if nobody asked for views.
+        views: Number of views that the user chose; None if samples must not depend on the seed.
 
     Raises:
         ConfigError: If a sample differs between two loads that must be equal.
     """
-    samples = sorted({len(dataset) * part // _SAMPLES for part in range(_SAMPLES)})
-    for index in samples:
+    indices = sorted({len(dataset) * step // _SAMPLES for step in range(_SAMPLES)})
+    for index in indices:
         first = dataset.load(index, seeds.of(index, 0))
-        what = _difference(first, dataset.load(index, seeds.of(index, 0)))
-        if what is not None:
+        different = _difference(first, dataset.load(index, seeds.of(index, 0)))
+        if different is not None:
             raise ConfigError(
-                f'the {what} of sample {index} differs between two loads with the same seed: a '
-                f'transform of train_dataloader draws from a generator of its own. Cached features '
+                f'the {different} of sample {index} differs between two loads with the same seed: '
+                f'a transform of train_dataloader draws from its own generator. Cached features '
                 f"would not fit the masks. Draw from Python's, NumPy's or torch's global one.")
-        if asked is not None:
+        if views is not None:
             continue
         for view in range(1, _LOADS):
-            what = _difference(first, dataset.load(index, seeds.of(index, view)))
-            if what is not None:
+            different = _difference(first, dataset.load(index, seeds.of(index, view)))
+            if different is not None:
                 raise ConfigError(
-                    f'the training pipeline is random (the {what} of sample {index} differs '
+                    f'the training pipeline is random (the {different} of sample {index} differs '
                     f'between two loads), and a cache holds fixed views of a sample. Ask for K of '
                     f'them with --views K: each is drawn once, training chooses one of the K each '
                     f'time it needs the sample, and the cache is K times as large. --views 1 '
                     f'fixes the augmentation altogether; or take the random transforms out.')
 
 
-def check_features(features: Any, images: int) -> None:
-    """Raise ConfigError unless ``features`` are levels of an encoder for ``images`` images."""
-    good = isinstance(features, (tuple, list)) and features and all(
+def check_features(features: object, images: int) -> None:
+    """Raise ConfigError unless ``features`` are levels of an encoder for ``images`` images.
+
+    Args:
+        features: Output of the backbone: one tensor ``(N, C, h, w)`` for each level.
+        images: Number of images N.
+    """
+    is_levels = isinstance(features, (tuple, list)) and features and all(
         isinstance(level, torch.Tensor) and level.dim() == 4 and len(level) == images
         and level.is_floating_point() for level in features)
-    if not good:
+    if not is_levels:
         raise ConfigError('model.backbone must return a tuple of float tensors (N, C, h, w) for '
                           f'its features to be cached, got {type(features).__name__}.')
 
 
-def _difference(one: Any, other: Any) -> Optional[str]:
-    """Return which part of a sample differs from another's."""
-    if not torch.equal(one['inputs'], other['inputs']):
+def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> Optional[str]:
+    """Return ``'image'`` or ``'mask'`` if it differs between two loads of a sample, else None."""
+    if not torch.equal(first['inputs'], second['inputs']):
         return 'image'
-    mask, other_mask = (getattr(getattr(each['data_samples'], 'gt_sem_seg', None), 'data', None)
-                        for each in (one, other))
-    if isinstance(mask, torch.Tensor) and isinstance(other_mask, torch.Tensor) \
-            and not torch.equal(mask, other_mask):
+    mask, second_mask = (getattr(getattr(sample['data_samples'], 'gt_sem_seg', None), 'data', None)
+                         for sample in (first, second))
+    if isinstance(mask, torch.Tensor) and isinstance(second_mask, torch.Tensor) \
+            and not torch.equal(mask, second_mask):
         return 'mask'
     return None

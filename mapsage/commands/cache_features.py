@@ -1,4 +1,11 @@
-"""Compute the features of a frozen encoder for every training sample, once, with several ranks."""
+"""tools/cache_features.py: compute a frozen encoder's features of all training samples once.
+
+The unit of work is an *item*: one view of one sample, number ``slot * views + view``, where a slot
+is the sample's position in the cache's index. Rank 0 finds out which items are missing; every rank
+computes an equal share of them, and rank 0 completes the index. Loader, precision and weights are
+built exactly as a training builds them, because a training must get the same bits from the cache as
+from its own encoder. The format of the cache is in `mapsage/features/cache/`.
+"""
 from __future__ import annotations
 
 import argparse
@@ -9,7 +16,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict, cast
 
 import torch
 from mmengine.config import Config
@@ -38,13 +45,32 @@ from . import cli
 from .cache_checks import check_features, check_model, check_repeatable
 from .configs import read_config
 
-# Ranks wait for each other after they have computed their parts, which may take unequally long.
+# Ranks wait for each other after their items are computed, which may take unequally long.
 _TIMEOUT_SECONDS = 7 * 24 * 3600
-_PROGRESS_SECONDS = 5.0  # between two lines of progress
+# Least time between two lines of progress.
+_PROGRESS_SECONDS = 5.0
+
+
+class _CachePlan(TypedDict):
+    """Work that rank 0 found, in types of JSON.
+
+    Attributes:
+        cache: Name of the cache, which its shards carry.
+        seed: Seed of the views.
+        todo: Missing items as ranges [start, stop).
+        slots: Position in the index of each sample of the dataset.
+        samples: Hash of the sample at each slot.
+    """
+
+    cache: str
+    seed: int
+    todo: List[List[int]]
+    slots: List[int]
+    samples: Sequence[str]
 
 
 class FeatureCaching:
-    """This rank's part in making the cache that the command line asks for.
+    """This rank's share of the work on a feature cache.
 
     Args:
         args: Options of tools/cache_features.py.
@@ -55,8 +81,8 @@ class FeatureCaching:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None],
                  shard_bytes: int = SHARD_BYTES) -> None:
         cfg = read_config(args)
-        self._folder, self._asked = choose_place(cfg, args)
-        self._views = self._asked or 1
+        self._folder, self._chosen_views = choose_cache(cfg, args)
+        self._views = self._chosen_views or 1
         self._batch_size, self._shard_bytes = args.batch_size, shard_bytes
         self._workers = _build_without_workers(cfg)
         self._runner = cli.build_runner(cfg)
@@ -65,30 +91,31 @@ class FeatureCaching:
         self._world_size = len(self._channel.ranks)
         self._say = say if self._rank == 0 else lambda line: None
         self._prepare()
-        with self._together('preparing the cache'), contextlib.ExitStack() as stack:
-            plan = self._plan(stack) if self._rank == 0 else {}
+        with self._fail_together('preparing the cache'), contextlib.ExitStack() as stack:
+            plan = self._plan(stack) if self._rank == 0 else None
             self._lock = stack.pop_all()
-        self._share(plan)
+        self._broadcast(plan)
 
     def run(self) -> int:
-        """Compute what is missing, complete the index, and return the exit status."""
+        """Compute the missing items, complete the index, and return the exit status."""
         with self._lock:
             items = [item for start, stop in self._todo for item in range(start, stop)]
             begin, end = (len(items) * rank // self._world_size
                           for rank in (self._rank, self._rank + 1))
             start_time = time.monotonic()
-            with self._together('computing features'):
+            with self._fail_together('computing features'):
                 self._compute(items[begin:end])
-            with self._together('completing the index'):
+            with self._fail_together('completing the index'):
                 if self._rank == 0:
                     self._complete(len(items), time.monotonic() - start_time)
         return 0
 
-    def _together(self, what: str) -> Any:
-        return all_ranks_or_none(what, timeout=_TIMEOUT_SECONDS)
+    def _fail_together(self, task: str) -> contextlib.AbstractContextManager:
+        """Return a context that raises an error of one rank on all ranks."""
+        return all_ranks_or_none(task, timeout=_TIMEOUT_SECONDS)
 
     def _prepare(self) -> None:
-        """Build loader, precision and weights as a training does, and in the same order."""
+        """Build precision, weights and loader in the order in which a training builds them."""
         runner = self._runner
         if runner.train_loop is None:
             raise ConfigError('the config has no train_dataloader, train_cfg and optim_wrapper: '
@@ -107,8 +134,8 @@ class FeatureCaching:
         self._dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
         check_model(self._model)
 
-    def _plan(self, stack: contextlib.ExitStack) -> Dict[str, Any]:
-        """Find out which items are missing, and begin the cache; on rank 0 only."""
+    def _plan(self, stack: contextlib.ExitStack) -> _CachePlan:
+        """Claim the folder, find the missing items and write a first index; on rank 0 only."""
         try:
             hashes = sample_hashes(self._loader.dataset)
             keys = keys_of_run(self._runner.cfg, (), self._model.backbone, self._dtype)
@@ -126,45 +153,46 @@ class FeatureCaching:
                 self._say(f'note: {warning}')
         except OSError as error:
             raise CacheError(f'--folder {self._folder} cannot be written: {error}.') from error
-        before = read_index(self._folder)
-        if before is not None:
-            before.check(self._folder, keys, self._views)
-            index = before  # with its seed: the remaining views are drawn as the first were
+        existing = read_index(self._folder)
+        if existing is not None:
+            existing.check(self._folder, keys, self._views)
+            # Its seed draws the remaining views like the existing ones.
+            index = existing
         index, damaged = find_shards(self._folder, index)
         index = index.extended(hashes)
         slots = index.slots(hashes)
         finished = set(index.finished())
-        wanted = {slot * index.views + view for slot in slots for view in range(index.views)}
-        todo = sorted(wanted - finished)
+        needed = {slot * index.views + view for slot in slots for view in range(index.views)}
+        todo = sorted(needed - finished)
         self._seeds = ViewSeeds(index.seed, index.views, tuple(slots))
-        self._hashes = index.keys.samples
+        self._hashes: Sequence[str] = index.keys.samples
         if todo:
-            check_repeatable(self._samples, self._seeds, self._asked)
-            self._check_room(todo)
+            check_repeatable(self._samples, self._seeds, self._chosen_views)
+            self._check_free_space(todo)
         for path in [*damaged, *self._folder.glob('*.partial-*')]:
             if path in damaged:
                 self._say(f'{path} is damaged: its items are computed again')
             path.unlink()
-        if before is None or before.keys.samples != index.keys.samples:
+        if existing is None or existing.keys.samples != index.keys.samples:
             write_index(self._folder, index)
         self._say(f'{len(hashes)} samples x {index.views} view(s) into {self._folder}: '
-                  f'{len(wanted & finished)} of {len(wanted)} items are there')
-        if finished - wanted:
-            self._say(f'{len(finished - wanted)} more items are of samples that the dataset does '
+                  f'{len(needed & finished)} of {len(needed)} items are there')
+        if finished - needed:
+            self._say(f'{len(finished - needed)} more items are of samples that the dataset does '
                       f'not list any more, or that were changed: they are kept, and not used')
-        self._index, self._wanted = index, wanted
-        return dict(cache=index.cache, seed=index.seed, todo=ranges_of(todo), slots=slots,
-                    samples=index.keys.samples)
+        self._index, self._needed = index, needed
+        return _CachePlan(cache=index.cache, seed=index.seed, todo=ranges_of(todo), slots=slots,
+                          samples=index.keys.samples)
 
-    def _share(self, plan: Dict[str, Any]) -> None:
-        """Tell all ranks what rank 0 found."""
-        plan = json.loads(self._channel.gather_texts(json.dumps(plan))[0])
-        self._cache: str = plan['cache']
-        self._todo: List[List[int]] = plan['todo']
+    def _broadcast(self, plan: Optional[_CachePlan]) -> None:
+        """Take rank 0's plan on all ranks."""
+        plan = cast(_CachePlan, json.loads(self._channel.gather_texts(json.dumps(plan))[0]))
+        self._cache, self._todo = plan['cache'], plan['todo']
         self._seeds = ViewSeeds(plan['seed'], self._views, tuple(plan['slots']))
         self._hashes = plan['samples']
 
-    def _check_room(self, todo: List[int]) -> None:
+    def _check_free_space(self, todo: List[int]) -> None:
+        """Compute one item, and raise an error if all items do not fit the disk."""
         levels = next(self._encoded(todo[:1], workers=0))[1]
         needed, free = _bytes(levels) * len(todo), free_bytes(self._folder)
         shapes = ', '.join('x'.join(map(str, level.shape)) for level in levels)
@@ -175,6 +203,7 @@ class FeatureCaching:
                              f'{needed:,}. Free space, or choose another --folder.')
 
     def _compute(self, items: List[int]) -> None:
+        """Compute items and write them in shards."""
         waiting: Dict[int, Levels] = {}
         size = 0
         start_time = last = time.monotonic()
@@ -183,7 +212,7 @@ class FeatureCaching:
             size += _bytes(levels)
             if size >= self._shard_bytes or done == len(items):
                 write_shard(self._folder, self._cache, waiting,
-                            {each: self._hashes[each // self._views] for each in waiting})
+                            {number: self._hashes[number // self._views] for number in waiting})
                 waiting, size = {}, 0
             now = time.monotonic()
             if now - last >= _PROGRESS_SECONDS:
@@ -192,7 +221,10 @@ class FeatureCaching:
                           f'{rate:.1f} items/s, {(len(items) - done) / rate:.0f} s to go')
 
     def _encoded(self, items: List[int], workers: int) -> Iterator[Tuple[int, Levels]]:
-        """Yield items with their features on the host, encoded in batches of equal images."""
+        """Yield items with their features in host memory.
+
+        Images of equal shape are encoded in batches.
+        """
         index_of = {slot: index for index, slot in enumerate(self._seeds.slots or ())}
         keys = [SampleKey(index_of[item // self._views],
                           self._seeds.of(index_of[item // self._views], item % self._views))
@@ -202,11 +234,12 @@ class FeatureCaching:
             num_workers=workers, collate_fn=_as_list)
         numbers = iter(items)
         for samples in loader:
-            for _, group in itertools.groupby(samples, lambda each: each['inputs'].shape):
+            for _, group in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
                 for levels in self._encode(self._loader.collate_fn(list(group))):
                     yield next(numbers), levels
 
     def _encode(self, batch: Any) -> List[Levels]:
+        """Return the features of each image of a batch, in host memory."""
         accelerator = self._runner.accelerator
         precision = (contextlib.nullcontext() if self._dtype is None else
                      accelerator.autocast(self._dtype))
@@ -216,15 +249,16 @@ class FeatureCaching:
                 features = self._model.backbone(images)
         check_features(features, len(images))
         check_finite(features, images)
-        host = [level.cpu() for level in features]
-        return [[level[at].clone() for level in host] for at in range(len(images))]
+        host_levels = [level.cpu() for level in features]
+        return [[level[number].clone() for level in host_levels] for number in range(len(images))]
 
     def _complete(self, computed: int, seconds: float) -> None:
+        """Write the complete index, and tell the user how to use the cache."""
         index, damaged = find_shards(self._folder, self._index)
-        missing = len(self._wanted - set(index.finished()))
+        missing = len(self._needed - set(index.finished()))
         if missing or damaged:
             raise CacheError(
-                f'{missing} of {len(self._wanted)} items are not in {self._folder} at the end. '
+                f'{missing} of {len(self._needed)} items are not in {self._folder} at the end. '
                 f'With several machines, --folder must be on a storage that they share; else '
                 f'something removed or damaged shards, and the same command computes them again.')
         write_index(self._folder, index)
@@ -232,14 +266,14 @@ class FeatureCaching:
         if computed:
             self._say(f'{computed} items in {seconds:.1f} s on {self._world_size} rank(s): '
                       f'{computed / seconds:.1f} items/s')
-        self._say(f'complete: {len(self._wanted)} items, {size:,} bytes in {len(index.shards)} '
+        self._say(f'complete: {len(self._needed)} items, {size:,} bytes in {len(index.shards)} '
                   f"shard(s). In the config:\nfeature_source = dict(type='Cached', "
                   f'folder={str(self._folder)!r}, views={self._views})')
 
 
 def cache_features(args: argparse.Namespace,
                    say: Callable[[str], None] = functools.partial(print, flush=True)) -> int:
-    """Make or continue the cache that the command line asks for, and return the exit status.
+    """Make or continue a cache, and return the exit status.
 
     Args:
         args: Options of tools/cache_features.py.
@@ -248,22 +282,24 @@ def cache_features(args: argparse.Namespace,
     return FeatureCaching(args, say).run()
 
 
-def choose_place(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[int]]:
-    """Return the cache's folder and the requested views, and make ``cfg`` encode locally.
+def choose_cache(cfg: Config, args: argparse.Namespace) -> Tuple[Path, Optional[int]]:
+    """Return the folder and the number of views, and change ``cfg`` so that it encodes locally.
 
-    The command line takes precedence over ``feature_source`` of the config, if that is a cache.
+    The command line takes precedence over a ``feature_source`` of type ``'Cached'``. The number is
+    None if neither sets one.
     """
     source = cfg.pop('feature_source', None) or {}
     cached = source if source.get('type') == 'Cached' else {}
     folder = args.folder or cached.get('folder') or os.path.join(cfg.work_dir, 'features')
     views = args.views or cached.get('views')
     cfg.resume = False
-    cfg.param_scheduler = None  # nothing is trained, so that schedulers are never built
+    # Nothing is trained, so schedulers are not needed.
+    cfg.param_scheduler = None
     return Path(folder), views
 
 
 def _build_without_workers(cfg: Config) -> int:
-    """Keep the training loader from starting workers; return how many it wants."""
+    """Keep the training loader from starting workers; return its configured number of workers."""
     loader = cfg.get('train_dataloader') or {}
     workers = int(loader.get('num_workers', 0))
     if loader:
