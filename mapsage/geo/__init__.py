@@ -1,4 +1,12 @@
-"""Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS."""
+"""Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS.
+
+`raster.py` reads scenes and `mosaic.py` joins several into one; `gdal_names.py` has the names that
+GDAL opens apart from paths. Labels are in `labels.py` (rasters) and `vector_labels.py` (polygons).
+Maps are written by `cog.py`, `probabilities.py` and `polygons.py`.
+
+Pixel coordinates are (column, row), and an integer is the upper left corner of a pixel, whose
+center lies at + 0.5.
+"""
 from .alpha import hidden_data_band
 from .aoi import AreaOfInterest, SceneArea
 from .blocks import PARTS, BlockSplit, ScenePart

@@ -1,10 +1,15 @@
-"""An area of interest: polygons that say which part of a scene counts."""
+"""An area of interest: polygons that define which pixels of a scene count.
+
+`AreaOfInterest` reads a file of polygons in any CRS; `SceneArea` is the same area in the pixels of
+one scene. Labels from polygons are in `vector_labels.py`, which has the functions to reproject and
+burn polygons that are used here too.
+"""
 from __future__ import annotations
 
 import hashlib
 import warnings
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
@@ -14,15 +19,16 @@ import pyproj
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from .raster import GeoError, Raster, check_name, short_crs, to_map
-from .vector_labels import PlacedPolygons, bounds_of, place_polygons, polygon_parts, shown
+from .raster import GeoError, PathName, Raster, check_name, short_crs, to_map
+from .vector_labels import IndexedPolygons, bounds_of, format_bounds, place_polygons, polygon_parts
 
-# Edges are straight in the CRS of the file. Longer ones get nodes at this distance, so that they
-# lie right in another CRS: an edge of 1 km along a parallel is straight to within 2 cm below 60
-# degrees of latitude.
+# Edges are straight in the CRS of the file, and curved in another one. Longer edges get nodes at
+# this distance, so that their position is right there too: an edge of 1 km along a parallel is
+# straight to within 2 cm below 60 degrees of latitude.
 _STEP_METERS, _STEP_RADIANS = 1000.0, 1000.0 / 6378137
 _MOST_NODES = 200000
-_TILE = 1024  # pixels
+# Side in pixels of the squares that are burned at a time.
+_TILE = 1024
 
 
 class _AreaLayer(NamedTuple):
@@ -48,7 +54,7 @@ class AreaOfInterest:
         GeoError: If the file cannot be read, has no polygons, or a layer of them has no CRS.
     """
 
-    def __init__(self, path: Any, where: Optional[str] = None) -> None:
+    def __init__(self, path: PathName, where: Optional[str] = None) -> None:
         self.path = str(path)
         self._layers = _read_layers(self.path, where)
         digest = hashlib.sha256()
@@ -58,7 +64,7 @@ class AreaOfInterest:
         self.key = digest.hexdigest()[:16]
 
     def of_scene(self, scene: Raster) -> SceneArea:
-        """Return the area in the pixels of a scene, of which it may cover none.
+        """Return the area in the pixels of a scene. It may be empty.
 
         Raises:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
@@ -66,55 +72,59 @@ class AreaOfInterest:
         if not scene.is_georeferenced:
             raise GeoError(f'{scene.path} {scene.georeference_gap}, so the area of {self.path} '
                            f'has no place in it; georeference it, or leave the area out.')
-        assert scene.crs is not None  # it is georeferenced
+        assert scene.crs is not None, 'a georeferenced scene has a CRS'
         crs = scene.crs.to_wkt()
-        placed = [place_polygons(layer.polygons, np.ones(len(layer.polygons), np.int32), layer.crs,
+        layers = [place_polygons(layer.polygons, np.ones(len(layer.polygons), np.int32), layer.crs,
                                  crs, self.path) for layer in self._layers]
-        return SceneArea(placed, scene.transform, (scene.height, scene.width), self.key)
+        return SceneArea(layers, scene.transform, (scene.height, scene.width), self.key)
 
     def describe_miss(self, scene: Raster) -> str:
-        """Return a line that says that the area covers nothing of a scene, and where both lie."""
-        assert scene.crs is not None  # it is georeferenced
-        placed = self.of_scene(scene).bounds()
+        """Return a sentence for a scene that the area does not cover: where area and scene lie."""
+        assert scene.crs is not None, 'a georeferenced scene has a CRS'
+        bounds = self.of_scene(scene).bounds()
         return (f'{self.path} covers no pixel of {scene.path}: in {short_crs(scene.crs)} the area '
-                f'lies in (left, bottom, right, top) = {shown(placed)}, the scene in '
-                f'{shown(bounds_of(scene))}')
+                f'lies in (left, bottom, right, top) = {format_bounds(bounds)}, the scene in '
+                f'{format_bounds(bounds_of(scene))}')
 
 
 class SceneArea:
-    """An area of interest in the pixels of one scene; a pixel is in it if its center is.
+    """An area of interest in the pixels of one scene.
 
     Args:
         layers: Polygons in the CRS of the scene.
-        transform: Transform of the pixels.
+        transform: Affine map from (column, row) to coordinates of the scene's CRS.
         size: Height and width of the scene in pixels.
         key: Key of the area.
-        all_touched: Whether every pixel that the area touches is in it.
+        all_touched: Whether every pixel that the area touches belongs to it. If False, a pixel
+            belongs to the area if its center does.
     """
 
-    def __init__(self, layers: Sequence[PlacedPolygons], transform: affine.Affine,
+    def __init__(self, layers: Sequence[IndexedPolygons], transform: affine.Affine,
                  size: Tuple[int, int], key: str, all_touched: bool = False) -> None:
         self._layers, self._transform, self._size = list(layers), transform, size
         self._key, self._all_touched = key, all_touched
 
-    def __deepcopy__(self, memo: Any) -> SceneArea:
-        return self  # it never changes, and a copied sample must not copy all polygons
+    def __deepcopy__(self, memo: object) -> SceneArea:
+        # The area never changes, and a copy of a sample must not copy all polygons.
+        return self
 
     def __repr__(self) -> str:
-        return f'SceneArea({self._key})'  # the same in every run: it identifies cached samples
+        # The text identifies cached samples, so it must be the same in every run.
+        return f'SceneArea({self._key})'
 
     def mask(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return which pixels of a window are in the area, bool (height, width)."""
-        found = np.zeros((height, width), bool)
+        inside = np.zeros((height, width), bool)
         for layer in self._layers:
-            found |= layer.burn(self._transform, (column, row, width, height), 0,
-                                self._all_touched) != 0
-        return found
+            inside |= layer.burn(self._transform, (column, row, width, height), 0,
+                                 self._all_touched) != 0
+        return inside
 
     def meets(self, column: int, row: int, width: int, height: int) -> bool:
-        """Return whether a pixel of a window that lies in the scene is in the area."""
+        """Return whether a pixel of a window lies both in the scene and in the area."""
         right, bottom = min(column + width, self._size[1]), min(row + height, self._size[0])
-        for top in range(row, bottom, _TILE):  # so that memory does not grow with the scene
+        # Tile by tile, so that memory does not grow with the scene.
+        for top in range(row, bottom, _TILE):
             for left in range(column, right, _TILE):
                 box = left, top, min(_TILE, right - left), min(_TILE, bottom - top)
                 if self._is_near(*box) and self.mask(*box).any():
@@ -122,10 +132,12 @@ class SceneArea:
         return False
 
     def resized(self, size: Tuple[int, int]) -> SceneArea:
-        """Return the area in pixels of another size; those that it touches are in it.
+        """Return the area for a scene with pixels of another size.
+
+        In the result, every pixel that the area touches belongs to it.
 
         Args:
-            size: Height and width of the scene in these pixels.
+            size: Height and width of the scene in pixels of the other size.
         """
         if size == self._size:
             return self
@@ -141,7 +153,8 @@ class SceneArea:
 
     def bounds(self) -> List[float]:
         """Return left, bottom, right and top of the polygons, in the CRS of the scene."""
-        return list(shapely.total_bounds(np.concatenate([each.polygons for each in self._layers])))
+        return list(shapely.total_bounds(
+            np.concatenate([layer.polygons for layer in self._layers])))
 
 
 def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
@@ -153,29 +166,29 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
         state = 'no vector file that GDAL reads' if Path(path).exists() else 'no such file'
         raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
                        'or GeoJSON. Check the path, or copy the file again.') from error
-    others = sorted({kind for _, _, _, kinds in read for kind in kinds})
+    skipped = sorted({kind for _, _, _, kinds in read for kind in kinds})
     layers = []
     for name, crs, polygons, _ in read:
         if not len(polygons):
             continue
-        # older GDAL's names for a GeoPackage's layer without CRS
+        # Older GDAL names the CRS of a GeoPackage's layer without CRS "Undefined ...".
         if not crs or pyproj.CRS.from_user_input(crs).name.startswith('Undefined '):
             raise GeoError(f'{path}: layer {name!r} says no CRS, so its polygons have no place in '
                            'a scene; set it, for example with ogr2ogr -a_srs.')
         layers.append(_AreaLayer(name, pyproj.CRS.from_user_input(crs), polygons))
     if not layers:
-        found = f', only {", ".join(others)}' if others else ''
-        raise GeoError(f'{path} holds no polygons with an area{found}; expected polygons around '
+        content = f', only {", ".join(skipped)}' if skipped else ''
+        raise GeoError(f'{path} holds no polygons with an area{content}; expected polygons around '
                        'what counts (buffer points or lines in a GIS).')
-    if others:
-        warnings.warn(f'{path}: features that are {", ".join(others)} are left out of the area; '
-                      'polygons count.', stacklevel=4)
+    if skipped:
+        warnings.warn(f'{path}: features that are {", ".join(skipped)} are left out of the area; '
+                      'only polygons count.', stacklevel=4)
     return [layer._replace(polygons=_with_nodes(layer)) for layer in layers]
 
 
 def _read_layer(path: str, name: str, where: Optional[str]
                 ) -> Tuple[Optional[str], np.ndarray, List[str]]:
-    """Return CRS and polygons of a layer, and the kinds of its features that are none."""
+    """Return the CRS and polygons of a layer, and the kinds of its other features."""
     meta, _, geometry, _ = pyogrio.raw.read(path, layer=name, columns=[], where=where)
     shapes = shapely.from_wkb(geometry)
     shapes = shapely.force_2d(shapes[~(shapely.is_missing(shapes) | shapely.is_empty(shapes))])
@@ -188,6 +201,7 @@ def _read_layer(path: str, name: str, where: Optional[str]
 
 
 def _with_nodes(layer: _AreaLayer) -> np.ndarray:
+    """Return the polygons of a layer with further nodes on long edges."""
     factor = layer.crs.axis_info[0].unit_conversion_factor if layer.crs.axis_info else 1.0
     step = (_STEP_RADIANS if layer.crs.is_geographic else _STEP_METERS) / factor
     total = float(shapely.length(layer.polygons).sum())

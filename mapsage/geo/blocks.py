@@ -1,57 +1,76 @@
-"""Blocks of ground, each of which belongs to one part of the data in every scene that shows it."""
+"""Division of the ground into blocks, each of which belongs to one part of the data.
+
+The part of a block (``train``, ``val`` or ``test``) follows from its position on the ground and a
+seed, not from the scene. So every scene that shows the block agrees, and scenes can be added later
+without moving a block. `mapsage/datasets/geotiff/split.py` reads the setting.
+
+Shapes:
+    row, column, count    (blocks,) index of a block in the grid on the globe, blocks in its row
+    rectangles, widened   (blocks,) shapely polygons in pixels of the scene
+"""
 from __future__ import annotations
 
 import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, NamedTuple, Tuple
+from typing import List, NamedTuple, Tuple
 
 import affine
 import numpy as np
 import rasterio.features
 import shapely
 
-from .globe import EARTH_RADIUS, Globe, turns
+from .globe import EARTH_RADIUS, Globe, full_turns
 from .raster import GeoError, Raster, short_crs
 
 PARTS = ('train', 'val', 'test')
 
-_MOST_BLOCKS = 1_000_000  # of a scene
-_LATTICE = 65  # points along each side of a scene that say where on the globe it lies
-_ARC = 8  # segments of a quarter of a circle
-# Around a block, a margin is drawn as a polygon outside of the circle's arcs, and 1 % larger: the
-# sphere's meters differ by up to 0.6 % from those of the ellipsoid.
+# Largest number of blocks in a scene.
+_MOST_BLOCKS = 1_000_000
+# Points along each side of a scene whose longitudes and latitudes give its extent on the globe.
+_LATTICE = 65
+# Segments of a quarter of a circle.
+_ARC = 8
+# The margin around a block is drawn as a polygon that lies outside the true arcs, and 1 % larger,
+# because meters on the sphere and on the ellipsoid differ by up to 0.6 %.
 _WIDER = 1.01 / math.cos(math.pi / 4 / _ARC)
 
 
 class _SceneBlocks(NamedTuple):
-    """Blocks that a scene shows or nearly shows."""
+    """Blocks that a scene shows, or that reach into it with their margin.
 
-    rectangles: np.ndarray  # polygons in pixels of the scene
-    widened: np.ndarray  # the same with the margin around them
-    parts: np.ndarray  # index in PARTS of each
+    Attributes:
+        rectangles: Polygons in pixels of the scene.
+        widened: The same polygons with the margin around them.
+        part_index: Index in ``PARTS`` of each block.
+    """
+
+    rectangles: np.ndarray
+    widened: np.ndarray
+    part_index: np.ndarray
 
 
 @dataclass(frozen=True)
 class BlockSplit:
     """Division of the ground into square blocks, of which each belongs to one part of the data.
 
-    With ``unit='meters'`` the blocks are those of one grid on the globe. Its rows are bands between
-    two parallels, and each row is divided into a whole number of blocks, as in NASA's integerized
-    sinusoidal grid, so that every block is ``size`` meters high and wide to within 1 %, except
-    beside the poles. Which part a block belongs to follows from its place in the grid and the seed
-    alone. Scenes that overlap, also in different coordinate reference systems or rotated, therefore
-    agree on it. With ``unit='pixels'`` each scene has blocks of its own, counted from its upper
-    left corner, and their part follows from the name of the file, their place and the seed.
+    With ``unit='meters'`` all scenes share one grid on the globe. Its rows are bands between two
+    parallels, and each row is divided into a whole number of blocks, as in NASA's integerized
+    sinusoidal grid. So every block is ``size`` meters high and wide to within 1 %, except near the
+    poles. The part of a block depends only on its row and column in the grid and on the seed.
+    Therefore scenes that overlap agree on it, even if they are rotated or have different coordinate
+    reference systems. With ``unit='pixels'`` the blocks of each scene are counted from its upper
+    left corner, and their part depends on the name of the file, their row and column, and the seed.
 
     Attributes:
         size: Side of a block.
         unit: Unit of ``size`` and ``margin``: ``'meters'`` or ``'pixels'``.
         val: Share of the blocks that are for validation.
         test: Share of the blocks that are for tests; the rest is for training.
-        margin: Least distance between two pixels, center to center, that count in different parts.
-            Training gives way to validation and tests, validation to tests.
+        margin: Minimum distance between the centers of two pixels that count in different parts.
+            Training loses pixels near blocks of validation and tests; validation loses pixels near
+            blocks of tests.
         seed: Number that chooses the blocks.
     """
 
@@ -66,34 +85,35 @@ class BlockSplit:
         """Return which pixels of a scene belong to ``part``, one of ``PARTS``.
 
         Raises:
-            GeoError: If blocks in meters have no place in the scene, or there are too many.
+            GeoError: If the blocks are in meters and the scene has no georeference, or there are
+                too many blocks.
         """
         blocks = self._on_ground(scene) if self.unit == 'meters' else self._in_pixels(scene)
-        rank = PARTS.index(part)
+        index = PARTS.index(part)
         outline = shapely.box(0, 0, scene.width, scene.height)
-        shown = shapely.area(shapely.intersection(blocks.rectangles, outline)) > 0
-        own = shown & (blocks.parts == rank)
-        pieces = shapely.intersection(blocks.rectangles[own], outline)
+        visible = shapely.area(shapely.intersection(blocks.rectangles, outline)) > 0
+        selected = visible & (blocks.part_index == index)
+        pieces = shapely.intersection(blocks.rectangles[selected], outline)
         if self.margin and len(pieces):
-            pieces = _without(pieces, blocks.widened[blocks.parts > rank])
+            pieces = _subtract(pieces, blocks.widened[blocks.part_index > index])
         pieces = shapely.get_parts(pieces)
         pieces = pieces[(shapely.get_type_id(pieces) == shapely.GeometryType.POLYGON)
                         & (shapely.area(pieces) > 0)]
-        return ScenePart(self, part, pieces, (int(own.sum()), int(shown.sum())))
+        return ScenePart(self, part, pieces, (int(selected.sum()), int(visible.sum())))
 
     def _in_pixels(self, scene: Raster) -> _SceneBlocks:
         rows, columns = (math.ceil(side / self.size) for side in (scene.height, scene.width))
         _check_number(rows * columns, self, scene)
-        row, column = (each.ravel() for each in np.mgrid[:rows, :columns])
+        row, column = (axis.ravel() for axis in np.mgrid[:rows, :columns])
         rectangles = shapely.box(column * self.size, row * self.size, (column + 1) * self.size,
                                  (row + 1) * self.size)
         name = Path(scene.path).stem
         return _SceneBlocks(rectangles, self._widen(rectangles),
-                       self._parts([f'{name} {r} {c}' for r, c in zip(row, column)]))
+                            self._draw_parts([f'{name} {r} {c}' for r, c in zip(row, column)]))
 
     def _on_ground(self, scene: Raster) -> _SceneBlocks:
-        globe = _place(scene, self)
-        row, column, count = self._numbers(scene, globe)
+        globe = _globe_of(scene, self)
+        row, column, count = self._blocks_near(scene, globe)
         height = 180 / self._rows()
         south, west = row * height - 90, column * (360 / count) - 180
         # A block and its margin are drawn in meters around its corner, then bent into the scene.
@@ -109,34 +129,37 @@ class BlockSplit:
             points += np.stack([west, south], 1)[owner]
             points[:, 1] = points[:, 1].clip(-90, 90)
             drawn.append(shapely.set_coordinates(shapes, globe.pixels(*points.T)))
-        reaches = shapely.box(0, 0, scene.width, scene.height)
+        outline = shapely.box(0, 0, scene.width, scene.height)
         near = np.isfinite(shapely.bounds(drawn[1])).all(1)
-        near[near] &= shapely.intersects(shapely.make_valid(drawn[1][near]), reaches)
-        rectangles, widened = (shapely.make_valid(each[near]) for each in drawn)
-        whole = column[near] % count[near]  # the same block on both sides of the antimeridian
+        near[near] &= shapely.intersects(shapely.make_valid(drawn[1][near]), outline)
+        rectangles, widened = (shapely.make_valid(shapes[near]) for shapes in drawn)
+        # A block at the antimeridian has two column numbers, one on each side.
+        wrapped = column[near] % count[near]
         return _SceneBlocks(rectangles, widened,
-                       self._parts([f'{r} {c}' for r, c in zip(row[near], whole)]))
+                            self._draw_parts([f'{r} {c}' for r, c in zip(row[near], wrapped)]))
 
     def _rows(self) -> int:
+        """Return the number of rows of the grid on the globe."""
         return max(1, round(math.pi * EARTH_RADIUS / self.size))
 
-    def _numbers(self, scene: Raster, globe: Globe
-                 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _blocks_near(self, scene: Raster, globe: Globe
+                     ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return row and column of all blocks that may meet a scene, and the blocks in the row."""
         west, south, east, north = _extent(scene, globe)
         height = 180 / self._rows()
-        beyond = math.degrees((self.margin * _WIDER + self.size) / EARTH_RADIUS)
-        first = max(0, math.floor((south - beyond + 90) / height))
-        last = min(self._rows() - 1, math.floor((north + beyond + 90) / height))
+        reach = math.degrees((self.margin * _WIDER + self.size) / EARTH_RADIUS)
+        first = max(0, math.floor((south - reach + 90) / height))
+        last = min(self._rows() - 1, math.floor((north + reach + 90) / height))
         _check_number(last - first + 1, self, scene)
         rows = np.arange(first, last + 1)
         middle = np.cos(np.radians((rows + 0.5) * height - 90))
-        around = 2 * math.pi * EARTH_RADIUS * middle
-        counts = np.maximum(1, np.round(around / self.size)).astype(int)
-        wider = beyond / middle
-        begin = np.floor((west - wider + 180) / 360 * counts).astype(int)
-        length = np.floor((east + wider + 180) / 360 * counts).astype(int) - begin + 1
-        if globe.is_flat:  # once around the globe is enough
+        circumference = 2 * math.pi * EARTH_RADIUS * middle
+        counts = np.maximum(1, np.round(circumference / self.size)).astype(int)
+        reach_along_row = reach / middle
+        begin = np.floor((west - reach_along_row + 180) / 360 * counts).astype(int)
+        length = np.floor((east + reach_along_row + 180) / 360 * counts).astype(int) - begin + 1
+        # A scene in degrees may be numbered beyond 180; any other needs each block only once.
+        if globe.is_flat:
             begin, length = np.where(length < counts, begin, 0), np.minimum(length, counts)
         _check_number(int(length.sum()), self, scene)
         row, count = np.repeat(rows, length), np.repeat(counts, length)
@@ -147,17 +170,18 @@ class BlockSplit:
         return shapely.buffer(shapes, self.margin * _WIDER, quad_segs=_ARC) \
             if self.margin else shapes
 
-    def _parts(self, names: List[str]) -> np.ndarray:
+    def _draw_parts(self, names: List[str]) -> np.ndarray:
+        """Return the index in ``PARTS`` of each block, which follows from its name and the seed."""
         drawn = np.array([_uniform(f'{self.seed} {name}') for name in names])
         return np.where(drawn < self.test, 2, np.where(drawn < self.test + self.val, 1, 0))
 
 
 class ScenePart:
-    """Pixels of a scene that count in one part of the data, as ``BlockSplit.of_scene`` returns it.
+    """Pixels of a scene that count in one part of the data, as returned by ``BlockSplit.of_scene``.
 
     Attributes:
-        blocks: Number of blocks of the part that the scene shows, and of all that it shows.
-        pixels: Number of pixels that count, as an area: a pixel on an edge counts by its share.
+        blocks: Number of blocks of the part in the scene, and of all blocks in the scene.
+        pixels: Number of pixels that count. It is an area: a pixel on an edge counts by its share.
     """
 
     def __init__(self, split: BlockSplit, part: str, pieces: np.ndarray,
@@ -167,10 +191,12 @@ class ScenePart:
         self.pixels = float(shapely.area(pieces).sum())
         self._tree = shapely.STRtree(pieces)
 
-    def __deepcopy__(self, memo: Any) -> ScenePart:
-        return self  # it never changes, and a copied sample must not copy all blocks
+    def __deepcopy__(self, memo: object) -> ScenePart:
+        # The object never changes, and a copy of a sample must not copy all blocks.
+        return self
 
-    def __repr__(self) -> str:  # the same in every process: it identifies cached samples
+    def __repr__(self) -> str:
+        # The text identifies cached samples, so it must be the same in every process.
         return f'ScenePart({self.split}, {self.part!r})'
 
     def mask(self, column: int, row: int, width: int, height: int, step: int = 1) -> np.ndarray:
@@ -181,7 +207,8 @@ class ScenePart:
             row: Upper edge in pixels of the scene.
             width: Number of columns that are returned.
             height: Number of rows that are returned.
-            step: Side in pixels of the squares whose middle is looked at in place of each pixel.
+            step: Side of a square in pixels. The result has a value for each square instead of each
+                pixel: whether its middle counts.
         """
         window = shapely.box(column, row, column + width * step, row + height * step)
         pieces = self._tree.geometries.take(self._tree.query(window, predicate='intersects'))
@@ -197,13 +224,14 @@ class ScenePart:
         """Return whether a pixel of a window counts."""
         window = shapely.box(column, row, column + width, row + height)
         pieces = self._tree.geometries.take(self._tree.query(window, predicate='intersects'))
-        # A piece without a hole that holds so much of a window holds the center of a pixel.
+        # A piece without a hole that covers so much of a window contains the center of a pixel.
         return bool(len(pieces)) and bool(
             (shapely.area(shapely.intersection(pieces, window)) > 4 * (width + height)).any()
             or self.mask(column, row, width, height).any())
 
 
-def _place(scene: Raster, split: BlockSplit) -> Globe:
+def _globe_of(scene: Raster, split: BlockSplit) -> Globe:
+    """Return the globe of a scene, or raise an error that offers blocks in pixels."""
     try:
         return Globe(scene)
     except GeoError as error:
@@ -218,26 +246,28 @@ def _extent(scene: Raster, globe: Globe) -> Tuple[float, float, float, float]:
     points = np.array([(x, y) for y in np.linspace(0, scene.height, _LATTICE)
                        for x in np.linspace(0, scene.width, _LATTICE)])
     longitudes, latitudes = globe.degrees(points)
-    there = np.isfinite(longitudes) & np.isfinite(latitudes)
-    if not there.any():
+    on_globe = np.isfinite(longitudes) & np.isfinite(latitudes)
+    if not on_globe.any():
         raise GeoError(f'{scene.path}: none of its pixels has a longitude and latitude; check its '
                        f'CRS ({short_crs(scene.crs)}) and transform.')
-    longitudes, latitudes = longitudes[there], latitudes[there]
+    longitudes, latitudes = longitudes[on_globe], latitudes[on_globe]
     if globe.is_flat:
-        longitudes = longitudes - turns(longitudes - longitudes[0])
+        longitudes = longitudes - full_turns(longitudes - longitudes[0])
     south, north = latitudes.min(), latitudes.max()
     west, east = longitudes.min(), longitudes.max()
-    gap = 2 * (north - south) / (_LATTICE - 1)  # between points, with some reserve
-    if globe.is_flat and (
-            east - west > 180 or max(abs(south), abs(north)) + gap >= 90):  # it may show a pole
+    # Distance between two points, with some reserve.
+    gap = 2 * (north - south) / (_LATTICE - 1)
+    # Such a scene may contain a pole, and then has all longitudes.
+    if globe.is_flat and (east - west > 180 or max(abs(south), abs(north)) + gap >= 90):
         west, east = -180.0, 180.0
     return west, south - gap, east, north + gap
 
 
 def _segments(size: float, globe: Globe, west: float, south: float) -> int:
-    """Return into how many segments a side is cut, so that a curve is hit to 0.01 pixels.
+    """Return the number of segments of a block's side that approximate its curve to 0.01 pixels.
 
-    A side of L meters is bent by up to about L^2 / (4 R) in the usual projections.
+    In the usual projections a side of L meters deviates from a straight line by up to about
+    L^2 / (4 R).
     """
     corner = globe.pixels(np.array([west, west]), np.array([south, south + 1e-4]))
     pixels = np.hypot(*(corner[1] - corner[0]))
@@ -247,26 +277,26 @@ def _segments(size: float, globe: Globe, west: float, south: float) -> int:
     return min(max(2, math.ceil(math.sqrt(size ** 2 / (4 * EARTH_RADIUS) / (0.01 * meters)))), 64)
 
 
-def _without(pieces: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return ``pieces`` less all of ``others``."""
-    if not len(others):
+def _subtract(pieces: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return ``pieces`` minus all of ``shapes``."""
+    if not len(shapes):
         return pieces
-    piece, other = shapely.STRtree(others).query(pieces, predicate='intersects')
+    piece, shape = shapely.STRtree(shapes).query(pieces, predicate='intersects')
     pieces = pieces.copy()
     order = np.argsort(piece, kind='stable')
     numbers, begins = np.unique(piece[order], return_index=True)
-    for number, near in zip(numbers, np.split(other[order], begins[1:])):
-        pieces[number] = shapely.difference(pieces[number], shapely.union_all(others[near]))
+    for number, near in zip(numbers, np.split(shape[order], begins[1:])):
+        pieces[number] = shapely.difference(pieces[number], shapely.union_all(shapes[near]))
     return pieces
 
 
 def _check_number(count: int, split: BlockSplit, scene: Raster) -> None:
     if count > _MOST_BLOCKS:
         raise GeoError(f'{scene.path}: blocks of {split.size:g} {split.unit} are more than '
-                       f'{_MOST_BLOCKS:,} in this scene; expected a size of some windows.')
+                       f'{_MOST_BLOCKS:,} in this scene; expected a side of several windows.')
 
 
 def _uniform(text: str) -> float:
-    """Return a number in [0, 1) that follows from a text."""
+    """Return a number in [0, 1), uniformly distributed, that depends only on a text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big') / 2 ** 64

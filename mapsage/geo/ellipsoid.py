@@ -1,9 +1,15 @@
-"""Areas on the ellipsoid of a coordinate reference system."""
+"""Areas on the ellipsoid of a coordinate reference system.
+
+An area measured in the map's own projection would be wrong in Mercator, for example. Areas here are
+measured in an equal-area projection, whatever the map's projection is. Outlines come from
+`outlines.py`.
+"""
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
+import affine
 import numpy as np
 import pyproj
 import shapely
@@ -23,7 +29,8 @@ _STRAIGHT = 1e-9
 def pixel_side(raster: Raster) -> float:
     """Return the side in meters of a square as large as the pixel in the middle of a raster.
 
-    It is measured on the ellipsoid, whatever the projection; NaN without a georeference.
+    The pixel is measured on the ellipsoid, whatever the projection is. NaN if the raster has no
+    georeference.
     """
     crs = raster.crs.to_wkt() if raster.crs is not None and raster.is_georeferenced else None
     column, row = raster.width // 2, raster.height // 2
@@ -36,8 +43,8 @@ class EllipsoidArea:
     """Areas of the regions of a map in square meters, on the ellipsoid of its CRS.
 
     The outlines are projected with an equal-area projection of the same ellipsoid. It is
-    cylindrical for maps whose rows are parallels (maps in degrees, Mercator), which may cover the
-    whole globe. For all others it is azimuthal around the map's center; these maps must lie within
+    cylindrical if the map's rows are parallels (maps in degrees, Mercator); such a map may cover
+    the whole globe. Otherwise it is azimuthal around the map's center, and the map must lie within
     a hemisphere.
 
     Args:
@@ -47,15 +54,17 @@ class EllipsoidArea:
         height: Height of the map in pixels.
     """
 
-    def __init__(self, crs: Optional[str], transform: Any, width: int, height: int) -> None:
+    def __init__(self, crs: Optional[str], transform: affine.Affine, width: int,
+                 height: int) -> None:
         self._transform = transform
         self._project: Optional[pyproj.Proj] = None
-        # Where rows are parallels: longitude at column 0 and width of a pixel, both in degrees.
+        # If rows are parallels: longitude at column 0 and width of a pixel, both in degrees.
         self._along: Optional[Tuple[float, float]] = None
         system = pyproj.CRS.from_wkt(crs) if crs else None
         geodetic = system.geodetic_crs if system is not None else None
+        # A map in pixels, or in local coordinates, has no ellipsoid.
         if system is None or geodetic is None or geodetic.ellipsoid is None:
-            return  # a map in pixels, or in local coordinates without an ellipsoid
+            return
         self._to_angles = pyproj.Transformer.from_crs(system, geodetic, always_xy=True)
         self._degrees = math.degrees(geodetic.axis_info[0].unit_conversion_factor)
         middle = self._angles(np.array([[width / 2 - 0.5, height / 2], [width / 2, height / 2],
@@ -72,7 +81,7 @@ class EllipsoidArea:
             a=ellipsoid.semi_major_metre, b=ellipsoid.semi_minor_metre)
 
     def of(self, rings: Rings) -> np.ndarray:
-        """Return the area of each polygon in m2, float64 (P,); NaN without an ellipsoid."""
+        """Return the area of each polygon in m2, float64 (P,); NaN if the CRS has no ellipsoid."""
         if self._project is None:
             return np.full(rings.polygon[-1] + 1, np.nan)
         keep = rings.corner | (rings.points.sum(1) % _STEP == 0)
@@ -84,7 +93,8 @@ class EllipsoidArea:
         """Return longitude and latitude in degrees, float64 (N, 2), of (column, row)."""
         x, y = to_map(self._transform, pixels).T
         angles = np.stack(self._to_angles.transform(x, y), 1) * self._degrees
-        if self._along is not None:  # no area past a pole, no jump at 180 degrees
+        if self._along is not None:
+            # There is no area past a pole, and longitudes must not jump at 180 degrees.
             angles[:, 1] = np.clip(angles[:, 1], -90, 90)
             expected = self._along[0] + self._along[1] * pixels[:, 0]
             angles[:, 0] += 360 * np.round((expected - angles[:, 0]) / 360)

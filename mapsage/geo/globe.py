@@ -1,4 +1,8 @@
-"""Longitudes and latitudes of the pixels of a scene."""
+"""Longitudes and latitudes of the pixels of a scene.
+
+The Earth is treated as WGS 84 here. What a reader would get wrong is the antimeridian: longitudes
+of a scene in degrees continue beyond 180 and do not jump to -180.
+"""
 from __future__ import annotations
 
 import math
@@ -10,28 +14,29 @@ from pyproj.exceptions import CRSError, ProjError
 
 from .raster import GeoError, Raster, short_crs, to_map
 
-EARTH_RADIUS = 6371008.8  # mean radius in meters (IUGG)
+EARTH_RADIUS = 6371008.8
+"""Mean radius of the Earth in meters (IUGG)."""
 
 
 class Globe:
-    """Longitudes and latitudes of a scene's coordinates; in degrees, and without jumps.
+    """Conversion between a scene's pixels and longitudes and latitudes in degrees.
 
-    A raster in degrees may be numbered beyond 180; then so are its longitudes.
+    The coordinates of a raster in degrees may exceed 180; then its longitudes do, too.
 
     Args:
         scene: Scene with a georeference.
 
     Attributes:
-        is_flat: Whether the scene's coordinates are not angles themselves.
+        is_flat: Whether the scene's CRS is projected, so that its coordinates are not angles.
 
     Raises:
-        GeoError: If the scene has no georeference, or a CRS that is not one of the Earth.
+        GeoError: If the scene has no georeference, or its CRS cannot be converted to WGS 84.
     """
 
     def __init__(self, scene: Raster) -> None:
         if not scene.is_georeferenced:
             raise GeoError(f'{scene.path} {scene.georeference_gap}.')
-        assert scene.crs is not None  # it is georeferenced
+        assert scene.crs is not None, 'a georeferenced scene has a CRS'
         earth = pyproj.CRS.from_epsg(4326)
         try:
             crs = pyproj.CRS.from_wkt(scene.crs.to_wkt())
@@ -45,21 +50,32 @@ class Globe:
         self._transform = scene.transform
 
     def degrees(self, pixels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return longitude and latitude of (column, row), float64 (N, 2); infinite for none."""
+        """Return longitudes and latitudes of pixels.
+
+        Args:
+            pixels: Columns and rows, float64 (N, 2).
+
+        Returns:
+            Longitudes and latitudes in degrees, float64 (N,) each; infinite for a pixel that is
+            not on the globe.
+        """
         points = to_map(self._transform, pixels)
         longitudes, latitudes = self._to.transform(*points.T)
         if self.is_flat:
             return longitudes, latitudes
-        return longitudes + turns(points[:, 0] * self._unit - longitudes), latitudes
+        return longitudes + full_turns(points[:, 0] * self._unit - longitudes), latitudes
 
     def pixels(self, longitudes: np.ndarray, latitudes: np.ndarray) -> np.ndarray:
-        """Return (column, row), float64 (N, 2); infinite for none."""
+        """Return (column, row) of positions in degrees, float64 (N, 2).
+
+        A position that the scene's CRS cannot represent is infinite.
+        """
         x, y = self._from.transform(longitudes, latitudes)
         if not self.is_flat:
-            x = x + turns(longitudes - x * self._unit) / self._unit
+            x = x + full_turns(longitudes - x * self._unit) / self._unit
         return to_map(~self._transform, np.stack([x, y], 1))
 
 
-def turns(degrees: np.ndarray) -> np.ndarray:
-    """Return the multiple of 360 next to each angle."""
+def full_turns(degrees: np.ndarray) -> np.ndarray:
+    """Return the multiple of 360 that is nearest to each angle."""
     return 360 * np.round(np.where(np.isfinite(degrees), degrees, 0) / 360)

@@ -1,20 +1,26 @@
-"""Labels of a scene from a raster on the same grid, and which label file belongs to a scene."""
+"""Labels of a scene from a raster on the same grid, and which label file belongs to a scene.
+
+Label values are returned as they are in the file, int32, with `UNLABELED` for pixels without a
+label. `LoadGeoTiffLabels` turns them into class indices. Labels from polygons are in
+`vector_labels.py`.
+"""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Dict, Optional, Tuple, Union
 
 import numpy as np
 
 from .gdal_names import output_name
 from .pool import open_raster
-from .raster import GeoError, Raster, open_file, short_crs, to_map
+from .raster import GeoError, PathName, Raster, open_file, short_crs, to_map
 
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 
 RASTER_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.png')
 
-_ROWS = 512  # read at a time to count
+# Number of rows that are read at a time to count pixels.
+_ROWS = 512
 
 UNLABELED = -1 << 31
 """Value of pixels that have no label: no-data pixels, and pixels beyond the scene."""
@@ -30,16 +36,17 @@ class RasterLabels:
             no-data value that the file names.
 
     Attributes:
-        nodata: The value in force, or None. Pixels that a mask or alpha band hides have no label
-            either.
-        settings: What the labels depend on beside the file, as values of JSON.
+        nodata: Value of pixels without a label, or None. Pixels that a mask or alpha band hides
+            have no label either.
+        settings: What the labels depend on in addition to the file, as JSON values.
 
     Raises:
-        GeoError: If CRS, transform or size differ; the message names both files. Of a raster
-            without georeference only the size must match.
+        GeoError: If CRS, transform or size differ; the message names both files. If one of them
+            has no georeference, only the sizes must match.
     """
 
-    def __init__(self, path: Any, scene: Raster, nodata: Union[None, int, str] = 'file') -> None:
+    def __init__(self, path: PathName, scene: Raster,
+                 nodata: Union[None, int, str] = 'file') -> None:
         self.path = str(path)
         labels = Raster(path)
         self.nodata: Optional[float] = labels.nodata if isinstance(nodata, str) else nodata
@@ -59,11 +66,12 @@ class RasterLabels:
         return labels
 
     def colors(self) -> Dict[int, Tuple[int, int, int]]:
-        """Return the color table of the file, RGB of 0..255 by value; empty if it has none."""
+        """Return the color table of the file, RGB (0..255) by value; empty without a table."""
         with open_file(self.path) as source:
             try:
                 table = source.colormap(1)
-            except ValueError:  # rasterio's word for no color table
+            # The way in which rasterio reports that there is no color table.
+            except ValueError:
                 return {}
         return {int(value): (color[0], color[1], color[2]) for value, color in table.items()}
 
@@ -79,41 +87,42 @@ def find_labels(labels: str, scene: str) -> str:
 
     Args:
         labels: Path of a label file, which is returned, or of a folder with label files.
-        scene: Path of the scene; in a folder, the label file with the same stem is chosen. The stem
-            of a name for GDAL is what ``output_name`` makes of it.
+        scene: Path of the scene, or a name for GDAL. In a folder, the label file is chosen whose
+            stem equals ``output_name(scene)``.
 
     Raises:
-        GeoError: If the folder holds no such file, or more than one.
+        GeoError: If the folder contains no such file, or more than one.
     """
     folder = Path(labels)
     if not folder.is_dir():
         return labels
     stem = output_name(scene)
-    found = [path for path in sorted(folder.glob('*'))
-             if path.stem == stem and path.suffix.lower() in RASTER_SUFFIXES + VECTOR_SUFFIXES]
-    if len(found) != 1:
-        names = ', '.join(path.name for path in found) or 'none'
+    matches = [path for path in sorted(folder.glob('*'))
+               if path.stem == stem and path.suffix.lower() in RASTER_SUFFIXES + VECTOR_SUFFIXES]
+    if len(matches) != 1:
+        names = ', '.join(path.name for path in matches) or 'none'
         raise GeoError(f'scene {scene} needs one label file {stem}.* in {folder}, found {names}; '
                        f'expected one of {", ".join(RASTER_SUFFIXES + VECTOR_SUFFIXES)}.')
-    return str(found[0])
+    return str(matches[0])
 
 
 def _check_same_grid(labels: Raster, scene: Raster) -> None:
-    here = f'labels {labels.path}'
+    """Raise an error if two rasters differ in size, CRS or transform."""
+    subject = f'labels {labels.path}'
     if (labels.width, labels.height) != (scene.width, scene.height):
-        raise GeoError(f'{here} are {labels.width} x {labels.height} pixels, their scene '
+        raise GeoError(f'{subject} are {labels.width} x {labels.height} pixels, their scene '
                        f'{scene.path} is {scene.width} x {scene.height}; expected the same grid, '
                        'cut and resample them to it (rio warp --like).')
     if not (labels.is_georeferenced and scene.is_georeferenced):
         return
     if labels.crs != scene.crs:
-        raise GeoError(f'{here} are in {short_crs(labels.crs)}, their scene {scene.path} is in '
+        raise GeoError(f'{subject} are in {short_crs(labels.crs)}, their scene {scene.path} is in '
                        f'{short_crs(scene.crs)}; reproject them to its grid (rio warp --like, '
                        'resampling nearest).')
     corners = np.array([(0, 0), (scene.width, 0), (0, scene.height)])
     offset = np.abs(to_map(~scene.transform, to_map(labels.transform, corners)) - corners)
     if offset.max() > 0.1:
-        raise GeoError(f'{here} lie up to {offset.max():.4g} pixels beside their scene '
+        raise GeoError(f'{subject} lie up to {offset.max():.4g} pixels off their scene '
                        f'{scene.path} (transforms {tuple(labels.transform)[:6]} and '
                        f'{tuple(scene.transform)[:6]}); resample them to its grid '
                        '(rio warp --like, resampling nearest).')

@@ -1,46 +1,56 @@
-"""Rasters that stay open between reads; each thread keeps a bounded number open."""
+"""Rasters that stay open between reads; each thread has a bounded number of open files.
+
+Opening a file takes longer than reading a window, and a process may open a limited number of files.
+Rasters are per thread, because GDAL's handles are.
+"""
 from __future__ import annotations
 
 import resource
 import threading
 from collections import OrderedDict
-from typing import Any, Dict, Optional, Sequence
+from typing import Dict, Optional, Sequence, Tuple
 
 from .raster import Raster
 
-_FEWEST, _MOST = 64, 1024  # rasters that a thread keeps open
+# Limits of the number of open rasters of a thread.
+_FEWEST, _MOST = 64, 1024
 
-_of_thread = threading.local()
+_thread_state = threading.local()
+
+_Key = Tuple[str, Optional[Tuple[int, ...]]]
 
 
 def open_raster(path: str, bands: Optional[Sequence[int]] = None) -> Raster:
-    """Return a raster that this thread keeps open, opened first if necessary.
+    """Return a raster from this thread's pool, and open it if necessary.
 
     Args:
         path: Path of a file that GDAL reads.
         bands: Band numbers, as in ``Raster``.
 
     Returns:
-        The same ``Raster`` for the same arguments. Its file stays open as long as it is among those
-        that this thread used last: a quarter of the files that the process may open, at least 64
-        and at most 1,024. Older ones are closed, and a read opens them again.
+        The same ``Raster`` for the same arguments. The files of the rasters that this thread used
+        last stay open (see ``most_open``). Others are closed, and a read opens them again.
 
     Raises:
         GeoError: If the file cannot be opened, or a band is missing.
     """
-    rasters: Dict[Any, Raster] = _of_thread.__dict__.setdefault('rasters', {})
-    used: OrderedDict = _of_thread.__dict__.setdefault('used', OrderedDict())  # ends with the last
+    rasters: Dict[_Key, Raster] = _thread_state.__dict__.setdefault('rasters', {})
+    # Keys of the open rasters, from the least to the most recently used one.
+    recent: OrderedDict = _thread_state.__dict__.setdefault('recent', OrderedDict())
     key = path, None if bands is None else tuple(bands)
     if key not in rasters:
         rasters[key] = Raster(path, bands)
-    used[key] = None
-    used.move_to_end(key)
-    while len(used) > most_open():
-        rasters[used.popitem(last=False)[0]].close()
+    recent[key] = None
+    recent.move_to_end(key)
+    while len(recent) > most_open():
+        rasters[recent.popitem(last=False)[0]].close()
     return rasters[key]
 
 
 def most_open() -> int:
-    """Return how many rasters a thread keeps open."""
+    """Return the largest number of open rasters of a thread.
+
+    It is a quarter of the files that the process may open, at least 64 and at most 1,024.
+    """
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if allowed == resource.RLIM_INFINITY else min(max(_FEWEST, allowed // 4), _MOST)

@@ -5,7 +5,7 @@ import os
 import re
 import threading
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
@@ -35,6 +35,9 @@ _NO_LISTING = 'GDAL_DISABLE_READDIR_ON_OPEN', 'EMPTY_DIR'
 # Errors of bytes that have arrived. rasterio 1.3 does not say why a read failed; then it passes for
 # a fault of the server.
 _DECODING = re.compile('decod|decompress|inflat', re.IGNORECASE)
+
+PathName = Union[str, 'os.PathLike[str]']
+"""Path of a file, or a name that GDAL opens."""
 
 Box = Tuple[int, int, int, int]
 """A window in pixels: column, row, width, height."""

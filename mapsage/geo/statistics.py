@@ -1,15 +1,25 @@
-"""Statistics of the bands of scenes, used for the normalization in a config."""
+"""Statistics of the bands of scenes, used for the normalization in a config.
+
+Scenes of any size are read window by window in constant memory; large ones are sampled. The command
+`tools/geotiff_statistics.py` prints the result as a part of a config.
+
+Shapes:
+    values      (bands, N) of the valid pixels of a window
+    results     (bands,) float64, in the units of the file
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from .raster import Box, GeoError, Raster
+from .raster import Box, GeoError, PathName, Raster
 
-_WINDOW = 512  # side of a window, in pixels
-_KEPT = 1000000  # number of pixels kept for the percentiles
+# Side of a window in pixels.
+_WINDOW = 512
+# Number of pixels that stay in memory for the percentiles.
+_SAMPLED = 1000000
 
 
 @dataclass
@@ -38,13 +48,14 @@ class BandStatistics:
     pixels: int
 
 
-def band_statistics(rasters: Sequence[Any], bands: Optional[Sequence[int]] = None,
+def band_statistics(rasters: Sequence[Union[Raster, PathName]],
+                    bands: Optional[Sequence[int]] = None,
                     samples: int = 50000000) -> BandStatistics:
     """Return the statistics of scenes over their valid pixels, in constant memory.
 
-    Scenes that together have more than ``samples`` pixels are sampled: windows are drawn from all
-    scenes, with a fixed seed, so that each run reads the same ones. Overviews are not used because
-    they are smoothed, which makes their standard deviation too small.
+    If the scenes together have more than ``samples`` pixels, windows are drawn from all scenes. The
+    seed is fixed, so every run reads the same windows. Overviews are not used: they are smoothed,
+    so their standard deviation is too small.
 
     Args:
         rasters: Scenes, each a ``Raster`` or a path.
@@ -54,18 +65,19 @@ def band_statistics(rasters: Sequence[Any], bands: Optional[Sequence[int]] = Non
     Raises:
         GeoError: If there is no valid pixel, or the scenes differ in their number of bands.
     """
-    scenes = [Raster(getattr(raster, 'path', raster), bands) for raster in rasters]
+    scenes = [Raster(raster.path if isinstance(raster, Raster) else raster, bands)
+              for raster in rasters]
     counts = {len(scene.bands) for scene in scenes}
     if len(counts) != 1:
         raise GeoError(f'{len(scenes)} scene(s) with {sorted(counts)} bands, expected one number '
                        'for all; name at least one scene, and the bands that all have.')
     total = sum(scene.width * scene.height for scene in scenes)
     windows = sum(len(_windows(scene)) for scene in scenes)
-    tally = _BandTally(counts.pop(), max(1, _KEPT // windows))
+    tally = _BandTally(counts.pop(), max(1, _SAMPLED // windows))
     random = np.random.RandomState(0)
     for scene in scenes:
         with scene:
-            for box in _drawn(_windows(scene), min(1.0, samples / total), random):
+            for box in _draw(_windows(scene), min(1.0, samples / total), random):
                 values, valid = scene.read(*box)
                 tally.add(values[:, valid])
     if not tally.pixels:
@@ -82,7 +94,8 @@ def _windows(scene: Raster) -> List[Box]:
             for row in range(0, scene.height, height) for column in range(0, scene.width, width)]
 
 
-def _drawn(windows: List[Box], share: float, random: np.random.RandomState) -> Iterator[Box]:
+def _draw(windows: List[Box], share: float, random: np.random.RandomState) -> Iterator[Box]:
+    """Yield a share of the windows, in their order."""
     count = max(1, int(round(share * len(windows))))
     for index in sorted(random.choice(len(windows), count, replace=False)):
         yield windows[index]
@@ -91,30 +104,32 @@ def _drawn(windows: List[Box], share: float, random: np.random.RandomState) -> I
 class _BandTally:
     """Running mean and sum of squared deviations, merged by window (Chan et al. 1979)."""
 
-    def __init__(self, bands: int, kept_per_window: int) -> None:
+    def __init__(self, bands: int, samples_per_window: int) -> None:
         self.pixels = 0
         self._mean, self._squares = np.zeros(bands), np.zeros(bands)
         self._low, self._high = np.full(bands, np.inf), np.full(bands, -np.inf)
-        self._kept: List[np.ndarray] = []
-        self._kept_per_window = kept_per_window
+        self._samples: List[np.ndarray] = []
+        self._samples_per_window = samples_per_window
 
     def add(self, values: np.ndarray) -> None:
         """Add the values of valid pixels, (bands, N)."""
         count = values.shape[1]
         if not count:
             return
-        self._kept.append(values[:, ::-(-count // self._kept_per_window)].copy())  # no view
+        # A copy, because a view would keep the whole window in memory.
+        self._samples.append(values[:, ::-(-count // self._samples_per_window)].copy())
         self._low = np.minimum(self._low, values.min(1))
         self._high = np.maximum(self._high, values.max(1))
         values = values.astype(np.float64)
         mean = values.mean(1)
-        delta, before = mean - self._mean, self.pixels
+        delta, previous_count = mean - self._mean, self.pixels
         self.pixels += count
         self._mean += delta * count / self.pixels
         self._squares += (((values - mean[:, None]) ** 2).sum(1)
-                          + delta ** 2 * before * count / self.pixels)
+                          + delta ** 2 * previous_count * count / self.pixels)
 
     def result(self, bands: Tuple[int, ...]) -> BandStatistics:
-        low, high = np.percentile(np.concatenate(self._kept, 1), [2, 98], axis=1)
+        """Return the statistics of all values so far."""
+        low, high = np.percentile(np.concatenate(self._samples, 1), [2, 98], axis=1)
         return BandStatistics(bands, self._mean, np.sqrt(self._squares / self.pixels), self._low,
                               self._high, low, high, self.pixels)

@@ -1,7 +1,8 @@
 """Polygons and their classes from a vector file: which layer, which field, which class index.
 
-Where the file has no field of classes, or a feature no value in it, the class is the default class.
-The polygons are burned into scenes by ``vector_labels.py``.
+If the file has no field of classes, or a feature has no value in it, the default class applies. If
+a shapefile does not name its encoding, several encodings are tried. The polygons are burned into
+scenes by `vector_labels.py`.
 """
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ class LabeledPolygons(NamedTuple):
     Attributes:
         crs: CRS of the layer.
         polygons: shapely geometries, object (N,).
-        indices: Class index of each, int32 (N,).
-        defaults: Number of features that have the default class, as they have no value.
-        guess: Sentence on the encoding of the file if that is a guess that matters, or ''.
+        indices: Class index of each polygon, int32 (N,).
+        defaults: Number of features without a value, which have the default class.
+        guess: Sentence on the file's encoding, if it was guessed and the guess matters, or ''.
     """
 
     crs: pyproj.CRS
@@ -48,9 +49,10 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
         path: Path of a file that GDAL reads.
         field: Name of the attribute that holds the class, as a name or as an index.
         classes: Class names, in the order of their indices.
-        extra: Additional index that may occur, such as that of ignored pixels.
-        layer: Name of the layer; None for the only one that has the field.
-        default_class: Class of features without a value, and of all where no layer has the field.
+        extra: Additional index that may occur, such as the index of ignored pixels.
+        layer: Name of the layer; None for the only layer that has the field.
+        default_class: Class of features without a value, and of all features if no layer has the
+            field. None: both are errors.
 
     Raises:
         GeoError: If the file, the layer, the field or a value is not as expected.
@@ -64,7 +66,8 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
                            f'its index 0 to {len(classes) - 1}, or {extra} to ignore the pixels.')
     refusals: List[GeoError] = []
     encodings = _encodings(path)
-    # A field that a wrong encoding hides is not lacking: its polygons would all be of the default.
+    # The field may be invisible in a wrong encoding. So it counts as missing only if no encoding
+    # shows it; otherwise all polygons would silently get the default class.
     may_lack = default is not None and not any(
         _has_field(path, field, layer, encoding) for encoding in encodings)
     for encoding in encodings:
@@ -78,16 +81,17 @@ def read_labeled_polygons(path: str, field: str, classes: List[str], extra: int,
 
 
 def _encodings(path: str) -> Tuple[Optional[str], ...]:
-    """Return the encodings to try, in their order; None for the one that the file names.
+    """Return the encodings to try, in this order; None stands for the encoding that the file names.
 
-    A shapefile names its encoding in a ``.cpg`` beside it or in a byte of its table. Many have
-    neither, and GDAL reads them as ISO-8859-1, in which any bytes are text.
+    A shapefile names its encoding in a ``.cpg`` file or in a byte of its table. Many shapefiles
+    have neither, and GDAL reads them as ISO-8859-1, in which any bytes are text.
     """
     try:
         named = Path(path).suffix.lower() != '.shp' \
             or pyogrio.read_info(path)['encoding'] != 'ISO-8859-1'
     except (DataSourceError, DataLayerError):
-        named = True  # the reading says what is wrong
+        # Reading the polygons fails too, with a message on what is wrong.
+        named = True
     return (None,) if named else ('UTF-8', 'GBK', 'ISO-8859-1')
 
 
@@ -100,39 +104,43 @@ def _has_field(path: str, field: str, layer: Optional[str], encoding: Optional[s
         return False
 
 
-def _guess(path: str, encoding: Optional[str], texts: Iterable[Any]) -> str:
-    """Return a sentence on the encoding, or '' where it is named or makes no difference."""
+def _describe_guess(path: str, encoding: Optional[str], texts: Iterable[object]) -> str:
+    """Return a sentence on a guessed encoding, or '' if it is named or makes no difference."""
     if encoding is None or all(str(text).isascii() for text in texts):
         return ''
     table = Path(path).with_suffix('.cpg').name
     return (f'{path} is read as {encoding}, a guess, since no {table} beside it names the '
-            f'encoding. If that is another, write it there: echo {encoding} > {table}')
+            f'encoding. If it is another encoding, write its name there: echo {encoding} > {table}')
 
 
 def _read(path: str, field: str, names: Dict[str, int], extra: int, layer: Optional[str],
           default: Optional[int], may_lack: bool, encoding: Optional[str]) -> LabeledPolygons:
     classes = list(names)
     crs, polygons, values, features = _read_layer(path, field, layer, classes, may_lack, encoding)
-    guess = _guess(path, encoding, [field, *set(values)])
-    known = {value: default if value is None else _class_index(value, names, extra)
-             for value in set(values)}
-    unknown = sorted(_shown(value) for value, index in known.items() if index is None)
+    guess = _describe_guess(path, encoding, [field, *set(values)])
+    indices = {value: default if value is None else _class_index(value, names, extra)
+               for value in set(values)}
+    unknown = sorted(_format_value(value) for value, index in indices.items() if index is None)
     if unknown:
         first = next(number for number, value in zip(features, values)
-                     if _shown(value) == unknown[0])
+                     if _format_value(value) == unknown[0])
         raise GeoError(
             f'{path}: field {field!r} holds {", ".join(unknown[:5])}; expected a class of '
             f'{classes} or its index 0 to {len(classes) - 1}, or {extra} for ignored pixels. '
             f'Feature {first} of the layer holds {unknown[0]}. Correct the file or metainfo'
             + (f', or set default_class={classes[:2][-1]!r} for features without a value.'
-               if None in known else '.') + f' {guess}' * bool(guess))
-    return LabeledPolygons(crs, polygons, np.array([known[value] for value in values], np.int32),
+               if None in indices else '.') + f' {guess}' * bool(guess))
+    return LabeledPolygons(crs, polygons, np.array([indices[value] for value in values], np.int32),
                            values.count(None) if default is not None else 0, guess)
 
 
 def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,
                 encoding: Optional[str]) -> Tuple[pyproj.CRS, np.ndarray, List[Any], np.ndarray]:
-    """Return the CRS, the valid polygons, their values of ``field`` or None, their numbers."""
+    """Return the CRS of a layer, its polygons made valid, their values of ``field``, their numbers.
+
+    A value is None if the feature or the layer has none. A number is the position of the feature in
+    the layer.
+    """
     try:
         layer, has_field = _choose_layer(path, field, name, classes, may_lack, encoding)
         meta, _, geometry, fields = pyogrio.raw.read(
@@ -146,12 +154,13 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
                        'for example with ogr2ogr -a_srs.')
     polygons = shapely.from_wkb(geometry)
     kinds = shapely.get_type_id(polygons)
-    other = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
-    other &= ~shapely.is_missing(polygons)
-    if other.any():
-        number = int(np.flatnonzero(other)[0])
+    unsuitable = ~np.isin(kinds, (shapely.GeometryType.POLYGON, shapely.GeometryType.MULTIPOLYGON))
+    unsuitable &= ~shapely.is_missing(polygons)
+    if unsuitable.any():
+        number = int(np.flatnonzero(unsuitable)[0])
         raise GeoError(f'{path}: feature {number} of the layer is a {polygons[number].geom_type}, '
-                       f'expected polygons ({int(other.sum())} others); buffer or remove them.')
+                       f'expected polygons ({int(unsuitable.sum())} others); buffer or remove '
+                       'them.')
     features = np.flatnonzero(~(shapely.is_missing(polygons) | shapely.is_empty(polygons)))
     valid = shapely.make_valid(polygons[features])
     has_area = shapely.area(valid) > 0
@@ -167,11 +176,18 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
 
 def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str], may_lack: bool,
                   encoding: Optional[str]) -> Tuple[str, bool]:
-    """Return the layer of a file to read, ``name`` if that is not None, and if it has the field.
+    """Return the name of the layer to read, and whether it has the field.
 
-    Tables without shapes, such as ``layer_styles`` of QGIS, are no layers. Layers of points or
-    lines count only where no other layer does. With ``may_lack``, a layer without the field counts
-    where no layer has it.
+    Tables without shapes, such as ``layer_styles`` of QGIS, do not count as layers. Layers of
+    points or lines are considered only if there are no others.
+
+    Args:
+        path: Path of the file.
+        field: Name of the field with the class.
+        name: Name of the layer, or None to choose the only suitable one.
+        classes: Class names, for an example in the error message.
+        may_lack: Whether a layer without the field is suitable if no layer has the field.
+        encoding: Encoding of the file; None for the encoding that it names.
     """
     kinds = {str(layer): str(kind) for layer, kind in pyogrio.list_layers(path) if kind is not None}
     if name is not None and name not in kinds:
@@ -188,31 +204,34 @@ def _choose_layer(path: str, field: str, name: Optional[str], classes: List[str]
         raise GeoError(
             f'{path} has no field {field!r}: {described or "it has no layer"}. Set class_field to '
             f'the one with the class, or default_class={classes[:2][-1]!r} if all polygons are of '
-            f'one class.' + ''.join(f' {guess}' for guess in [_guess(
+            f'one class.' + ''.join(f' {guess}' for guess in [_describe_guess(
                 path, encoding, [name for names in fields.values() for name in names])] if guess))
     if len(labeled) > 1:
-        what = f'the field {field!r}' if has_field else 'polygons'
-        raise GeoError(f'{path} has {len(labeled)} layers with {what}: {labeled}. Set layer to the '
-                       f'one with the labels.')
+        content = f'the field {field!r}' if has_field else 'polygons'
+        raise GeoError(f'{path} has {len(labeled)} layers with {content}: {labeled}. Set layer to '
+                       f'the one with the labels.')
     return labeled[0], has_field
 
 
 def _flat_first(layers: List[str], kinds: Dict[str, str]) -> List[str]:
-    """Return the layers that may hold polygons; all, if each holds points or lines."""
+    """Return the layers that may contain polygons, or all layers if none may."""
     flat = [layer for layer in layers
             if not kinds[layer].replace('Multi', '').startswith(('Point', 'LineString'))]
     return flat or layers
 
 
-def _class_index(value: Any, names: Dict[str, int], extra: int) -> Optional[int]:
+def _class_index(value: object, names: Dict[str, int], extra: int) -> Optional[int]:
+    """Return the class index that a field's value means, or None if it means no class."""
     if isinstance(value, str):
         if value in names or not value.strip().isdecimal():
             return names.get(value)
-        value = int(value)  # an index in a column of text
+        # An index in a column of text.
+        value = int(value)
+    # Other values are infinity or a date, for example.
     if not isinstance(value, (int, float)) or not float(value).is_integer():
-        return None  # infinity or a date, for example
+        return None
     return int(value) if 0 <= value < len(names) or value == extra else None
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: object) -> str:
     return 'no value' if value is None else str(value)

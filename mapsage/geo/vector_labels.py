@@ -1,9 +1,20 @@
-"""Labels of a scene from polygons, burned window by window."""
+"""Labels of a scene from polygons, burned window by window.
+
+`VectorLabels` has the polygons of a file, read once by `vector_file.py`. `BurntLabels` are these
+polygons as the labels of one scene, with the interface of `RasterLabels`. Polygons are reprojected
+once per CRS and indexed, so a window burns only the polygons near it.
+
+Shapes:
+    polygons, indices    (N,) shapely polygons and their int32 class indices, large ones first
+    labels               (height, width) int32 class indices
+    bounds               left, bottom, right, top in a CRS
+"""
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+import affine
 import numpy as np
 import pyproj
 import rasterio
@@ -11,24 +22,32 @@ import rasterio.features
 import shapely
 from rasterio.windows import Window
 
-from .raster import Box, GeoError, Raster, short_crs, to_map
+from .raster import Box, GeoError, PathName, Raster, short_crs, to_map
 from .vector_file import read_labeled_polygons
 
 
-class PlacedPolygons(NamedTuple):
-    """The polygons in the CRS of a scene, with a spatial index.
+class IndexedPolygons(NamedTuple):
+    """Polygons in the CRS of a scene, with a spatial index.
 
-    In a geographic CRS the same place has several longitudes, a full turn apart: ``shifts`` holds
-    the multiples to try, in the unit of the CRS.
+    Attributes:
+        polygons: Single polygons, object (N,).
+        indices: Class index of each polygon, int32 (N,).
+        tree: Spatial index of the polygons.
+        shifts: Offsets in x at which the polygons are looked up, in the unit of the CRS. In a
+            geographic CRS a position has several longitudes, 360 degrees apart; in any other CRS
+            the only shift is 0.
     """
 
     polygons: np.ndarray
     indices: np.ndarray
-    tree: Any
+    tree: shapely.STRtree
     shifts: Tuple[float, ...]
 
     def near(self, bounds: Sequence[float], shift: float) -> Tuple[np.ndarray, List[float]]:
-        """Return the polygons that meet ``bounds`` moved by -``shift``, and the moved bounds."""
+        """Return the numbers of the polygons that meet ``bounds``, moved by -``shift`` in x.
+
+        The second value is the moved bounds.
+        """
         left, bottom, right, top = bounds
         moved = [left - shift, bottom, right - shift, top]
         return self.tree.query(shapely.box(*moved)), moved
@@ -37,31 +56,31 @@ class PlacedPolygons(NamedTuple):
         """Return the polygons within ``bounds``, clipped, and their class indices."""
         clipped, numbers = [], []
         for shift in self.shifts:
-            found, near = self.near(bounds, shift)
-            polygons = shapely.clip_by_rect(self.polygons[found], *near)
+            nearby, moved_bounds = self.near(bounds, shift)
+            polygons = shapely.clip_by_rect(self.polygons[nearby], *moved_bounds)
             clipped.append(_move(polygons, shift) if shift else polygons)
-            numbers.append(found)
+            numbers.append(nearby)
         order = np.argsort(np.concatenate(numbers), kind='stable')
         return np.concatenate(clipped)[order], self.indices[np.concatenate(numbers)[order]]
 
-    def burn(self, transform: Any, box: Box, outside: int, all_touched: bool = False
+    def burn(self, transform: affine.Affine, box: Box, outside: int, all_touched: bool = False
              ) -> np.ndarray:
         """Return the class indices of a window, int32 (height, width).
 
         Args:
-            transform: Transform of the pixels.
+            transform: Affine map from (column, row) to coordinates of the CRS.
             box: Window: column, row, width, height in pixels.
             outside: Class index of pixels that no polygon covers.
-            all_touched: Whether a polygon covers every pixel that it touches, in place of those
-                whose center it holds.
+            all_touched: Whether a polygon covers every pixel that it touches. If False, it covers
+                the pixels whose center it contains.
         """
         column, row, width, height = box
         x, y = (column - 1, column + width + 1), (row - 1, row + height + 1)
         corners = to_map(transform, np.array([(i, j) for i in x for j in y]))
         polygons, indices = self.inside([*corners.min(0), *corners.max(0)])
-        parts, owner = shapely.get_parts(polygons, return_index=True)
-        shapes = [(part, int(index)) for part, index in zip(parts, indices[owner])
-                  if part.geom_type == 'Polygon' and not part.is_empty]
+        pieces, owner = shapely.get_parts(polygons, return_index=True)
+        shapes = [(piece, int(index)) for piece, index in zip(pieces, indices[owner])
+                  if piece.geom_type == 'Polygon' and not piece.is_empty]
         if not shapes:
             return np.full((height, width), outside, np.int32)
         return rasterio.features.rasterize(
@@ -71,10 +90,10 @@ class PlacedPolygons(NamedTuple):
 
 
 class VectorLabels:
-    """Polygons that have a class each and are burned into windows of any scene.
+    """Polygons with a class, which are burned into windows of any scene.
 
     All polygons are read once, and forked workers share them. A pixel gets the class of the polygon
-    that its center lies in. Large polygons are drawn first, so that small ones stay visible.
+    that contains its center. Large polygons are drawn first, so that small ones stay visible.
     Polygons that cross themselves are made valid; a feature without area is left out, with a
     warning.
 
@@ -83,21 +102,21 @@ class VectorLabels:
             FlatGeobuf).
         field: Name of the attribute that holds the class, as a name or as an index.
         classes: Class names, in the order of their indices.
-        extra: Additional index that may occur, such as that of ignored pixels.
-        layer: Name of the layer; None for the only one that has the field.
+        extra: Additional index that may occur, such as the index of ignored pixels.
+        layer: Name of the layer; None for the only layer that has the field.
         default_class: Class, as a name or as an index, of features whose field is empty, and of all
-            features where the file has no such field. None: both are errors.
+            features if the file has no such field. None: both are errors.
 
     Attributes:
         defaults: Number of features that have the default class.
-        guess: Sentence on the file's encoding if that is a guess that matters, or ''.
+        guess: Sentence on the file's encoding, if it was guessed and the guess matters, or ''.
 
     Raises:
         GeoError: If the file, the layer, the field or a value is not as expected, or if several
             layers have the field and none is named.
     """
 
-    def __init__(self, path: Any, field: str, classes: Sequence[str], extra: int = 255,
+    def __init__(self, path: PathName, field: str, classes: Sequence[str], extra: int = 255,
                  layer: Optional[str] = None,
                  default_class: Union[None, int, str] = None) -> None:
         self.path, self.field, self.layer = str(path), field, layer
@@ -105,8 +124,10 @@ class VectorLabels:
         file = read_labeled_polygons(self.path, field, list(classes), extra, layer, default_class)
         self._crs, self.defaults, self.guess = file.crs, file.defaults, file.guess
         self._polygons, self._indices = _large_first(file.polygons, file.indices, self.path)
-        self._in_crs: Dict[str, PlacedPolygons] = {}
+        # CRS as WKT -> the polygons in this CRS.
+        self._in_crs: Dict[str, IndexedPolygons] = {}
         self._met = False
+        # The first scene without a polygon.
         self._missed: Optional[Raster] = None
 
     def for_scene(self, scene: Raster, outside: int) -> BurntLabels:
@@ -123,19 +144,22 @@ class VectorLabels:
             raise GeoError(f'{scene.path} {scene.georeference_gap}, so polygons have no place in '
                            f'it; georeference it, or give labels as a raster of its size instead '
                            f'of {self.path}.')
-        assert scene.crs is not None  # it is georeferenced
+        assert scene.crs is not None, 'a georeferenced scene has a CRS'
         crs = scene.crs.to_wkt()
-        if crs not in self._in_crs:  # here, before workers are forked
-            self._in_crs[crs] = self._place(crs)
-        placed, bounds = self._in_crs[crs], bounds_of(scene)
-        if any(len(placed.near(bounds, shift)[0]) for shift in placed.shifts):
+        # Reprojected here, before workers are forked, so that the workers share the result.
+        if crs not in self._in_crs:
+            self._in_crs[crs] = place_polygons(self._polygons, self._indices, self._crs, crs,
+                                               self.path)
+        polygons, bounds = self._in_crs[crs], bounds_of(scene)
+        if any(len(polygons.near(bounds, shift)[0]) for shift in polygons.shifts):
             self._met = True
         elif self._missed is None:
             self._missed = scene
         return BurntLabels(self, crs, scene.transform, outside)
 
-    def __deepcopy__(self, memo: Any) -> VectorLabels:
-        return self  # its polygons never change, and a copied sample must not copy them all
+    def __deepcopy__(self, memo: object) -> VectorLabels:
+        # The polygons never change, and a copy of a sample must not copy them all.
+        return self
 
     def check_met(self) -> None:
         """Check that the polygons meet at least one scene that ``for_scene`` was called with.
@@ -146,21 +170,22 @@ class VectorLabels:
         scene = self._missed
         if self._met or scene is None:
             return
-        assert scene.crs is not None  # it is georeferenced
-        placed = self._in_crs[scene.crs.to_wkt()]
+        assert scene.crs is not None, 'a georeferenced scene has a CRS'
+        bounds = shapely.total_bounds(self._in_crs[scene.crs.to_wkt()].polygons)
         raise GeoError(
             f'no polygon of {self.path} (CRS {self._crs.name}) meets a scene: in '
             f'{short_crs(scene.crs)}, the CRS of {scene.path}, the polygons lie in (left, bottom, '
-            f'right, top) = {shown(shapely.total_bounds(placed.polygons))}, the scene in '
-            f'{shown(bounds_of(scene))}. Check that these files belong together and that each has '
-            'the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
+            f'right, top) = {format_bounds(bounds)}, the scene in '
+            f'{format_bounds(bounds_of(scene))}. Check that these files belong together and that '
+            'each has the CRS it was made in (ogr2ogr -a_srs and rio edit-info --crs correct it).')
 
-    def placed(self, crs: str) -> PlacedPolygons:
-        """Return the polygons in a CRS that ``for_scene`` was called with."""
+    def polygons_in(self, crs: str) -> IndexedPolygons:
+        """Return the polygons in the CRS of a scene that ``for_scene`` was called with.
+
+        Args:
+            crs: CRS as WKT.
+        """
         return self._in_crs[crs]
-
-    def _place(self, crs: str) -> PlacedPolygons:
-        return place_polygons(self._polygons, self._indices, self._crs, crs, self.path)
 
 
 class BurntLabels:
@@ -168,45 +193,48 @@ class BurntLabels:
 
     Attributes:
         path: Path of the vector file.
-        settings: What the labels depend on beside the file, as values of JSON.
+        settings: What the labels depend on in addition to the file, as JSON values.
     """
 
-    def __init__(self, source: VectorLabels, crs: str, transform: Any, outside: int) -> None:
+    def __init__(self, source: VectorLabels, crs: str, transform: affine.Affine,
+                 outside: int) -> None:
         self.path = source.path
         self._source, self._crs, self._transform = source, crs, transform
         self._outside = outside
         self.settings = dict(field=source.field, outside=outside)
-        # Settings that are not in use stay out, so that older caches of features stay valid.
+        # The settings are part of the keys of cached features. Those without a value are left out,
+        # so that caches from before the setting existed stay valid.
         self.settings.update({name: value for name, value in (
             ('layer', source.layer), ('default_class', source.default_class))
             if value is not None})
 
-    def __deepcopy__(self, memo: Any) -> BurntLabels:
+    def __deepcopy__(self, memo: object) -> BurntLabels:
         return self
 
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return the class indices of a window given in pixels, int32 (height, width)."""
-        return self._source.placed(self._crs).burn(
+        return self._source.polygons_in(self._crs).burn(
             self._transform, (column, row, width, height), self._outside)
 
     def cover(self, width: int, height: int) -> Tuple[int, Dict[int, float]]:
-        """Return how many polygons lie in the scene, and which share of it those of a class cover.
+        """Return the number of polygons in the scene, and the share of the scene by class index.
 
         Args:
             width: Width of the scene in pixels.
             height: Height of the scene in pixels.
 
         Returns:
-            Number of polygons, the parts of one feature counted each, and the shares by class
-            index, from the areas of the polygons: where they overlap, both count. Classes without a
-            polygon are left out.
+            The number counts every polygon of a multi-polygon. The shares are computed from the
+            areas of the polygons, so overlapping polygons count twice. Classes without a polygon
+            are left out.
         """
         corners = to_map(self._transform, np.array(
             [(0, 0), (width, 0), (width, height), (0, height)]))
-        polygons, indices = self._source.placed(self._crs).inside(
+        polygons, indices = self._source.polygons_in(self._crs).inside(
             [*corners.min(0), *corners.max(0)])
         scene = shapely.Polygon(corners)
-        if self._transform.b or self._transform.d:  # rotated: the scene is less than its bounds
+        if self._transform.b or self._transform.d:
+            # A rotated scene is smaller than its bounds, to which the polygons are clipped.
             polygons = shapely.intersection(shapely.make_valid(polygons), scene)
         areas = shapely.area(polygons)
         shares = np.bincount(indices, areas, int(indices.max(initial=0)) + 1) / scene.area
@@ -215,20 +243,27 @@ class BurntLabels:
 
 
 def place_polygons(polygons: np.ndarray, indices: np.ndarray, source: pyproj.CRS, crs: str,
-                   path: str) -> PlacedPolygons:
-    """Return valid polygons with their class indices in another CRS, given as WKT.
+                   path: str) -> IndexedPolygons:
+    """Return polygons with their class indices in another CRS, made valid and indexed.
+
+    Args:
+        polygons: Polygons in the CRS ``source``, object (N,).
+        indices: Class index of each polygon, int32 (N,).
+        source: CRS of the polygons.
+        crs: CRS of the result, as WKT.
+        path: Path of the polygons' file, for an error message.
 
     Raises:
-        GeoError: If they have no coordinates there; the message names ``path``.
+        GeoError: If the polygons have no coordinates in the other CRS.
     """
     target = pyproj.CRS.from_wkt(crs)
     if not source.equals(target, ignore_axis_order=True):
         moved = _reproject(polygons, source, target, path)
         polygons, owner = polygon_parts(shapely.make_valid(moved))
         indices = indices[owner]
-    turn = _full_turn(target)
-    return PlacedPolygons(polygons, indices, shapely.STRtree(polygons),
-                          (-turn, 0.0, turn) if turn else (0.0,))
+    full_turn = _full_turn(target)
+    return IndexedPolygons(polygons, indices, shapely.STRtree(polygons),
+                           (-full_turn, 0.0, full_turn) if full_turn else (0.0,))
 
 
 def bounds_of(scene: Raster) -> List[float]:
@@ -238,8 +273,8 @@ def bounds_of(scene: Raster) -> List[float]:
     return [*corners.min(0), *corners.max(0)]
 
 
-def shown(bounds: Sequence[float]) -> str:
-    """Return bounds for a message."""
+def format_bounds(bounds: Sequence[float]) -> str:
+    """Return bounds as text for a message."""
     return '(' + ', '.join(f'{value:.10g}' for value in bounds) + ')'
 
 
@@ -249,20 +284,25 @@ def _move(polygons: np.ndarray, shift: float) -> np.ndarray:
 
 def _large_first(polygons: np.ndarray, indices: np.ndarray, path: str
                  ) -> Tuple[np.ndarray, np.ndarray]:
+    """Return single polygons and their class indices, sorted by the area of the feature."""
     if not len(polygons):
         raise GeoError(f'{path} holds no polygons; check that it is the right file and layer.')
     order = np.argsort(-shapely.area(polygons), kind='stable')
-    parts, owner = polygon_parts(polygons[order])
-    return parts, indices[order][owner]
+    single, owner = polygon_parts(polygons[order])
+    return single, indices[order][owner]
 
 
 def polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the single polygons that ``shapes`` consist of, and the shape's number of each."""
-    parts, owner = shapely.get_parts(shapes, return_index=True)
-    parts, part = shapely.get_parts(parts, return_index=True)  # multi-polygons in collections
-    keep = ((shapely.get_type_id(parts) == shapely.GeometryType.POLYGON)
-            & ~shapely.is_empty(parts))
-    return parts[keep], owner[part][keep]
+    """Return the single polygons that ``shapes`` consist of, and for each the number of its shape.
+
+    Shapes may be multi-polygons and collections; lines and points in them are left out.
+    """
+    members, owner = shapely.get_parts(shapes, return_index=True)
+    # Collections may contain multi-polygons, so the parts are split once more.
+    single, member = shapely.get_parts(members, return_index=True)
+    keep = ((shapely.get_type_id(single) == shapely.GeometryType.POLYGON)
+            & ~shapely.is_empty(single))
+    return single[keep], owner[member][keep]
 
 
 def _full_turn(crs: pyproj.CRS) -> float:
@@ -274,25 +314,27 @@ def _full_turn(crs: pyproj.CRS) -> float:
 
 def _reproject(polygons: np.ndarray, source: pyproj.CRS, target: pyproj.CRS, path: str
                ) -> np.ndarray:
+    """Return polygons in another CRS; polygons across the antimeridian are joined again."""
     transformer = pyproj.Transformer.from_crs(source, target, always_xy=True)
     moved = shapely.transform(polygons, lambda points: np.stack(
         transformer.transform(points[:, 0], points[:, 1]), 1))
     if not np.isfinite(shapely.get_coordinates(moved)).all():
         raise GeoError(f'{path}: polygons in {source.name} have no coordinates in '
                        f'{target.name}; check that its CRS is the one it was drawn in.')
-    turn = _full_turn(target)
-    return _unwrap(moved, turn) if turn else moved
+    full_turn = _full_turn(target)
+    return _unwrap(moved, full_turn) if full_turn else moved
 
 
-def _unwrap(polygons: np.ndarray, turn: float) -> np.ndarray:
+def _unwrap(polygons: np.ndarray, full_turn: float) -> np.ndarray:
     """Join polygons torn at the antimeridian, where longitudes jump from 180 to -180 degrees."""
     points, owner = shapely.get_coordinates(shapely.get_exterior_ring(polygons), return_index=True)
-    jumps = (np.abs(np.diff(points[:, 0])) > turn / 2) & (owner[1:] == owner[:-1])
-    whole = polygons.copy()
+    jumps = (np.abs(np.diff(points[:, 0])) > full_turn / 2) & (owner[1:] == owner[:-1])
+    unwrapped = polygons.copy()
     for number in np.unique(owner[1:][jumps]):
         joined = shapely.transform(polygons[number], lambda points: np.stack(
-            [points[:, 0] - turn * np.round((points[:, 0] - points[0, 0]) / turn),
+            [points[:, 0] - full_turn * np.round((points[:, 0] - points[0, 0]) / full_turn),
              points[:, 1]], 1))
-        if shapely.area(joined) > 0:  # otherwise it goes around the globe and is whole already
-            whole[number] = joined
-    return whole
+        # A polygon around the whole globe would lose its area, and needs no joining.
+        if shapely.area(joined) > 0:
+            unwrapped[number] = joined
+    return unwrapped

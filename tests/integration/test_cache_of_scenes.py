@@ -68,7 +68,7 @@ def halve(path: Path) -> None:
     """Change a raster's values, and close it where this process has it open."""
     with rasterio.open(str(path), 'r+') as file:
         file.write(file.read() // 2)
-    pool._of_thread.__dict__.clear()
+    pool._thread_state.__dict__.clear()
 
 
 def test_training_on_the_cache_is_training_on_the_scenes(config: Path, capsys: Any) -> None:

@@ -43,7 +43,7 @@ def test_statistics_of_a_sample_are_near(tmp_path: Path) -> None:
 def test_statistics_keep_a_sample_and_not_its_window() -> None:
     tally = _BandTally(3, 10)
     tally.add(np.ones((3, 1000), np.float32))
-    assert [(kept.shape, kept.base) for kept in tally._kept] == [((3, 10), None)]
+    assert [(kept.shape, kept.base) for kept in tally._samples] == [((3, 10), None)]
 
 
 def test_statistics_without_a_valid_pixel(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_label_rasters_that_do_not_fit(tmp_path: Path) -> None:
     assert 'EPSG:32651' in str(caught.value) and 'rio warp --like' in str(caught.value)
     moved = rasterio.transform.from_origin(500001.5, 4100000.0, 0.5, 0.5)
     write_raster(label, classes, dict(UTM, transform=moved))
-    with pytest.raises(GeoError, match='lie up to 3 pixels beside'):
+    with pytest.raises(GeoError, match='lie up to 3 pixels off'):
         build_dataset(tmp_path)
     write_raster(label, classes[:-1])
     with pytest.raises(GeoError, match='are 300 x 259 pixels, their scene .* is 300 x 260'):
@@ -49,7 +49,7 @@ def test_grids_that_are_rotated(tmp_path: Path, angle: int) -> None:
             path = write_raster(tmp_path / 'labels.tif', classes,
                                 dict(UTM, transform=grid * Affine.translation(*move)))
             if refused:
-                with pytest.raises(GeoError, match='lie up to 40 pixels beside'):
+                with pytest.raises(GeoError, match='lie up to 40 pixels off'):
                     RasterLabels(path, scene)
             else:
                 RasterLabels(path, scene)
