@@ -2,8 +2,8 @@
 
 A model can only be cut between modules that pass a value from one to the next, so the planner knows
 which modules those are (:func:`find_units`). ``device_map`` is a mapping from the path of a module
-to a device, where the longest matching path decides; it is given by a config or computed by
-:func:`automatic_map`. `model_parallel.py` carries the plan out.
+to a device, in which the longest matching path decides; a config has it, or :func:`automatic_map`
+computes it. `model_parallel.py` carries the plan out.
 """
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from .placement import PlacementError, find_tied_parameters, restore_ties
 from .rank_batches import Batch
 
 _Device = Union[int, str, torch.device]
-
+# Methods by which MMSegmentation enters a module.
 _ENTRIES = ('forward', 'loss', 'predict')
 
 
@@ -42,19 +42,18 @@ class CrossDeviceError(UserError, RuntimeError):
 class MMModelParallel(nn.Module):
     """Wrapper that splits a model over the devices of this process, layer by layer.
 
-    Each part runs on one device. Tensors are moved only when a part is entered and they are on
-    another device: images start on the device of the first part, labels go to each head, and the
-    losses and the predictions with their labels end on the device of the decode head. Training,
-    checkpoints, optimizers and gradient clipping work as for the model without the wrapper, and
-    checkpoints have the same keys. SyncBN becomes BatchNorm, because one process sees the whole
-    batch.
+    Each part runs on one device. A part moves its inputs to its device when it is called: images
+    start on the device of the first part, labels go to every head, and losses and predictions end
+    on the device of the decode head. Training, optimizers and gradient clipping work as without the
+    wrapper, and checkpoints have the same keys. SyncBN becomes BatchNorm, because one process sees
+    the whole batch.
 
     Args:
         module: Model, on any device. It is moved in place, and never as a whole to one device.
-        device_map: Mapping from the path of a module to a device, given as an index into
-            ``devices`` or as one of them: ``{'backbone': 0, 'backbone.layer4': 1, 'decode_head':
-            'gcu:1'}``. The longest matching path decides; ``''`` stands for everything that is not
-            named. None for parts with equal bytes of parameters, in forward order.
+        device_map: Path of a module -> device, as an index into ``devices`` or as one of them:
+            ``{'backbone': 0, 'backbone.layer4': 1, 'decode_head': 'gcu:1'}``. The longest matching
+            path decides, and ``''`` stands for all other modules. None for parts with equal bytes
+            of parameters, in forward order.
         devices: Devices to use, as indices of the accelerator's devices or any ``torch.device``;
             None for all devices of the accelerator.
 
@@ -117,7 +116,7 @@ class MMModelParallel(nn.Module):
         """Return a table for the log: device, parameter bytes and parts.
 
         Args:
-            basis: Text that names the basis of the split.
+            basis: What the split is based on, for the title of the table.
         """
         sizes: Dict[torch.device, int] = dict.fromkeys(self.devices, 0)
         for parameter in self._model.parameters():
@@ -151,6 +150,13 @@ class MMModelParallel(nn.Module):
             bring_inputs(model, 'slide_inference', self.output_device)
 
     def _connect_part(self, name: str, module: nn.Module, listed: bool = False) -> None:
+        """Make a module and its children move their arguments to their devices.
+
+        Args:
+            name: Path of the module.
+            module: Module, which may be cut.
+            listed: Whether ``device_map`` already has an entry for a module around this one.
+        """
         if name not in self._spans:
             return
         split = len(set(self._spans[name])) > 1

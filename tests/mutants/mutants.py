@@ -121,7 +121,7 @@ MUTANTS = (
     Mutant('model_not_moved', 'mapsage/wrappers/placement.py',
            'the model stays where it was built',
            '    module = module.to(device)\n', '',
-           ('tests/unit/wrappers/test_ddp.py::test_a_model_goes_to_the_device_of_its_rank',)),
+           ('tests/unit/wrappers/test_placement.py::test_a_model_goes_to_the_device_of_its_rank',)),
     Mutant('whole_backbone', 'mapsage/wrappers/device_map.py',
            'a backbone that adds up its children is cut between them',
            'return kind.__name__ not in _WHOLE_BACKBONES', 'return True',
