@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, List
 
 from mapsage_launcher import shipped, stop_request
-from mapsage_launcher.nodes import elastic
+from mapsage_launcher.nodes import elastic, elastic_agent
 from mapsage_launcher.ranks.failure_report import describe_failure
 from mapsage_launcher.ranks.leftover_encoders import EncoderWatch
 from mapsage_launcher.ranks.rank_count import RankCount, RankCountError
@@ -40,7 +40,7 @@ def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], No
     """Check and apply the settings of nodes that come and go; return what runs the job then."""
     def run(args: Any) -> None:
         try:
-            elastic.run(torchrun, args, settings, notes)
+            elastic_agent.run(torchrun, args, settings, notes)
         except elastic.ElasticError as error:
             sys.exit(f'error: {error}')
 

@@ -54,13 +54,8 @@ for address in addresses:
 print('in', flush=True)
 sys.stdin.read()
 '''
-LATE = '''
-import runpy, time
-from pathlib import Path
-while not Path({mark!r}).exists():
-    time.sleep(0.02)
-runpy.run_path({path!r}, run_name='__main__')
-'''
+# Starts the command behind it once a file exists.
+LATE = 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"'
 
 
 @contextmanager
@@ -217,8 +212,7 @@ def join_in_a_crowd(folder: Path) -> str:
     """The watches of two nodes join while strangers hold connections to the first one's."""
     rank = int(os.environ['RANK'])
     mark = folder / 'crowd is in'
-    late = folder / f'late {rank}.py'
-    late.write_text(LATE.format(mark=str(mark), path=str(heartbeat._WATCH)))
+    command = heartbeat.watch_command
     attacks: List[Any] = []
 
     class Crowded(WatchSockets):
@@ -232,7 +226,8 @@ def join_in_a_crowd(folder: Path) -> str:
 
     nodes.WatchSockets = Crowded  # type: ignore[misc]
     if rank:
-        heartbeat._WATCH = late
+        heartbeat.watch_command = lambda *sockets: [
+            'sh', '-c', LATE, str(mark), *command(*sockets)]
     os.environ.update(GROUP_RANK=str(rank), GROUP_WORLD_SIZE='3', LOCAL_RANK='0',
                       LOCAL_WORLD_SIZE='1')
     use_few_files()

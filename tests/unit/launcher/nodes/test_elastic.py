@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 from torch.distributed.launcher import api
 
-from mapsage_launcher.nodes import elastic
+from mapsage_launcher.nodes import elastic, elastic_agent
 from mapsage_launcher.rendezvous import open_store
 from mapsage_launcher.stop_request import has_left
 
@@ -38,7 +38,7 @@ def test_a_machine_that_gives_up_waiting_leaves_the_rendezvous_open(
         def run(self) -> None:
             raise error('no')
 
-    agent = elastic.agent_class(Base, tmp_path, SETTINGS)(spec)
+    agent = elastic_agent.agent_class(Base, tmp_path, SETTINGS)(spec)
     with pytest.raises(error):
         agent.run()
     handler.shutdown()
@@ -73,7 +73,7 @@ def test_a_machine_that_never_helped_or_is_broken_ends_alone(
     if step is not None:
         with open(tmp_path / elastic.STEP_FILE, 'wb') as file:
             elastic.write_step(file.fileno(), step)
-    agent = elastic.agent_class(Base, tmp_path, SETTINGS)(spec)
+    agent = elastic_agent.agent_class(Base, tmp_path, SETTINGS)(spec)
     agent._membership.first_round = first_round
     assert agent.run() is failed
     handler.shutdown()
@@ -93,8 +93,8 @@ def test_a_machine_that_found_no_place_is_a_spare(tmp_path: Path) -> None:
         def run(self) -> None:  # as torch's own, when the rendezvous ends while it waits
             return None
 
-    with pytest.raises(elastic.SpareError):
-        elastic.agent_class(Base, tmp_path, SETTINGS)(spec).run()
+    with pytest.raises(elastic_agent.SpareError):
+        elastic_agent.agent_class(Base, tmp_path, SETTINGS)(spec).run()
 
 
 @pytest.mark.parametrize('others, words', [
@@ -107,7 +107,7 @@ def test_a_machine_that_waits_in_vain_says_for_what(others: int, words: str, add
     handler = SimpleNamespace(_state_holder=SimpleNamespace(state=state),
                               _this_node=node('10.0.0.9', 8))
     settings = elastic.Settings(nodes=(3, 3), host='login0', port=1, run_id='job')
-    text = elastic._waited_in_vain(settings, [handler])
+    text = elastic_agent._waited_in_vain(settings, [handler])
     assert words in text and '10.0.0.9 (launcher 8)' in text
 
 
@@ -119,10 +119,10 @@ def test_a_machine_that_waited_ends_as_the_job_did(
                                  was_stopped=lambda: end == 'stopped')
 
     def launch(args: Any) -> None:
-        raise elastic.SpareError(membership)
+        raise elastic_agent.SpareError(membership)
 
     def run() -> None:
-        elastic.run(SimpleNamespace(run=launch), SimpleNamespace(), SETTINGS, tmp_path)
+        elastic_agent.run(SimpleNamespace(run=launch), SimpleNamespace(), SETTINGS, tmp_path)
 
     if end == 'failed':
         with pytest.raises(elastic.ElasticError, match='on another machine'):

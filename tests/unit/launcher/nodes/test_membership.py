@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
-from mapsage_launcher.nodes import elastic, membership
+from mapsage_launcher.nodes import elastic, elastic_agent, membership
 
 
 class Launcher:
@@ -34,7 +34,7 @@ class Launcher:
         self.handler._state_holder._cache_duration = 0
         self.watched, self.said, self.ended = False, [], False  # type: bool, List[str], bool
         self.membership = membership.Membership(
-            self.handler, ('127.0.0.1', settings.port), lambda: elastic._connect(settings),
+            self.handler, ('127.0.0.1', settings.port), lambda: elastic_agent._connect(settings),
             lambda: self.watched, self.said.append)
 
     @property
@@ -151,7 +151,7 @@ def test_a_machine_that_comes_first_to_a_new_store_is_joined(
     thread.start()
     until(lambda: joiner.handler._this_node in joiner.state.participants)
     until(lambda: all(each.membership.waiting() for each in two))
-    assert two[0].membership.reason == 'the other machines have met anew'
+    assert two[0].membership.reason == 'the other machines have met again'
     place.meet(*two)
     thread.join(60)
     assert {len(each.state.participants) for each in place.launchers} == {3}
