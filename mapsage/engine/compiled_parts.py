@@ -1,27 +1,29 @@
-"""The parts of a model that ``compile=dict(backbone=True)`` names, each compiled on its own.
+"""``compile=dict(backbone=True)``: modules of a model that are compiled separately.
 
 MMEngine's ``compile=True`` gives the whole ``train_step`` to ``torch.compile``, with preprocessor,
-loss, log and optimizer, and a graph break at every value that Python reads. Backbone and head are
-where the time goes, and they are tensors alone.
+loss, log and optimizer, and a graph break at every value that Python reads. Backbone and head take
+most of the time and compute only with tensors, so compiling them is enough.
 """
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from mmengine.model import is_model_wrapper
 from torch import nn
 
 from mapsage.accelerator import Accelerator
 from mapsage.errors import UserError
 from mapsage.hooks import CompileReportHook
+from mapsage.runner_view import unwrap
 
 from .run_extension import EngineRun
 
-_compile = getattr(torch, 'compile', None)  # since torch 2.0
-# Those of torch 2.0 are known as such where torch is older.
+# torch.compile exists since torch 2.0.
+_compile: Optional[Callable[..., Any]] = getattr(torch, 'compile', None)
+# Arguments of torch.compile. The list of torch 2.0 also serves for an older torch, so that the
+# error says that torch is too old and not that the model has no module of this name.
 _OPTIONS = {'fullgraph', 'dynamic', 'backend', 'mode', 'options', 'disable'} | (
     set() if _compile is None else set(inspect.signature(_compile).parameters) - {'model'})
 _MARK = 'compiled_by_mapsage'
@@ -31,18 +33,18 @@ class CompileError(UserError, ValueError):
     """The config's ``compile`` cannot be carried out."""
 
 
-def compiled_parts(setting: Any) -> List[str]:
-    """Return the names of modules that a config's ``compile`` has; none if it is MMEngine's own.
+def compiled_parts(setting: object) -> List[str]:
+    """Return the names of modules in a config's ``compile``; empty for a setting of MMEngine.
 
     Args:
         setting: Value of ``compile``: MMEngine's bool or dict of arguments of ``torch.compile``, or
-            a dict that names modules as well.
+            a dict that also names modules.
     """
     return [name for name in setting if name not in _OPTIONS] if isinstance(setting, dict) else []
 
 
-def check_parts(model: nn.Module, setting: Any, accelerator: Accelerator) -> None:
-    """Check that the modules that ``compile`` names can be compiled; changes nothing.
+def check_parts(model: nn.Module, setting: object, accelerator: Accelerator) -> None:
+    """Check that the modules that ``compile`` names can be compiled. Changes nothing.
 
     Args:
         model: Model, wrapped or not.
@@ -50,64 +52,66 @@ def check_parts(model: nn.Module, setting: Any, accelerator: Accelerator) -> Non
         accelerator: Accelerator of the run.
 
     Raises:
-        CompileError: If the model has no such module, the value is none, torch is too old, or
-            nothing generates code for the accelerator.
+        CompileError: If the model has no such module, a value is neither a bool nor a dict of
+            arguments, torch is too old, or no backend generates code for the accelerator.
     """
     names = compiled_parts(setting)
-    if not names:
+    if not names or not isinstance(setting, dict):
         return
-    model = _inner(model)
-    asked = f'compile={dict(setting)!r}'
+    model = unwrap(model)
+    shown = f'compile={dict(setting)!r}'
     for name in names:
         _calls_of(model, name)
         if not isinstance(setting[name], (bool, dict)) or (
                 isinstance(setting[name], dict) and set(setting[name]) - _OPTIONS):
             raise CompileError(
-                f'{asked}: {name} is {setting[name]!r}, expected True, False, or a dict of '
+                f'{shown}: {name} is {setting[name]!r}, expected True, False, or a dict of '
                 f'arguments of torch.compile: {", ".join(sorted(_OPTIONS))}.')
-    wanted = [name for name in names if setting[name]]
-    if wanted and _compile is None:
+    enabled = [name for name in names if setting[name]]
+    if enabled and _compile is None:
         raise CompileError(
-            f'{asked}: this is torch {torch.__version__}, and torch.compile came with 2.0. Take '
+            f'{shown}: this is torch {torch.__version__}, and torch.compile came with 2.0. Take '
             f'`compile` out of the config.')
-    without = [name for name in wanted
-               if 'backend' not in {**_common(setting), **_own(setting, name)}]
-    if without and not accelerator.supports.compile:
+    default_backend = [name for name in enabled if 'backend' not in _options_of(setting, name)]
+    if default_backend and not accelerator.supports.compile:
         raise CompileError(
-            f"{asked}: torch.compile's own backend generates no code for {accelerator.name}. Name "
+            f"{shown}: torch.compile's own backend generates no code for {accelerator.name}. Name "
             f"one that does, as in compile=dict(..., backend='...'), or take `compile` out of the "
             f'config.')
 
 
 def compile_parts(model: nn.Module, setting: Mapping[str, Any]) -> List[str]:
-    """Compile the modules that ``compile`` names, in place; return what was compiled, as text.
+    """Compile the modules that ``compile`` names, in place.
 
-    Names, parameters and hooks of the modules stay, so that checkpoints do. Nothing is compiled
-    before the first call, and nothing at all if that does not come.
+    Names, parameters and hooks of the modules do not change, so checkpoints stay the same. A
+    module is compiled at its first call.
 
     Args:
         model: Model, wrapped or not.
         setting: Value of ``compile`` in the config, which :func:`check_parts` has accepted.
+
+    Returns:
+        One text per module: ``'backbone (ResNet.forward)'``.
     """
-    model, done = _inner(model), []
+    model, compiled = unwrap(model), []
     for name in compiled_parts(setting):
         if setting[name] is False:
             continue
         calls = _calls_of(model, name)
         for module, method in calls:
-            _replace(module, method, {**_common(setting), **_own(setting, name)})
-        what = sorted({f'{type(module).__name__}.{method}' for module, method in calls})
-        done.append(f"{name} ({', '.join(what)})")
-    return done
+            _replace(module, method, _options_of(setting, name))
+        methods = sorted({f'{type(module).__name__}.{method}' for module, method in calls})
+        compiled.append(f"{name} ({', '.join(methods)})")
+    return compiled
 
 
 def compile_model(run: EngineRun, target: str, compile_step: Callable[[str], None]) -> None:
-    """Compile what the config's ``compile`` names, and register the hook that reports on it.
+    """Compile a model as the config's ``compile`` demands, and register a hook that reports on it.
 
     Args:
         run: The run; its model is wrapped.
         target: Method of the model that MMEngine would compile, ``'train_step'``.
-        compile_step: MMEngine's way to do so, for a setting that names no modules.
+        compile_step: MMEngine's method, which compiles the target unless ``compile`` is unset.
     """
     setting = run.cfg.get('compile')
     if compiled_parts(setting):
@@ -121,58 +125,56 @@ def compile_model(run: EngineRun, target: str, compile_step: Callable[[str], Non
         run.register_hook(CompileReportHook(', '.join(compiled)))
 
 
-def _common(setting: Mapping[str, Any]) -> Dict[str, Any]:
-    return {key: value for key, value in setting.items() if key in _OPTIONS}
-
-
-def _own(setting: Mapping[str, Any], name: str) -> Dict[str, Any]:
-    return dict(setting[name]) if isinstance(setting[name], dict) else {}
-
-
-def _inner(model: Any) -> nn.Module:
-    return model.module if is_model_wrapper(model) else model
+def _options_of(setting: Mapping[str, Any], name: str) -> Dict[str, Any]:
+    """Return the arguments of torch.compile for one module: the common ones and the module's."""
+    common = {key: value for key, value in setting.items() if key in _OPTIONS}
+    return {**common, **setting[name]} if isinstance(setting[name], dict) else common
 
 
 def _calls_of(model: nn.Module, name: str) -> List[Tuple[nn.Module, str]]:
-    """Return the methods by which a training runs a module: its forward, unless the model knows.
+    """Return the methods through which a training runs a module, normally its ``forward``.
+
+    A model may name other methods in ``compiled_calls()``, and a module in ``compiled_methods``.
 
     Raises:
         CompileError: If there is no such module.
     """
-    known = getattr(model, 'compiled_calls', None)
-    if known is not None and name in known():
-        return known()[name]
-    module: Any = model
-    for part in name.split('.'):
-        module = getattr(module, '_modules', {}).get(part)
+    calls_of_model: Any = getattr(model, 'compiled_calls', dict)
+    calls = calls_of_model()
+    if name in calls:
+        return calls[name]
+    module: Optional[nn.Module] = model
+    for child_name in name.split('.'):
+        module = None if module is None else module._modules.get(child_name)
     if not isinstance(module, nn.Module):
         children = [child for child, value in model.named_children() if value is not None]
         raise CompileError(
             f'compile=dict({name}=...): {type(model).__name__} has no module {name!r}. It has '
             f'{", ".join(children)}, and modules in these, as "backbone.layers"; arguments of '
             f'torch.compile are {", ".join(sorted(_OPTIONS))}.')
-    # A list of modules is not called, its members are.
-    lists = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    return [(each, method) for each in (module.children() if lists else [module])
-            for method in getattr(each, 'compiled_methods', ('forward', ))]
+    # A list of modules is never called; its members are.
+    is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    return [(member, method) for member in (module.children() if is_list else [module])
+            for method in getattr(member, 'compiled_methods', ('forward', ))]
 
 
 def _replace(module: nn.Module, method: str, options: Mapping[str, Any]) -> None:
-    """Put a compiled method in front of a module's own.
+    """Override a module's method by a compiled one.
 
-    ``module.compile()`` would not do: MMSegmentation's heads call their ``forward`` directly. The
-    function of the class is compiled, with the module as its first argument, so that a deep copy of
-    the module, as of a moving average, computes with its own weights, and blocks of one class share
-    what was compiled.
+    ``module.compile()`` would not help, because MMSegmentation's heads call their ``forward``
+    directly. The function of the class is compiled, with the module as its first argument. So a
+    deep copy of the module, for a moving average, computes with the weights of the copy, and blocks
+    of one class share the compiled code.
     """
     assert _compile is not None
-    before = vars(module).get(method)
-    if getattr(before, _MARK, False):
-        return  # train() was called before
-    compiled: Any
-    if before is None:
+    override = vars(module).get(method)
+    if getattr(override, _MARK, False):
+        # The second call of train() finds the method compiled.
+        return
+    if override is None:
         compiled = functools.partial(_compile(getattr(type(module), method), **options), module)
-    else:  # something else stands there already, such as activation checkpointing
-        compiled = functools.partial(_compile(before, **options))
+    else:
+        # The module has an override already, such as activation checkpointing.
+        compiled = functools.partial(_compile(override, **options))
     setattr(compiled, _MARK, True)
     setattr(module, method, compiled)

@@ -1,8 +1,9 @@
-"""Typos of a config: name the setting, and the nearest name that would work.
+"""Typos in a config: errors and warnings that name the setting and the nearest valid name.
 
 MMEngine builds every part of a run from ``dict(type=..., ...)``. A typo there becomes a KeyError or
-TypeError of the registry, deep in a traceback. :func:`explain_config_error` makes a sentence of it
-where the error can only come from the config; what a user's own code raises keeps its traceback.
+TypeError of the registry, deep in a traceback. :func:`explain_config_error` replaces it by a
+sentence if the error can only come from the config; errors of a user's own code keep their
+traceback.
 """
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ from types import FrameType
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
+from mapsage.runner_view import OptimWrappers
+
 from .env_cfg import ConfigError
 
-# Keys that nobody but MapSage's and MMEngine's programs read; the Runner's own are its arguments.
+# Keys that the programs of MapSage and MMEngine read. The Runner's own keys are its arguments.
 _OTHER_KEYS = ('auto_scale_lr', 'compile', 'custom_imports', 'default_scope', 'feature_source',
                'find_unused_parameters', 'model_wrapper_cfg', 'runner_type', 'sync_bn', 'tta_model',
                'tta_pipeline', 'work_dir')
@@ -38,19 +41,19 @@ _TRACKERS = dict(AimVisBackend='aim', ClearMLVisBackend='clearml', DVCLiveVisBac
 
 
 def check_settings(cfg: Mapping[str, Any]) -> None:
-    """Check that a config has all keys that a training, a validation and a test need, or none.
+    """Check that a training, a validation and a test have all of their keys, or none of them.
 
     Raises:
-        ConfigError: If it has some of them. MMEngine prints the whole config instead.
+        ConfigError: If only some are there. MMEngine prints the whole config instead.
     """
-    for what, keys in _TOGETHER.items():
+    for task, keys in _TOGETHER.items():
         missing = [key for key in keys if cfg.get(key) is None]
         if 0 < len(missing) < len(keys):
             present = ' and '.join(key for key in keys if key not in missing)
             typos = [f'the key {key!r}, which nobody reads; did you mean {known!r}?'
                      for key, known in misspelt_keys(cfg).items() if known in missing]
             raise ConfigError(
-                f'the config has {present}, and no {" and no ".join(missing)}: a {what} needs all '
+                f'the config has {present}, and no {" and no ".join(missing)}: a {task} needs all '
                 f'three. ' + (f'It has {" ".join(typos)}' if typos else
                               f'Set {" and ".join(missing)}, or leave all three out.'))
 
@@ -77,18 +80,18 @@ def misspelling_note(cfg: Mapping[str, Any]) -> Optional[str]:
                      for key, known in typos.items()) if typos else None
 
 
-def missing_trackers(visualizer: Any, packages: Optional[Collection[str]] = None) -> List[str]:
+def missing_trackers(visualizer: object, packages: Optional[Collection[str]] = None) -> List[str]:
     """Return a sentence for each ``vis_backends`` entry whose package is not installed.
 
     Args:
         visualizer: Config of the visualizer, or None.
-        packages: Names of packages that are taken for missing; None to look for them.
+        packages: Names of packages that count as missing; None to look for them.
     """
     backends = (visualizer.get('vis_backends') if isinstance(visualizer, Mapping) else None) or []
-    named = [backend.get('type') for backend in (
+    kinds = [backend.get('type') for backend in (
         backends if isinstance(backends, (list, tuple)) else [backends])
         if isinstance(backend, Mapping)]
-    needed = {kind: _TRACKERS[kind] for kind in named
+    needed = {kind: _TRACKERS[kind] for kind in kinds
               if isinstance(kind, str) and kind in _TRACKERS}
     return [f'visualizer.vis_backends: {kind} needs the package {package}, which is not installed. '
             f'pip install {package}, or take {kind} out of vis_backends.'
@@ -97,7 +100,7 @@ def missing_trackers(visualizer: Any, packages: Optional[Collection[str]] = None
                 if packages is None else package in packages)]
 
 
-def check_trackers(visualizer: Any) -> None:
+def check_trackers(visualizer: object) -> None:
     """Check on the main process, the only one that writes, that the trackers are installed.
 
     Args:
@@ -111,10 +114,11 @@ def check_trackers(visualizer: Any) -> None:
         raise ConfigError(' '.join(missing))
 
 
-def optimizer_mistake(config: Any) -> Optional[str]:
+def optimizer_mistake(config: object) -> Optional[str]:
     """Return what is wrong with the optimizer of an ``optim_wrapper``, or None.
 
-    MMEngine's constructor of optimizers asks the registry, and goes on with None.
+    MMEngine's constructor of optimizers continues with None if the registry has no such name, and
+    fails later.
     """
     if not isinstance(config, Mapping):
         return None
@@ -137,33 +141,35 @@ def optimizer_mistake(config: Any) -> Optional[str]:
                 + did_you_mean(kind, _names(registry)))
 
 
-def check_clipping(optim_wrapper: Any) -> None:
-    """Check the arguments of ``clip_grad``, which MMEngine uses at the first step.
+def check_clipping(optim_wrapper: OptimWrappers) -> None:
+    """Check the arguments of ``clip_grad``, which MMEngine does not use before the first step.
 
     Args:
-        optim_wrapper: ``OptimWrapper`` or ``OptimWrapperDict``.
+        optim_wrapper: Built optimizers.
 
     Raises:
-        ConfigError: If the function that clips does not take one of them.
+        ConfigError: If the function that clips does not take one of the arguments.
     """
     for wrapper in getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper}).values():
         settings = getattr(wrapper, 'clip_grad_kwargs', None)
         clip = getattr(type(wrapper), '_clip_grad', None)
         if not getattr(clip, '__module__', '').startswith(('mmengine.', 'mapsage.')):
-            continue  # a user's own way to clip
+            # A user's own way to clip may take other arguments.
+            continue
         mistake = settings and unknown_arguments(wrapper.clip_func, settings,
                                                  'optim_wrapper.clip_grad')
         if mistake:
             raise ConfigError(mistake)
 
 
-def saving_mistake(hooks: Iterable[Any]) -> Optional[ConfigError]:
-    """Return what is wrong with the settings of a ``CheckpointHook``, or None.
+def saving_mistake(hooks: Iterable[Hook]) -> Optional[ConfigError]:
+    """Return the error of a ``CheckpointHook`` with an unknown setting, or None.
 
-    It takes any setting, and passes those that it does not know on to the save.
+    The hook takes any setting, and passes unknown ones to ``Runner.save_checkpoint``, which fails.
     """
     for hook in hooks:
-        if type(hook) is CheckpointHook:  # a user's own may read further settings itself
+        # A user's subclass may read further settings itself.
+        if type(hook) is CheckpointHook:
             allowed = {*inspect.signature(Runner.save_checkpoint).parameters}
             wrong = next((name for name in hook.args if name not in allowed), None)
             if wrong is not None:
@@ -171,27 +177,27 @@ def saving_mistake(hooks: Iterable[Any]) -> Optional[ConfigError]:
     return None
 
 
-def unknown_arguments(function: Callable[..., Any], names: Iterable[str], place: str = ''
+def unknown_arguments(function: Callable[..., Any], names: Iterable[str], setting: str = ''
                       ) -> Optional[str]:
     """Return a sentence about the first argument that a function does not take, or None.
 
     Args:
-        function: Class or function; one that takes any keyword has no unknown ones.
+        function: Class or function. One with ``**kwargs`` takes any argument.
         names: Names of arguments.
-        place: Setting of the config, for the sentence.
+        setting: Name of the setting in the config, for the sentence.
     """
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     wrong = next((name for name in names if name not in parameters), None)
-    return None if wrong is None else _unknown(function, wrong, parameters, place)
+    return None if wrong is None else _unknown(function, wrong, parameters, setting)
 
 
 def explain_config_error(error: Exception) -> Exception:
-    """Return a :class:`ConfigError` that names the setting, or ``error`` if it is no typo.
+    """Return a :class:`ConfigError` that names the setting, or ``error`` if it is not a typo.
 
-    A type that no registry knows and an argument that a class does not take are typos; so is an
-    argument that a class has passed on to its base class. An error within a class is not.
+    Typos are a type that no registry knows, and an argument that neither a class nor the base class
+    to which it passes its arguments takes. An error within a class is not a typo.
     """
     if not isinstance(error, (KeyError, TypeError)) or error.__traceback__ is None:
         return error
@@ -220,19 +226,23 @@ def did_you_mean(name: str, known: Iterable[str], typos: Iterable[str] = ()) -> 
         known: Names that would work.
         typos: Names that were written, of which one close to ``name`` is a typo of it.
     """
-    distance, nearest = min([(_edits(name, other), other) for other in known]
+    distance, nearest = min([(_edits(name, candidate), candidate) for candidate in known]
                             + [(_edits(name, typo), name) for typo in typos], default=(0, name))
     return f' Did you mean {nearest!r}?' if 0 < distance <= max(1, len(name) // 3) else ''
 
 
-def _edits(one: str, other: str) -> int:
-    """Return how many letters differ: inserted, left out, replaced, or swapped with the next."""
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one, 1):
+def _edits(left: str, right: str) -> int:
+    """Return how many letters are inserted, left out, replaced, or swapped with the next one.
+
+    This is the Damerau-Levenshtein distance without edits inside a swapped pair.
+    """
+    rows = [list(range(len(right) + 1))]
+    for i, left_letter in enumerate(left, 1):
         row = [i]
-        for j, beside in enumerate(other, 1):
-            edits = [rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (letter != beside)]
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == beside:
+        for j, right_letter in enumerate(right, 1):
+            edits = [rows[-1][j] + 1, row[j - 1] + 1,
+                     rows[-1][j - 1] + (left_letter != right_letter)]
+            if i > 1 and j > 1 and left_letter == right[j - 2] and left[i - 2] == right_letter:
                 edits.append(rows[-2][j - 2] + 1)
             row.append(min(edits))
         rows.append(row)
@@ -241,13 +251,14 @@ def _edits(one: str, other: str) -> int:
 
 def _type_mistake(build: FrameType) -> Optional[str]:
     registry, kind = build.f_locals['registry'], build.f_locals.get('obj_type')
-    if 'args' not in build.f_locals:  # it ends before it reads them
+    # build_from_cfg reads the arguments after it has checked that there is a type.
+    if 'args' not in build.f_locals:
         return (f"{dict(build.f_locals['cfg'])} has no type, which a {registry.name} needs; "
                 f"expected dict(type='NAME', ...).")
     if not isinstance(kind, str) or build.f_locals.get('obj_cls') is not None:
         return None
     return (f'type={kind!r} is no known {registry.name}.' + did_you_mean(kind, _names(registry))
-            + ' The module of a class of your own stands in custom_imports of the config.')
+            + ' List the module of your own class in custom_imports of the config.')
 
 
 def _argument_mistake(message: str, build: FrameType) -> Optional[str]:
@@ -256,27 +267,32 @@ def _argument_mistake(message: str, build: FrameType) -> Optional[str]:
     if kind is None or match is None or match.group(1) not in arguments:
         return None
     accepted = _accepted(kind)
-    if match.group(1) in accepted:  # the class takes it: what is wrong is within the class
+    # If the class takes the argument, the mistake is inside the class and not in the config.
+    if match.group(1) in accepted:
         return None
     return _unknown(kind, match.group(1), accepted, '')
 
 
-def _unknown(function: Callable[..., Any], name: str, known: Iterable[str], place: str) -> str:
-    called = getattr(function, '__name__', repr(function))
+def _unknown(function: Callable[..., Any], name: str, known: Iterable[str], setting: str) -> str:
+    owner = getattr(function, '__name__', repr(function))
     known = sorted(set(known) - {'self', 'args', 'kwargs'})
-    return (f'{place}{": " if place else ""}{called} has no setting {name!r}.'
+    return (f'{setting}{": " if setting else ""}{owner} has no setting {name!r}.'
             + (did_you_mean(name, known) or f' It has {", ".join(known)}.'))
 
 
 def _accepted(kind: Callable[..., Any]) -> Set[str]:
-    """Return the names of arguments of a function, of a class and the bases it passes them to."""
+    """Return the names of arguments that a function or class takes.
+
+    A class with ``**kwargs`` also takes the arguments of the next class in its method resolution
+    order.
+    """
     functions = [base.__dict__['__init__'] for base in kind.__mro__[:-1]
                  if '__init__' in base.__dict__] if inspect.isclass(kind) else [kind]
     names: Set[str] = set()
     for function in functions:
         parameters = inspect.signature(function).parameters
         names.update(parameters)
-        if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return names
 

@@ -1,9 +1,8 @@
-"""The differences between a run's config and the files that it inherits from.
+"""Report of the differences between a run's config and the files that it inherits from.
 
-The base is what MMEngine makes of the config's ``_base_`` files, each merged with its own bases.
-It is compared with the config in memory, so that ``--cfg-options`` and values that a tool has set
-since are differences too. Base files are read a second time for this; the config file itself and
-its ``custom_imports`` are not executed again.
+The base is the result of MMEngine's merge of the ``_base_`` files. It is compared with the config
+in memory, so ``--cfg-options`` and values that a tool has set are differences too. Base files are
+read a second time for this; the config file and its ``custom_imports`` are not executed again.
 """
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def format_differences(rows: Sequence[Difference]) -> str:
         rows: Differences that :func:`config_differences` has returned.
 
     Returns:
-        One line per difference, or one line that says that there is none.
+        One line per difference, or the line ``(no differences)``.
     """
     if not rows:
         return '  (no differences)'
@@ -98,13 +97,13 @@ def format_differences(rows: Sequence[Difference]) -> str:
 
 
 def config_report(cfg: Config) -> str:
-    """Return the lines that are printed at the start of a run.
+    """Return the report for the log of a run.
 
     Args:
         cfg: Config in memory.
 
     Returns:
-        A headline that names the config and its bases, and the differences below it.
+        A headline with the names of the config and its bases, and the differences below it.
 
     Raises:
         OSError: If a base file cannot be read.
@@ -122,13 +121,13 @@ def config_report(cfg: Config) -> str:
 
 
 def _config_file(cfg: Config) -> str:
-    """Return the absolute path of the config's file, or '' if there is none."""
+    """Return the absolute path of the config's file; empty if the file does not exist."""
     path = os.path.abspath(os.path.expanduser(cfg.filename)) if cfg.filename else ''
     return path if os.path.isfile(path) else ''
 
 
 def _scoped_base_files(filename: str) -> List[Tuple[str, Any]]:
-    """Return (path, scope) of the files in ``_base_``, found as ``Config._file2dict`` does.
+    """Return (path, scope) of the files in ``_base_``, in the way of ``Config._file2dict``.
 
     The ``{{ }}`` placeholders are substituted first: an environment variable may name a base.
     """
@@ -149,12 +148,12 @@ def _read_base_files(filename: str) -> List[str]:
     for module in modules:
         dots = re.match(r'\.*', module)
         level = len(dots.group()) if dots else 0
-        parts = module[level:].split('.')
+        names = module[level:].split('.')
         if level:
             folder = os.path.join(os.path.dirname(filename), *['..'] * (level - 1))
         else:
-            folder = get_installed_path(parts.pop(0))
-        paths.append(os.path.normpath(os.path.join(folder, *parts) + '.py'))
+            folder = get_installed_path(names.pop(0))
+        paths.append(os.path.normpath(os.path.join(folder, *names) + '.py'))
     return paths
 
 
@@ -170,31 +169,32 @@ def _compare(base: Dict[str, Any], value: Dict[str, Any], prefix: str) -> List[D
     return rows
 
 
-def _equal(old: Any, new: Any) -> bool:
+def _equal(old: object, new: object) -> bool:
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         return len(old) == len(new) and all(map(_equal, old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
     if callable(old) and callable(new):
-        # Each time a base file is read, its functions are new objects.
+        # A base file that is read again defines new function objects.
         return _qualified_name(old) == _qualified_name(new)
     if isinstance(old, (bool, int, float)) and isinstance(new, (bool, int, float)):
         return isinstance(old, bool) == isinstance(new, bool) and (old == new
                                                                    or repr(old) == repr(new))
-    # Arrays and some other objects have no single truth value when compared; their text has one.
+    # A comparison of arrays is an array, not True or False, so the texts are compared.
     return type(old) is type(new) and repr(old) == repr(new)
 
 
-def _qualified_name(function: Any) -> Tuple[str, str]:
+def _qualified_name(function: object) -> Tuple[str, str]:
     return (getattr(function, '__module__', ''),
             getattr(function, '__qualname__', repr(function)))
 
 
-def _lines(key: str, old: Any, new: Any) -> List[Tuple[str, str, str]]:
+def _lines(key: str, old: object, new: object) -> List[Tuple[str, str, str]]:
     """Return the printed (key, base, value) of one difference."""
-    sequences = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
+    if not isinstance(old, (list, tuple)) or not isinstance(new, (list, tuple)):
+        return [(key, _short(old), _short(new))]
     # Short lists are easier to read as a whole: (512, 512) rather than two lines of numbers.
-    if not sequences or len(old) != len(new) or len(repr(old)) <= _VALUE_WIDTH // 2:
+    if len(old) != len(new) or len(repr(old)) <= _VALUE_WIDTH // 2:
         return [(key, _short(old), _short(new))]
     lines = []
     for index, (left, right) in enumerate(zip(old, new)):
@@ -206,7 +206,7 @@ def _lines(key: str, old: Any, new: Any) -> List[Tuple[str, str, str]]:
     return lines
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = ' '.join(repr(value).split())
     if len(text) <= _VALUE_WIDTH:
         return text

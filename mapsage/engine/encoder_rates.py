@@ -1,46 +1,57 @@
-"""Warns where a pretrained encoder trains at a learning rate that has collapsed others. Pure.
+"""Warning about a pretrained encoder whose learning rate is known to destroy its features. Pure.
 
-Sources: Earth-Adapter (AAAI 2026, https://github.com/VisionXLab/Earth-Adapter), domain
-generalization, DINOv2-L with Mask2Former at 1e-4; UniMatch V2 (https://github.com/LiheYoung/
-UniMatch-V2), DINOv2 at 5e-6 with a head at 40 times that.
+Only vision transformers under Adam and its relatives are judged, because only for them there are
+published figures. Sources: Earth-Adapter (AAAI 2026,
+https://github.com/VisionXLab/Earth-Adapter), domain generalization, DINOv2-L with Mask2Former at
+1e-4; UniMatch V2 (https://github.com/LiheYoung/UniMatch-V2), DINOv2 at 5e-6 with a head at 40 times
+that.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
+from mmengine.optim import OptimWrapperDict
 from torch import nn
+from torch.optim import Optimizer
 
 from mapsage.models.frozen_weights import pretrained_source
 from mapsage.models.lora import is_adapter
 from mapsage.models.lora.inject import has_attention
+from mapsage.runner_view import OptimWrappers
 
-# Rate from which on a warning is due, and one that has trained pretrained encoders well.
+# Lowest rate with a warning, and a rate that has trained pretrained encoders well.
 COLLAPSED_RATE, SAFE_RATE = 1e-4, 1e-5
-# Optimizers whose step has the size of the learning rate, whatever the size of the gradient.
+# Names of optimizers whose step is as large as the learning rate, whatever the gradient's norm.
 _NORMALIZING = ('adam', 'lion', 'lamb', 'adan')
 
 
 class RateWarning(NamedTuple):
-    """What was found, and what to set."""
+    """A warning about a learning rate.
+
+    Attributes:
+        text: The finding, with published figures.
+        next_step: Setting that would help.
+    """
 
     text: str
     next_step: str
 
 
-def encoder_rate_warning(model: nn.Module, optim_wrapper: Any,
+def encoder_rate_warning(model: nn.Module, optim_wrapper: OptimWrappers,
                          load_from: Optional[str] = None) -> Optional[RateWarning]:
     """Return a warning if the pretrained encoder of a model trains at too high a rate.
 
-    The mean over the trained numbers counts, so that layer decay and ``lr_mult`` do. Only vision
-    transformers with an optimizer of the kind of Adam are judged, as in the published figures.
+    The rate is the mean over all trained numbers of the encoder, which takes layer decay and
+    ``lr_mult`` into account.
 
     Args:
-        model: Model with a ``backbone``; others are never warned about.
-        optim_wrapper: Built ``OptimWrapper``, or ``OptimWrapperDict``, of the model.
+        model: Model with a ``backbone``; a model without one gets no warning.
+        optim_wrapper: Built optimizers of the model.
         load_from: Checkpoint from which the whole model begins, if there is one.
 
     Returns:
-        None if the encoder is frozen, begins from random weights, or trains slowly enough.
+        The warning; None if the encoder is frozen, begins from random weights, or trains slowly
+        enough.
     """
     backbone = getattr(model, 'backbone', None)
     if not isinstance(backbone, nn.Module) or not has_attention(backbone):
@@ -49,47 +60,47 @@ def encoder_rate_warning(model: nn.Module, optim_wrapper: Any,
     if not source:
         return None
     rates = _rates(optim_wrapper)
-    found = [(rates[id(each)], each.numel(), is_adapter(name))
-             for name, each in backbone.named_parameters()
-             if each.requires_grad and id(each) in rates]
-    weights = [(rate, count) for rate, count, adapter in found if not adapter]
-    chosen = weights or [(rate, count) for rate, count, _ in found]
-    count = sum(count for _, count in chosen)
-    mean = sum(rate * count for rate, count in chosen) / max(count, 1)
+    trained = [(rates[id(parameter)], parameter.numel(), is_adapter(name))
+               for name, parameter in backbone.named_parameters()
+               if parameter.requires_grad and id(parameter) in rates]
+    weights = [(rate, count) for rate, count, adapter in trained if not adapter]
+    judged = weights or [(rate, count) for rate, count, _ in trained]
+    total = sum(count for _, count in judged)
+    mean = sum(rate * count for rate, count in judged) / max(total, 1)
     if mean < COLLAPSED_RATE * (1 - 1e-6):
         return None
-    low, high = min(rate for rate, _ in chosen), max(rate for rate, _ in chosen)
+    low, high = min(rate for rate, _ in judged), max(rate for rate, _ in judged)
     span = f'{mean:.2g}' if low == high else f'{mean:.2g} on average ({low:.2g} to {high:.2g})'
-    what = f'the pretrained encoder ({type(backbone).__name__}, {source})'
+    encoder = f'the pretrained encoder ({type(backbone).__name__}, {source})'
     figures = ('At 1e-4 a DINOv2-L with Mask2Former fell from 51.8 mIoU frozen to 21.3 fine-tuned '
                'and 24.3 with LoRA (Earth-Adapter, unseen domains)')
     if not weights:
         return RateWarning(
-            f'the LoRA adapters of {what} train at a learning rate of {span}. {figures}',
+            f'the LoRA adapters of {encoder} train at a learning rate of {span}. {figures}',
             f'optim_wrapper.optimizer.lr below {COLLAPSED_RATE:g} if the first validation is worse '
-            f'than that of a frozen encoder')
+            f'than with a frozen encoder')
     return RateWarning(
-        f'{what} trains at a learning rate of {span}, after layer decay and lr_mult. {figures}; '
+        f'{encoder} trains at a learning rate of {span}, after layer decay and lr_mult. {figures}; '
         f'UniMatch V2 fine-tunes at 5e-6, with the head at 40 times that',
         f'optim_wrapper.paramwise_cfg=dict(custom_keys=dict(backbone=dict(lr_mult='
         f'{SAFE_RATE / mean:.2g}))), for {SAFE_RATE:g}; or a lower lr, layer decay, lora, or a '
         f'frozen encoder')
 
 
-def _rates(optim_wrapper: Any) -> Dict[int, float]:
-    """Return the learning rate of each trained parameter before any warm-up, by its id."""
-    found: Dict[int, float] = {}
+def _rates(optim_wrapper: OptimWrappers) -> Dict[int, float]:
+    """Return the learning rates before any warm-up: id of a trained parameter -> rate."""
+    rates: Dict[int, float] = {}
     for optimizer in _optimizers(optim_wrapper):
         name = type(optimizer).__name__.lower()
         if not any(kind in name for kind in _NORMALIZING):
             continue
         for group in optimizer.param_groups:
             for parameter in group['params']:
-                found[id(parameter)] = float(group.get('initial_lr', group.get('lr', 0.)))
-    return found
+                rates[id(parameter)] = float(group.get('initial_lr', group.get('lr', 0.)))
+    return rates
 
 
-def _optimizers(optim_wrapper: Any) -> List[Any]:
-    if not hasattr(optim_wrapper, 'items'):
-        return [optim_wrapper.optimizer]
-    return [each.optimizer for _, each in optim_wrapper.items()]
+def _optimizers(optim_wrapper: OptimWrappers) -> List[Optimizer]:
+    wrappers = [wrapper for _, wrapper in optim_wrapper.items()] if isinstance(
+        optim_wrapper, OptimWrapperDict) else [optim_wrapper]
+    return [wrapper.optimizer for wrapper in wrappers]

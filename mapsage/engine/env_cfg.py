@@ -1,4 +1,9 @@
-"""Read ``env_cfg``, which has keys of MMEngine and of MapSage; any other key is an error."""
+"""The config's ``env_cfg``, checked and read into :class:`EnvCfg`.
+
+``env_cfg`` has keys of MMEngine and of MapSage. MMEngine ignores a key that it does not know; here
+it is an error, because a typo would silently train on the wrong device. MMEngine reads its own keys
+itself, so most of them are only admitted here.
+"""
 from __future__ import annotations
 
 import difflib
@@ -9,13 +14,15 @@ from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS
 from mapsage.distributed.nodes.heartbeat import DEFAULT_HEARTBEAT_SECONDS
 from mapsage.errors import UserError
 
-_KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',  # MMEngine's
-         'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',  # MapSage's
+# Keys of MMEngine, then of MapSage.
+_KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',
+         'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',
          'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32')
-_DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',  # MMEngine's
-              'heartbeat_timeout')  # MapSage's
+_DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',
+              'heartbeat_timeout')
 _REDUCTIONS = ('ordered', 'native')
-_PRECISIONS = ('highest', 'high', 'medium')  # those of torch.set_float32_matmul_precision
+# Values of torch.set_float32_matmul_precision.
+_PRECISIONS = ('highest', 'high', 'medium')
 
 
 class ConfigError(UserError, ValueError):
@@ -32,19 +39,19 @@ class EnvCfg:
         accelerator: Name of an accelerator, or ``'auto'``.
         backend: Name of a communication backend, or ``'auto'``.
         timeout: Seconds that a collective may wait.
-        use_model_parallel: Whether model parallelism is required (True) or forbidden (False); it is
-            an error if that is impossible. None lets MapSage decide.
-        note: Line for the log about a value that was not taken literally; empty if there is none.
-        port: Port at which the ranks of Slurm and MPI meet, as under MMEngine; None for that of
-            the environment. torchrun's ranks meet where torchrun says.
-        virtual_ranks: Number of virtual ranks of the run; None for that of its checkpoint, or at
-            the first start the number of processes.
+        use_model_parallel: Whether model parallelism is required (True) or forbidden (False); an
+            error if that is impossible. None lets MapSage decide.
+        note: Warning about a value that was not taken literally; empty without one.
+        port: Port at which the ranks of Slurm and MPI meet, as under MMEngine. None uses the
+            environment's MASTER_PORT. torchrun chooses the port of its ranks itself.
+        virtual_ranks: Number of virtual ranks of the run. None uses the checkpoint's number, or
+            at the first start the number of processes.
         reduction: Way to add up gradients: ``'ordered'``, along a fixed tree over the virtual
-            ranks, or ``'native'``, as the backend does. None for that of the backend, see
+            ranks, or ``'native'``, as the backend does. None chooses by the backend, see
             :func:`mapsage.distributed.resolve_reduction`.
-        heartbeat_timeout: Seconds after which a node that gives no sign is lost; 0 for no
-            heartbeat between nodes.
-        channels_last: Whether convolutions keep the channels last in memory.
+        heartbeat_timeout: Seconds without a sign after which a node is lost; 0 for no heartbeat
+            between nodes.
+        channels_last: Whether convolutions store the channels last in memory.
         float32_matmul_precision: Precision of float32 matrix products on cuda: ``'highest'``,
             ``'high'`` (TF32) or ``'medium'`` (bfloat16); None for PyTorch's default, highest.
         cudnn_allow_tf32: Whether float32 convolutions on cuda may use TF32; None for PyTorch's
@@ -71,19 +78,18 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
 
     A ``model_wrapper_cfg`` of type ``MMModelParallel`` means ``use_model_parallel=True``.
 
-    MMSegmentation's default runtime names the backend ``nccl`` in every config. Beside any
-    accelerator but ``cuda`` this counts as inherited and not as a choice, and is read as ``auto``,
-    which on cuda means nccl as well.
+    MMSegmentation's default runtime names the backend ``nccl`` in every config. Unless the config
+    also sets the accelerator ``cuda``, the name counts as inherited and is read as ``auto``, which
+    on cuda means nccl too.
 
     Args:
         env_cfg: Value of ``env_cfg`` in the config.
         model_wrapper_cfg: Value of ``model_wrapper_cfg`` in the config, if it has one.
 
     Raises:
-        ConfigError: If a key is unknown, ``use_model_parallel`` is not True, False or None, the
-            wrapper contradicts it, another key of MapSage has a value that is not allowed, or
-            ``dist_cfg`` has a ``port`` or ``heartbeat_timeout`` that is none or asks for another
-            library than torch to start the process group.
+        ConfigError: If a key is unknown, a key of MapSage has a value that is not allowed, the
+            wrapper contradicts ``use_model_parallel``, ``port`` or ``heartbeat_timeout`` of
+            ``dist_cfg`` is not a valid number, or ``init_backend`` is another library than torch.
     """
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
     dist_cfg: Dict[str, Any] = dict(env_cfg.get('dist_cfg') or {})
@@ -113,7 +119,7 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
                   cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')))
 
 
-def _port(value: Any) -> Optional[int]:
+def _port(value: object) -> Optional[int]:
     if value is None:
         return None
     text = str(value)
@@ -122,25 +128,25 @@ def _port(value: Any) -> Optional[int]:
     return int(text)
 
 
-def _virtual_ranks(value: Any) -> Optional[int]:
+def _virtual_ranks(value: object) -> Optional[int]:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ConfigError(
             f'env_cfg.virtual_ranks={value!r}: expected a whole number from 1 on, the number of '
-            f'virtual ranks for the whole life of the run, or None for that of the checkpoint or '
-            f'else the number of processes.')
+            f'virtual ranks for the whole life of the run, or None for the number in the '
+            f'checkpoint, at the first start the number of processes.')
     return value
 
 
-def _reduction(value: Any) -> Optional[str]:
-    if value is not None and value not in _REDUCTIONS:
+def _reduction(value: object) -> Optional[str]:
+    if value is not None and (not isinstance(value, str) or value not in _REDUCTIONS):
         raise ConfigError(
             f"env_cfg.reduction={value!r}: expected 'ordered' (gradients are added in an order "
-            f"that depends on the virtual ranks alone), 'native' (as the backend adds them), or "
+            f"that depends only on the virtual ranks), 'native' (as the backend adds them), or "
             f'None for what suits the backend.')
     return value
 
 
-def _channels_last(value: Any) -> bool:
+def _channels_last(value: object) -> bool:
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.channels_last={value!r}: expected True (convolutions keep the channels last '
@@ -148,15 +154,15 @@ def _channels_last(value: Any) -> bool:
     return bool(value)
 
 
-def _precision(value: Any) -> Optional[str]:
-    if value is not None and value not in _PRECISIONS:
+def _precision(value: object) -> Optional[str]:
+    if value is not None and (not isinstance(value, str) or value not in _PRECISIONS):
         raise ConfigError(
             f"env_cfg.float32_matmul_precision={value!r}: expected 'highest' (float32), 'high' "
             f"(TF32), 'medium' (bfloat16), or None for PyTorch's default.")
     return value
 
 
-def _allow_tf32(value: Any) -> Optional[bool]:
+def _allow_tf32(value: object) -> Optional[bool]:
     if not (value is None or value is True or value is False):
         raise ConfigError(
             f'env_cfg.cudnn_allow_tf32={value!r}: expected True (float32 convolutions may use '
@@ -164,7 +170,7 @@ def _allow_tf32(value: Any) -> Optional[bool]:
     return value
 
 
-def _heartbeat(value: Any) -> float:
+def _heartbeat(value: object) -> float:
     if value is None:
         return DEFAULT_HEARTBEAT_SECONDS
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**6 \
@@ -175,14 +181,14 @@ def _heartbeat(value: Any) -> float:
     return float(value)
 
 
-def names_model_parallel(wrapper_type: Any) -> bool:
+def names_model_parallel(wrapper_type: object) -> bool:
     """Return whether the ``type`` of a ``model_wrapper_cfg``, name or class, is MMModelParallel."""
     name = wrapper_type if isinstance(wrapper_type, str) else getattr(wrapper_type, '__name__', '')
     return name.rsplit('.', 1)[-1] == 'MMModelParallel'
 
 
-def _use_model_parallel(value: Any, wrapper_type: Any) -> Optional[bool]:
-    # Compared with `is`, since 1 == True and the 1 of a config more likely means a number of
+def _use_model_parallel(value: object, wrapper_type: object) -> Optional[bool]:
+    # Compared with `is`, because 1 == True, and a 1 in a config more likely means a number of
     # devices.
     if not (value is None or value is True or value is False):
         raise ConfigError(
@@ -197,10 +203,10 @@ def _use_model_parallel(value: Any, wrapper_type: Any) -> Optional[bool]:
     return True
 
 
-def _refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for key in given:
+def _refuse_unknown(section: str, keys: Iterable[str], known: Iterable[str]) -> None:
+    for key in keys:
         if key not in known:
             near = difflib.get_close_matches(key, list(known), 1)
             raise ConfigError(
-                f"{where} has an unknown key {key!r}: expected {', '.join(known)}."
+                f"{section} has an unknown key {key!r}: expected {', '.join(known)}."
                 + (f' Did you mean {near[0]!r}?' if near else ''))

@@ -1,7 +1,12 @@
-"""What a Runner does differently where processes carry out several virtual ranks. Pure."""
+"""Rules for the virtual ranks of a run: how many there are, and what forbids several per process.
+
+Pure. A run keeps its number of virtual ranks for life; the number of processes may change at every
+start. Some settings need one process per virtual rank, because they work on processes.
+``extensions/virtual_ranks.py`` applies the rules to a run.
+"""
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional, Union
 
 from mmengine.config import Config
 
@@ -11,47 +16,52 @@ from mapsage_launcher.nodes.elastic import expected_ranks
 
 from .replica_settings import ranks_per_head
 
-# A replay leaves these out: the model computes the same features in its own step.
+# A replay leaves these feature sources out: the model computes the same features in its own step.
 COMPUTED_IN_A_REPLAY = ('Streamed', 'Local')
 _SYNC_BN = ('statistics over all ranks need all of them in the forward pass at the same moment '
             "(with norm_cfg=dict(type='BN') each virtual rank has its own, with 'GN' none are "
             'needed)')
 
 
-def settle_virtual_ranks(asked: Optional[int], saved: Optional[int], processes: int,
+def settle_virtual_ranks(configured: Optional[int], saved: Optional[int], processes: int,
                          expected: Optional[int] = None) -> VirtualRanks:
     """Return the virtual ranks of a run.
 
     Args:
-        asked: ``env_cfg.virtual_ranks`` of the config.
-        saved: That of the checkpoint the run resumes from; None without one, or if it does not say.
+        configured: ``env_cfg.virtual_ranks`` of the config.
+        saved: Virtual ranks of the checkpoint from which the run resumes; None without a
+            checkpoint, or if it does not say.
         processes: Number of processes that train.
-        expected: Number of processes once all nodes have come that may; None where none comes or
-            goes.
+        expected: Number of processes once all nodes of an elastic job have come; None for a job of
+            a fixed size.
 
     Raises:
         VirtualRanksError: If config and checkpoint differ, or there are too many processes.
     """
-    if asked is not None and saved is not None and asked != saved:
+    if configured is not None and saved is not None and configured != saved:
         raise VirtualRanksError(
-            f'env_cfg.virtual_ranks={asked}, and the checkpoint is of a run with {saved}: the '
+            f'env_cfg.virtual_ranks={configured}, and the checkpoint is of a run with {saved}: the '
             f'number of virtual ranks is fixed for the life of a run, because the batch, the order '
-            f'of the samples and the learning rate depend on it. Remove the setting to go on with '
-            f'{saved}, or start a run of {asked} with load_from=<checkpoint> and another work dir.')
+            f'of the samples and the learning rate depend on it. Remove the setting to continue '
+            f'with {saved}, or start a run of {configured} with load_from=<checkpoint> and another '
+            f'work dir.')
     if saved is not None and processes > saved:
         raise VirtualRanksError(
             f'the checkpoint is of a run with {saved} virtual rank(s), and {processes} processes '
             f'were started: start {saved} or fewer, or begin a run of {processes} with '
             f'load_from=<checkpoint> and another work dir.')
-    return VirtualRanks(saved or asked or expected or processes, processes)
+    return VirtualRanks(saved or configured or expected or processes, processes)
 
 
 def expected_processes(cfg: Config, environ: Mapping[str, str]) -> Optional[int]:
-    """Return how many processes train once all nodes have come that may; None elsewhere.
+    """Return how many processes train once all nodes of an elastic job have come.
 
     Args:
         cfg: Config of the run, whose ``feature_source`` may have ranks that only encode.
         environ: Environment of the process.
+
+    Returns:
+        The number, or None if the job is not elastic.
     """
     ranks, source = expected_ranks(environ), cfg.get('feature_source') or {}
     if ranks is None or source.get('type') != 'Streamed':
@@ -59,46 +69,54 @@ def expected_processes(cfg: Config, environ: Mapping[str, str]) -> Optional[int]
     return ranks - int(source.get('encoders', 1))
 
 
-def short_name(kind: Any) -> str:
-    """Return the name of a type in a config, which may be a class or have a scope."""
+def short_name(kind: Union[str, type, None]) -> str:
+    """Return the name of a ``type`` in a config, which may be a class or have a scope.
+
+    Example:
+        >>> short_name('mmengine.MMDistributedDataParallel')
+        'MMDistributedDataParallel'
+    """
     name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
     return name.rsplit('.', 1)[-1]
 
 
 def obstacle(cfg: Config, strategy: str, sync_layers: bool = False) -> str:
-    """Return what in a config needs one process for each virtual rank, and why; '' if nothing does.
+    """Return the setting that needs one process for each virtual rank, and why.
 
     Args:
         cfg: Config of the run.
         strategy: Name of its strategy.
         sync_layers: Whether the model has SyncBN layers that the accelerator computes.
+
+    Returns:
+        A text such as ``'SyncBuffersHook: it averages ...'``; empty if nothing in the config does.
     """
-    given = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
-    hooks = [each.get('type') for each in given if isinstance(each, dict)]
-    names = {short_name(kind) for kind in hooks}
+    configs = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
+    hooks = {short_name(config.get('type')) for config in configs if isinstance(config, dict)}
     wrapper = short_name((cfg.get('model_wrapper_cfg') or {}).get(
         'type', 'MMDistributedDataParallel'))
-    for applies, what, why in (
+    for applies, setting, reason in (
         (strategy == MODEL_PARALLEL, 'model parallelism',
          'a model on several devices has one batch in its pipeline'),
         (ranks_per_head(cfg) > 1, f'feature_source.ranks_per_head={ranks_per_head(cfg)}',
          'the ranks of a head replica train one batch together'),
-        ('SyncBuffersHook' in names, 'SyncBuffersHook',
-         'it averages the buffers of processes, not those of virtual ranks'),
+        ('SyncBuffersHook' in hooks, 'SyncBuffersHook',
+         'it averages the buffers of processes and not of virtual ranks'),
         (cfg.get('sync_bn'), f"sync_bn={cfg.get('sync_bn')!r}", _SYNC_BN),
         (sync_layers, 'SyncBN layers (norm_cfg.type)', _SYNC_BN),
         (wrapper != 'MMDistributedDataParallel', f'model_wrapper_cfg.type={wrapper!r}',
-         'only VirtualDataParallel, in the place of MMDistributedDataParallel, takes turns'),
+         'only VirtualDataParallel, which replaces MMDistributedDataParallel, runs one virtual '
+         'rank after the other'),
         ((cfg.get('randomness') or {}).get('diff_rank_seed'), 'randomness.diff_rank_seed=True',
          'it seeds by processes; steps have a seed for each virtual rank without it'),
     ):
         if applies:
-            return f'{what}: {why}'
+            return f'{setting}: {reason}'
     return ''
 
 
 def can_replay(cfg: Config, strategy: str, sync_layers: bool, virtual_ranks: int) -> bool:
-    """Return whether one process, as ``tools/train.py --replay`` starts it, could carry out a step.
+    """Return whether one process, started by ``tools/train.py --replay``, can repeat a step.
 
     Args:
         cfg: Config of the run.
@@ -111,6 +129,6 @@ def can_replay(cfg: Config, strategy: str, sync_layers: bool, virtual_ranks: int
     loader, source = cfg.get('train_dataloader'), (cfg.get('feature_source') or {}).get('type')
     if not isinstance(loader, dict) or not isinstance(loader.get('sampler'), dict):
         return False
-    alone = Config({key: value for key, value in cfg.items()
-                    if key != 'feature_source' or source not in COMPUTED_IN_A_REPLAY})
-    return not obstacle(alone, strategy, sync_layers)
+    replayed = Config({key: value for key, value in cfg.items()
+                       if key != 'feature_source' or source not in COMPUTED_IN_A_REPLAY})
+    return not obstacle(replayed, strategy, sync_layers)

@@ -1,4 +1,8 @@
-"""One training at a time in a work dir."""
+"""One training at a time in a work dir.
+
+Two trainings would overwrite each other's checkpoints. The claim is a locked file, see
+``mapsage/folder_claims.py``.
+"""
 from __future__ import annotations
 
 import logging
@@ -19,12 +23,13 @@ _ADVICE = 'Wait for its end, stop it, or choose another --work-dir.'
 def alone_in_work_dir(work_dir: str, logger: logging.Logger) -> Iterator[None]:
     """Keep other trainings out of a work dir while the block runs. Collective at its beginning.
 
-    Rank 0 holds the claim for all ranks. The parts of an elastic job, one of which may be frozen or
-    cut off, do not stop each other: the lease says which of them writes.
+    Rank 0 holds the claim for all ranks. The nodes of an elastic job share a claim, because one
+    that is frozen or cut off must not stop the others; the writer's lease decides which of them
+    writes.
 
     Args:
         work_dir: Folder of the run, which exists.
-        logger: Logger for a warning where the file system has no locks.
+        logger: Logger for a warning if the file system has no locks.
 
     Raises:
         FolderClaimedError: On every rank, if another training writes there.
@@ -41,5 +46,6 @@ def alone_in_work_dir(work_dir: str, logger: logging.Logger) -> Iterator[None]:
             name, _, text = error.text.partition(': ')
             if name != FolderClaimedError.__name__:
                 raise
-            raise FolderClaimedError(text) from error  # no rank is to blame
+            # Raised again without the rank, because no rank is to blame.
+            raise FolderClaimedError(text) from error
         yield

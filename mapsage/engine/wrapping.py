@@ -41,7 +41,7 @@ from .checkpoints.resume import ResumeError
 from .compiled_parts import CompileError, check_parts
 from .env_cfg import ConfigError, names_model_parallel
 from .extensions.resume import choose_for_all_ranks
-from .extensions.virtual_ranks import log_virtual_ranks, settle_virtual_ranks
+from .extensions.virtual_ranks import log_virtual_ranks, settle_ranks_of_run
 from .replica_settings import check_head_replicas, ranks_per_head
 from .run_extension import EngineRun
 from .training_memory import estimate_training_bytes
@@ -122,7 +122,7 @@ def _settle_resume_and_virtual_ranks(run: EngineRun) -> None:
     try:
         if run._resume and run.resume_choice is None and run._train_loop is not None:
             run.resume_choice = choose_for_all_ranks(run)
-        run.virtual_ranks = settle_virtual_ranks(run)
+        run.virtual_ranks = settle_ranks_of_run(run)
         log_virtual_ranks(run)
     except (VirtualRanksError, ResumeError, RankError, OSError) as error:
         run.virtual_ranks = VirtualRanks(run.world_size, run.world_size)

@@ -28,7 +28,7 @@ from mapsage.engine.checkpoints.resume_report import kept_settings, settings_of
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
 
-from .virtual_ranks import log_virtual_ranks, settle_virtual_ranks
+from .virtual_ranks import log_virtual_ranks, settle_ranks_of_run
 
 
 class Resume(RunExtension):
@@ -90,7 +90,7 @@ def choose_for_all_ranks(run: EngineRun) -> Choice:
 
 def _check_virtual_ranks(run: EngineRun) -> None:
     """Check that the model was wrapped for the virtual ranks of a checkpoint chosen afterwards."""
-    ranks = settle_virtual_ranks(run)
+    ranks = settle_ranks_of_run(run)
     if ranks != run.virtual_ranks:
         raise VirtualRanksError(
             f'the checkpoint is of a run with {ranks.count} virtual ranks, and the model was '

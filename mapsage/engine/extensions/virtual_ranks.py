@@ -38,7 +38,7 @@ class VirtualRankLoading(RunExtension):
             run._train_dataloader = config
 
 
-def settle_virtual_ranks(run: EngineRun) -> VirtualRanks:
+def settle_ranks_of_run(run: EngineRun) -> VirtualRanks:
     """Return the virtual ranks of a run according to its config, checkpoint and processes.
 
     Raises:
