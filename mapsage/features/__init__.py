@@ -1,4 +1,10 @@
-"""Features of a frozen encoder, from where they are computed to the ranks that train the head."""
+"""Features of a frozen encoder, from where they are computed to the ranks that train the head.
+
+A frozen encoder always returns the same features for the same image, so they can be computed
+elsewhere: ahead of time (`cache/`), in a thread (`prefetch.py`) or on other ranks (`remote/`,
+`wire/`). `source.py` has the interface that all of them implement; `build.py` builds the one that
+the config names. `split_head/` is for heads that several ranks hold together.
+"""
 from .cache.cached import Cached
 from .encoder_gate import FeatureSourceError
 from .prefetch import Prefetched

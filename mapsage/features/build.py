@@ -1,4 +1,9 @@
-"""Build the source that ``feature_source`` of a config names."""
+"""Builds the feature source that ``feature_source`` of a config names.
+
+A setting of the config is a keyword argument of the builder for its type (``_local``,
+``_prefetched``, ``_cached``, ``_streamed``), so the signatures are the list of settings and of
+their defaults.
+"""
 from __future__ import annotations
 
 import difflib
@@ -35,11 +40,11 @@ from .split_head.replicated import Replicated
 from .wire.link import Link
 from .wire.opening import open_links
 
-# Seconds without a sign of life after which the other end of a link counts as lost. An item may
-# take longer.
+# Seconds without any message after which the other end of a link counts as lost. Encoding an item
+# may take longer, because a separate thread sends heartbeats.
 PEER_TIMEOUT = 120.
-# Host memory of a rank that gets its features from another one of its head replica, where
-# pool_bytes is not given: an item of any size passes through it.
+# Default of pool_bytes on a rank that gets its features from another rank of its head replica. An
+# item of any size passes through it.
 _REPLICA_POOL_BYTES = 256 * 2**20
 
 
@@ -135,18 +140,18 @@ def view_seeds(config: Mapping[str, Any], dataset: Any) -> Optional[ViewSeeds]:
     differing = [rank for rank, samples in zip(channel.ranks, lists) if samples != lists[0]]
     if differing:
         raise ValueError(f'the training dataset of rank(s) {differing} lists other samples than '
-                         f'that of rank {channel.ranks[0]}: all ranks must read the same data.')
+                         f'the dataset of rank {channel.ranks[0]}: all ranks must read the same '
+                         f'data.')
     text = json.loads(texts[0])[1]
     if not text:
         return None
     plan = json.loads(text)
     return ViewSeeds(plan['seed'], plan['views'], tuple(
-        first + at * step for first, step, count in plan['slots'] for at in range(count)))
+        first + index * step for first, step, count in plan['slots'] for index in range(count)))
 
 
 def _runs(slots: Sequence[int]) -> List[List[int]]:
-    """Return numbers as few triples (first, 0 or 1, count), since there may be a million of them.
-    """
+    """Return numbers as triples (first, step 0 or 1, count), because there may be a million."""
     runs: List[List[int]] = []
     for slot in slots:
         step = 0 if slot < 0 else 1
@@ -173,7 +178,7 @@ def _cached(around: Surroundings, *, folder: str, views: int = 1,
     # The hook uses `load_images`, before the first sample is loaded.
     run = around.runner
     dataset = run.train_loop.dataloader.dataset
-    # What view_seeds returned before the first sample was loaded.
+    # The ViewSeeds of view_seeds, which a hook has set before the first sample was loaded.
     seeds = getattr(getattr(run.train_loop.dataloader, 'samples', None), 'reseed', None)
     slots = seeds.slots if isinstance(seeds, ViewSeeds) else None
     samples = sample_hashes(dataset) if slots is None else []
@@ -192,12 +197,12 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
     # Only encoder ranks use `accelerator`, in mapsage/engine/ranks/encoder_rank.py.
     if os.environ.get(ENCODERS_VARIABLE) != str(encoders):
         raise FeatureSourceError(
-            f"feature_source of type 'Streamed' needs {encoders} rank(s) that encode, beside those "
-            f'that train, but this process was started alone or without a launcher. Start the '
-            f'training with scripts/start_8card_training.sh, or give --launcher to tools/train.py '
-            f"or to MMSegmentation's own tools/train.py. For one process, use a source of type "
-            f"'Prefetched' or 'Cached'.")
-    # Before the links are opened: the encoders need not notice.
+            f"feature_source of type 'Streamed' needs {encoders} rank(s) that encode, in addition "
+            f'to ranks that train, but this process was started by itself or without a '
+            f'launcher. Start the training with scripts/start_8card_training.sh, or give '
+            f"--launcher to tools/train.py or to MMSegmentation's own tools/train.py. For one "
+            f"process, use a source of type 'Prefetched' or 'Cached'.")
+    # Checked before the links are opened, so that the encoders are not involved.
     wire = _dtype(wire_dtype)
     check_settings(pool_bytes, block_bytes, timeout, wire, ahead)
     if not peer_timeout > 0:
@@ -215,7 +220,8 @@ def _streamed(around: Surroundings, *, encoders: int, accelerator: Optional[str]
     # The rank that receives from the encoders sends items on without blocks, but a pool has at
     # least one.
     blocks = 1 if streamed is not None else (pool_bytes or _REPLICA_POOL_BYTES) // block_bytes
-    # Longer than one attempt: the rank that receives ends it, and the others wait for the next.
+    # The timeout is longer than one attempt, because the receiving rank ends an attempt and the
+    # other ranks wait for the next one.
     return Replicated(
         ReplicaFeatures(replicas.group, BlockPool(blocks, block_bytes), around.device,
                         1.5 * timeout),

@@ -1,4 +1,9 @@
-"""Make a model's frozen encoder return features that a feature source provides."""
+"""Makes a model's frozen encoder return features that a feature source provides.
+
+The model's code stays unchanged: it calls its backbone as always, and the backbone's ``forward``
+returns the features of the current step. The functions below check that the encoder really is
+frozen.
+"""
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Tuple

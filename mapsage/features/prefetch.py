@@ -1,4 +1,8 @@
-"""The source that encodes ahead of the head, on the head's device."""
+"""The source that encodes ahead of the head, on the head's device.
+
+It hides the time between two encodings, such as loading and copying, behind the head's step. It
+does not add computing power; sources for other ranks are in `remote/`.
+"""
 from __future__ import annotations
 
 import time

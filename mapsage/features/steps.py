@@ -1,4 +1,9 @@
-"""The batches of a training loop whose feature source works ahead of it."""
+"""The batches of a training loop whose feature source works ahead of it.
+
+:class:`FeatureSteps` draws batches from the loader earlier than the loop asks for them, and
+requests their features. How far ahead it reads depends on the source (``source.ahead``) and on the
+end of the loop.
+"""
 from __future__ import annotations
 
 from collections import deque
@@ -23,7 +28,7 @@ class FeatureSteps:
     def __init__(self, batches: Iterable[Any], make_items: Callable[[Any], List[Item]],
                  source: FeatureSource, taken: Callable[[List[Item]], None],
                  still_wanted: Callable[[], int]) -> None:
-        self._given = batches
+        self._loader_batches = batches
         self._batches: Optional[Iterator[Any]] = None
         self._make_items, self._source = make_items, source
         self._taken, self._still_wanted = taken, still_wanted
@@ -34,14 +39,15 @@ class FeatureSteps:
 
     def __next__(self) -> Any:
         if self._batches is None:
-            self._batches = iter(self._given)
+            self._batches = iter(self._loader_batches)
         left = 1 + max(0, self._still_wanted())
         while len(self._queue) < left and not self._enough():
             try:
                 batch = next(self._batches)
             except StopIteration:
                 break
-            if batch is None:  # placeholder of a batch that a resumed loop skips
+            # None is the placeholder of a batch that a resumed loop skips.
+            if batch is None:
                 return None
             items = self._make_items(batch)
             for item in items:
@@ -54,15 +60,15 @@ class FeatureSteps:
         return batch
 
     def _enough(self) -> bool:
-        """Return whether as many items behind the next batch's are requested as the source wants.
-        """
+        """Return whether enough items are requested in addition to those of the next batch."""
         items = sum(len(step_items) for _, step_items in self._queue)
         return bool(self._queue) and items - len(self._queue[0][1]) >= self._source.ahead
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith('__') or name == '_given':
+        if name.startswith('__') or name == '_loader_batches':
             raise AttributeError(name)
-        return getattr(self._given, name)  # for example skip_iter
+        # For example skip_iter.
+        return getattr(self._loader_batches, name)
 
 
 class FeatureEpochs:
@@ -84,11 +90,11 @@ class FeatureEpochs:
 
     def rest_of_epoch(self, done: int,
                       cut: Callable[[Any, int], Iterable[Any]]) -> FeatureSteps:
-        """Return the steps of one epoch behind ``done`` batches.
+        """Return the steps of one epoch without its first ``done`` batches.
 
         Args:
             done: Number of batches to leave out.
-            cut: Function that returns the batches of a loader behind so many.
+            cut: Function that returns the batches of a loader without the first ones.
         """
         return self._steps(cut(self._loader, done))
 

@@ -1,4 +1,9 @@
-"""The feature source that reads a cache from disk."""
+"""The feature source that reads a cache from disk.
+
+A cache has one or more random views of every sample, and a run must load its samples as one of
+these views. `keys.py` decides whether a cache fits a run, `index.py` lists its files, `shards.py`
+reads them.
+"""
 from __future__ import annotations
 
 import time
@@ -28,7 +33,7 @@ class Cached(FeatureSource):
         folder: Folder of the cache.
         views: Number of views per sample, as given to the tool.
         device: Device on which the head wants the features.
-        keys: Everything that this run's features depend on.
+        keys: Keys of everything on which this run's features depend.
         slots: Slot in the cache of each sample of the run; looked up by ``keys.samples`` when None.
         check_files: Whether to look at the size of each shard now; one rank of a run is enough.
 

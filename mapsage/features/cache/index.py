@@ -23,7 +23,8 @@ from .shards import (
 
 VERSION = 2
 INDEX = 'index.json'
-_MOST_VIEWS = 10000  # of a sample; nobody computes a larger number
+# Limit for the views of a sample, so that a damaged index is recognized.
+_MOST_VIEWS = 10000
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class CacheIndex:
     dataset no longer lists stay unused.
 
     Attributes:
-        keys: Everything that the features depend on.
+        keys: Keys of everything on which the features depend.
         views: Number of views per sample.
         seed: Seed from which the views are drawn, 0 or more.
         made_with: Versions, device and batch size, for people who read the file.

@@ -1,4 +1,9 @@
-"""Everything that cached features depend on, as short hashes that identify a cache."""
+"""Short hashes of everything on which cached features depend: weights, settings and samples.
+
+A cache is used only if its keys equal the keys of the run. A setting that is missing in the keys
+would let a run train on wrong features without notice, so settings are hashed as a whole and
+exceptions are listed.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -13,15 +18,14 @@ from torch import nn
 from mapsage.accelerator import derived_seed
 from mapsage.geo import VECTOR_SUFFIXES, Raster
 
-# Settings that say where a dataset is. Its content is hashed by sample_hashes instead.
-_PLACES = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
-# Settings of GeoTiffDataset that say which windows there are, and what their labels are.
-_OF_WINDOWS = ('scenes', 'stride', 'split', 'windows', 'aoi', 'labels', 'class_field',
+# Settings of the location of a dataset. sample_hashes hashes its content instead.
+_LOCATION_SETTINGS = ('data_root', 'data_prefix', 'ann_file', 'backend_args')
+# Settings of GeoTiffDataset that decide which windows exist, and their labels.
+_WINDOW_SETTINGS = ('scenes', 'stride', 'split', 'windows', 'aoi', 'labels', 'class_field',
                'default_class', 'layer', 'outside', 'label_nodata')
-# Packages whose transforms do not look at labels, but for those with cat_max_ratio.
-_KNOWN = ('mmcv', 'mmengine', 'mmseg', 'mapsage')
-# A change that leaves the size of a raster as it is, is looked for in so many pieces of so many
-# bytes.
+# Packages whose transforms do not depend on labels, except with cat_max_ratio.
+_LABEL_FREE_PACKAGES = ('mmcv', 'mmengine', 'mmseg', 'mapsage')
+# A change that preserves a raster's size is searched for in 16 pieces of 4096 bytes.
 _PIECES, _PIECE = 16, 4096
 # First of the four numbers of a view's seed. The seeds that a run draws have three numbers.
 _VIEW = int.from_bytes(b'view', 'big')
@@ -31,12 +35,12 @@ Seed = Tuple[int, ...]
 
 @dataclass(frozen=True)
 class CacheKeys:
-    """Everything that decides the features of a dataset's samples.
+    """Hashes of everything that decides the features of a dataset's samples.
 
     Attributes:
         weights: Hash of the encoder's weights.
         transforms: Hash of :attr:`settings`.
-        samples: Hash of each sample; in a run by its index, in an index of a cache by its slot.
+        samples: Hash of each sample: by index in a run, by slot in the index of a cache.
         settings: All settings between the image file and the features, as values of JSON.
     """
 
@@ -78,7 +82,7 @@ def keys_of_run(cfg: Mapping[str, Any], samples: Sequence[str], encoder: nn.Modu
     layout = dict(channels_last=True) if (cfg.get('env_cfg') or {}).get('channels_last') else {}
     settings = canonical(dict(
         layout,
-        dataset=_without(cfg['train_dataloader']['dataset'], _PLACES),
+        dataset=_without(cfg['train_dataloader']['dataset'], _LOCATION_SETTINGS),
         data_preprocessor=model.get('data_preprocessor') or cfg.get('data_preprocessor'),
         backbone=_without(model['backbone'], ('init_cfg',)),
         precision=None if dtype is None else str(dtype)))
@@ -156,9 +160,11 @@ def canonical(value: Any) -> Any:
         return {str(key): canonical(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
         return [canonical(element) for element in value]
-    if hasattr(value, 'tolist'):  # arrays and tensors, and NumPy's numbers
+    # Arrays, tensors and NumPy's numbers.
+    if hasattr(value, 'tolist'):
         return canonical(value.tolist())
-    if hasattr(value, '__qualname__'):  # classes and functions
+    # Classes and functions.
+    if hasattr(value, '__qualname__'):
         return f'{value.__module__}.{value.__qualname__}'
     text = repr(value)
     if ' at 0x' in text:
@@ -207,7 +213,8 @@ class ViewSeeds:
             ValueError: If there is more than one view, and ``seed`` is empty.
         """
         if len(seed) == 4 and seed[0] == _VIEW:
-            return seed  # the seed of a view already: the sample is loaded again
+            # The sample is loaded again, with the seed of a view.
+            return seed
         if self.views > 1 and not seed:
             raise ValueError(f'sample {index} came without a seed to choose one of {self.views} '
                              f'views by: name a sampler in train_dataloader, no batch_sampler.')
@@ -234,7 +241,7 @@ class ViewSeeds:
 def _without(config: Any, names: Tuple[str, ...]) -> Any:
     """Return a config without some settings, at any depth."""
     if isinstance(config, Mapping):
-        gone = names + (_OF_WINDOWS if {'scenes', 'window'} <= config.keys() else ())
+        gone = names + (_WINDOW_SETTINGS if {'scenes', 'window'} <= config.keys() else ())
         return {key: _without(value, names) for key, value in config.items() if key not in gone}
     if isinstance(config, (list, tuple)):
         return [_without(element, names) for element in config]
@@ -286,7 +293,7 @@ def _sees_labels(transform: Any) -> bool:
     if transform is None or isinstance(transform, (list, tuple)):
         return any(map(_sees_labels, transform or ()))
     return getattr(transform, 'cat_max_ratio', 1) < 1 \
-        or type(transform).__module__.partition('.')[0] not in _KNOWN \
+        or type(transform).__module__.partition('.')[0] not in _LABEL_FREE_PACKAGES \
         or _sees_labels(getattr(transform, 'transforms', None))
 
 

@@ -21,12 +21,13 @@ from mapsage.json_text import parse_json
 # it is written. This size is two dozen 512 x 512 images of a ViT-L with four float32 levels.
 SHARD_BYTES = 256 << 20
 PATTERN = 'features-*.safetensors'
-# Memory formats of a level. They are kept, since the kernels of a head, and so the last bits of its
-# output, depend on them.
+# Memory formats of a level. A shard preserves them, because a head's kernels, and so the last bits
+# of its output, depend on them.
 _CHANNELS_FIRST, _CHANNELS_LAST = 'chw', 'hwc'
 _DTYPES = dict(F64=torch.float64, F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MAX_HEADER_BYTES = 100 << 20  # limit of the safetensors format
+# Limit of the safetensors format.
+_MAX_HEADER_BYTES = 100 << 20
 _AGAIN = 'tools/cache_features.py with the same arguments as before computes what is missing.'
 
 # The levels of one sample, each (channels, height, width).

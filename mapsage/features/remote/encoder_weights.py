@@ -1,4 +1,7 @@
-"""Give encoder ranks the encoder of the ranks that train the head."""
+"""Copies the encoder of the ranks that train the head to the encoder ranks.
+
+Encoder ranks belong to no process group of the run, so the copy uses a separate gloo group.
+"""
 from __future__ import annotations
 
 import zlib
@@ -14,15 +17,15 @@ from mapsage.distributed import WeightsDifferError
 from mapsage.distributed.weights import total_digest, weight_digests
 
 
-def share_encoder(encoder: nn.Module, store: Any, rank: int, size: int, timeout: float) -> str:
+def share_encoder(encoder: nn.Module, store: dist.Store, rank: int, size: int,
+                  timeout: float) -> str:
     """Give every rank the parameters and buffers of rank 0. Collective over ``size`` ranks.
 
-    So all encoders use the run's weights, whether these came from files, a checkpoint or random
-    numbers, and no encoder needs the files.
+    All encoders thereby use the run's weights, from whatever source, and need no files.
 
     Args:
         encoder: Encoder on any device. It is read on rank 0 and overwritten on the other ranks.
-        store: Rendezvous store; no other thread may use it meanwhile.
+        store: Rendezvous store. No other thread may use it during the call.
         rank: Number 0 for the head's first rank, 1 and up for encoders.
         size: Number of ranks that take part.
         timeout: Seconds to wait for the other ranks.

@@ -1,4 +1,8 @@
-"""Warnings about encoders that fail, are lost or come back, each cause once."""
+"""Warnings about encoders that fail, are lost or come back.
+
+A failing encoder may fail thousands of items for one reason, so each cause is logged once per
+encoder.
+"""
 from __future__ import annotations
 
 import logging

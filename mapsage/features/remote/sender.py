@@ -1,4 +1,9 @@
-"""The encoder's side: encodes what heads ask for, and sends what they have blocks for."""
+"""The encoder's side: encodes the items that heads request, and sends bytes for which heads have
+blocks.
+
+An encoded item waits until its head grants blocks for it. So the memory of an encoder is bounded by
+the number of items that may wait per head, and the memory of a head by its blocks.
+"""
 from __future__ import annotations
 
 import logging
@@ -24,9 +29,11 @@ from .notices import Log, cause_of, log_plainly
 # busy; more of them only fill memory.
 _WAITING = 2
 _CLOSE_SECONDS = 10.0
-_MAX_TEXT = 4000  # bytes of an error text that are sent
+# Most bytes of an error text that are sent.
+_MAX_TEXT = 4000
 
-_Key = Tuple[int, int]  # item, attempt
+# Number and attempt of an item.
+_Key = Tuple[int, int]
 
 
 @dataclass
@@ -41,7 +48,8 @@ class _Head:
 
     requests: Dict[_Key, _Request] = field(default_factory=dict)
     waiting: Dict[_Key, Payload] = field(default_factory=dict)
-    canceled: List[_Key] = field(default_factory=list)  # to be answered
+    # Items whose cancelation is to be answered.
+    canceled: List[_Key] = field(default_factory=list)
     reason: Optional[str] = None
     gone: bool = False
 
@@ -60,16 +68,16 @@ class _Head:
 
 def serve(links: Sequence[Link], encode: Encode, device: torch.device, digest: int = 0,
           log: Log = log_plainly) -> Dict[str, float]:
-    """Encode for heads until all of them have closed their links or gone away.
+    """Encode for heads until all of them have closed their links or disappeared.
 
     Requests of the heads are served in rotation. If ``encode`` raises an exception or returns
     features that are not finite, the text of the error is sent to the head, which asks another
     encoder; the next item is encoded normally. The thread that encodes answers each request, so
-    that a head learns whether it still works; the links themselves say that the process lives,
+    that a head learns whether it still works. Heartbeats of the links prove that the process lives,
     however long an item takes.
 
-    A head that goes away without closing its link is awaited for ``peer_timeout`` seconds. If none
-    is left then, the encoder has nothing to do, and ends: what the heads died of is in their logs.
+    If a head disappears without closing its link, the encoder waits ``peer_timeout`` seconds for
+    it. An encoder without heads ends; the logs of the heads say why they ended.
 
     Args:
         links: Links to the heads, one per head, not started.
@@ -182,7 +190,7 @@ class _Encoder(Receiver):
     def _work_on(self, link: Link, key: _Key, request: _Request) -> None:
         start = time.monotonic()
         try:
-            layout, data = self._encoded(request)
+            layout, data = self._encode_request(request)
         except Exception as error:
             # The head gets the error, and may ask another encoder.
             self._log_once(error)
@@ -212,7 +220,7 @@ class _Encoder(Receiver):
             self._log(logging.WARNING, f'encoding an item raised an exception, which is logged '
                                        f'once and sent to the head each time:\n{trace}')
 
-    def _encoded(self, request: _Request) -> Tuple[Layout, Payload]:
+    def _encode_request(self, request: _Request) -> Tuple[Layout, Payload]:
         assert request.header.layout is not None
         images, = request.header.layout.unpack(request.images, self._device)
         with torch.no_grad():

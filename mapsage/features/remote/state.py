@@ -1,4 +1,8 @@
-"""The states of an item on its way from an encoder to a head, and which may follow which."""
+"""The states of an item on its way from an encoder to a head, and the allowed transitions.
+
+Pure values: a transition returns a new :class:`Progress`. `item.py` applies them to real bytes and
+    blocks.
+"""
 from __future__ import annotations
 
 import enum
@@ -9,10 +13,10 @@ from mapsage.features.source import StreamingError
 
 
 class State(enum.IntEnum):
-    """How far an item is on its way.
+    """State of an item on its way.
 
-    Numbers grow along the way, so that the slowest of many ranks is their minimum. FAILED is the
-    smallest, because a failure on one rank is a failure on all of them.
+    Numbers grow along the way, so the minimum over many ranks is the slowest rank. FAILED is the
+    smallest, because a failure on one rank is a failure on all ranks.
     """
 
     FAILED = 0
@@ -30,7 +34,7 @@ _OVER = (State.READY, State.CONSUMED, State.FAILED)
 
 
 class ProgressError(StreamingError):
-    """A transition was asked for that the state of an item does not allow."""
+    """The state of an item does not allow a requested transition."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,12 @@ class Progress:
     """State and byte counts of an item. A transition returns a new value and changes nothing.
 
     An attempt goes through NEW, RESERVED, FILLING, READY if there are blocks for all of it at
-    once, and through NEW, RESERVED, FILLING, PARTIAL, RESUMING, PARTIAL, RESUMING, ..., READY if
-    there are not. The next attempt begins at NEW. ``(attempt, arrived)`` never becomes smaller.
+    once, and otherwise through NEW, RESERVED, FILLING, PARTIAL, RESUMING, PARTIAL, RESUMING, ...,
+    READY. The next attempt begins at NEW. ``(attempt, arrived)`` never becomes smaller.
 
     Attributes:
-        state: How far the item is.
-        attempt: 0, 1, ...: number of encoders that were asked for the item before this one.
+        state: State of the item.
+        attempt: Number of encoders that were asked for the item earlier: 0, 1, ...
         total: Bytes of the item's features; None until the encoder reports it.
         arrived: Bytes, from byte 0 on, that were received and checked.
         granted: Bytes, from byte 0 on, for which blocks were reserved.

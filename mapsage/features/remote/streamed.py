@@ -1,4 +1,7 @@
-"""Features from encoder ranks, over links, for one head."""
+"""The feature source of a head whose features other ranks compute.
+
+:class:`Streamed` is the interface to the training; `inbox.py` does the work.
+"""
 from __future__ import annotations
 
 import time
@@ -17,14 +20,14 @@ from .notices import Log, log_plainly
 from .state import State
 
 _CLOSE_SECONDS = 10.0
-# A pool of no given size has this many bytes if that many are asked for ahead, and in any case
-# blocks for so many items.
+# Without pool_bytes, a pool has at most this many bytes, but at least the blocks of this many
+# items.
 _POOL_BYTES, _POOL_ITEMS = 256 * 2**20, 4
 
 
 def check_settings(pool_bytes: Optional[int], block_bytes: int, timeout: float,
                    wire: Optional[torch.dtype], ahead: Optional[int]) -> None:
-    """Check settings of :class:`Streamed`, which can be done before there are links.
+    """Check the settings of :class:`Streamed` before links exist.
 
     Raises:
         ValueError: If a size, a time or ``wire`` is out of range.
@@ -51,7 +54,7 @@ class Streamed(FeatureSource):
     Args:
         links: Links to the encoders, from :func:`~mapsage.features.wire.opening.open_links`.
         device: Device on which the head wants the features.
-        encode: Frozen encoder on ``device``, for items that no encoder rank is left for. Without
+        encode: Frozen encoder on ``device``, for items for which no encoder rank is left. Without
             it these items fail.
         digest: Digest of the encoder's weights, 0 to 2**63 - 1, as encoders give it to ``serve``.
         pool_bytes: Host memory for features on their way. An item that needs more is an error. If
@@ -109,7 +112,7 @@ class Streamed(FeatureSource):
         return self._items[number]
 
     def release(self, number: int) -> None:
-        """Free what a READY or FAILED item holds.
+        """Free the blocks of a READY or FAILED item.
 
         Raises:
             StreamingError: If the item is in another state, was not requested, or was released.
@@ -122,7 +125,7 @@ class Streamed(FeatureSource):
         self._inbox.release(item)
 
     def drop(self, number: int) -> None:
-        """Cancel an item in any state, and free what it holds. Does nothing if it was released."""
+        """Cancel an item in any state and free its blocks. Does nothing if it was released."""
         item = self._items.pop(number, None)
         if item is not None:
             self._inbox.drop(item)
@@ -147,7 +150,7 @@ class Streamed(FeatureSource):
             self.release(item.number)
 
     def _blocks_for(self, item: int) -> int:
-        """Return how many blocks a pool of no given size needs for items of ``item`` blocks."""
+        """Return how many blocks a pool without pool_bytes needs for items of ``item`` blocks."""
         most = _POOL_BYTES // self._block_bytes
         return max(min((self.ahead + 1) * item, most), _POOL_ITEMS * item)
 

@@ -1,4 +1,8 @@
-"""The facts about an item that the ranks of a head replica exchange in one tick. Pure functions."""
+"""The facts about an item that the ranks of a head replica exchange in one tick. Pure functions.
+
+Every rank contributes its numbers, and all ranks read the same combined numbers. :class:`Agreed` is
+their meaning, and the only input by which `replica_features.py` chooses the next collective.
+"""
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Protocol
@@ -20,7 +24,7 @@ FIELDS = ('owner', 'item', 'attempt', 'state', 'total', 'arrived', 'checksum', '
 class ArrivingItem(Protocol):
     """An item on the rank that receives its data. Bytes arrive in order.
 
-    Each new attempt begins at byte 0 again, and what was read of the attempt before is void.
+    Each new attempt begins at byte 0 again and makes earlier reads invalid.
     """
 
     @property

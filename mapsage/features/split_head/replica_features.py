@@ -24,7 +24,8 @@ from .replica_facts import FIELDS, Agreed, ArrivingItem, facts_of, fault_of, rea
 # While nothing changes, the rank with the data ticks at this interval, so that the others know that
 # it is alive. The interval is long because a tick costs all ranks time.
 _POLL_SECONDS = 1.0
-_BROKEN = -1  # no checksum is negative
+# Reported as the checksum of an item that is broken on a rank; real checksums are not negative.
+_BROKEN = -1
 
 
 class ReplicaFeatures:
@@ -63,7 +64,8 @@ class ReplicaFeatures:
                              f'every rank of a head replica, got {values} by rank. Give all ranks '
                              f'the same feature_source.')
         self._consensus = Consensus(FIELDS, group, timeout)
-        self._facts: Optional[Facts] = None  # of the last tick
+        # Facts of the last tick.
+        self._facts: Optional[Facts] = None
         self._announced: Optional[Agreed] = None
         self._error: Optional[Exception] = None
         self._counts: Dict[str, float] = {}
@@ -100,7 +102,8 @@ class ReplicaFeatures:
         finally:
             assembly.release()
         self._announced = announced if announced.owner is not None else None
-        assert agreed.layout is not None  # fault_of would have reported it
+        # fault_of would have reported a missing layout.
+        assert agreed.layout is not None
         return agreed.layout.unpack(assembly.host, self._device)
 
     def report(self) -> Dict[str, float]:
@@ -147,7 +150,8 @@ class ReplicaFeatures:
             try:
                 facts = facts_of(arriving, self._me)
             except Exception:
-                # _reason gets the error again, and then every rank raises it.
+                # Every rank raises the error after this tick: _reason reads the item again for its
+                # text.
                 failed = True
         if failed:
             facts['state'] = int(State.FAILED)
@@ -172,7 +176,8 @@ class ReplicaFeatures:
                          arriving: Optional[ArrivingItem]) -> None:
         """Raise the same error on all ranks if any of them failed. Collective in that case only."""
         if agreed.has_many_owners:
-            assert self._facts is not None  # agreed was read from it
+            # agreed was read from these facts.
+            assert self._facts is not None
             ranks = list(self._facts.by_rank('owner'))
             raise StreamingError(f'ranks {ranks} of one head replica all hold an item, expected '
                                  f'one rank: the others bring None.')
@@ -185,7 +190,7 @@ class ReplicaFeatures:
                                  f'is a fault of what brings it.')
 
     def _reason(self, arriving: Optional[ArrivingItem]) -> str:
-        """Return why this rank failed; empty if it did not."""
+        """Return the reason why this rank failed; empty if it did not."""
         if self._error is not None:
             return _text(self._error)
         if arriving is None:
@@ -195,7 +200,7 @@ class ReplicaFeatures:
         try:
             facts_of(arriving, self._me)
         except Exception as error:
-            # All ranks raise it with this text.
+            # The error is handed to all ranks, which raise it with this text.
             return _text(error)
         return ''
 
@@ -237,8 +242,8 @@ class ReplicaFeatures:
                 assembly.host[begin:stop] = data
                 return assembly.host[begin:stop]
         except Exception as error:
-            # All ranks raise it in the next tick. If another attempt has begun since the last tick,
-            # this is no error: all ranks begin again.
+            # The error is handed to all ranks, which raise it in the next tick. If another attempt
+            # has begun since the last tick, it is not an error: all ranks begin again.
             if arriving is None or arriving.attempt == agreed.attempt:
                 self._error = error
         # The other ranks have entered a collective of this size.
@@ -264,7 +269,7 @@ class ReplicaFeatures:
             try:
                 arriving.wait(end - now)
             except Exception as error:
-                # All ranks raise it in the next tick.
+                # The error is handed to all ranks, which raise it in the next tick.
                 self._error = error
         self._count(wait_seconds=time.monotonic() - start)
 
@@ -303,7 +308,8 @@ class _Assembly:
         self._pool = pool
         self._owner = (-1, 0)
         self._unused: List[int] = []
-        self._full: List[Tuple[int, int, int]] = []  # block, first byte, byte behind the last
+        # Full blocks: block, first byte, end.
+        self._full: List[Tuple[int, int, int]] = []
         self.last = Agreed(None)
         self.host = torch.empty(0, dtype=torch.uint8)
         self.count = 0
@@ -311,7 +317,8 @@ class _Assembly:
     def begin(self, agreed: Agreed) -> bool:
         """Prepare for the bytes of this tick; return whether anything has changed."""
         last, self.last = self.last, agreed
-        if agreed.attempt != last.attempt:  # the bytes of the attempt before are void
+        # A new attempt makes the bytes of the previous one invalid.
+        if agreed.attempt != last.attempt:
             self.release()
             self.count = 0
         if agreed.total is not None and len(self.host) != agreed.total:

@@ -1,4 +1,8 @@
-"""Features from encoder ranks for a head that several ranks train together."""
+"""The feature source of a head that several ranks train together.
+
+One rank of the replica receives the features from encoders (:class:`Streamed`) and passes them to
+all ranks (:class:`ReplicaFeatures`); this class combines the two.
+"""
 from __future__ import annotations
 
 from collections import deque

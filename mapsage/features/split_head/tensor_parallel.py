@@ -1,4 +1,9 @@
-"""A head whose weights are split over the ranks of a head replica."""
+"""Splits the weights of a head over the ranks of a head replica, with torch's tensor parallelism.
+
+Each module type has a style in `parallel_styles.py`. Between modules every rank holds the whole
+activations, so only the weights, their gradients and the optimizer's state become smaller. Needs
+torch 2.7.
+"""
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
@@ -123,8 +128,10 @@ def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
     for grad in whole:
         squares += grad.double().square().sum()
     norm = float(squares.sqrt())
-    scale = max_norm / (norm + 1e-6)  # the formula of torch's clip_grad_norm_
-    if not scale >= 1:  # also true for NaN, which then spreads to all gradients, as in torch
+    # The formula of torch's clip_grad_norm_.
+    scale = max_norm / (norm + 1e-6)
+    # Also true for NaN, which then spreads to all gradients, as in torch.
+    if not scale >= 1:
         for grad in [*shares, *whole]:
             grad.mul_(scale)
     return norm

@@ -226,7 +226,7 @@ def test_a_cache_goes_on_with_the_pool_of_dynamic_sampling(train: Any, tmp_path:
 
 
 def test_streaming_needs_a_launcher(train: Any) -> None:
-    with pytest.raises(ValueError, match='needs 1 rank.s. that encode, beside'):
+    with pytest.raises(ValueError, match='needs 1 rank.s. that encode, in addition'):
         train(dict(type='Streamed', encoders=1))
 
 
