@@ -1,10 +1,10 @@
-"""Names the rank at fault where a collective of torch.distributed itself breaks.
+"""Names the rank at fault when a collective of torch.distributed itself breaks.
 
-Gradients, metrics and whatever a model does with ``torch.distributed`` do not go over a channel.
-Gloo reports a dead peer by its address and a silent one, after its timeout, not at all. So each
-rank that fails leaves a note in the rendezvous store: with its error, where that is one of its own.
-A rank that leaves no note has died or hangs. A healthy run asks the store for nothing, and one rank
-alone reads the notes of all.
+Gradients, metrics and a model's own collectives do not use a channel, which would name the missing
+rank. Gloo reports a dead peer by its address only, and a silent peer not at all, just a timeout. So
+every rank that fails writes a note into the rendezvous store: its error, or an empty text if its
+error is only the broken collective. A rank without a note has died, hangs, or waits elsewhere. One
+rank reads all notes and stores the finding for the others. A healthy run sends no requests.
 """
 from __future__ import annotations
 
@@ -24,109 +24,132 @@ from .channels.roll_call import describe_pause, describe_position
 from .nodes.heartbeat import lost_by_heartbeat
 from .store import LockedStore
 
-# A rank that failed waits until no other has failed for this long, in seconds: ranks that wait for
-# the same collective time out one shortly after the other.
+# The reader of the notes waits until no new note has come for this long, in seconds. Ranks in the
+# same collective time out shortly one after the other.
 _QUIET_SECONDS = 3.0
+# Longest time for all notes, in seconds.
 _MOST_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
-_blocks = itertools.count()  # equal on all ranks
+# Numbers of the blocks, for their keys in the store; equal on all ranks.
+_blocks = itertools.count()
 
 
 class _Finding(NamedTuple):
-    failed: Optional[Tuple[int, str]]  # a rank with an error of its own, and that error
-    lost: Dict[int, str]  # else the ranks that are lost, each with what is known about its end
+    """The reason why a collective broke.
+
+    Attributes:
+        failed: A rank that failed for another reason than the broken collective, and its error; or
+            None.
+        lost: If no rank failed so: the ranks that are lost, and what is known about them or ''.
+    """
+
+    failed: Optional[Tuple[int, str]]
+    lost: Dict[int, str]
 
 
 @contextmanager
-def lost_ranks_named(what: str) -> Iterator[None]:
+def lost_ranks_named(activity: str) -> Iterator[None]:
     """Turn the error of a broken collective in the block into one that names the rank at fault.
 
     Other errors pass unchanged. Every rank must enter the block.
 
     Args:
-        what: Words for the error, for example ``'training'``.
+        activity: Phrase for the error message, for example ``'training'``.
 
     Raises:
-        RankError: Where a collective broke because another rank failed by an error of its own.
-        RankLostError: Where it broke because of ranks that died, hang or took another path.
+        RankError: If a collective broke because another rank failed with an error.
+        RankLostError: If a collective broke because ranks died, hang or took another path.
     """
-    place = f'mapsage/lost_ranks/{next(_blocks)}'
+    prefix = f'mapsage/lost_ranks/{next(_blocks)}'
     try:
         yield
     except Exception as error:
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             raise
         try:
-            cause = _cause(place, error, what)
-        except Exception:  # such as that the process which keeps the store has ended
-            ended = lost_by_heartbeat() or known_ends() if _is_broken_collective(error) else {}
-            cause = _lost(ended, error, what) if ended else None
+            cause = _find_cause(prefix, error, activity)
+        # Usually the process that keeps the store has ended. Whatever fails here must not replace
+        # the error of the block.
+        except Exception:
+            ended = _ended_ranks() if _is_broken_collective(error) else {}
+            cause = _make_lost_error(ended, error, activity) if ended else None
         if cause is None:
             raise
         raise cause from error
 
 
-def _cause(place: str, error: Exception, what: str) -> Optional[Exception]:
-    """Leave a note, and return the error that names the rank at fault; None where this one does."""
+def _find_cause(prefix: str, error: Exception, activity: str) -> Optional[Exception]:
+    """Write this rank's note, and return the error that names the rank at fault.
+
+    Returns:
+        None if ``error`` is not a broken collective, or if the cause cannot be found.
+    """
     store = LockedStore(dist.distributed_c10d._get_default_store())
-    rank, broken = dist.get_rank(), _is_broken_collective(error)
-    own = not broken and not isinstance(error, (RankError, RankLostError))
-    store.set(f'{place}/line/{rank}', line_of(error))
-    store.set(f'{place}/note/{rank}', error_text(error) if own else '')
+    rank, is_broken = dist.get_rank(), _is_broken_collective(error)
+    is_cause = not is_broken and not isinstance(error, (RankError, RankLostError))
+    store.set(f'{prefix}/line/{rank}', line_of(error))
+    store.set(f'{prefix}/note/{rank}', error_text(error) if is_cause else '')
     paused = known_pause()
     if paused:
-        store.add(f'{place}/paused/{rank}', int(paused))
-    store.add(f'{place}/notes', 1)
-    if not broken:
+        store.add(f'{prefix}/paused/{rank}', int(paused))
+    store.add(f'{prefix}/notes', 1)
+    if not is_broken:
         return None
-    found = _find(store, place)
-    if found is None:
-        ended = lost_by_heartbeat() or known_ends()
-        return _lost(ended, error, what) if ended else None
-    if found.failed is not None:
-        return RankError(*found.failed, what)
-    if lost_by_heartbeat():  # these broke it; others that left no note were too late
-        return _lost(lost_by_heartbeat(), error, what)
-    return _lost(found.lost, error, what)
+    finding = _find_together(store, prefix)
+    if finding is None:
+        ended = _ended_ranks()
+        return _make_lost_error(ended, error, activity) if ended else None
+    if finding.failed is not None:
+        return RankError(*finding.failed, activity)
+    # The heartbeat names the ranks that broke the collective; other ranks without a note were late.
+    return _make_lost_error(lost_by_heartbeat() or finding.lost, error, activity)
 
 
-def _lost(ranks: Dict[int, str], error: Exception, what: str) -> RankLostError:
-    """Return the error about missing ranks, given what is known about their ends."""
+def _ended_ranks() -> Dict[int, str]:
+    """Return the ranks that have ended, as this process knows without the store."""
+    return lost_by_heartbeat() or known_ends()
+
+
+def _make_lost_error(ranks: Dict[int, str], error: Exception, activity: str) -> RankLostError:
+    """Return the error about lost ranks, with what is known about them."""
     rank = dist.get_rank()
-    # One that is not alone in the finding may have failed after the look.
-    ranks = {each: why for each, why in ranks.items() if each != rank} or ranks
-    who = (f'the others have waited for it, rank {rank}, in vain' if rank in ranks else
-           f'rank(s) {list(ranks)} did not come to it in time' if ranks else
-           'every rank failed in it, so one was late')
-    known = ''.join(f'{why[:1].upper()}{why[1:]}. ' for why in ranks.values() if why)
+    # If other ranks are lost too, this rank may only have failed after the notes were read.
+    ranks = {lost_rank: reason for lost_rank, reason in ranks.items() if lost_rank != rank} or ranks
+    description = (f'the others have waited for it, rank {rank}, in vain' if rank in ranks else
+                   f'rank(s) {list(ranks)} did not come to it in time' if ranks else
+                   'every rank failed in it, so one was late')
+    reasons = ''.join(f'{reason[:1].upper()}{reason[1:]}. ' for reason in ranks.values() if reason)
     advice = ('The others have given up.' if rank in ranks else 'They died, hang, or took a path '
               'without this collective: look at the first error in their log.')
     return RankLostError(
-        f'rank {rank} waited in a collective of torch.distributed in {what} and {who} '
-        f'({(str(error).splitlines() or [""])[0]}). {known}{advice}', list(ranks))
+        f'rank {rank} waited in a collective of torch.distributed in {activity} and {description} '
+        f'({(str(error).splitlines() or [""])[0]}). {reasons}{advice}', list(ranks))
 
 
 def _is_broken_collective(error: BaseException) -> bool:
+    """Return whether an error comes from a backend, because of another rank."""
+    # torch 1.10 has none of these classes, and raises RuntimeError.
     kinds: Tuple[type, ...] = tuple(
         getattr(dist, name) for name in ('DistBackendError', 'DistNetworkError')
         if hasattr(dist, name))
     return isinstance(error, kinds) or (type(error) is RuntimeError and 'gloo/' in str(error))
 
 
-def _find(store: LockedStore, place: str) -> Optional[_Finding]:
-    """Return who is at fault, which one rank finds out for all; None if that one is gone.
+def _find_together(store: LockedStore, prefix: str) -> Optional[_Finding]:
+    """Return the finding of the rank that reads the notes for all; None if that rank has ended.
 
-    A second look, at a later moment, would take ranks for lost that have reported and left.
+    Not every rank reads the notes: a later reader would take ranks for lost that have left a note
+    and ended in the meantime.
     """
-    if store.add(f'{place}/reader', 1) == 1:
-        _await_notes(store, place)
-        found = _look(store, place)
-        store.set(f'{place}/found', json.dumps([found.failed, list(found.lost.items())]))
-        return found
+    if store.add(f'{prefix}/reader', 1) == 1:
+        _await_notes(store, prefix)
+        finding = _read_notes(store, prefix)
+        store.set(f'{prefix}/found', json.dumps([finding.failed, list(finding.lost.items())]))
+        return finding
     deadline = time.monotonic() + _MOST_SECONDS + _QUIET_SECONDS
     while time.monotonic() < deadline:
-        text = store.find(f'{place}/found')
+        text = store.find(f'{prefix}/found')
         if text is not None:
             failed, lost = json.loads(text)
             return _Finding(failed, dict(lost))
@@ -134,42 +157,43 @@ def _find(store: LockedStore, place: str) -> Optional[_Finding]:
     return None
 
 
-def _look(store: LockedStore, place: str) -> _Finding:
+def _read_notes(store: LockedStore, prefix: str) -> _Finding:
+    """Return the finding from the notes and what is known about the ranks without a note."""
     silent, late = [], {}
     for rank in range(dist.get_world_size()):
-        text = store.find(f'{place}/note/{rank}')
+        text = store.find(f'{prefix}/note/{rank}')
         if text:
             return _Finding((rank, text), {})
         if text is None:
             silent.append(rank)
-        paused = store.add(f'{place}/paused/{rank}', 0)
+        paused = store.add(f'{prefix}/paused/{rank}', 0)
         if paused:
             late[rank] = f'rank {rank} {describe_pause(paused)}'
-    # Only neighbors of a rank that died notice it at once. The others wait on, for ranks which have
-    # failed, and leave no note for now.
+    # A rank without a note need not be lost: only the neighbors of a dead rank notice its end. The
+    # other ranks still wait, for ranks that have failed, and have no note yet.
     ended = known_ends(silent)
     if late and not silent:
         return _Finding(None, late)
     if ended.keys() & set(silent):
         return _Finding(None, {rank: ended[rank] for rank in silent if rank in ended})
-    return _Finding(None, _find_hanging(store, place, silent))
+    return _Finding(None, _find_hanging(store, prefix, silent))
 
 
-def _find_hanging(store: LockedStore, place: str, silent: List[int]) -> Dict[int, str]:
-    """Return which ranks the others wait for, each with what is known about it.
+def _find_hanging(store: LockedStore, prefix: str, silent: List[int]) -> Dict[int, str]:
+    """Return the ranks that the others wait for, and what is known about them.
 
-    A rank without a note may itself wait, in a collective of another kind that came later. If all
-    ranks wait, one of them may have been in a collective that no other rank has entered.
+    A rank without a note may itself wait, in a later collective of another kind. If all ranks wait,
+    one of them may have been in a collective that no other rank has entered.
     """
-    positions = ask_positions(place, silent)
+    positions = ask_positions(prefix, silent)
     mute = [rank for rank in silent if rank not in positions]
-    # Without any answer there are no channels yet, and nothing is known about anybody.
+    # If no rank answers, this job has opened no channel yet, and all ranks without a note count.
     hanging = mute or find_stragglers(positions)
     if all(rank in positions and positions[rank].activity == Activity.IN_COLLECTIVE
            for rank in hanging):
         for rank in set(range(dist.get_world_size())) - set(silent):
             positions[rank] = Position(Activity.IN_COLLECTIVE,
-                                       store.find(f'{place}/line/{rank}') or '')
+                                       store.find(f'{prefix}/line/{rank}') or '')
         hanging = find_stragglers(positions)
         if len(hanging) == len(positions):
             return {}
@@ -177,11 +201,12 @@ def _find_hanging(store: LockedStore, place: str, silent: List[int]) -> Dict[int
             if rank in positions else '' for rank in hanging}
 
 
-def _await_notes(store: LockedStore, place: str) -> None:
+def _await_notes(store: LockedStore, prefix: str) -> None:
+    """Wait until all ranks have left a note, or no new note has come for a while."""
     now = time.monotonic()
     end, quiet, seen = now + _MOST_SECONDS, now + _QUIET_SECONDS, 0
     while seen < dist.get_world_size() and time.monotonic() < min(end, quiet):
-        count = store.add(f'{place}/notes', 0)
+        count = store.add(f'{prefix}/notes', 0)
         if count != seen:
             seen, quiet = count, time.monotonic() + _QUIET_SECONDS
         time.sleep(_PAUSE_SECONDS)

@@ -82,7 +82,7 @@ MUTANTS = (
             '::test_facts_are_the_same_with_and_without_a_gather',)),
     Mutant('victim_named', 'mapsage/distributed/channels/roll_call.py',
            'a rank that waits for the missing one is named as well',
-           'ranks = silent or elsewhere or behind', 'ranks = silent or behind',
+           'for rank in outside or behind}', 'for rank in behind}',
            ('tests/distributed/test_lost_connections.py'
             '::test_a_rank_that_waits_one_collective_behind_is_not_named',)),
     Mutant('mpi_local_rank', 'mapsage/distributed/launcher.py',

@@ -399,10 +399,8 @@ def ask_positions(question: str, ranks: Sequence[int]) -> Dict[int, Position]:
 
     The answer is empty if this process has opened no channel.
     """
-    default: Any = _c10d()._get_default_group() if dist.is_initialized() else None
-    if default not in _roll_calls:
-        return {}
-    return _roll_calls[default].ask_positions(question, ranks)
+    roll = _existing_roll_call()
+    return {} if roll is None else roll.ask_positions(question, ranks)
 
 
 def known_pause() -> float:

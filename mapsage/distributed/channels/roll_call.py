@@ -1,10 +1,14 @@
-"""Who is missing where a collective does not complete.
+"""Finds out which ranks are missing when a collective does not complete.
 
-A healthy step asks nobody. The first rank whose wait fails tells a few others, these tell more,
-and so within log2(ranks) hops every process hears of it on a thread of its own, also one whose main
-thread is somewhere else. Each writes into the rendezvous store how far it is; one rank reads what
-all have written and stores whom it found missing. This takes a number of requests in proportion to
-the ranks. A process that writes nothing has ended or hangs.
+A healthy step costs nothing. When a collective fails on a rank, the rank sends a message to a few
+others, which forward it, so every process gets it within log2(ranks) hops. A process receives it on
+the mesh's thread, even if its main thread hangs. Then every process reports to the rendezvous store
+how many collectives it has entered. One rank reads all reports and stores the missing ranks for the
+others, so the number of requests grows only linearly with the number of ranks. A process without a
+report has ended or hangs.
+
+``group_channel.py`` calls this and words the error; ``main_thread.py`` finds out which of several
+missing ranks the others wait for.
 """
 from __future__ import annotations
 
@@ -12,31 +16,34 @@ import hashlib
 import json
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mapsage.distributed.store import LockedStore
 
 from .main_thread import Activity, Position, find_stragglers, main_thread_position
-from .mesh import Mesh
+from .mesh import Mesh, Message
 
-# How long the ranks may be silent, none reporting, before those that have not are named, seconds.
+# Seconds without a new report after which the ranks without a report count as missing.
 _GRACE_SECONDS = 3.0
-_MOST_SECONDS = 30.0  # in all
-_SHOWN_WAITING = 2  # ranks that wait elsewhere, as examples in an error
-_PAUSE_SECONDS = (0.01, 0.5)  # between two looks into the store, growing
+# Longest time for all reports, in seconds.
+_MOST_SECONDS = 30.0
+# Number of ranks that wait in another collective which an error lists as examples.
+_SHOWN_WAITING = 2
+# First and longest pause between two requests for the same value in the store.
+_PAUSE_SECONDS = (0.01, 0.5)
 
 
 class Lane:
-    """One channel, as the processes know it that take part.
+    """The collectives of one channel, counted on this rank.
 
     Args:
-        name: Name of the channel; equal on all ranks and unlike that of any other.
+        name: Name of the channel. It is equal on all ranks, and no other channel has it.
         ranks: Global ranks, in group order.
 
     Attributes:
         key: Number made from the name.
         entered: Number of collectives that this rank has entered.
-        inside: Whether it is in one now.
+        inside: Whether this rank is inside a collective now.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
@@ -46,23 +53,23 @@ class Lane:
 
 
 def is_late(paused: float, waited: float) -> bool:
-    """Return whether a pause of a process may be what others have waited for. Pure.
+    """Return whether a pause of a process may be the reason why others waited too long. Pure.
 
     Args:
-        paused: Seconds of the pause.
+        paused: Length of the pause in seconds.
         waited: Seconds that a rank may be late.
     """
     return paused > 0 and paused >= waited / 2
 
 
 def describe_pause(seconds: float) -> str:
-    """Return words about a pause of a process, to stand behind its name. Pure."""
+    """Return a description of a pause, which follows the name of the process. Pure."""
     return (f'did not run for {seconds:.0f} s: it was stopped, or its machine was, or native code '
             f'kept the interpreter to itself')
 
 
 def describe_position(position: Position) -> str:
-    """Return words about a main thread, to stand behind the name of its rank. Pure."""
+    """Return a description of a main thread, which follows 'rank R answers'. Pure."""
     if not position.line:
         return ''
     doing = {Activity.RUNS: 'is', Activity.IN_BACKWARD: 'computes gradients',
@@ -71,12 +78,12 @@ def describe_position(position: Position) -> str:
 
 
 class Missing(NamedTuple):
-    """Whom the ranks found missing.
+    """The ranks that are missing from a collective.
 
     Attributes:
         ranks: Global ranks.
-        silent: Whether their processes did not answer either.
-        reasons: What is known of why, by rank.
+        silent: Whether the processes of these ranks did not report either.
+        reasons: What is known about these ranks, and about some that wait elsewhere, by rank.
     """
 
     ranks: List[int]
@@ -89,52 +96,62 @@ class RollCall:
 
     Args:
         store: Rendezvous store.
-        prefix: Prefix of its keys there; equal on all ranks and unlike that of any other.
+        prefix: Prefix of this roll call's keys in the store; equal on all ranks, and no other roll
+            call has it.
         rank: Global rank of this process.
         ranks: Number of ranks.
+
+    Attributes:
+        mesh: Connections of this process.
     """
 
     def __init__(self, store: LockedStore, prefix: str, rank: int, ranks: int) -> None:
         self.store, self.rank = store, rank
         self._prefix, self._ranks = prefix, ranks
         self._lanes: Dict[int, Lane] = {}
-        self._failed: Dict[int, Dict[str, Any]] = {}
+        # The first message about the failure of a lane, by the lane's key.
+        self._failures: Dict[int, Message] = {}
         self._reported: Set[int] = set()
-        # Questions where the main threads are that this process has heard.
+        # Questions for the positions of main threads that this process has received.
         self._questions: Set[str] = set()
+        # Published texts, by the key of the lane and the key of the text.
         self._texts: Dict[Tuple[int, str], str] = {}
-        self.mesh = Mesh(store, prefix, rank, ranks, self._hear)
+        self.mesh = Mesh(store, prefix, rank, ranks, self._receive)
 
     def open(self, name: str, ranks: Sequence[int], kind: Callable[..., Lane] = Lane,
-             *options: Any) -> Lane:
-        """Return the lane of this name, a ``kind(name, ranks, *options)``. No collective."""
+             *options: object) -> Lane:
+        """Return the lane with this name, made by ``kind(name, ranks, *options)``. Not collective.
+        """
         lane = kind(f'{self._prefix}/{name}', ranks, *options)
         return self._lanes.setdefault(lane.key, lane)
 
     def failed(self, lane: Lane) -> bool:
         """Return whether a rank has given up this lane."""
-        return lane.key in self._failed
+        return lane.key in self._failures
 
     def alarm(self, lane: Lane, lost: Dict[int, str], waited: float = 0.0) -> None:
-        """Make known that this rank gives up the lane.
+        """Inform all ranks of a lane that this rank gives it up.
 
         Args:
             lane: Lane that failed.
             lost: Reason by global rank, for ranks whose connection broke.
             waited: Seconds that a rank may be late in the lane.
         """
-        message = dict(kind='failed', lane=lane.key, name=lane.name, ranks=lane.ranks,
-                       lost=[[rank, reason] for rank, reason in lost.items()], waited=waited)
-        if self._note(message):
-            self._spread(message, connect=False)  # before this process may end
-            threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
+        message = Message(kind='failed', lane=lane.key, name=lane.name, ranks=lane.ranks,
+                          lost=list(lost.items()), waited=waited)
+        if self._remember(message):
+            # Not on a thread, because this process may end soon.
+            self._spread(message, connect=False)
+            threading.Thread(target=self._forward, args=(message,), daemon=True).start()
             self._report(message)
 
     def find_missing(self, lane: Lane) -> Optional[Missing]:
-        """Return whom the ranks found missing once one has given up; None if it cannot be known.
+        """Return the missing ranks of a lane that has failed, the same on all ranks.
 
-        It cannot where the rendezvous store has ended and no connection has broken. Where the rank
-        that reads the reports has died, nobody is named unless a connection has broken.
+        Returns:
+            The missing ranks. Without any rank if the rank that reads the reports has died and no
+            connection has broken. None if the rendezvous store has ended and no connection has
+            broken.
         """
         unknown: Optional[Missing] = Missing([], False, {})
         try:
@@ -145,27 +162,28 @@ class RollCall:
                 return missing
             deadline, pause = time.monotonic() + _MOST_SECONDS + _GRACE_SECONDS, _PAUSE_SECONDS[0]
             while time.monotonic() < deadline:
-                found = self.store.find(f'{lane.name}/missing')
-                if found is not None:
-                    ranks, silent, reasons = json.loads(found)
+                text = self.store.find(f'{lane.name}/missing')
+                if text is not None:
+                    ranks, silent, reasons = json.loads(text)
                     return Missing(ranks, silent, dict(reasons))
                 time.sleep(pause)
                 pause = min(2 * pause, _PAUSE_SECONDS[1])
-        except RuntimeError:  # the process that keeps the store has ended
+        # The process that keeps the store has ended.
+        except RuntimeError:
             unknown = None
-        lost = self._lost(lane)
+        lost = self._lost_ranks(lane)
         return Missing(list(lost), True, lost) if lost else unknown
 
     def ask_positions(self, question: str, ranks: Sequence[int]) -> Dict[int, Position]:
-        """Return where the main threads of ranks are. A rank is left out if it does not answer.
+        """Return the positions of the main threads of ranks, without ranks that do not answer.
 
         Args:
             question: Key in the store; a question can be asked once.
             ranks: Global ranks to wait for, for some seconds.
         """
-        message = dict(kind='position', question=question, ranks=list(range(self._ranks)))
-        if self._note(message):
-            threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
+        message = Message(kind='position', question=question, ranks=list(range(self._ranks)))
+        if self._remember(message):
+            threading.Thread(target=self._forward, args=(message,), daemon=True).start()
         positions: Dict[int, Position] = {}
         deadline = time.monotonic() + _GRACE_SECONDS
         while len(positions) < len(ranks) and time.monotonic() < deadline:
@@ -177,73 +195,82 @@ class RollCall:
         return positions
 
     def publish(self, lane: Lane, key: str, text: str) -> bool:
-        """Keep a text for all ranks; return whether it is the first under its key."""
-        message = dict(kind='text', lane=lane.key, ranks=lane.ranks, key=key, text=text)
-        if self._note(message):
+        """Store a text for all ranks; return whether it is the first under its key."""
+        message = Message(kind='text', lane=lane.key, ranks=lane.ranks, key=key, text=text)
+        if self._remember(message):
             self._spread(message, connect=False)
             threading.Thread(target=self._spread, args=(message,), daemon=True).start()
         try:
-            first = self.store.add(f'{lane.name}/{key}/count', 1) == 1
-            if first:
+            is_first = self.store.add(f'{lane.name}/{key}/count', 1) == 1
+            if is_first:
                 self.store.set(f'{lane.name}/{key}/text', text)
-            return first
-        except RuntimeError:  # the process that keeps the store has ended
+            return is_first
+        # The process that keeps the store has ended.
+        except RuntimeError:
             return False
 
     def published(self, lane: Lane, key: str) -> Optional[str]:
-        """Return the text that was published first, or None."""
+        """Return the first text published under a key, or None."""
         try:
-            found = self.store.find(f'{lane.name}/{key}/text')
-        except RuntimeError:  # the process that keeps the store has ended
-            found = None
-        return self._texts.get((lane.key, key)) if found is None else found
+            text = self.store.find(f'{lane.name}/{key}/text')
+        # The process that keeps the store has ended, but the mesh may have brought the text.
+        except RuntimeError:
+            text = None
+        return self._texts.get((lane.key, key)) if text is None else text
 
-    def _hear(self, message: Dict[str, Any]) -> None:
-        """Take a message of another rank, on the mesh's thread."""
-        if self._note(message):
-            # That thread must go on reading: telling others may have to wait.
-            threading.Thread(target=self._pass_on, args=(message,), daemon=True).start()
+    def _receive(self, message: Message) -> None:
+        """Handle a message of another rank, on the mesh's thread."""
+        if self._remember(message):
+            # On another thread, because sending may have to wait, and the mesh's thread must read.
+            threading.Thread(target=self._forward, args=(message,), daemon=True).start()
 
-    def _note(self, message: Dict[str, Any]) -> bool:
-        """Remember a message; return whether it is new."""
+    def _remember(self, message: Message) -> bool:
+        """Store a message; return whether it is new."""
         with self.mesh.news:
             if message['kind'] == 'failed':
-                first = self._failed.setdefault(message['lane'], message) is message
+                is_new = self._failures.setdefault(message['lane'], message) is message
             elif message['kind'] == 'position':
-                first = message['question'] not in self._questions
+                is_new = message['question'] not in self._questions
                 self._questions.add(message['question'])
             else:
                 key = message['lane'], message['key']
-                first = key not in self._texts
+                is_new = key not in self._texts
                 self._texts.setdefault(key, message['text'])
             self.mesh.news.notify_all()
-            return first
+            return is_new
 
-    def _pass_on(self, message: Dict[str, Any]) -> None:
+    def _forward(self, message: Message) -> None:
+        """Send a message on, first to connected ranks, and do what it asks of this rank."""
         self._spread(message, connect=False)
         if message['kind'] == 'failed':
             self._report(message)
         if message['kind'] == 'position':
             try:
                 self._write_position(message['question'])
-            except RuntimeError:  # the process that keeps the store has ended
+            # The process that keeps the store has ended.
+            except RuntimeError:
                 return
         self._spread(message)
 
-    def _spread(self, message: Dict[str, Any], connect: bool = True) -> None:
-        """Tell the ranks at the distances 1, 2, 4, ... of this one."""
+    def _spread(self, message: Message, connect: bool = True) -> None:
+        """Send a message to the ranks at the distances 1, 2, 4, ... from this rank."""
         ranks = message['ranks']
         if self.rank not in ranks:
             return
-        me, step = ranks.index(self.rank), 1
-        while step < len(ranks):
-            for rank in {ranks[(me + step) % len(ranks)], ranks[(me - step) % len(ranks)]}:
+        position, distance = ranks.index(self.rank), 1
+        while distance < len(ranks):
+            for rank in {ranks[(position + distance) % len(ranks)],
+                         ranks[(position - distance) % len(ranks)]}:
                 if rank != self.rank:
                     self.mesh.tell(rank, message, connect)
-            step *= 2
+            distance *= 2
 
-    def _report(self, message: Dict[str, Any]) -> None:
-        """Write how far this rank is: odd numbers for a rank that is in none of the collectives."""
+    def _report(self, message: Message) -> None:
+        """Write the progress of this rank in a failed lane into the store.
+
+        The progress is ``2 * entered + 1 + inside``, so it is odd if the rank is in no collective
+        of the lane, and 0 without a report.
+        """
         with self.mesh.news:
             if message['lane'] in self._reported:
                 return
@@ -259,34 +286,42 @@ class RollCall:
             self._write_position(message['name'])
             self.store.add(f'{message["name"]}/at/{self.rank}', 2 * entered + 1 + inside)
             self.store.add(f'{message["name"]}/reported', 1)
-        except RuntimeError:  # the process that keeps the store has ended
+        # The process that keeps the store has ended.
+        except RuntimeError:
             pass
 
-    def _lost(self, lane: Lane) -> Dict[int, str]:
-        """Return the ranks that had ended when the lane failed, as the first to notice tells."""
-        lost = {int(rank): reason for rank, reason in self._failed[lane.key]['lost']}
-        return lost or {rank: why for rank, why in self.mesh.reasons().items()
+    def _lost_ranks(self, lane: Lane) -> Dict[int, str]:
+        """Return the ranks that had ended when the lane failed, and the reasons.
+
+        The rank that gave up first knows best, if its error was a broken connection. Otherwise this
+        returns the connections that this rank has lost.
+        """
+        lost = {int(rank): reason for rank, reason in self._failures[lane.key]['lost']}
+        return lost or {rank: reason for rank, reason in self.mesh.reasons().items()
                         if rank in lane.ranks}
 
     def _read_reports(self, lane: Lane) -> Missing:
+        """Return the missing ranks according to the reports of all ranks."""
         self._await_reports(lane)
-        far = {rank: self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lane.ranks}
-        silent = [rank for rank in lane.ranks if not far[rank]]
-        most = max((value - 1) // 2 for value in far.values())
-        behind = [rank for rank in lane.ranks if far[rank] and (far[rank] - 1) // 2 < most]
-        # A broadcast ends sooner on some ranks, so a rank that waits may be one collective behind.
-        elsewhere = [rank for rank in behind if far[rank] % 2]
-        reasons = {**self.mesh.reasons(), **self._lost(lane)}
+        progress = {rank: self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lane.ranks}
+        silent = [rank for rank in lane.ranks if not progress[rank]]
+        most_entered = max((value - 1) // 2 for value in progress.values())
+        behind = [rank for rank in lane.ranks
+                  if progress[rank] and (progress[rank] - 1) // 2 < most_entered]
+        # A rank inside a collective may be one behind and wait nevertheless, because a broadcast
+        # ends sooner on some ranks. So ranks outside all collectives are suspected first.
+        outside = [rank for rank in behind if progress[rank] % 2]
+        reasons = {**self.mesh.reasons(), **self._lost_ranks(lane)}
         if not silent:
-            apart = self._read_pauses(lane) or self._read_broken_connections(lane)
-            if apart:
-                return Missing(list(apart), False, apart)
+            disturbed = self._read_pauses(lane) or self._read_broken_connections(lane)
+            if disturbed:
+                return Missing(list(disturbed), False, disturbed)
         if silent:
             return Missing(silent, True, {
                 rank: reasons.get(rank) or f'{self.mesh.locate(rank)} does not answer'
                 for rank in silent})
         positions = {rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
-                     for rank in elsewhere or behind}
+                     for rank in outside or behind}
         stragglers = find_stragglers(positions)
         waiting = [rank for rank in positions if rank not in stragglers]
         return Missing(stragglers, False, {
@@ -305,17 +340,19 @@ class RollCall:
         return Position(Activity(activity), line)
 
     def _read_pauses(self, lane: Lane) -> Dict[int, str]:
-        """Return the ranks that did not run for as long as others waited, with words about it."""
+        """Return a text for every rank whose process was paused for about as long as others waited.
+        """
         paused = {rank: self.store.add(f'{lane.name}/paused/{rank}', 0) for rank in lane.ranks}
         return {rank: f'{self.mesh.locate(rank)} {describe_pause(seconds)}'
                 for rank, seconds in paused.items() if seconds}
 
     def _read_broken_connections(self, lane: Lane) -> Dict[int, str]:
-        """Return the ranks that most others lost, though all of them answer, with words about it.
+        """Return a text for the ranks to which most others lost the connection, though all answer.
 
-        A connection has two ends. That of others, who are just not there yet, is no reason.
+        A broken connection has two ends, and the rank with the most broken ones is at fault. If no
+        connection had broken when the lane failed, none counts.
         """
-        if not self._lost(lane):
+        if not self._lost_ranks(lane):
             return {}
         counts = {rank: self.store.add(f'{lane.name}/unconnected/{rank}', 0)
                   for rank in lane.ranks}
@@ -325,19 +362,20 @@ class RollCall:
                 if count and count == most}
 
     def _await_reports(self, lane: Lane) -> None:
-        """Wait until all ranks have reported that can, or none has for a while."""
+        """Wait until all ranks have reported or ended, or no new report has come for a while."""
         end = time.monotonic() + _MOST_SECONDS
         quiet_until, seen, ended = time.monotonic() + _GRACE_SECONDS, 0, 0
-        pause, known = _PAUSE_SECONDS[0], -1
+        pause, lost_count = _PAUSE_SECONDS[0], -1
         while time.monotonic() < min(end, quiet_until):
             count = self.store.add(f'{lane.name}/reported', 0)
-            gone = set(self._lost(lane)) | {each for each in list(self.mesh.lost)
-                                            if each in lane.ranks}
-            if (count, len(gone)) != (seen, known):
+            lost = set(self._lost_ranks(lane)) | {
+                rank for rank in list(self.mesh.lost) if rank in lane.ranks}
+            if (count, len(lost)) != (seen, lost_count):
                 quiet_until = time.monotonic() + _GRACE_SECONDS if count != seen else quiet_until
                 pause = _PAUSE_SECONDS[0]
-                seen, known = count, len(gone)
-                ended = sum(not self.store.add(f'{lane.name}/at/{rank}', 0) for rank in gone)
+                seen, lost_count = count, len(lost)
+                # Some lost ranks had reported before they ended.
+                ended = sum(not self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lost)
             if seen + ended >= len(lane.ranks):
                 return
             time.sleep(pause)
