@@ -80,11 +80,11 @@ MUTANTS = (
            'if torch.equal(largest[0], ~largest[1]):', 'if largest.numel():',
            ('tests/distributed/test_agreeing_ranks.py'
             '::test_facts_are_the_same_with_and_without_a_gather',)),
-    Mutant('victim_named', 'mapsage/distributed/channels/roll_call.py',
+    Mutant('victim_named', 'mapsage/distributed/channels/main_thread.py',
            'a rank that waits for the missing one is named as well',
-           'for rank in outside or behind}', 'for rank in behind}',
-           ('tests/distributed/test_lost_connections.py'
-            '::test_a_rank_that_waits_one_collective_behind_is_not_named',)),
+           'return [rank for rank, position in positions.items() if position.activity == least]',
+           'return list(positions)',
+           ('tests/unit/distributed/channels/test_main_thread.py',)),
     Mutant('mpi_local_rank', 'mapsage/distributed/launcher.py',
            'under MPI the local rank is the global one',
            "'LOCAL_RANK': got['OMPI_COMM_WORLD_LOCAL_RANK']",

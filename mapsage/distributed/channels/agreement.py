@@ -115,7 +115,7 @@ def all_ranks_or_none(activity: str = 'this step', group: Optional[dist.ProcessG
         try:
             channel.max(torch.tensor([1]), _PEER_SECONDS)
             peers_came = True
-        # Besides RankLostError, a destroyed process group.
+        # RankLostError, or the process group was destroyed.
         except RuntimeError:
             peers_came = False
         if peers_came:
