@@ -13,6 +13,7 @@ from mmengine.hooks import Hook
 
 from mapsage.runner_view import HostRunner, MapSageRun
 from mapsage.wrappers import VirtualDataParallel
+from mapsage.wrappers.rank_batches import Batch
 
 
 class MapSageHook(Hook):
@@ -56,7 +57,7 @@ class MapSageHook(Hook):
             error: Error that ended the run, or None.
         """
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Run before the forward pass of each virtual rank of this process.
 
         Called between :meth:`follow_virtual_ranks` and :meth:`unfollow_virtual_ranks`, and only if

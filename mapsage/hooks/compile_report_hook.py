@@ -14,6 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mapsage.runner_view import HostRunner
+from mapsage.wrappers.rank_batches import Batch
 
 # Steps without a change after which the first line is written.
 _SETTLED = 2
@@ -116,7 +117,8 @@ class CompileReportHook(Hook):
         self._steps = self._unchanged = self._since = 0
         self._ended = False
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Log the numbers once they have settled, and when they have grown."""
         counts = self._counter.counts()

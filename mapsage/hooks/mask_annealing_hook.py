@@ -21,6 +21,7 @@ from mapsage.models.mask_transformers.annealing import (
     mask_probability,
 )
 from mapsage.runner_view import HostRunner, hooks_of_type
+from mapsage.wrappers.rank_batches import Batch
 
 
 @HOOKS.register_module()
@@ -82,13 +83,14 @@ class MaskAnnealingHook(MapSageHook):
         """Leave the model's wrapper as it was."""
         self.unfollow_virtual_ranks(runner)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Set the probabilities of the next step, which validations and checkpoints use too."""
         self._update(runner.iter + 1)
         runner.message_hub.update_scalar('train/masked', sum(self._values) / len(self._values))
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Set the probabilities in the buffers of a virtual rank, which are in the model now."""
         self._write_buffers()
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.drawing.tiles import display_rgb, is_class, shrink
 from mapsage.runner_view import HostRunner
+from mapsage.wrappers.rank_batches import Batch
 
 from .batch_images import image_in_batch, sample_in_batch, shown_channels
 
@@ -91,25 +92,26 @@ class PreviewHook(Hook):
 
     before_test_epoch = before_val_epoch
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
                        outputs: Optional[Sequence[Any]] = None) -> None:
         """Keep the samples of this batch that should be in the picture."""
-        self._examine(runner, _metainfo(runner.val_dataloader), data_batch, outputs)
+        self._examine(runner, dataset_metainfo(runner.val_dataloader), data_batch, outputs)
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_test_iter(self, runner: HostRunner, batch_idx: int,
+                        data_batch: Optional[Batch] = None,
                         outputs: Optional[Sequence[Any]] = None) -> None:
         """Keep the samples of this batch that should be in the picture."""
-        self._examine(runner, _metainfo(runner.test_dataloader), data_batch, outputs)
+        self._examine(runner, dataset_metainfo(runner.test_dataloader), data_batch, outputs)
 
     def after_val_epoch(self, runner: HostRunner,
                         metrics: Optional[Dict[str, float]] = None) -> None:
         """Write the picture of a validation."""
-        self._write(runner, _metainfo(runner.val_dataloader), metrics, 'validation')
+        self._write(runner, dataset_metainfo(runner.val_dataloader), metrics, 'validation')
 
     def after_test_epoch(self, runner: HostRunner,
                          metrics: Optional[Dict[str, float]] = None) -> None:
         """Write the picture of a test."""
-        self._write(runner, _metainfo(runner.test_dataloader), metrics, 'test')
+        self._write(runner, dataset_metainfo(runner.test_dataloader), metrics, 'test')
 
     def _examine(self, runner: HostRunner, metainfo: Dict[str, Any], data_batch: Any,
                  outputs: Optional[Sequence[Any]]) -> None:
@@ -190,7 +192,8 @@ class PreviewHook(Hook):
             runner.logger.info(f'preview: {path}')
 
 
-def _metainfo(dataloader: DataLoader) -> Dict[str, Any]:
+def dataset_metainfo(dataloader: DataLoader) -> Dict[str, Any]:
+    """Return the metainfo of a loader's dataset, such as names of classes; {} without any."""
     # A user's dataset may have no metainfo.
     metainfo = getattr(dataloader.dataset, 'metainfo', None)
     return dict(metainfo) if isinstance(metainfo, Mapping) else {}

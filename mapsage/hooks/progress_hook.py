@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch.utils.data import DataLoader
 
 from mapsage.runner_view import HostRunner
+from mapsage.wrappers.rank_batches import Batch
 
 _T = TypeVar('_T')
 # Beginning of LoggerHook's lines for single iterations and for a whole evaluation.
@@ -79,7 +80,8 @@ class ProgressBarHook(Hook):
         self._train = self._draw(runner, lambda bar: bar.add(
             _train_label(runner), runner.max_iters, runner.iter))
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Advance the bar by one iteration."""
         if self._bar is None or self._train is None:
@@ -104,12 +106,13 @@ class ProgressBarHook(Hook):
         """Show a bar for the test."""
         self._start_evaluation(runner, 'test', runner.test_dataloader)
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
                        outputs: Optional[Sequence[Any]] = None) -> None:
         """Advance the second bar."""
         self._evaluation_step(runner, 'val', batch_idx + 1, len(runner.val_dataloader))
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_test_iter(self, runner: HostRunner, batch_idx: int,
+                        data_batch: Optional[Batch] = None,
                         outputs: Optional[Sequence[Any]] = None) -> None:
         """Advance the bar."""
         self._evaluation_step(runner, 'test', batch_idx + 1, len(runner.test_dataloader))

@@ -15,6 +15,7 @@ from mmseg.structures import SegDataSample
 
 from mapsage.drawing.tiles import display_rgb, resize
 from mapsage.runner_view import HostRunner
+from mapsage.wrappers.rank_batches import Batch
 
 from .batch_images import image_in_batch, shown_channels
 
@@ -35,7 +36,7 @@ class WindowVisualizationHook(SegVisualizationHook):
     # MMSegmentation's attribute, which some versions set in the constructor.
     _test_index: int = 0
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
                        outputs: Optional[Sequence[SegDataSample]] = None) -> None:
         """Draw the first sample of every ``interval`` iterations of a validation."""
         if not self.draw or not outputs or self._have_files(outputs):
@@ -43,7 +44,8 @@ class WindowVisualizationHook(SegVisualizationHook):
         elif (runner.iter + batch_idx) % self.interval == 0:
             self._draw_window(runner, data_batch, 0, outputs[0], 'val', runner.iter + batch_idx)
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_test_iter(self, runner: HostRunner, batch_idx: int,
+                        data_batch: Optional[Batch] = None,
                         outputs: Optional[Sequence[SegDataSample]] = None) -> None:
         """Draw the samples of a test."""
         if not self.draw or not outputs or self._have_files(outputs):

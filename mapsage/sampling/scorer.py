@@ -123,20 +123,22 @@ class _AdaptedScorer(Scorer):
 
     def __init__(self, users: Any) -> None:
         self._users = users
-        for attribute in ('uses_model', 'weighs_loss', 'scores_per_sample', 'history'):
-            setattr(self, attribute, getattr(users, attribute, getattr(Scorer, attribute)))
+        self.uses_model = self._member('uses_model', Scorer.uses_model)
+        self.weighs_loss = self._member('weighs_loss', Scorer.weighs_loss)
+        self.scores_per_sample = self._member('scores_per_sample', Scorer.scores_per_sample)
+        self.history = self._member('history', Scorer.history)
 
     @property
     def name(self) -> str:
-        return str(getattr(self._users, '__name__', type(self._users).__name__))
+        return self._member('__name__', type(self._users).__name__)
 
     @property
     def scores_in_workers(self) -> bool:
-        return self._has('score')
+        return self._member('score') is not None
 
     @property
     def follows_step(self) -> bool:
-        return self._has('follow')
+        return self._member('follow') is not None
 
     def score(self, sample: Any) -> float:
         return self._users.score(sample)
@@ -145,26 +147,26 @@ class _AdaptedScorer(Scorer):
         return super().__call__(samples) if self.scores_in_workers else self._users(samples)
 
     def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
-        if self._has('bind'):
-            self._users.bind(model, collate)
+        self._call('bind', model, collate)
 
     def check_sampling(self, validity: Validity, settings: Dict[str, Any]) -> None:
-        if self._has('check_sampling'):
-            self._users.check_sampling(validity, settings)
+        self._call('check_sampling', validity, settings)
 
     def describe(self) -> str:
-        return self._users.describe() if self._has('describe') else ''
+        return self._call('describe') or ''
 
     def follow(self, step: Callable[[], Optional[BatchShare]]) -> None:
-        if self._has('follow'):
-            self._users.follow(step)
+        self._call('follow', step)
 
     def begin_batch(self, slot: int, first: bool) -> None:
-        if self._has('begin_batch'):
-            self._users.begin_batch(slot, first)
+        self._call('begin_batch', slot, first)
 
-    def _has(self, member: str) -> bool:
-        return hasattr(self._users, member)
+    def _call(self, method: str, *args: Any) -> Any:
+        function = self._member(method)
+        return None if function is None else function(*args)
+
+    def _member(self, name: str, default: Any = None) -> Any:
+        return getattr(self._users, name, default)
 
 
 def as_scorer(score: Any) -> Scorer:

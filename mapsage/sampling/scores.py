@@ -8,7 +8,7 @@ import torch
 from mapsage.distributed import Channel
 
 from .candidate import Candidate
-from .scorer import Scorer
+from .scorer import as_scorer
 from .validity import to_float64
 
 # Takes samples and returns one number per sample, on any device. Every Scorer is one.
@@ -32,7 +32,7 @@ class WeightedRewards:
 
     def __init__(self, functions: Sequence[ScoreFunction],
                  weights: Optional[Sequence[float]] = None) -> None:
-        self._functions = list(functions)
+        self._functions = [as_scorer(function) for function in functions]
         self._weights = [1.0] * len(functions) if weights is None else list(weights)
         if not functions or len(self._weights) != len(functions):
             raise ValueError(f'{len(functions)} reward function(s) and {len(self._weights)} '
@@ -48,10 +48,8 @@ class WeightedRewards:
         for function, weight in zip(self._functions, self._weights):
             rewards = to_float64(function(samples))
             if len(rewards) != len(samples):
-                name = function.name if isinstance(function, Scorer) else \
-                    getattr(function, '__name__', type(function).__name__)
-                raise ValueError(f'{name} returned {len(rewards)} rewards for {len(samples)} '
-                                 f'samples, expected one per sample.')
+                raise ValueError(f'{function.name} returned {len(rewards)} rewards for '
+                                 f'{len(samples)} samples, expected one per sample.')
             total += weight * rewards
         return total
 

@@ -7,7 +7,7 @@ all of them calls :func:`unpack_rank_batches`; a copy of the first batch does no
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple, TypeVar, Union
+from typing import Any, List, Sequence, Tuple, TypeVar, Union
 
 from mapsage.distributed.virtual_ranks import VirtualRanksError
 
@@ -15,12 +15,48 @@ from mapsage.distributed.virtual_ranks import VirtualRanksError
 Batch = Union[dict, tuple, list]
 _AnyBatch = TypeVar('_AnyBatch')
 _ATTRIBUTE = 'batches_of_other_virtual_ranks'
-# Class of a batch -> its subclass whose instances have a __dict__ for the attribute.
-_carrier_classes: Dict[type, type] = {}
+
+
+class RankDict(dict):
+    """A dict batch that can carry the batches of other virtual ranks in its ``__dict__``."""
+
+
+class RankList(list):
+    """A list batch that can carry the batches of other virtual ranks in its ``__dict__``."""
+
+
+class RankTuple(tuple):
+    """A tuple batch that can carry the batches of other virtual ranks in its ``__dict__``.
+
+    Args:
+        original: Tuple, which may be a named tuple: its fields are attributes of this one too.
+
+    Attributes:
+        original: The argument of that name.
+    """
+
+    original: tuple
+
+    def __new__(cls, original: tuple) -> RankTuple:  # noqa: D102
+        carrier = super().__new__(cls, original)
+        carrier.original = original
+        return carrier
+
+    def __getnewargs__(self) -> Tuple[tuple]:
+        return (self.original,)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for missing attributes. Pickle asks for special methods before there is an original.
+        if name.startswith('__') or name == 'original':
+            raise AttributeError(name)
+        return getattr(self.original, name)
 
 
 def pack_rank_batches(batches: Sequence[_AnyBatch]) -> _AnyBatch:
-    """Return the first batch, or an equal one of a subclass of its type, that carries the others.
+    """Return the first batch, or an equal carrier of it, with the batches of the other ranks.
+
+    A dict, list or tuple has no place for an attribute and becomes a :class:`RankDict`,
+    :class:`RankList` or :class:`RankTuple`.
 
     Args:
         batches: One batch for each virtual rank, at least one.
@@ -47,7 +83,9 @@ def unpack_rank_batches(batch: _AnyBatch, block: range) -> List[_AnyBatch]:
     Raises:
         VirtualRanksError: If ``batch`` does not carry one batch for each virtual rank.
     """
-    batches = [batch, *getattr(batch, _ATTRIBUTE, ())]
+    # The model gets the tuple itself, whose type it may need to build another one.
+    first = batch.original if isinstance(batch, RankTuple) else batch
+    batches = [first, *getattr(batch, _ATTRIBUTE, ())]
     if len(batches) != len(block):
         raise VirtualRanksError(
             f'a step of virtual ranks {block.start} to {block.stop - 1} was given '
@@ -58,25 +96,14 @@ def unpack_rank_batches(batch: _AnyBatch, block: range) -> List[_AnyBatch]:
     return batches
 
 
-def _as_carrier(batch: _AnyBatch) -> _AnyBatch:
-    """Return an equal batch of a subclass whose instances can have attributes."""
-    kind = type(batch)
-    try:
-        if kind not in _carrier_classes:
-            _carrier_classes[kind] = type(kind.__name__, (kind,), dict(__reduce__=_reduce))
-        return _convert(_carrier_classes[kind], batch)
-    except TypeError as error:
-        raise VirtualRanksError(
-            f'the collate function makes batches of type {kind.__name__}, which cannot carry the '
-            f'batches of other virtual ranks: expected a dict, list, tuple or tensor.') from error
-
-
-def _convert(kind: type, batch: Any) -> Any:
-    # The constructor of a named tuple takes the fields one by one, tuple.__new__ a sequence.
-    return tuple.__new__(kind, batch) if isinstance(batch, tuple) else kind(batch)
-
-
-def _reduce(carrier: object) -> Tuple[object, ...]:
-    """Pickle a carrier as its original type, because pickle cannot import the carrier class."""
-    first = _convert(type(carrier).__mro__[1], carrier)
-    return pack_rank_batches, ([first, *vars(carrier)[_ATTRIBUTE]],)
+def _as_carrier(batch: Any) -> Any:
+    """Return an equal batch of a class whose instances can have attributes."""
+    if isinstance(batch, dict):
+        return RankDict(batch)
+    if isinstance(batch, list):
+        return RankList(batch)
+    if isinstance(batch, tuple):
+        return RankTuple(batch)
+    raise VirtualRanksError(
+        f'the collate function makes batches of type {type(batch).__name__}, which cannot carry '
+        f'the batches of other virtual ranks: expected a dict, list, tuple or tensor.')

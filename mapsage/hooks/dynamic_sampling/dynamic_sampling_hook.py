@@ -30,6 +30,7 @@ from mapsage.sampling import BatchShare, BlockSampler, Validity
 from mapsage.sampling.lockstep import check_equal_settings
 from mapsage.wrappers import VirtualDataParallel
 from mapsage.wrappers.batch_counts import names_of_counters
+from mapsage.wrappers.rank_batches import Batch
 
 from .sample_weights import PixelWeights, check_asked, weigh_heads
 from .sampled_steps import LoaderError, LoaderStream, SampledEpochs, SampledSteps, Step
@@ -157,7 +158,8 @@ class DynamicSamplingHook(MapSageHook):
                                      lambda loader: SampledEpochs(loader, self._steps)))
         self._weigh_losses(runner, target)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Add the step to the report; at the interval, summarize it, which is collective."""
         assert self._step is not None and self._interval is not None
@@ -174,7 +176,7 @@ class DynamicSamplingHook(MapSageHook):
         self._steps.close()
         self._report.save_gallery()
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Note which virtual rank of this process trains now."""
         self._slot = virtual_rank - self._block.start
 

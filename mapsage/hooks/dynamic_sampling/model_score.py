@@ -19,12 +19,11 @@ from torch.nn import functional
 
 from mapsage.accelerator import current_accelerator
 from mapsage.evaluation import reward_variance
+from mapsage.hooks.segmentors import batch_augments, class_logits, is_segmentor
 from mapsage.runner_view import unwrap
 from mapsage.sampling import Scorer
 
 METRICS = ('loss', 'one_minus_iou', 'reward_variance')
-# Scores below this count as this, so that their logarithm is finite.
-_LEAST = 1e-8
 # Side lengths in pixels are multiples of this, as strides and windows of common backbones need.
 _MULTIPLE = 32
 
@@ -76,7 +75,7 @@ class ModelScore(Scorer):
             ValueError: If the model has no ``encode_decode`` as MMSegmentation's segmentors do.
         """
         segmentor = unwrap(model)
-        if not hasattr(segmentor, 'encode_decode'):
+        if not is_segmentor(segmentor):
             raise ValueError(f'ModelScore: {type(segmentor).__name__} has no encode_decode, as '
                              f"MMSegmentation's segmentors do. Register a scorer for your model "
                              f'(docs/dynamic-sampling.md).')
@@ -111,19 +110,14 @@ class ModelScore(Scorer):
                      for side in inputs.shape[-2:])
         inputs = functional.interpolate(inputs, size, mode='bilinear', align_corners=False)
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
-        logits = model.encode_decode(inputs, metas).float().cpu()
-        if getattr(model.decode_head, 'gives_scores', False):
-            # The softmax of these logarithms is the scores, normalized.
-            logits = logits.clamp(min=_LEAST).log()
+        output = model.encode_decode(inputs, metas).float().cpu()
+        logits = class_logits(model.decode_head, output)
         labels = torch.stack([sample.gt_sem_seg.data for sample in data_samples])
         labels = functional.interpolate(labels.cpu().float(), logits.shape[-2:], mode='nearest')
         return logits, labels[:, 0].long()
 
     def _rate(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the score of each tile, (N,), from :meth:`_predict`'s logits and labels."""
-        if logits.shape[1] == 1:
-            # A single channel is the logit of the second of two classes.
-            logits = torch.cat([torch.zeros_like(logits), logits], 1)
         if self.metric == 'loss':
             known = (labels != self.ignore_index).flatten(1).sum(1)
             loss = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index,
@@ -153,7 +147,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     training = [module for module in model.modules() if module.training]
     preprocessor: Any = model.data_preprocessor
-    augments = getattr(preprocessor, 'batch_augments', None)
+    augments = batch_augments(model)
     model.eval()
     if augments:
         preprocessor.batch_augments = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Dict, Sequence
 
 from mmengine.dist import is_main_process
 
 from mapsage.distributed import Channel
 from mapsage.hooks.batch_images import shown_channels
-from mapsage.hooks.preview_hook import PreviewHook
+from mapsage.hooks.preview_hook import PreviewHook, dataset_metainfo
 from mapsage.runner_view import HostRunner, hooks_of_type
 from mapsage.sampling import Candidate, StepStatistics, Totals
 
@@ -37,8 +37,7 @@ class SamplingReport:
         self._runner, self._channel, self._global_target = runner, channel, global_target
         self._totals = Totals()
         self._since = time.perf_counter()
-        self._metainfo: Dict[str, Any] = \
-            getattr(runner.train_dataloader.dataset, 'metainfo', None) or {}
+        self._metainfo = dataset_metainfo(runner.train_dataloader)
         orders = [hook.input_channel_order for hook in hooks_of_type(runner, PreviewHook)]
         channels = shown_channels(runner.cfg, next(iter(orders), None))
         self._gallery = TileGallery(channels) if is_main_process() else None

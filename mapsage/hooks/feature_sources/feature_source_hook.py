@@ -29,9 +29,10 @@ from mapsage.features.steps import FeatureEpochs, FeatureSteps
 from mapsage.hooks.base import MapSageHook
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from mapsage.hooks.loop_stage import KeyedSamples, LoopStage, insert_stage, keyed_samples
+from mapsage.hooks.segmentors import batch_augments
 from mapsage.runner_view import HostRunner, MapSageRun, hooks_of_type, plain_model
 from mapsage.wrappers import HeadReplicas, VirtualDataParallel
-from mapsage.wrappers.rank_batches import unpack_rank_batches
+from mapsage.wrappers.rank_batches import Batch, unpack_rank_batches
 
 from .image_stand_in import leave_images_out
 
@@ -122,11 +123,12 @@ class FeatureSourceHook(MapSageHook):
                            f'batch(es) ahead of the step')
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Make the encoder return this step's features, for the first virtual rank."""
         self._open_gate(self._block.start)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Let the encoder compute again, and log a summary at the interval."""
         assert self._gate is not None and self._source is not None and self._interval is not None
@@ -144,7 +146,7 @@ class FeatureSourceHook(MapSageHook):
         """Close the source and restore the encoder, if the training has not done so."""
         self._close(runner)
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Make the encoder return the features of a virtual rank."""
         self._open_gate(virtual_rank)
 
@@ -259,7 +261,7 @@ def _check_model(model: nn.Module) -> None:
         raise FeatureSourceError(
             f'feature_source takes the place of model.backbone, but {type(model).__name__} has '
             f'none. Take feature_source out of the config.')
-    if getattr(model.data_preprocessor, 'batch_augments', None) is not None:
+    if batch_augments(model) is not None:
         raise FeatureSourceError(
             'feature_source preprocesses each batch before the step does, so that the random '
             'data_preprocessor.batch_augments would be applied twice, with different results. Move '

@@ -22,6 +22,7 @@ from mapsage.hooks.base import MapSageHook
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook
 from mapsage.runner_view import HostRunner, MapSageRun, hooks_of_type
 from mapsage.wrappers import HeadReplicas
+from mapsage.wrappers.rank_batches import Batch
 
 
 @HOOKS.register_module()
@@ -69,7 +70,7 @@ class HeadReplicaHook(MapSageHook):
             f'trains {_count(shares)} values of split weights and {_count(whole)} of whole ones')
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Drop what was gathered in the previous iteration."""
         self._optimizer_state = {}
 

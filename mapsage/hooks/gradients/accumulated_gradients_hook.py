@@ -19,6 +19,7 @@ from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.hooks.base import MapSageHook
 from mapsage.runner_view import HostRunner, MapSageRun, OptimWrappers, plain_model
 from mapsage.wrappers import HeadReplicas, VirtualDataParallel
+from mapsage.wrappers.rank_batches import Batch
 
 from .optim_wrappers import built_wrappers, inside_cycle
 
@@ -48,7 +49,7 @@ class AccumulatedGradientsHook(MapSageHook):
         self._warned = False
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Drop what was gathered in the previous iteration."""
         self._gradients = {}
 

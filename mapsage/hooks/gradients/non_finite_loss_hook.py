@@ -31,7 +31,7 @@ from mapsage.runner_view import (
     plain_model,
 )
 from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import unpack_rank_batches
+from mapsage.wrappers.rank_batches import Batch, unpack_rank_batches
 
 from .gradient_watch import GradientWatch
 from .optim_wrappers import built_wrappers, enabled_scaler
@@ -168,19 +168,20 @@ class NonFiniteLossHook(MapSageHook):
         self.follow_virtual_ranks(runner)
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Note which images this iteration trains on."""
         self._current_iteration = runner.iter
         if not isinstance(runner.model, VirtualDataParallel):
             self._watch.begin(runner.iter, _image_paths(data_batch), _rank_name(runner))
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Note which images a virtual rank trains on."""
         # A first pass, which only counts predictions, has no gradients.
         if not runner.model.counting:
             self._watch.begin(runner.iter, _image_paths(batch), _rank_name(runner, virtual_rank))
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Check the loss of this iteration. Collective once the ranks know of a bad one.
 

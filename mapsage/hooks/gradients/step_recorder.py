@@ -22,6 +22,7 @@ from mapsage.hooks.base import MapSageHook
 from mapsage.hooks.loop_stage import keyed_samples
 from mapsage.runner_view import HostRunner, OptimWrappers, plain_model
 from mapsage.wrappers import VirtualDataParallel
+from mapsage.wrappers.rank_batches import Batch
 
 from .optim_wrappers import built_wrappers, enabled_scaler
 
@@ -98,13 +99,14 @@ class StepRecorder(MapSageHook):
         else:
             self._begin_rank(get_rank(), data_batch)
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Begin to record a virtual rank."""
         # A first pass, which only counts predictions, is not the step.
         if not runner.model.counting:
             self._begin_rank(virtual_rank, batch)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Store losses and norms of the recorded iteration."""
         if runner.iter + 1 != self.iteration:
@@ -125,7 +127,7 @@ class StepRecorder(MapSageHook):
             remove()
         self._remove_readers = []
 
-    def _begin_rank(self, virtual_rank: int, batch: Any) -> None:
+    def _begin_rank(self, virtual_rank: int, batch: Batch) -> None:
         self.steps.append(RankStep(virtual_rank, plain(batch)))
         self._norms.append({})
 
@@ -152,12 +154,13 @@ class StepEnds(MapSageHook):
         self.recorder = recorder
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Begin to record, if this is the iteration."""
         if runner.iter + 1 == self.recorder.iteration:
             self.recorder.begin(runner, data_batch)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """End the training after the recorded iteration.
 

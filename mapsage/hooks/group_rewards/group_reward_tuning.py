@@ -19,6 +19,7 @@ from mmengine.registry import TASK_UTILS
 from torch import nn
 
 from mapsage.hooks.dynamic_sampling.model_score import evaluating
+from mapsage.hooks.segmentors import batch_augments, class_logits, is_segmentor
 from mapsage.models.losses.group_reward import (
     draw,
     label_maps,
@@ -30,9 +31,6 @@ from mapsage.runner_view import unwrap
 from mapsage.sampling import BatchShare, Scorer, Validity
 
 from .reward_functions import Rewards
-
-# Scores below this count as this, so that their logarithm is finite.
-_LEAST = 1e-8
 
 
 @TASK_UTILS.register_module()
@@ -141,10 +139,10 @@ class GroupRewardTuning(Scorer):
                 its preprocessor mixes samples.
         """
         segmentor: Any = unwrap(model)
-        if not hasattr(segmentor, 'encode_decode'):
+        if not is_segmentor(segmentor):
             raise ValueError(f'GroupRewardTuning: {type(segmentor).__name__} has no encode_decode, '
                              f"as MMSegmentation's segmentors do, to draw label maps from.")
-        if getattr(segmentor.data_preprocessor, 'batch_augments', None):
+        if batch_augments(segmentor):
             raise ValueError('GroupRewardTuning: data_preprocessor.batch_augments changes tiles '
                              'after label maps were drawn for them. Leave it out.')
         _warn_of_other_modes(segmentor)
@@ -234,14 +232,7 @@ class GroupRewardTuning(Scorer):
         """Return logits of the size of the inputs, ``(N, C, H, W)``."""
         size = tuple(inputs.shape[-2:])
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
-        logits = self._model.encode_decode(inputs, metas)
-        if getattr(self._model.decode_head, 'gives_scores', False):
-            # The softmax of these logarithms is the scores, normalized.
-            logits = logits.clamp(min=_LEAST).log()
-        if logits.shape[1] == 1:
-            # A single channel is the logit of the second of two classes.
-            logits = torch.cat([torch.zeros_like(logits), logits], 1)
-        return logits
+        return class_logits(self._model.decode_head, self._model.encode_decode(inputs, metas))
 
 
 def _scale(value: Any, factor: float) -> Any:

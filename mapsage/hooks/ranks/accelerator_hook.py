@@ -16,6 +16,7 @@ from mapsage.accelerator import current_accelerator, derived_seed
 from mapsage.hooks.base import MapSageHook
 from mapsage.runner_view import HostRunner, MapSageRun
 from mapsage.wrappers import HeadReplicas, VirtualDataParallel
+from mapsage.wrappers.rank_batches import Batch
 
 
 def seed_rank(*entropy: int) -> None:
@@ -50,12 +51,12 @@ class AcceleratorHook(MapSageHook):
         """Have each virtual rank of this process seeded before its forward pass."""
         self.follow_virtual_ranks(runner)
 
-    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Any) -> None:
+    def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Seed the generators for a virtual rank."""
         _seed_step(runner, virtual_rank)
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Seed the generators for this step."""
         _seed_step(runner, self._data_rank(runner))
 
@@ -69,7 +70,8 @@ class AcceleratorHook(MapSageHook):
             return runner.model.replicas.index
         return get_rank()
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Flush the device, and record its peak memory in MiB if MMEngine does not."""
         accelerator = current_accelerator()
@@ -83,12 +85,13 @@ class AcceleratorHook(MapSageHook):
         if isinstance(runner, MapSageRun) and not isinstance(runner.model, HeadReplicas):
             checkpoint['meta']['virtual_ranks'] = runner.virtual_ranks.count
 
-    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_val_iter(self, runner: HostRunner, batch_idx: int, data_batch: Optional[Batch] = None,
                        outputs: Optional[Any] = None) -> None:
         """Flush the operations of a validation step."""
         current_accelerator().flush()
 
-    def after_test_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_test_iter(self, runner: HostRunner, batch_idx: int,
+                        data_batch: Optional[Batch] = None,
                         outputs: Optional[Any] = None) -> None:
         """Flush the operations of a test step."""
         current_accelerator().flush()

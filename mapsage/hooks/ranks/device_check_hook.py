@@ -42,6 +42,7 @@ from mapsage.hooks.base import mapsage_hooks
 from mapsage.hooks.gradients.non_finite_loss_hook import NonFiniteLossHook
 from mapsage.runner_view import HostRunner, hooks_of_type, plain_model
 from mapsage.wrappers import MMModelParallel, whole_model
+from mapsage.wrappers.rank_batches import Batch
 
 
 class DeviceCheckError(UserError, RuntimeError):
@@ -142,7 +143,7 @@ class DeviceCheckHook(Hook):
         self._check_run(runner, 'before testing')
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Compare the first batch across ranks. Collective, once.
 
         Raises:
@@ -167,7 +168,8 @@ class DeviceCheckHook(Hook):
             runner.logger.info(f'the first batch is alike on {len(reports)} ranks: ' + '; '.join(
                 f'{name} {text}' for name, text in reports[0].batch.items()))
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Check the weights, every ``interval`` iterations. Collective then.
 

@@ -20,6 +20,7 @@ from mmengine.registry import HOOKS
 from mapsage.distributed import local_rank, open_channel
 from mapsage.distributed.nodes.writer_lease import take_lease
 from mapsage.runner_view import HostRunner
+from mapsage.wrappers.rank_batches import Batch
 from mapsage_launcher.nodes.elastic import (
     ELASTIC_VARIABLE,
     RESTART_VARIABLE,
@@ -91,7 +92,8 @@ class NodesHook(Hook):
             self._stage_seconds = [*seconds, self._loaded - self._ready]
             self._repeated_steps = int(repeated)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Write the step to the file; after the first step of a restart, log what it cost."""
         if self._file is not None:

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import open_channel
 from mapsage.runner_view import HostRunner, plain_model
+from mapsage.wrappers.rank_batches import Batch
 
 
 @HOOKS.register_module()
@@ -74,14 +75,15 @@ class SlowestRankHook(Hook):
         self._ended = time.perf_counter()
 
     def before_train_iter(self, runner: HostRunner, batch_idx: int,
-                          data_batch: Any = None) -> None:
+                          data_batch: Optional[Batch] = None) -> None:
         """Count the time since the end of the last iteration as waiting for data."""
         if self._handles:
             self._waited += time.perf_counter() - self._ended
             self._counted += 1
             self._measures = self.every_n_train_iters(runner, self.interval)
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Gather the times of all ranks at the end of an interval; rank 0 logs the slowest."""
         if self._measures:

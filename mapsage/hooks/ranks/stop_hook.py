@@ -26,6 +26,7 @@ from mapsage.distributed import (
 from mapsage.distributed.nodes.writer_lease import check_writer
 from mapsage.hooks.gradients.optim_wrappers import inside_cycle
 from mapsage.runner_view import HostRunner, MapSageRun, hooks_of_type
+from mapsage.wrappers.rank_batches import Batch
 from mapsage_launcher.stop_request import STATUS, StoppedEarly, asked, leave
 
 # One name for every stop, so that a run that is stopped repeatedly keeps only one such file.
@@ -64,7 +65,8 @@ class StopHook(Hook):
         if self._any_rank_asked():
             self._leave(runner, 'before the first step of this start, with nothing to save')
 
-    def after_train_iter(self, runner: MapSageRun, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: MapSageRun, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Save and end the ranks if one of them was asked to. Collective after optimizer steps.
 

@@ -25,6 +25,7 @@ from mapsage.errors import UserError
 from mapsage.features.encoder_gate import FeatureSourceError, check_frozen
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from mapsage.hooks.gradients.optim_wrappers import inside_cycle
+from mapsage.hooks.segmentors import gives_scores, is_segmentor
 from mapsage.models.semi_supervised.fixmatch import VIEWS, FixMatchStep
 from mapsage.models.semi_supervised.strong_view import StrongView
 from mapsage.models.semi_supervised.teacher import Teacher
@@ -32,6 +33,7 @@ from mapsage.models.semi_supervised.unlabeled_loss import UnlabeledLoss
 from mapsage.runner_view import HostRunner, hooks_of_type, plain_model
 from mapsage.wrappers import HeadReplicas, MMModelParallel
 from mapsage.wrappers.batch_counts import gives_counts
+from mapsage.wrappers.rank_batches import Batch
 
 from .pseudo_label_report import PseudoLabelReport
 
@@ -165,7 +167,8 @@ class FixMatchHook(Hook):
                                   'have no box of another one (CutMix). Set unlabeled=2 or more in '
                                   'the sampler.')
 
-    def after_train_iter(self, runner: HostRunner, batch_idx: int, data_batch: Any = None,
+    def after_train_iter(self, runner: HostRunner, batch_idx: int,
+                         data_batch: Optional[Batch] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
         """Let the teacher follow a step of the optimizer, and log a table at the interval."""
         assert self._teacher is not None and self._interval is not None
@@ -275,14 +278,14 @@ def _class_names(runner: HostRunner, model: Any) -> List[str]:
 
 def _find_mistakes(runner: HostRunner, model: nn.Module, views: str) -> Iterator[str]:
     """Yield what does not suit FixMatch, each as the rest of a sentence; the gravest first."""
-    if not isinstance(model, BaseSegmentor) or not hasattr(model, 'encode_decode'):
+    if not isinstance(model, BaseSegmentor) or not is_segmentor(model):
         yield (f'the model {type(model).__name__}: expected a segmentor with encode_decode, such '
                f'as EncoderDecoder')
     if isinstance(runner.model, (HeadReplicas, MMModelParallel)):
         yield (f'the model wrapper {type(runner.model).__name__}: expected one device a model, '
                f'since the teacher is a second model on the same device')
     for module in model.modules():
-        if getattr(module, 'gives_scores', False):
+        if gives_scores(module):
             yield (f'{type(module).__name__}, which gives scores and no logits: expected a head '
                    f'whose output a softmax turns into probabilities. Pseudo-labels serve such a '
                    f'head too')

@@ -40,20 +40,27 @@ Pair = collections.namedtuple('Pair', 'inputs data_samples')
     ids=lambda batch: type(batch).__name__)
 def test_a_batch_looks_as_before_and_carries_the_others(batch: Any) -> None:
     carrier = pack_rank_batches([batch, 'second', 'third'])
-    assert isinstance(carrier, type(batch)) and list(carrier) == list(batch)
-    assert unpack_rank_batches(carrier, range(3, 6))[1:] == ['second', 'third']
+    plain_type = tuple if isinstance(batch, tuple) else type(batch)
+    assert isinstance(carrier, plain_type) and list(carrier) == list(batch)
+    first, *later = unpack_rank_batches(carrier, range(3, 6))
+    assert isinstance(first, type(batch)) and later == ['second', 'third']
     assert not isinstance(batch, Pair) or carrier.data_samples == 2
+
+
+def test_a_batch_that_cannot_carry_others_is_an_error() -> None:
+    with pytest.raises(VirtualRanksError, match='batches of type int, which cannot carry'):
+        pack_rank_batches([1, 2])
 
 
 @pytest.mark.parametrize('batch', [
     dict(a=1), [1, 2], (1, 2), Pair(1, 2), collections.OrderedDict(a=1)],
     ids=lambda batch: type(batch).__name__)
 def test_a_carrier_is_pickled_and_copied(batch: Any) -> None:
-    kind = type(batch)
     carrier = pack_rank_batches([batch, 'second'])
     for copied in (pickle.loads(pickle.dumps(carrier)), copy.deepcopy(carrier)):
-        assert isinstance(copied, kind) and list(copied) == list(carrier)
-        assert unpack_rank_batches(copied, range(2))[1:] == ['second']
+        assert type(copied) is type(carrier) and list(copied) == list(carrier)
+        first, second = unpack_rank_batches(copied, range(2))
+        assert isinstance(first, type(batch)) and second == 'second'
 
 
 def test_a_batch_that_lost_the_others_is_an_error() -> None:

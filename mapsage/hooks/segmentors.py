@@ -1,0 +1,48 @@
+"""What scores read from a segmentor of MMSegmentation, or from a user's with the same methods.
+
+Segmentors are recognized by their methods and not by their class, since other packages have theirs.
+Some heads of MapSage return scores that sum to 1 and no logits, and a head of two classes may
+return one channel; :func:`class_logits` brings all outputs to one form.
+
+Shapes: N images, C classes, H x W pixels.
+"""
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import torch
+from torch import nn
+
+# Scores below this count as this, so that their logarithm is finite.
+_LEAST = 1e-8
+
+
+def is_segmentor(model: nn.Module) -> bool:
+    """Return whether a model has ``encode_decode``, as MMSegmentation's segmentors do."""
+    return hasattr(model, 'encode_decode')
+
+
+def gives_scores(head: nn.Module) -> bool:
+    """Return whether a decode head returns scores, whose sum over the classes is 1 or less."""
+    return bool(getattr(head, 'gives_scores', False))
+
+
+def batch_augments(model: Any) -> Optional[List[Any]]:
+    """Return the augmentations of batches that a model's preprocessor applies; None without any."""
+    return getattr(model.data_preprocessor, 'batch_augments', None)
+
+
+def class_logits(head: nn.Module, output: torch.Tensor) -> torch.Tensor:
+    """Return the output of a decode head as logits of two or more classes, (N, C, H, W).
+
+    Args:
+        head: Decode head.
+        output: Output of ``encode_decode`` of its segmentor, (N, C, H, W) or (N, 1, H, W).
+    """
+    if gives_scores(head):
+        # The softmax of these logarithms is the scores, normalized.
+        output = output.clamp(min=_LEAST).log()
+    if output.shape[1] == 1:
+        # A single channel is the logit of the second of two classes.
+        output = torch.cat([torch.zeros_like(output), output], 1)
+    return output
