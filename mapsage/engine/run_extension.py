@@ -8,6 +8,7 @@ What the features have to know about each other is in the attributes of :class:`
 from __future__ import annotations
 
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, Dict, Iterator, List, Optional, Union
 
 from mmengine.runner import BaseLoop
@@ -20,8 +21,13 @@ from .checkpoints.neighbor.copies import NeighborCopies
 from .checkpoints.resume import Choice
 from .env_cfg import EnvCfg
 
-# Phases of a run that have a loop.
-TRAINING, VALIDATION, TEST = 'training', 'validation', 'test'
+
+class Phase(Enum):
+    """Phases of a run that have a loop."""
+
+    TRAINING = 'training'
+    VALIDATION = 'validation'
+    TEST = 'test'
 
 
 class EngineRun(MapSageRun):
@@ -94,12 +100,12 @@ class RunExtension:
         """
         yield
 
-    def on_loop_built(self, run: EngineRun, phase: str, loop: BaseLoop) -> None:
+    def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
         """Check or change a loop that has just been built.
 
         Args:
             run: The run.
-            phase: ``TRAINING``, ``VALIDATION`` or ``TEST``.
+            phase: Phase of the run to which the loop belongs.
             loop: The loop.
         """
 

@@ -10,38 +10,32 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Dict, Optional, Union
 
-import torch.distributed as dist
 from mmengine.config import Config
-from mmengine.dist import is_main_process
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import BaseLoop
 from mmengine.runner import runner as host_runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mapsage.accelerator import explain
-from mapsage.distributed import broadcast_tensors, local_rank
-from mapsage.hooks import StopHook
-from mapsage.runner_view import OptimWrappers, hooks_of_type, plain_model
-from mapsage.wrappers.memory_layout import drawn_in_order
-from mapsage_launcher.stop_request import listening
+from mapsage.distributed import local_rank
+from mapsage.runner_view import OptimWrappers
 
+from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
-from .config_mistakes import check_settings, check_trackers, saving_mistake
-from .config_report import config_report
 from .default_hooks import hooks_to_register, split_default_hooks
 from .env_cfg import parse_env_cfg
-from .extensions import EXTENSIONS
-from .extensions.virtual_ranks import can_replay, counted_as_world
-from .loading.build import build_keyed_loader, checked_dataset
+from .extensions import EXTENSIONS, virtual_ranks
+from .extensions.stop_requests import listening_for_stops
+from .initial_weights import initialize_weights
+from .loading.build import build_loader
 from .optimizers import build_optimizers
 from .ranks import startup
 from .ranks.encoder_rank import EncoderRank, take_role
 from .run_end import end_reported
-from .run_extension import TEST, TRAINING, VALIDATION, EngineRun
+from .run_extension import EngineRun, Phase
+from .start_log import log_start
 from .work_dir import alone_in_work_dir
-from .wrapping import choose_strategy, wrap_model
 
 
 @RUNNERS.register_module()
@@ -73,7 +67,7 @@ class MapSageRunner(SavingRunner, EngineRun):
             RoleError: If ``feature_source`` wants encoders and there are too few ranks.
             ConfigError: If a key is missing that a training, a validation or a test needs.
         """
-        check_settings(cfg)
+        config_mistakes.check_settings(cfg)
         if (cfg.get('feature_source') or {}).get('type') == 'Streamed':
             encoder = take_role(cfg)
             if encoder is not None:
@@ -101,7 +95,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         self.accelerator = startup.choose_accelerator(self.env.accelerator)
         self._precision_warning = self.accelerator.set_float32_precision(
             self.env.float32_matmul_precision, self.env.cudnn_allow_tf32)
-        self.strategy = choose_strategy(self)
+        self.strategy = wrapping.choose_strategy(self)
         startup.join_ranks(self.launcher, self.accelerator, self.env.backend, self.env.timeout)
         for extension in self.extensions:
             extension.join(self)
@@ -117,18 +111,10 @@ class MapSageRunner(SavingRunner, EngineRun):
 
     def _log_env(self, env_cfg: Dict[str, Any]) -> None:
         super()._log_env(env_cfg)
-        backend = f', backend {dist.get_backend()}' if self.distributed else ''
-        self.logger.info(f'{explain(self.accelerator, self.env.accelerator)}; '
-                         f'world size {self.world_size}{backend}')
-        if self._determinism:
-            self.logger.info(self._determinism)
-        for warning in (self.env.note, self._precision_warning,
-                        *(extension.startup_warning(self) for extension in self.extensions),
-                        startup.describe_cleared(self._cleared_variables)):
-            if warning:
-                self.logger.warning(warning)
-        if is_main_process():
-            self.logger.info(config_report(self.cfg))
+        log_start(self, self._determinism, [
+            self.env.note, self._precision_warning,
+            *(extension.startup_warning(self) for extension in self.extensions),
+            startup.describe_cleared(self._cleared_variables)])
 
     def build_visualizer(self, visualizer: Any = None) -> Any:
         """Build as MMEngine does, if the packages of its backends are installed.
@@ -136,7 +122,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             ConfigError: If a package is missing on the main process, the only one that needs it.
         """
-        check_trackers(visualizer)
+        config_mistakes.check_trackers(visualizer)
         return super().build_visualizer(visualizer)
 
     def wrap_model(self, model_wrapper_cfg: Optional[Dict[str, Any]],
@@ -144,14 +130,14 @@ class MapSageRunner(SavingRunner, EngineRun):
         """Decide the strategy, now that the model's size is known, and place the model by it."""
         for extension in self.extensions:
             extension.prepare_model(self, model)
-        return wrap_model(self, model_wrapper_cfg, model, keep=super().wrap_model)
+        return wrapping.wrap_model(self, model_wrapper_cfg, model, keep=super().wrap_model)
 
     def register_hooks(self, default_hooks: Any = None, custom_hooks: Any = None) -> None:
         """Register MapSage's own hooks along with the config's."""
-        host_settings, settings = split_default_hooks(default_hooks)
-        super().register_hooks(host_settings, custom_hooks)
-        self.rule_out_training(saving_mistake(self._hooks))
-        for hook in hooks_to_register(settings, self._hooks):
+        host_hooks, own_hooks = split_default_hooks(default_hooks)
+        super().register_hooks(host_hooks, custom_hooks)
+        self.rule_out_training(config_mistakes.saving_mistake(self._hooks))
+        for hook in hooks_to_register(own_hooks, self._hooks):
             self.register_hook(hook)
         for extension in self.extensions:
             for config in extension.hook_configs(self):
@@ -161,8 +147,7 @@ class MapSageRunner(SavingRunner, EngineRun):
 
     def train(self) -> nn.Module:
         """Train; with ``resume``, first choose the checkpoint, since it decides the seed."""
-        stops = bool(hooks_of_type(self, StopHook))
-        with alone_in_work_dir(self.work_dir, self.logger), listening(stops), \
+        with alone_in_work_dir(self.work_dir, self.logger), listening_for_stops(self), \
                 end_reported(self, 'training'), ExitStack() as stack:
             self.refuse_training()
             # Before anything forks, see mapsage/compat/git_hash.py.
@@ -183,7 +168,7 @@ class MapSageRunner(SavingRunner, EngineRun):
 
     def can_replay(self) -> bool:
         """Return whether ``tools/train.py --replay`` could carry out a step of this run."""
-        return can_replay(self)
+        return virtual_ranks.can_replay(self)
 
     def refuse_training(self) -> None:
         """Raise the first error that ruled out a training while the run was built, if any.
@@ -209,12 +194,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         Raises:
             DataError: Naming the file.
         """
-        if isinstance(dataloader, DataLoader):
-            return dataloader
-        config = dict(dataloader)
-        if isinstance(config.get('dataset'), dict):
-            config['dataset'] = dict(type=checked_dataset, config=config['dataset'])
-        return build_keyed_loader(config, seed, diff_rank_seed)
+        return build_loader(dataloader, seed, diff_rank_seed)
 
     def build_train_loop(self, loop: Union[BaseLoop, Dict[str, Any]]) -> BaseLoop:
         """Build the loop over the samples of this rank, its head replica or its virtual ranks.
@@ -227,20 +207,20 @@ class MapSageRunner(SavingRunner, EngineRun):
             for extension in self.extensions:
                 stack.enter_context(extension.building_train_loop(self, loop))
             built = super().build_train_loop(loop)
-        return self._extend_loop(TRAINING, built)
+        return self._extend_loop(Phase.TRAINING, built)
 
     def build_val_loop(self, loop: Union[BaseLoop, Dict[str, Any]]) -> BaseLoop:
         """Build the loop, in which overlapping windows of a scene score each pixel once.
 
         The log warns if training shows the ground that is validated.
         """
-        return self._extend_loop(VALIDATION, super().build_val_loop(loop))
+        return self._extend_loop(Phase.VALIDATION, super().build_val_loop(loop))
 
     def build_test_loop(self, loop: Union[BaseLoop, Dict[str, Any]]) -> BaseLoop:
         """Build the loop, in which overlapping windows of a scene score each pixel once."""
-        return self._extend_loop(TEST, super().build_test_loop(loop))
+        return self._extend_loop(Phase.TEST, super().build_test_loop(loop))
 
-    def _extend_loop(self, phase: str, loop: BaseLoop) -> BaseLoop:
+    def _extend_loop(self, phase: Phase, loop: BaseLoop) -> BaseLoop:
         for extension in self.extensions:
             extension.on_loop_built(self, phase, loop)
         return loop
@@ -256,19 +236,12 @@ class MapSageRunner(SavingRunner, EngineRun):
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[Dict] = None) -> None:
         """Scale the learning rate as MMEngine does, by the batch of all virtual ranks."""
-        with counted_as_world(self):
+        with virtual_ranks.counted_as_world(self):
             super().scale_lr(optim_wrapper, auto_scale_lr)
 
     def _init_model_weights(self) -> None:
-        """Initialize as MMEngine does, and send rank 0's weights over the device's backend.
-
-        MMEngine would send one tensor at a time, and over gloo unless nccl is the only backend.
-        """
-        model: Any = plain_model(self)
-        if hasattr(model, 'init_weights'):
-            with drawn_in_order(self.model):
-                model.init_weights()
-                broadcast_tensors(model.state_dict().values())
+        """Initialize as MMEngine does, and send rank 0's weights over the device's backend."""
+        initialize_weights(self)
 
     def load_or_resume(self) -> None:
         """Load or resume as MMEngine does, then prove that all ranks hold the same weights."""

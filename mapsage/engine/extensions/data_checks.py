@@ -9,7 +9,7 @@ from mmengine.runner import BaseLoop
 from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
 from mapsage.engine.loading.ground_checks import ground_note
-from mapsage.engine.run_extension import TRAINING, VALIDATION, EngineRun, RunExtension
+from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.runner_view import dataset_of
 
 
@@ -22,12 +22,12 @@ class DataChecks(RunExtension):
     def startup_warning(self, run: EngineRun) -> Optional[str]:
         return band_order_note(run.cfg)
 
-    def on_loop_built(self, run: EngineRun, phase: str, loop: BaseLoop) -> None:
-        if phase == TRAINING:
+    def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
+        if phase is Phase.TRAINING:
             compare_heads(run.model, dataset_of(loop))
             return
         set_test_mode(loop)
-        if phase == VALIDATION:
+        if phase is Phase.VALIDATION:
             self._warn_of_shared_ground(run, loop)
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Optional
 from mmengine.runner import BaseLoop
 
 from mapsage.engine.nodes import compare_data, meet_nodes
-from mapsage.engine.run_extension import TRAINING, EngineRun, RunExtension
+from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.runner_view import dataset_of
 
 
@@ -25,6 +25,6 @@ class Nodes(RunExtension):
     def startup_warning(self, run: EngineRun) -> Optional[str]:
         return self._warning
 
-    def on_loop_built(self, run: EngineRun, phase: str, loop: BaseLoop) -> None:
-        if phase == TRAINING:
+    def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
+        if phase is Phase.TRAINING:
             compare_data(dataset_of(loop))

@@ -1,12 +1,23 @@
-"""Order of the hooks that may end the run, such as after SIGTERM; see ``hooks/ranks/stop_hook.py``.
+"""Requests to save and leave, such as SIGTERM: who listens, and when the run may end.
+
+The requests are in ``mapsage_launcher/stop_request.py``, the answer in
+``hooks/ranks/stop_hook.py``.
 """
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterator
+from typing import ContextManager, Iterator
 
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage.hooks import StopHook
+from mapsage.runner_view import hooks_of_type
+from mapsage_launcher.stop_request import listening
+
+
+def listening_for_stops(run: EngineRun) -> ContextManager[None]:
+    """Take SIGTERM and SIGUSR1 for requests while the context is open, if a StopHook answers them.
+    """
+    return listening(bool(hooks_of_type(run, StopHook)))
 
 
 class StopRequests(RunExtension):

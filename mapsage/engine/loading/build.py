@@ -26,6 +26,23 @@ from .dataset_parts import innermost, parts
 from .keyed_loader import KeyedLoader
 
 
+def build_loader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int],
+                 diff_rank_seed: bool = False) -> DataLoader:
+    """Build a loader of a run from its config; a loader that is built already is returned.
+
+    The dataset is checked for missing files, every sample for labels outside the classes.
+
+    Raises:
+        DataError: Naming the file.
+    """
+    if isinstance(dataloader, DataLoader):
+        return dataloader
+    config = dict(dataloader)
+    if isinstance(config.get('dataset'), dict):
+        config['dataset'] = dict(type=checked_dataset, config=config['dataset'])
+    return build_keyed_loader(config, seed, diff_rank_seed)
+
+
 def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
                        diff_rank_seed: bool = False) -> DataLoader:
     """Build a loader whose order and augmentation follow from the seed, see KeyedLoader.
