@@ -1,4 +1,14 @@
-"""Outlines of pixel regions as flat arrays: tracing, simplification of shared borders, areas."""
+"""Outlines of pixel regions as flat arrays: tracing, simplification of shared borders, areas.
+
+All outlines of a batch are in one array of points, and number arrays say which ring and polygon a
+point belongs to; so NumPy handles millions of points without a Python loop. The polygons of a map
+are written by `polygons.py`.
+
+Shapes:
+    points, ring, corner, node   one value per point, N; points is (N, 2) of column, row
+    polygon                      one value per ring
+    arc                          number of the arc (border between two nodes) of each point
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,7 +20,7 @@ import shapely
 
 @dataclass
 class Rings:
-    """Closed rings around pixel regions, with a point at each pixel corner on the way.
+    """Closed rings around pixel regions, with a point at each pixel corner along the outline.
 
     Attributes:
         points: Columns and rows, int64 (N, 2); the first point of a ring is not repeated.
@@ -31,7 +41,8 @@ def walk(polygons: np.ndarray) -> Rings:
     rings, polygon = shapely.get_rings(polygons, return_index=True)
     points, ring = shapely.get_coordinates(rings, return_index=True)
     points = np.rint(points).astype(np.int64)
-    inner = ring[:-1] == ring[1:]  # shapely repeats a ring's first point at its end
+    # Shapely repeats a ring's first point at its end.
+    inner = ring[:-1] == ring[1:]
     step, start, ring = (points[1:] - points[:-1])[inner], points[:-1][inner], ring[:-1][inner]
     length = np.abs(step).sum(1)
     edge = np.repeat(np.arange(len(length)), length)
@@ -53,12 +64,13 @@ def build_polygons(points: np.ndarray, ring: np.ndarray, polygon: np.ndarray) ->
 
 
 def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
-    """Simplify polygons so that neighbors keep one common border.
+    """Simplify polygons so that neighbors still share the same border.
 
-    A border runs between two nodes, which are points where three or more regions meet. It is
-    simplified (Douglas-Peucker) in a direction that does not depend on the side it is seen from,
-    so that both neighbors get the same points. A ring that would collapse and a polygon that would
-    cross itself keep their exact outline; both are about as thin as the tolerance.
+    A border runs between two nodes, which are points where three or more regions meet. Each of the
+    two neighbors has the border in its outline, in opposite directions. The border is simplified
+    (Douglas-Peucker) in a direction that depends on its coordinates only, so both neighbors get the
+    same points. A ring that would collapse and a polygon that would cross itself keep their exact
+    outline; both are about as thin as the tolerance.
 
     Args:
         rings: Exact outlines.
@@ -71,7 +83,8 @@ def simplify(rings: Rings, node: np.ndarray, tolerance: float) -> np.ndarray:
     keep = rings.corner | node
     points, ring, start = _rotate_to_start(rings.points[keep], rings.ring[keep], node[keep])
     simple, arc = _simplify_arcs(points, ring, start, tolerance)
-    last_of_arc = np.r_[arc[1:] != arc[:-1], True]  # the next arc starts with this point
+    # The last point of an arc is dropped, because the next arc starts with it.
+    last_of_arc = np.r_[arc[1:] != arc[:-1], True]
     simple, simple_ring = simple[~last_of_arc], ring[start][arc[~last_of_arc]]
     collapsed = np.bincount(simple_ring, minlength=len(rings.polygon)) < 3
     exact = rings.corner & collapsed[rings.ring]
@@ -89,15 +102,15 @@ def ring_areas(points: np.ndarray, ring: np.ndarray) -> np.ndarray:
     """Return the unsigned areas (shoelace formula) of the rings in order, float64 (rings,)."""
     first = np.flatnonzero(np.r_[True, ring[1:] != ring[:-1]])
     local = points - np.repeat(points[first], np.diff(np.r_[first, len(ring)]), axis=0)
-    before = local[_previous_in_ring(ring)]
-    return np.abs(np.add.reduceat(before[:, 0] * local[:, 1] - local[:, 0] * before[:, 1],
+    previous = local[_previous_in_ring(ring)]
+    return np.abs(np.add.reduceat(previous[:, 0] * local[:, 1] - local[:, 0] * previous[:, 1],
                                   first)) / 2
 
 
-def polygon_areas(of_rings: np.ndarray, polygon: np.ndarray) -> np.ndarray:
+def polygon_areas(areas: np.ndarray, polygon: np.ndarray) -> np.ndarray:
     """Return the areas of polygons, outline minus holes, from the areas of their rings."""
     outline = np.r_[True, polygon[1:] != polygon[:-1]]
-    return np.bincount(polygon, np.where(outline, of_rings, -of_rings))
+    return np.bincount(polygon, np.where(outline, areas, -areas))
 
 
 def _previous_in_ring(ring: np.ndarray) -> np.ndarray:
@@ -119,8 +132,8 @@ def _rotate_to_start(points: np.ndarray, ring: np.ndarray, node: np.ndarray
     count = np.diff(np.r_[first, len(ring)])
     # Sorted by ring, then nodes first, then by position, the first point of each ring is its start.
     begin = np.lexsort((points[:, 0], points[:, 1], ~node, ring))[first]
-    place = np.arange(len(ring)) - np.repeat(first, count)
-    order = np.repeat(first, count) + (place + np.repeat(begin - first, count)) % np.repeat(
+    offset = np.arange(len(ring)) - np.repeat(first, count)
+    order = np.repeat(first, count) + (offset + np.repeat(begin - first, count)) % np.repeat(
         count, count)
     start = node[order]
     start[first] = True
@@ -129,7 +142,7 @@ def _rotate_to_start(points: np.ndarray, ring: np.ndarray, node: np.ndarray
 
 def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tolerance: float
                    ) -> Tuple[np.ndarray, np.ndarray]:
-    """Simplify each arc, from a start to the next one in its ring, both included.
+    """Simplify each arc: the points from a start to the next start in its ring, both included.
 
     Returns:
         Remaining points in the order of the rings, int64 (M, 2), and their arcs, int64 (M,).
@@ -150,7 +163,11 @@ def _simplify_arcs(points: np.ndarray, ring: np.ndarray, start: np.ndarray, tole
 
 
 def _runs_backward(flat: np.ndarray, arc: np.ndarray) -> np.ndarray:
-    """Return which arcs to reverse so that both sides of a border run alike, bool (arcs,)."""
+    """Return which arcs to reverse, so that a border has the same direction in both outlines.
+
+    Returns:
+        bool (arcs,).
+    """
     first = np.flatnonzero(np.r_[True, arc[1:] != arc[:-1]])
     last = np.r_[first[1:], len(arc)] - 1
     key = flat[:, 1] * (flat[:, 0].max() + 1) + flat[:, 0]
@@ -162,5 +179,5 @@ def _flip(group: np.ndarray, backward: np.ndarray) -> np.ndarray:
     """Return the order of points that reverses the groups marked in ``backward``."""
     first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     last = np.r_[first[1:], len(group)] - 1
-    place = np.arange(len(group))
-    return np.where(backward[group], first[group] + last[group] - place, place)
+    position = np.arange(len(group))
+    return np.where(backward[group], first[group] + last[group] - position, position)

@@ -1,15 +1,14 @@
-"""Which pixels of a raster hold data: one rule for every program that reads a scene.
+"""Which pixels of a raster have data: one rule for every program that reads a scene.
 
-A pixel is invalid
+A pixel is invalid if one of these conditions holds:
 
-- where the mask of the file or its alpha band is 0;
-- where every band that is read equals its no-data value;
-- where a band that is read is NaN or infinite.
+- the mask of the file or its alpha band is 0;
+- every band that is read equals its no-data value;
+- a band that is read is NaN or infinite.
 
-All apply together: a file may have an alpha band and a no-data value. In a valid pixel every band
-keeps its value, also one that equals no-data: with no-data 255, the saturated green of a white roof
-is a measurement, and 0 in its place is another color. docs/maps.md compares this with GDAL and
-rasterio.
+In a valid pixel every band keeps its value, even if that equals no-data. Example: with no-data 255,
+the saturated green of a white roof is a measurement, and 0 instead would be another color.
+docs/maps.md compares this rule with GDAL and rasterio. `Raster` in `raster.py` applies it.
 """
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
+import rasterio
 from rasterio.enums import ColorInterp, MaskFlags
 
-# Flags of a band whose mask is none of its own: its pixels are all valid, or no-data or alpha hides
-# them, which are read here.
-_OTHERWISE_KNOWN = {MaskFlags.all_valid, MaskFlags.nodata, MaskFlags.alpha}
+# Flags of a band without a stored mask: GDAL computes the mask from no-data or alpha, which this
+# module reads itself, or all pixels are valid.
+_NO_STORED_MASK = {MaskFlags.all_valid, MaskFlags.nodata, MaskFlags.alpha}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PixelValidity:
     """What makes pixels of some bands of a file invalid.
 
     Attributes:
-        mask: ``'dataset'`` for one mask of all bands, ``'bands'`` for a mask of each, or None.
+        mask: ``'dataset'`` if all bands share a mask, ``'bands'`` if each band has one, or None.
         alpha: Number of the alpha band, counted from 1, or None.
         nodata: No-data value of each band in the dtype of the file; None if a band has none.
         may_be_nan: Whether the values can be NaN or infinite.
@@ -41,10 +41,11 @@ class PixelValidity:
     may_be_nan: bool
 
     @classmethod
-    def of(cls, source: Any, bands: Sequence[int], dtype: np.dtype) -> PixelValidity:
+    def of(cls, source: rasterio.DatasetReader, bands: Sequence[int],
+           dtype: np.dtype) -> PixelValidity:
         """Return the validity of the bands of an open file.
 
-        An alpha band that is among ``bands`` is data.
+        An alpha band that is among ``bands`` counts as data, not as a mask.
         """
         flags = [set(source.mask_flag_enums[band - 1]) for band in bands]
         alpha = [band for band, kind in zip(source.indexes, source.colorinterp)
@@ -52,7 +53,7 @@ class PixelValidity:
         mask = None
         if MaskFlags.per_dataset in flags[0] and MaskFlags.alpha not in flags[0]:
             mask = 'dataset'
-        elif any(not flag & _OTHERWISE_KNOWN for flag in flags):
+        elif any(not flag & _NO_STORED_MASK for flag in flags):
             mask = 'bands'
         return cls(mask, None if not alpha or set(alpha) & set(bands) else alpha[0],
                    _in_dtype([source.nodatavals[band - 1] for band in bands], dtype),
@@ -71,7 +72,7 @@ class PixelValidity:
             values: Values of the bands, (bands, height, width), changed in place.
             read_alpha: Function that returns the alpha band of the window, (height, width).
             read_masks: Function that returns GDAL's masks of the window, (masks, height, width).
-            by_value: Whether no-data values count.
+            by_value: Whether pixels with no-data values are invalid.
         """
         valid = np.ones(values.shape[1:], bool)
         if self.alpha is not None:
@@ -90,14 +91,18 @@ class PixelValidity:
         return valid
 
     def facts(self) -> Dict[str, Any]:
-        """Return it as values of JSON, which has no NaN."""
+        """Return the attributes as JSON values; no-data values are text, as JSON has no NaN."""
         return dict(mask=self.mask, alpha=self.alpha,
-                    nodata=None if self.nodata is None else [str(float(each))
-                                                             for each in self.nodata])
+                    nodata=None if self.nodata is None else [str(float(value))
+                                                             for value in self.nodata])
 
 
 def _in_dtype(nodata: Sequence[Optional[float]], dtype: np.dtype) -> Optional[Tuple[Any, ...]]:
-    """Return no-data values in a dtype; None if a band has none that a pixel can equal."""
+    """Return no-data values in a dtype.
+
+    Returns None if a band has no such value, or one that no pixel of the dtype can equal. Then
+    no pixel is invalid by its values, because all bands must equal their no-data value.
+    """
     if any(value is None for value in nodata):
         return None
     if dtype.kind == 'f':

@@ -1,10 +1,20 @@
-"""Polygons of the regions of a class map, in memory that does not grow with its height."""
+"""Polygons of the regions of a class map, in memory that does not grow with the map's height.
+
+The map is read in strips. `_pieces` outlines the regions of a strip, `_OpenRegions` joins pieces
+of neighboring strips and tiles, and `_Layer` simplifies and writes what is complete. Two neighbors
+get the same simplified border because both keep the same `_Nodes` (see `outlines.py`).
+
+Shapes:
+    labels           (rows + 2, width + 2) int16: a strip with a border of one pixel; -1: no class
+    polygon          shapely polygon whose corners are pixel corners (column, row)
+    nodes            sorted int64 keys, row * (width + 1) + column of a pixel corner
+"""
 from __future__ import annotations
 
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import pyogrio.raw
@@ -20,37 +30,39 @@ from .cog import disk_message, temporary_beside
 from .ellipsoid import EllipsoidArea
 from .outlines import Rings, build_polygons, polygon_areas, rebuild, ring_areas, simplify, walk
 from .qgis_style import add_polygon_style
-from .raster import GeoError, open_file, to_map
+from .raster import GeoError, PathName, open_file, to_map
 
 LAYER = 'map'
 
 TILE = 1024
-"""Side in pixels of the tiles at whose edges a region is cut if it is wider or higher than that."""
+"""Side of a tile in pixels. A region that is wider or higher is cut at the edges of tiles."""
 
-_STRIP_PIXELS = 2 << 20  # pixels of a strip; the pieces of their regions are in memory at a time
-_BATCH_POINTS = 1 << 20  # pixel corners on the outlines that are simplified and written at a time
+# Pixels of a strip. The pieces of its regions are in memory at the same time.
+_STRIP_PIXELS = 2 << 20
+# Pixel corners on outlines that are simplified and written at a time.
+_BATCH_POINTS = 1 << 20
 
 
 class Piece(NamedTuple):
-    """A region, or a part of one.
+    """A region, or the section of a region in a strip or a tile.
 
     Attributes:
         label: Class index.
         polygon: Shapely polygon, in pixels.
-        is_cut: Whether the region goes on beyond the edge of a tile.
+        is_cut: Whether the region continues beyond the edge of a tile.
     """
 
     label: int
-    polygon: Any
+    polygon: shapely.Polygon
     is_cut: bool = False
 
 
 Span = Tuple[int, int, int, int]
-"""Part of a line between two rows or columns: first and last pixel corner, class, number of the
-region."""
+"""Section of a line between two rows or columns that a region touches: first and last pixel corner,
+class, number of the region."""
 
 
-def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[str],
+def write_polygons(class_map_path: PathName, destination: PathName, class_names: Sequence[str],
                    simplify: float = 1.0, min_area: float = 0,
                    background: Union[None, int, Sequence[int]] = None,
                    palette: Optional[Sequence[Sequence[int]]] = None) -> int:
@@ -58,123 +70,127 @@ def write_polygons(class_map_path: Any, destination: Any, class_names: Sequence[
 
     The file has one layer, ``map``, with the fields ``class_id``, ``class_name``, ``area_m2``,
     ``area_px`` and ``is_cut``. Two pixels belong to one region if they share an edge; a common
-    corner is not enough. Areas are those of the region's pixels before its outline is simplified:
-    ``area_px`` counts the pixels; ``area_m2`` is measured on the ellipsoid of the map's CRS,
-    whatever its projection, and is null for a map without a CRS. Coordinates of such a map are in
-    pixels, (column, row) from the upper left corner.
+    corner is not enough. Areas are measured before the outline is simplified: ``area_px`` counts
+    the pixels; ``area_m2`` is measured on the ellipsoid of the map's CRS, whatever its projection,
+    and is null for a map without a CRS. Coordinates of such a map are in pixels, (column, row) from
+    the upper left corner.
 
     Neighbors share their simplified border, without gaps. Regions about as thin as the tolerance
-    keep their exact outline and may overlap a neighbor by that much.
+    keep their exact outline and may overlap a neighbor by up to the tolerance.
 
-    A region that is wider or higher than ``TILE`` pixels is cut at the lines between the tiles of
-    a grid; each polygon of it has ``is_cut`` set and the area of its own pixels. Others are whole.
+    A region that is wider or higher than ``TILE`` pixels is cut along the grid of tiles. Each of
+    its polygons has ``is_cut`` set and the area of the polygon's pixels. All other regions are
+    whole.
 
-    The map is read in strips. What is finished is written: a region that no strip below can add
-    to, and of a region that is cut the rows of tiles that are complete. Memory is therefore limited
-    to a row of tiles, whatever the height of the map.
+    The map is read in strips, and finished polygons are written at once: regions that end above the
+    next strip, and for a cut region its polygons in complete rows of tiles. Memory is therefore
+    limited to a row of tiles, whatever the height of the map.
 
     Args:
         class_map_path: Path of a raster of uint8 class indices; no-data pixels give no polygon.
         destination: Path of the ``.gpkg`` file, replaced as a whole once the new one is complete.
         class_names: Names of the classes, in the order of their indices.
         simplify: Tolerance of the simplification in pixels; 0 keeps the pixels' outline.
-        min_area: Area in pixels below which a region is left out. One that is cut is never.
+        min_area: Area in pixels below which a region is left out. A cut region is never left out.
         background: Index or indices of classes to leave out.
-        palette: Red, green and blue (0 to 255) of each class, in which QGIS then shows the layer;
-            None for no style.
+        palette: Red, green and blue (0 to 255) of each class for a QGIS style of the layer; None
+            for no style.
 
     Returns:
         Number of polygons.
 
     Raises:
-        GeoError: If the map holds a class without a name, or the file cannot be written.
+        GeoError: If the map contains a class without a name, or the file cannot be written.
     """
     destination = Path(destination)
     with open_file(class_map_path) as source, temporary_beside(destination) as folder:
-        made = folder / destination.name
-        layer = _Layer(made, source, class_names, simplify, min_area)
+        temporary = folder / destination.name
+        layer = _Layer(temporary, source, class_names, simplify, min_area)
         try:
-            left_out = np.atleast_1d([] if background is None else background)
-            for pieces, nodes in _regions(source, len(class_names), left_out):
+            excluded = np.atleast_1d([] if background is None else background)
+            for pieces, nodes in _regions(source, len(class_names), excluded):
                 layer.append(pieces, nodes)
             layer.close()
             if palette is not None:
-                shown = [number for number in range(len(class_names)) if number not in left_out]
-                add_polygon_style(made, LAYER, 'class_name', [class_names[i] for i in shown],
-                                  [palette[i] for i in shown])
-            os.replace(made, destination)
+                styled = [number for number in range(len(class_names)) if number not in excluded]
+                add_polygon_style(temporary, LAYER, 'class_name',
+                                  [class_names[i] for i in styled], [palette[i] for i in styled])
+            os.replace(temporary, destination)
         except (OSError, DataSourceError, DataLayerError, FeatureError) as error:
             raise GeoError(disk_message(destination, error)) from error
     return layer.count
 
 
-def _regions(source: Any, num_classes: int, left_out: np.ndarray
+def _regions(source: rasterio.DatasetReader, num_classes: int, excluded: np.ndarray
              ) -> Iterator[Tuple[List[Piece], np.ndarray]]:
-    """Yield what each strip completes, with the nodes of the strips so far.
-
-    Each node is a key, ``row * (width + 1) + column``; the keys are sorted.
-    """
-    growing, nodes = _Growing(), _Nodes(source.width)
+    """Yield the polygons that each strip completes, with the nodes on their outlines."""
+    regions, nodes = _OpenRegions(), _Nodes(source.width)
     for top, bottom in _strips(source.height, max(1, _STRIP_PIXELS // source.width)):
-        labels = _read_labels(source, top, bottom, num_classes, left_out)
+        labels = _read_labels(source, top, bottom, num_classes, excluded)
         nodes.add(labels, top)
-        found = [piece for left in range(0, source.width, TILE) for piece in _pieces(
+        pieces = [piece for left in range(0, source.width, TILE) for piece in _pieces(
             labels[1:-1, 1 + left:1 + min(left + TILE, source.width)], left, top)]
-        yield growing.add(found, top, bottom), nodes.keys
-        nodes.forget_above(growing.top)
-    yield growing.finish(), nodes.keys
+        yield regions.add(pieces, top, bottom), nodes.keys
+        nodes.drop_above(regions.top)
+    yield regions.finish(), nodes.keys
 
 
 def _strips(height: int, rows: int) -> Iterator[Tuple[int, int]]:
-    """Yield (first row, the one behind the last) of each strip; none goes on in another tile."""
+    """Yield (start, end) in rows of each strip, with the end excluded; no strip spans two tiles."""
     for tile in range(0, height, TILE):
         end = min(tile + TILE, height)
         for top in range(tile, end, rows):
             yield top, min(top + rows, end)
 
 
-def _read_labels(source: Any, top: int, bottom: int, num_classes: int,
-                 left_out: np.ndarray) -> np.ndarray:
-    """Return the classes with a border of one pixel, int16 (rows + 2, width + 2); -1 for none."""
+def _read_labels(source: rasterio.DatasetReader, top: int, bottom: int, num_classes: int,
+                 excluded: np.ndarray) -> np.ndarray:
+    """Return the classes of a strip with a border of one pixel, int16 (rows + 2, width + 2).
+
+    Pixels without data, of excluded classes, and beyond the map are -1.
+    """
     labels = np.full((bottom - top + 2, source.width + 2), -1, np.int16)
     first, last = max(top - 1, 0), min(bottom + 1, source.height)
     window = Window(0, first, source.width, last - first)
     classes = source.read(1, window=window)
-    wanted = source.read_masks(1, window=window) != 0
-    highest = int(classes[wanted].max()) if wanted.any() else 0
+    included = source.read_masks(1, window=window) != 0
+    highest = int(classes[included].max()) if included.any() else 0
     if highest >= num_classes:
         raise GeoError(f'{source.name} holds class {highest} in the rows from {first} on, but '
                        f'{num_classes} class names were given; give a name for each.')
-    if len(left_out):
-        wanted &= ~np.isin(classes, left_out)
+    if len(excluded):
+        included &= ~np.isin(classes, excluded)
     start = first - top + 1
     labels[start:start + last - first, 1:-1] = np.where(
-        wanted, classes.astype(np.int16), np.int16(-1))
+        included, classes.astype(np.int16), np.int16(-1))
     return labels
 
 
 def _pieces(labels: np.ndarray, left: int, top: int) -> List[Piece]:
-    """Return the connected regions of a block that begins at these pixels."""
-    found, rings, owner = [], [], []
+    """Return the connected regions of a block whose upper left corner is at (left, top)."""
+    classes, rings, owner = [], [], []
     labels = np.ascontiguousarray(labels)
     shapes = rasterio.features.shapes(labels, mask=labels >= 0, connectivity=4,
                                       transform=rasterio.Affine.translation(left, top))
     for number, (geometry, value) in enumerate(shapes):
-        found.append(int(value))
+        classes.append(int(value))
         rings += [np.array(ring)[:-1] for ring in geometry['coordinates']]
         owner += [number] * len(geometry['coordinates'])
-    if not found:
+    if not classes:
         return []
     ring = np.repeat(np.arange(len(rings)), [len(points) for points in rings])
-    return [Piece(*each) for each in zip(
-        found, build_polygons(np.concatenate(rings), ring, np.array(owner)))]
+    polygons = build_polygons(np.concatenate(rings), ring, np.array(owner))
+    return [Piece(label, polygon) for label, polygon in zip(classes, polygons)]
 
 
 class _Nodes:
-    """Pixel corners that all outlines through them keep.
+    """Pixel corners that simplification must not remove.
 
     These are corners where three or more labels meet, where two labels meet crosswise, and where
     an outline crosses the line between two tiles.
+
+    Attributes:
+        keys: Sorted keys of the nodes in the rows that open regions still reach.
     """
 
     def __init__(self, width: int) -> None:
@@ -182,66 +198,86 @@ class _Nodes:
         self.keys = np.empty(0, np.int64)
 
     def add(self, labels: np.ndarray, top: int) -> None:
+        """Add the nodes of a strip that begins at row ``top``."""
         upper, lower = labels[:-1], labels[1:]
         along = (upper[:, 1:] != upper[:, :-1]).astype(np.int8) + (lower[:, 1:] != lower[:, :-1])
         across = (upper[:, 1:] != lower[:, 1:]).astype(np.int8) + (upper[:, :-1] != lower[:, :-1])
-        found = along + across >= 3
-        found[-top % TILE::TILE] |= along[-top % TILE::TILE] > 0
-        found[:, ::TILE] |= across[:, ::TILE] > 0
-        found[-top % TILE::TILE, ::TILE] = True
-        rows, columns = np.nonzero(found)
+        is_node = along + across >= 3
+        is_node[-top % TILE::TILE] |= along[-top % TILE::TILE] > 0
+        is_node[:, ::TILE] |= across[:, ::TILE] > 0
+        is_node[-top % TILE::TILE, ::TILE] = True
+        rows, columns = np.nonzero(is_node)
         keys = (rows + top) * self._stride + columns
         # The upper edge of a strip is the lower edge of the strip above and replaces its nodes.
         self.keys = np.concatenate([self.keys[self.keys < top * self._stride], keys])
 
-    def forget_above(self, row: Optional[int]) -> None:
+    def drop_above(self, row: Optional[int]) -> None:
+        """Drop the nodes above a row; None drops nothing."""
         if row is not None:
             self.keys = self.keys[np.searchsorted(self.keys, row * self._stride):]
 
 
 class _Region:
-    """A region that may go on below: its parts that are not written yet, and its extent."""
+    """A region that may continue below: its polygons that are not written yet, and its extent.
 
-    def __init__(self, label: int, polygon: Any, bounds: Sequence[float]) -> None:
+    Attributes:
+        label: Class index.
+        polygons: Sections of the region in strips and tiles.
+        bounds: Left, top, right and bottom of the whole region in pixels.
+    """
+
+    def __init__(self, label: int, polygon: shapely.Polygon, bounds: Sequence[float]) -> None:
         self.label, self.bounds = label, np.array(bounds)
-        self.parts = [polygon]
+        self.polygons = [polygon]
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is larger than a tile."""
+        """Whether the region is larger than a tile."""
         return bool((self.bounds[2:] - self.bounds[:2]).max() > TILE)
 
-    def join(self, other: _Region) -> None:
-        """Add the parts of another region, of which this one is the continuation."""
-        self.parts += other.parts
-        self.bounds = np.r_[np.minimum(self.bounds[:2], other.bounds[:2]),
-                            np.maximum(self.bounds[2:], other.bounds[2:])]
+    def join(self, region: _Region) -> None:
+        """Add the polygons of another region that touches this one."""
+        self.polygons += region.polygons
+        self.bounds = np.r_[np.minimum(self.bounds[:2], region.bounds[:2]),
+                            np.maximum(self.bounds[2:], region.bounds[2:])]
 
     def take(self) -> List[Piece]:
-        """Return the region in one piece, or tile by tile if it is cut, and forget its parts."""
-        parts, self.parts = self.parts, []
+        """Return the polygons, joined to one or to one per tile if the region is cut.
+
+        The region has no polygons afterward.
+        """
+        polygons, self.polygons = self.polygons, []
         if not self.is_cut:
-            return [Piece(self.label, _join(parts))]
-        tiles: Dict[Tuple[float, ...], List[Any]] = {}
-        for part in parts:
-            left, top = part.bounds[:2]
-            tiles.setdefault((top // TILE, left // TILE), []).append(part)
-        return [Piece(self.label, polygon, True) for inside in tiles.values()
-                for polygon in shapely.get_parts(_join(inside))]
+            return [Piece(self.label, _join(polygons))]
+        tiles: Dict[Tuple[float, ...], List[shapely.Polygon]] = {}
+        for polygon in polygons:
+            left, top = polygon.bounds[:2]
+            tiles.setdefault((top // TILE, left // TILE), []).append(polygon)
+        return [Piece(self.label, polygon, True) for in_tile in tiles.values()
+                for polygon in shapely.get_parts(_join(in_tile))]
 
 
-class _Growing:
-    """Incomplete regions: those that reach the lower edge of the strips so far."""
+class _OpenRegions:
+    """Regions that reach the lower edge of the strips so far, so that they may continue below.
+
+    Attributes:
+        top: Uppermost row that an unwritten polygon of these regions reaches; None before the first
+            strip.
+    """
 
     def __init__(self) -> None:
         self._regions: Dict[int, _Region] = {}
+        # Where the regions touch the lower edge.
         self._edge: List[Span] = []
-        self._next = 0
+        self._next_number = 0
         self.top: Optional[int] = None
-        """Uppermost row that parts of an incomplete region reach."""
 
-    def add(self, found: Sequence[Piece], top: int, bottom: int) -> List[Piece]:
-        """Add the pieces of a strip and return what is now complete."""
+    def add(self, pieces: Sequence[Piece], top: int, bottom: int) -> List[Piece]:
+        """Add the pieces of a strip and return the polygons that are now complete.
+
+        Pieces that touch across the upper edge of the strip, or across the line between two tiles,
+        are joined with a union-find structure over their numbers.
+        """
         parent = {number: number for number in self._regions}
 
         def root(number: int) -> int:
@@ -253,28 +289,29 @@ class _Growing:
         complete: List[Piece] = []
         upper: List[Span] = []
         lower: List[Span] = []
-        beside: Dict[float, Tuple[List[Span], List[Span]]] = {}  # of a line between tiles
-        bounds = shapely.bounds(np.array([piece.polygon for piece in found], object))
-        for piece, box in zip(found, bounds.reshape(-1, 4)):
+        # Column of a line between tiles -> spans on its left and on its right side.
+        sides: Dict[float, Tuple[List[Span], List[Span]]] = {}
+        bounds = shapely.bounds(np.array([piece.polygon for piece in pieces], object))
+        for piece, box in zip(pieces, bounds.reshape(-1, 4)):
             left, y_min, right, y_max = box
             if y_min > top and y_max < bottom and left % TILE and right % TILE:
                 complete.append(piece)
                 continue
             label, polygon = piece.label, piece.polygon
-            number, self._next = self._next, self._next + 1
+            number, self._next_number = self._next_number, self._next_number + 1
             self._regions[number], parent[number] = _Region(label, polygon, box), number
             for spans, axis, line in (
                     (upper, 1, top), (lower, 1, bottom),
-                    (beside.setdefault(left, ([], []))[1], 0, left),
-                    (beside.setdefault(right, ([], []))[0], 0, right)):
+                    (sides.setdefault(left, ([], []))[1], 0, left),
+                    (sides.setdefault(right, ([], []))[0], 0, right)):
                 if line == box[axis] or line == box[axis + 2]:
                     spans += [(*span, label, number) for span in _spans(polygon, line, axis)]
         pairs = list(_touching(self._edge, sorted(upper)))
-        for line, (one, other) in beside.items():
+        for line, (left_spans, right_spans) in sides.items():
             if line % TILE == 0:
-                pairs += _touching(sorted(one), sorted(other))
-        for one_number, other_number in pairs:
-            parent[root(one_number)] = root(other_number)
+                pairs += _touching(sorted(left_spans), sorted(right_spans))
+        for number_a, number_b in pairs:
+            parent[root(number_a)] = root(number_b)
         joined: Dict[int, _Region] = {}
         for number, region in self._regions.items():
             joined.setdefault(root(number), region)
@@ -288,8 +325,8 @@ class _Growing:
             for region in self._regions.values():
                 if region.is_cut:
                     complete += region.take()
-        self.top = min((int(part.bounds[1]) for region in self._regions.values()
-                        for part in region.parts), default=bottom)
+        self.top = min((int(polygon.bounds[1]) for region in self._regions.values()
+                        for polygon in region.polygons), default=bottom)
         return complete
 
     def finish(self) -> List[Piece]:
@@ -297,8 +334,11 @@ class _Growing:
         return [piece for region in self._regions.values() for piece in region.take()]
 
 
-def _spans(polygon: Any, line: float, axis: int) -> Iterator[Tuple[int, int]]:
-    """Yield (first, last) where the outline runs along a line across ``axis``, 0 for columns."""
+def _spans(polygon: shapely.Polygon, line: float, axis: int) -> Iterator[Tuple[int, int]]:
+    """Yield (first, last) pixel corner of each section of an outline along a line.
+
+    With ``axis`` 0 the line is the column ``line``, with 1 it is the row ``line``.
+    """
     for ring in (polygon.exterior, *polygon.interiors):
         points = shapely.get_coordinates(ring)
         along = (points[:-1, axis] == line) & (points[1:, axis] == line)
@@ -319,14 +359,14 @@ def _touching(above: Sequence[Span], below: Sequence[Span]) -> Iterator[Tuple[in
             j += 1
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def _join(polygons: Sequence[shapely.Polygon]) -> Optional[shapely.Geometry]:
     """Return the union of polygons that touch at the edges of strips and tiles."""
-    if len(parts) <= 1:
-        return parts[0] if parts else None
-    rings = walk(np.array(parts))
+    if len(polygons) <= 1:
+        return polygons[0] if polygons else None
+    rings = walk(np.array(polygons))
     # The union along common edges needs the same points on both sides. Elsewhere the corners
     # describe the outline completely.
-    touching = np.isin(rings.points[:, 1], [edge for polygon in parts
+    touching = np.isin(rings.points[:, 1], [edge for polygon in polygons
                                             for edge in polygon.bounds[1::2]])
     touching |= rings.points[:, 0] % TILE == 0
     return shapely.coverage_union_all(rebuild(rings, rings.corner | touching))
@@ -335,8 +375,8 @@ def _join(parts: Sequence[Any]) -> Any:
 class _Layer:
     """The layer of the GeoPackage, written in batches."""
 
-    def __init__(self, path: Path, source: Any, class_names: Sequence[str], tolerance: float,
-                 min_area: float) -> None:
+    def __init__(self, path: Path, source: rasterio.DatasetReader, class_names: Sequence[str],
+                 tolerance: float, min_area: float) -> None:
         self.count = 0
         self._path, self._names = path, np.array(list(map(xml_text, class_names)), object)
         self._tolerance, self._min_area = tolerance, min_area
@@ -348,31 +388,37 @@ class _Layer:
         """Write the regions that are large enough; ``nodes`` holds sorted keys."""
         polygons = np.array([piece.polygon for piece in pieces], object)
         is_cut = np.array([piece.is_cut for piece in pieces], bool)
-        kept = np.flatnonzero(is_cut | (shapely.area(polygons) >= self._min_area))
-        batch = np.cumsum(shapely.length(polygons[kept])) // _BATCH_POINTS
-        for numbers in np.split(kept, 1 + np.flatnonzero(np.diff(batch))):
+        large = np.flatnonzero(is_cut | (shapely.area(polygons) >= self._min_area))
+        # The length of an outline in pixels is the number of pixel corners on it.
+        batch = np.cumsum(shapely.length(polygons[large])) // _BATCH_POINTS
+        for numbers in np.split(large, 1 + np.flatnonzero(np.diff(batch))):
             if len(numbers):
                 rings = walk(polygons[numbers])
                 self._write(np.array([pieces[number].label for number in numbers], np.int32),
                             is_cut[numbers], self._outlines(rings, nodes), rings)
 
     def close(self) -> None:
-        """Write an empty layer if no region was written, and check that none is missing."""
+        """Write an empty layer if no region was written, and check the number of polygons.
+
+        Raises:
+            OSError: If a polygon is missing from the file.
+        """
         if not self.count:
-            none = np.empty(0)
-            self._write_batch(np.empty(0, np.int32), np.empty(0, bool), np.empty(0, object), none,
-                              none)
-        found = pyogrio.read_info(str(self._path), layer=LAYER)['features']
-        if found != self.count:
-            raise OSError(f'{found} of {self.count} polygons are in the file')
+            empty = np.empty(0)
+            self._write_batch(np.empty(0, np.int32), np.empty(0, bool), np.empty(0, object), empty,
+                              empty)
+        stored = pyogrio.read_info(str(self._path), layer=LAYER)['features']
+        if stored != self.count:
+            raise OSError(f'{stored} of {self.count} polygons are in the file')
 
     def _outlines(self, rings: Rings, nodes: np.ndarray) -> np.ndarray:
+        """Return the simplified polygons of exact outlines, in pixels."""
         if self._tolerance <= 0:
             return rebuild(rings, rings.corner)
         keys = rings.points[:, 1] * self._stride + rings.points[:, 0]
-        place = np.searchsorted(nodes, keys)
-        node = np.append(nodes, -1)[place] == keys
-        return simplify(rings, node, self._tolerance)
+        # The key -1 stands behind the last node, where a larger key would be inserted.
+        is_node = np.append(nodes, -1)[np.searchsorted(nodes, keys)] == keys
+        return simplify(rings, is_node, self._tolerance)
 
     def _write(self, labels: np.ndarray, is_cut: np.ndarray, outlines: np.ndarray,
                rings: Rings) -> None:
@@ -386,10 +432,12 @@ class _Layer:
         fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,
                       area_px=pixels.astype(np.int64), is_cut=is_cut)
         with warnings.catch_warnings():
-            warnings.filterwarnings('ignore', "'crs' was not provided")  # map in pixels
+            # A map in pixels has no CRS.
+            warnings.filterwarnings('ignore', "'crs' was not provided")
+            # Version 1.2, because GDAL below 3.7, as in QGIS 3.22, supports later ones partly.
             pyogrio.raw.write(
                 str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
                 field_mask=[None, None, np.isnan(square_meters), None, None], layer=LAYER,
                 driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0,
-                VERSION='1.2')  # GDAL below 3.7, as in QGIS 3.22, knows later ones in part
+                VERSION='1.2')
         self.count += len(labels)

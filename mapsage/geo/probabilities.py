@@ -1,27 +1,33 @@
-"""Maps of the probabilities of all classes: a band a class, in steps that a GIS scales back."""
+"""Maps of the probabilities of all classes, with a band for each class.
+
+A probability is stored as uint8 in equal steps, and the band's scale lets a GIS show the
+probability. The writer makes a working file; `write_cog` in `cog.py` gives it its final form.
+"""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from types import TracebackType
+from typing import List, Optional, Sequence, Tuple, Type
 
 import affine
 import numpy as np
+from rasterio.crs import CRS
 from rasterio.windows import Window
 
 from mapsage.xml_text import xml_text
 
 from .cog import checksum, disk_errors
-from .raster import open_file
+from .raster import PathName, open_file
 
 PROBABILITY_NODATA = 255
-"""Value of a pixel without a prediction; the others are steps."""
+"""Value of a pixel without a prediction; smaller values are steps."""
 
 
 class ProbabilityWriter:
-    """Writer of a working file of probabilities, from any number of row strips.
+    """Writer of a working file of probabilities, in any number of row strips.
 
-    Each band has the name of its class as description, and the scale that turns its values into
-    probabilities. ``write_cog`` gives the file its final form.
+    Each band has the name of its class as description, and a scale that converts its values to
+    probabilities.
 
     Args:
         path: Path of the working GeoTIFF, which is overwritten.
@@ -36,13 +42,16 @@ class ProbabilityWriter:
         GeoError: If the folder does not exist or the disk is full.
     """
 
-    def __init__(self, path: Any, width: int, height: int, names: Sequence[str], steps: int,
-                 crs: Any = None, transform: Optional[affine.Affine] = None) -> None:
+    def __init__(self, path: PathName, width: int, height: int, names: Sequence[str], steps: int,
+                 crs: Optional[CRS] = None, transform: Optional[affine.Affine] = None) -> None:
         self._path = str(path)
-        self._written: List[Tuple[int, int, List[int]]] = []  # row, rows, checksum of each band
+        # Strips: first row, number of rows, checksum of each band.
+        self._written: List[Tuple[int, int, List[int]]] = []
         with disk_errors(self._path):
-            Path(self._path).unlink(missing_ok=True)  # see cog.py
-            # Black is zero, or three bands would be red, green and blue, and a fourth alpha.
+            # rasterio 1.3 opens an existing file first, and fails if a stopped run left it cut off.
+            Path(self._path).unlink(missing_ok=True)
+            # Without `minisblack`, GDAL would tag three bands as red, green and blue, and a fourth
+            # band as alpha.
             self._file = open_file(
                 self._path, 'w', driver='GTiff', width=width, height=height, count=len(names),
                 dtype='uint8', nodata=PROBABILITY_NODATA, crs=crs, transform=transform, tiled=True,
@@ -62,10 +71,10 @@ class ProbabilityWriter:
         self._written.append((row, values.shape[1], [checksum(plane) for plane in values]))
 
     def close(self) -> None:
-        """Close the file and read it back, as ``ClassMapWriter.close`` does and why.
+        """Close the file and read it back, for the reason given in ``ClassMapWriter.close``.
 
         Raises:
-            GeoError: If it does not hold a strip as it was written.
+            GeoError: If the file differs from what was written.
         """
         with disk_errors(self._path):
             self._file.close()
@@ -79,14 +88,15 @@ class ProbabilityWriter:
     def __enter__(self) -> ProbabilityWriter:
         return self
 
-    def __exit__(self, kind: Any, *exception: Any) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
         if kind is None:
             self.close()
         else:
             self._file.close()
 
 
-def probabilities_path(path: Any) -> str:
+def probabilities_path(path: PathName) -> str:
     """Return the path of the probabilities that belong to a map: ``NAME_probabilities.tif``."""
     path = Path(path)
     return str(path.with_name(f'{path.stem}_probabilities{path.suffix}'))

@@ -509,7 +509,7 @@ MUTANTS = (
     # geo
     Mutant('mosaic_last_wins', 'mapsage/geo/mosaic.py',
            'of scenes that overlap the last one counts, though the first should',
-           'np.logical_and(is_more, ~valid[part], out=is_more)', 'pass',
+           'np.logical_and(is_new, ~valid[area], out=is_new)', 'pass',
            ('tests/unit/geo/test_mosaic.py',)),
     Mutant('mosaic_half_pixel', 'mapsage/geo/interpolation.py',
            'scenes off the grid are shifted by half a pixel',
@@ -530,7 +530,7 @@ MUTANTS = (
            ('tests/unit/geo/test_polygons.py::test_neighbors_share_their_simplified_border',)),
     Mutant('pixel_area', 'mapsage/geo/outlines.py',
            'the holes of a polygon count as its area',
-           'np.where(outline, of_rings, -of_rings)', 'of_rings',
+           'np.where(outline, areas, -areas)', 'areas',
            ('tests/unit/geo/test_polygons.py::test_shapes_areas_and_crs',)),
 
     Mutant('adapter_scale', 'mapsage/models/lora/adapted.py',
