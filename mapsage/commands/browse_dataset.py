@@ -1,4 +1,9 @@
-"""Pictures of the samples that a config trains, validates or tests with, labels laid over."""
+"""tools/browse_dataset.py: pictures of the samples of a config, with their labels.
+
+Samples are loaded as the config's loader gives them to the model, augmentation included, so a
+mistake in the pipeline is visible before a training. Images of more than 8 bits share one contrast,
+because differences between samples would disappear otherwise.
+"""
 from __future__ import annotations
 
 import functools
@@ -22,34 +27,36 @@ from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.hooks.batch_images import choose_channels, shown_channels
 from mapsage.random_state import same_random_numbers
 
-_ON_A_SHEET = 24  # samples; a further one is begun then
-_LOOKED_AT = 20000  # pixels of each sample that decide the contrast
+# Largest number of samples on a sheet.
+_ON_A_SHEET = 24
+# Number of pixels of each sample that decide the contrast, about.
+_CONTRAST_PIXELS = 20000
 
 
 def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, count: int = 12,
-           bands: Optional[Sequence[int]] = None, each: bool = False,
-           say: Callable[[str], Any] = functools.partial(print, flush=True)) -> List[str]:
+           bands: Optional[Sequence[int]] = None, separate: bool = False,
+           say: Callable[[str], object] = functools.partial(print, flush=True)) -> List[str]:
     """Draw samples of a split as its loader gives them, augmentation included.
 
-    They are spread evenly over the dataset, and the same ones at every call: the augmentation is
-    drawn from the seed of the config, or 0.
+    The samples are spread evenly over the dataset and are the same at every call, because the
+    augmentation is drawn from the seed of the config, or 0.
 
     Args:
         cfg: Complete config.
         split: ``'train'``, ``'val'`` or ``'test'``.
         folder: Folder for the pictures; default: ``browse`` in the work dir.
         count: Largest number of samples.
-        bands: Channels to show as red, green and blue, counted from 1; default: those of
+        bands: Channels to show as red, green and blue, counted from 1; default: the config's
             ``shown_channels``, as in all pictures.
-        each: Whether each sample has a picture of its own, in place of one sheet.
-        say: Function that prints what the scenes hold.
+        separate: Whether every sample has its own file, instead of a place on a sheet.
+        say: Function that prints a line about the scenes.
 
     Returns:
         Paths of the pictures.
 
     Raises:
         ConfigError: If the config has no such split, or its samples cannot be drawn.
-        DataError: If the dataset or a sample of it cannot be loaded.
+        DataError: If the dataset or one of its samples cannot be loaded.
     """
     loader = f'{split}_dataloader'
     if not isinstance((cfg.get(loader) or {}).get('dataset'), dict):
@@ -61,11 +68,11 @@ def browse(cfg: Config, split: str = 'train', folder: Optional[str] = None, coun
     with same_random_numbers(), \
             DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
         return _browse(cfg, split, folder or os.path.join(cfg.work_dir, 'browse'), count, bands,
-                       each, say)
+                       separate, say)
 
 
 def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Sequence[int]],
-            each: bool, say: Callable[[str], Any]) -> List[str]:
+            separate: bool, say: Callable[[str], object]) -> List[str]:
     dataset = build_checked(build_dataset, cfg[f'{split}_dataloader']['dataset'])
     if not hasattr(dataset, '__len__'):
         raise ConfigError(f'the dataset of --split {split} is a stream '
@@ -81,30 +88,32 @@ def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Se
              for number in numbers]
     drawn = _with_one_contrast(drawn)
     metainfo = getattr(dataset, 'metainfo', None) or {}
-    classes, palette = metainfo.get('classes') or _numbered(drawn), metainfo.get('palette')
+    classes, palette = metainfo.get('classes') or _numbered_classes(drawn), metainfo.get('palette')
     title = f'{Path(cfg.filename or "config").stem}: {split}'
-    said = f'of {len(dataset):,} samples of {type(dataset).__name__}, as they reach the model'
-    size = 1 if each else _ON_A_SHEET
+    subtitle = f'of {len(dataset):,} samples of {type(dataset).__name__}, as they reach the model'
+    size = 1 if separate else _ON_A_SHEET
     paths = []
     for start in range(0, len(drawn), size):
-        part = drawn[start:start + size]
-        number = numbers[start] if each else start // size + 1
-        name = split if number == 1 and not each else f'{split}_{number}'
+        sheet = drawn[start:start + size]
+        number = numbers[start] if separate else start // size + 1
+        name = split if number == 1 and not separate else f'{split}_{number}'
         paths.append(os.path.join(folder, f'{name}.png'))
-        save_png(paths[-1], render_contact_sheet(part, classes, palette, title,
-                                                 f'{len(part)} {said}'))
+        save_png(paths[-1], render_contact_sheet(sheet, classes, palette, title,
+                                                 f'{len(sheet)} {subtitle}'))
     return paths
 
 
 def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int]]
              ) -> LabeledImage:
+    """Return the shown channels ``(height, width, 3)`` of a sample, and its labels."""
     inputs = sample.get('inputs') if isinstance(sample, dict) else None
     if not isinstance(inputs, torch.Tensor) or inputs.ndim != 3:
-        what = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
-        raise ConfigError(f'sample {number} has {what} as its inputs and cannot be drawn; expected '
-                          f'one image (channels, height, width) from PackSegInputs.')
+        shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+        raise ConfigError(f'sample {number} has {shape} as its inputs and cannot be drawn; '
+                          f'expected one image (channels, height, width) from PackSegInputs.')
     image = inputs.cpu().numpy().transpose(1, 2, 0)
-    if image.dtype != np.uint8:  # places without data are 0, and would count for the contrast
+    # Pixels without data are 0 and must not affect the contrast.
+    if image.dtype != np.uint8:
         image = np.where((image == 0).all(2, keepdims=True), np.nan, image.astype(np.float32))
     if bands and max(bands) > image.shape[2]:
         raise ConfigError(f'--bands {bands}: sample {number} has {image.shape[2]} channels.')
@@ -116,11 +125,12 @@ def _labeled(cfg: Config, number: int, sample: Any, bands: Optional[Sequence[int
 
 
 def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
-    """Return samples of 8 bits: each channel stretched alike in all of them, if they have more."""
+    """Return samples of 8 bits; other dtypes are stretched, each channel alike in all samples."""
     if all(sample.image.dtype == np.uint8 for sample in samples):
         return list(samples)
     pixels = [sample.image.reshape(-1, sample.image.shape[2]) for sample in samples]
-    values = np.concatenate([each[::len(each) // _LOOKED_AT + 1] for each in pixels]).astype(float)
+    values = np.concatenate([image[::len(image) // _CONTRAST_PIXELS + 1]
+                             for image in pixels]).astype(float)
     values = values[np.isfinite(values).all(1)]
     low, high = np.percentile(values, [2, 98], axis=0) if len(values) else (0.0, 1.0)
     width = np.where(np.asarray(high) > low, np.subtract(high, low), 1.0)
@@ -128,7 +138,8 @@ def _with_one_contrast(samples: Sequence[LabeledImage]) -> List[LabeledImage]:
         (sample.image - low) / width, 0, 1) * 255).astype(np.uint8)) for sample in samples]
 
 
-def _numbered(samples: Sequence[LabeledImage]) -> List[str]:
-    labels = [sample.labels for sample in samples if sample.labels is not None]
-    known = [each[each != 255].max(initial=-1) for each in labels]
-    return [f'class {index}' for index in range(int(max(known, default=-1)) + 1)]
+def _numbered_classes(samples: Sequence[LabeledImage]) -> List[str]:
+    """Return names for the classes in the labels of a dataset that does not name them."""
+    label_maps = [sample.labels for sample in samples if sample.labels is not None]
+    largest = [labels[labels != 255].max(initial=-1) for labels in label_maps]
+    return [f'class {index}' for index in range(int(max(largest, default=-1)) + 1)]

@@ -1,4 +1,9 @@
-"""What tools/train.py and tools/test.py share: options, config preparation, error reporting."""
+"""Options, config preparation and error reporting of tools/train.py, tools/test.py and others.
+
+`run` is the outermost frame of every program that needs PyTorch: it prints a user's mistake once
+and without a traceback, tells the launcher and the other ranks, and exits. The functions above it
+parse MMSegmentation's options and apply them to a config.
+"""
 from __future__ import annotations
 
 import argparse
@@ -10,7 +15,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Set
+from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 import torch.distributed as dist
 from mmengine.config import Config, DictAction
@@ -47,11 +52,11 @@ _RESUME_MODES = ('auto', 'must')
 
 def build_parser(description: str, needs_config: bool = True,
                  doc: Optional[str] = None) -> argparse.ArgumentParser:
-    """Return a parser with the options that training and testing share; they are MMSeg's.
+    """Return a parser with the options that trainings and tests share, named as in MMSegmentation.
 
     Args:
         description: What the program does.
-        needs_config: Whether a config must be given.
+        needs_config: Whether the config is a required argument.
         doc: Docstring with examples for the help.
     """
     parser = argparse.ArgumentParser(description=description, **examples(doc))
@@ -75,7 +80,7 @@ def load_config(args: argparse.Namespace) -> Config:
     """Return the config file merged with the command line.
 
     Raises:
-        ConfigError: If there is no such file, and no shipped config of this name.
+        ConfigError: If the argument is neither a file nor the name of a shipped config.
     """
     try:
         path = find_config(args.config)
@@ -95,10 +100,10 @@ def load_config(args: argparse.Namespace) -> Config:
 
 
 def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
-    """Put the accelerator of the command line into ``cfg``.
+    """Set the accelerator of the command line in ``cfg``.
 
-    The config's backend was written for the config's accelerator; unless the command line names a
-    backend too, it makes way for ``'auto'``.
+    The config's communication backend was chosen for the config's accelerator, so another
+    accelerator gets ``'auto'``, unless the command line names a backend, too.
     """
     env_cfg = dict(cfg.get('env_cfg') or {})
     if env_cfg.get('accelerator', 'auto') != name \
@@ -108,7 +113,7 @@ def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Add ``--resume [must]``; its value is None, ``'auto'`` or ``'must'``."""
+    """Add ``--resume [must]``, with the value None, ``'auto'`` or ``'must'``."""
     parser.add_argument('--resume', nargs='?', const='auto', choices=_RESUME_MODES,
                         help='continue from the newest checkpoint of the work dir that can be '
                         'read; while there is none, start the run. `--resume must`: an error while '
@@ -116,35 +121,39 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
 
 
 def with_resume_mode(arguments: Optional[Sequence[str]]) -> List[str]:
-    """Return the arguments with a mode behind a bare ``--resume``, in any order of arguments.
+    """Return the arguments with the mode ``auto`` after a ``--resume`` without a mode.
 
-    argparse would take a config that follows it for the mode.
+    Otherwise argparse would take the next argument, such as the config, as the mode.
 
     Args:
-        arguments: Arguments of a program; those of this process if None.
+        arguments: Arguments of a program; None for the arguments of this process.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return [part for word, following in zip(given, [*given[1:], ''])
-            for part in (['--resume', 'auto'] if word == '--resume'
-                         and following not in _RESUME_MODES else [word])]
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    completed: List[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], '']):
+        completed.append(argument)
+        if argument == '--resume' and following not in _RESUME_MODES:
+            completed.append('auto')
+    return completed
 
 
 def test_folder(cfg: Config, checkpoint: str) -> str:
-    """Return where a test writes by default: a folder of its own, below that of its checkpoint.
+    """Return the default work dir of a test: the folder ``test`` next to its checkpoint.
 
-    The work dir of a training keeps its config and its pictures then. A checkpoint that is
-    downloaded, or whose folder cannot be written, has the folder below the config's work dir.
+    A separate folder, because a test in the training's work dir would replace its config and its
+    pictures. If the checkpoint is a URL, or its folder cannot be written, the folder is in the
+    config's work dir.
     """
     folder = os.path.dirname(os.path.abspath(checkpoint))
-    own = '://' not in checkpoint and os.access(folder, os.W_OK)
-    return str(Path(folder if own else cfg.work_dir) / 'test')
+    is_writable = '://' not in checkpoint and os.access(folder, os.W_OK)
+    return str(Path(folder if is_writable else cfg.work_dir) / 'test')
 
 
 def write_masks_to(cfg: Config, folder: str) -> None:
-    """Make the evaluator write predicted masks (uint8, PNG) into ``folder``, and keep them.
+    """Make the evaluator write predicted masks (uint8, PNG) into ``folder`` and not delete them.
 
     Raises:
-        ConfigError: If none of the test's metrics writes masks.
+        ConfigError: If no metric of the test can write masks.
     """
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [
         cfg.test_evaluator]
@@ -152,7 +161,8 @@ def write_masks_to(cfg: Config, folder: str) -> None:
         arguments = _metric_arguments(cfg, evaluator.get('type'))
         if 'output_dir' in arguments:
             evaluator.output_dir = folder
-            if 'keep_results' in arguments:  # CityscapesMetric deletes the masks otherwise
+            # CityscapesMetric deletes the masks otherwise.
+            if 'keep_results' in arguments:
                 evaluator.keep_results = True
             return
     raise ConfigError(f'--out needs a metric with an output_dir in test_evaluator, such as '
@@ -163,15 +173,17 @@ def test_calibration(cfg: Config) -> None:
     """Add ``CalibrationError`` to the metrics of the test, with its picture in the work dir."""
     evaluators = cfg.get('test_evaluator') or []
     evaluators = list(evaluators) if isinstance(evaluators, (list, tuple)) else [evaluators]
-    given = next((each for each in evaluators if each.get('type') == 'CalibrationError'), None)
-    if given is None:
-        given = dict(type='CalibrationError')
-        evaluators.append(given)
-    given.setdefault('picture', str(Path(cfg.work_dir) / 'reliability.png'))
+    calibration = next((evaluator for evaluator in evaluators
+                        if evaluator.get('type') == 'CalibrationError'), None)
+    if calibration is None:
+        calibration = dict(type='CalibrationError')
+        evaluators.append(calibration)
+    calibration.setdefault('picture', str(Path(cfg.work_dir) / 'reliability.png'))
     cfg.test_evaluator = evaluators
 
 
-def _metric_arguments(cfg: Config, kind: Any) -> Set[str]:
+def _metric_arguments(cfg: Config, kind: object) -> Set[str]:
+    """Return the names of a metric's arguments; empty if the metric is unknown."""
     with METRICS.switch_scope_and_registry(cfg.get('default_scope', 'mmseg')) as registry:
         metric = registry.get(kind) if isinstance(kind, str) else kind
     return set(inspect.signature(metric).parameters) if callable(metric) else set()
@@ -182,9 +194,9 @@ def draw_predictions(cfg: Config, folder: Optional[str], show: bool, wait_time: 
 
     Args:
         cfg: Config of the test.
-        folder: Folder of the pictures; None to write none.
-        show: Whether to show each prediction in a window, which needs a display. As in MMSeg,
-            nothing is written then.
+        folder: Folder of the pictures; None to write no pictures.
+        show: Whether to show each prediction in a window, which needs a display. As in
+            MMSegmentation, no picture is written then.
         wait_time: Seconds for which a window is shown.
 
     Raises:
@@ -208,36 +220,36 @@ def draw_predictions(cfg: Config, folder: Optional[str], show: bool, wait_time: 
 
 
 def stream_features(cfg: Config, encoders: int) -> None:
-    """Set ``feature_source`` to ``'Streamed'`` with so many encoder ranks; 0 removes it."""
+    """Set ``feature_source`` to ``'Streamed'`` with this number of encoder ranks; 0 removes it."""
     source = dict(cfg.get('feature_source') or {})
     if encoders == 0:
         if source.get('type') == 'Streamed':
             cfg.pop('feature_source')
         return
-    kept = source if source.get('type', 'Streamed') == 'Streamed' else {}
-    cfg.feature_source = dict(kept, type='Streamed', encoders=encoders)
+    settings = source if source.get('type', 'Streamed') == 'Streamed' else {}
+    cfg.feature_source = dict(settings, type='Streamed', encoders=encoders)
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the runner a config names in ``runner_type``."""
+    """Build the runner that a config names in ``runner_type``."""
     return RUNNERS.build(cfg)
 
 
 def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
-    """Run an entry point; print an error once, clearly, and exit with status 1.
+    """Run an entry point and exit with the status it returns (None: 0), or 1 after an error.
 
-    The return value of ``main`` is the exit status; None means 0.
-
-    Under torchrun the error also goes to the launcher, which ends its output with the error of the
-    rank that failed first. This process dies with the launcher.
+    An error is printed once. Under torchrun it also goes to the launcher, which ends its output
+    with the error of the rank that failed first. This process dies with the launcher.
     """
     if 'TORCHELASTIC_RUN_ID' in os.environ:
         die_with_launcher()
         keep_descriptor()
         if os.environ.get('RANK', '0') != '0':
-            warnings.simplefilter('ignore')  # rank 0 shows the same ones
+            # Rank 0 shows the same warnings.
+            warnings.simplefilter('ignore')
     accept_any_text()
-    faulthandler.enable()  # a crash in native code says where
+    # A crash in native code prints its stack.
+    faulthandler.enable()
     freeze_imports()
     try:
         with lost_ranks_named('this command'):
@@ -250,31 +262,35 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
         note_finished()
         status = int(stopped.code or 0)
     except KeyboardInterrupt:
-        status = 130  # 128 + SIGINT, as a shell reports it
-    except Exception as caught:  # the outermost frame: everything is reported, and the status is 1
+        # 128 + SIGINT, as a shell reports it.
+        status = 130
+    # The outermost frame: any error is reported, and ends the process with status 1.
+    except Exception as caught:
         error = explain_config_error(_without_worker_traceback(caught))
         tell_why(error)
         text = error_text(error)
         note_for_launcher(text, _kind(error), blamed_ranks(error))
         rank = os.environ.get('RANK')
-        where = '' if rank is None else f'[rank {rank}] '
+        prefix = '' if rank is None else f'[rank {rank}] '
         try:
             if isinstance(error, UserError):
-                print(f'{where}{text}', file=sys.stderr, flush=True)
+                print(f'{prefix}{text}', file=sys.stderr, flush=True)
             else:
                 traceback.print_exc()
-        except (OSError, ValueError):  # nobody reads stderr any more
+        # The reader of stderr is gone.
+        except (OSError, ValueError):
             pass
         status = 1
     _leave(status or 0)
 
 
 def _kind(error: BaseException, environ: Mapping[str, str] = os.environ) -> str:
-    """Return what an error tells the launcher, a kind of ``note_for_launcher``."""
+    """Return the kind of an error for ``note_for_launcher``: broken device, final, or empty."""
     if isinstance(error, AcceleratorError):
         return BROKEN_FILE
+    # With encoder ranks, a rank's number does not tell its machine.
     if isinstance(error, DeviceCheckError) and not error.compared \
-            and ENCODERS_VARIABLE not in environ:  # with encoders, ranks are not counted by nodes
+            and ENCODERS_VARIABLE not in environ:
         nodes = {rank // int(environ.get('LOCAL_WORLD_SIZE', 1)) for rank in error.problems}
         if len(nodes) == 1:
             return BROKEN_FILE if nodes == {int(environ.get('GROUP_RANK', 0))} else ''
@@ -282,11 +298,11 @@ def _kind(error: BaseException, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _leave(status: int) -> None:
-    """Exit; a rank of several exits without the interpreter's shutdown.
+    """Exit. In a run of several ranks, skip the interpreter's shutdown.
 
-    During that shutdown gloo's threads sometimes abort the process (``terminate called without an
-    active exception``). And after an error or Ctrl-C the process group would wait for other ranks,
-    which may still be in a collective, or be destroyed while NCCL uses it.
+    During the shutdown, gloo's threads sometimes abort the process (``terminate called without an
+    active exception``). After an error or Ctrl-C, the process group would also wait for other ranks
+    that are still in a collective, or be destroyed while NCCL uses it.
     """
     if not dist.is_initialized() and ENCODERS_VARIABLE not in os.environ:
         sys.exit(status)
@@ -294,20 +310,22 @@ def _leave(status: int) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, ValueError):  # a full disk, or nobody reads any more
+    # The disk is full, or the reader of the output is gone.
+    except (OSError, ValueError):
         pass
     finally:
         os._exit(status)
 
 
 def _without_worker_traceback(error: Exception) -> Exception:
-    """Return a user error as it was before a loader's worker wrapped it in its own traceback."""
+    """Return a user error without the traceback that a loader's worker has put into its message."""
     mark = f'{type(error).__name__}: '
     if not isinstance(error, UserError):
         return error
     try:
         text = str(error)
-    except Exception:  # a faulty __str__; error_text copes with it
+    # A faulty __str__, which `error_text` copes with.
+    except Exception:
         return error
     wrapped = text.startswith('Caught ') and mark in text
     return type(error)(text.rsplit(mark, 1)[1].strip()) if wrapped else error

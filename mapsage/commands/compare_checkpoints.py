@@ -1,8 +1,13 @@
-"""Compare the weights of two checkpoints, tensor by tensor, and how they were computed."""
+"""tools/compare_checkpoints.py: compare the weights of two checkpoints, tensor by tensor.
+
+"Equal" means equal bit for bit. If weights differ, the checkpoints' records of their conditions
+(number of threads, devices, versions) often tell the reason; see
+`mapsage/hooks/reproducibility.py`.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from mmengine.runner import CheckpointLoader
@@ -12,17 +17,17 @@ from mapsage.hooks.reproducibility import META_KEY, Difference, differences
 
 @dataclass(frozen=True)
 class CheckpointComparison:
-    """How far the weights of two checkpoints differ.
+    """Differences between the weights of two checkpoints.
 
     Attributes:
         equal: Number of tensors that are equal bit for bit.
         total: Number of tensors in either checkpoint.
-        largest: Largest absolute difference of two elements relative to the root mean square of
-            their tensor in the first checkpoint; infinite where a tensor is missing or of another
-            shape, and where only one of two elements is a number.
-        name: Name of the tensor with that difference; empty where all are equal.
-        conditions: What differs of that on which the bits of a training depend, such as the number
-            of threads; empty where nothing does, or where a file does not say.
+        largest: Largest absolute difference of two elements, divided by the root mean square of
+            their tensor in the first checkpoint; infinite if a tensor is missing or has another
+            shape, or if only one of two elements is a number.
+        name: Name of the tensor with this difference; empty if all tensors are equal.
+        conditions: Conditions of the trainings that differ and that the bits depend on, such as the
+            number of threads; empty if none differs or a file does not record them.
     """
 
     equal: int
@@ -32,21 +37,21 @@ class CheckpointComparison:
     conditions: Tuple[Difference, ...] = ()
 
     def __str__(self) -> str:
-        told = f'{self.equal} of {self.total} tensors are equal bit for bit'
+        text = f'{self.equal} of {self.total} tensors are equal bit for bit'
         if self.name:
-            told += f'; the largest difference is {self.largest:.2g} of the size of {self.name!r}'
+            text += f'; the largest difference is {self.largest:.2g} of the size of {self.name!r}'
         if self.conditions:
-            told += '\nThey were computed under other conditions:'
-        return '\n'.join([told, *(f'  {each.name}: {each.before} and {each.now}'
-                                  for each in self.conditions)])
+            text += '\nThey were computed under other conditions:'
+        return '\n'.join([text, *(f'  {condition.name}: {condition.before} and {condition.now}'
+                                  for condition in self.conditions)])
 
 
 def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
     """Compare the weights of two checkpoint files.
 
     Args:
-        first: Path of a checkpoint of a run, or of a file of weights alone.
-        second: Path of the other one.
+        first: Path of a checkpoint of a run, or of a file with weights only.
+        second: Path of the file to compare with.
 
     Raises:
         OSError: If a file cannot be read.
@@ -54,54 +59,61 @@ def compare_checkpoints(first: str, second: str) -> CheckpointComparison:
     """
     files = [CheckpointLoader.load_checkpoint(path, map_location='cpu')
              for path in (first, second)]
-    one, other = _weights(files[0], first), _weights(files[1], second)
+    first_weights, second_weights = _weights(files[0], first), _weights(files[1], second)
     equal, largest, worst = 0, 0.0, ''
-    names: List[str] = list(dict.fromkeys([*one, *other]))
+    names: List[str] = list(dict.fromkeys([*first_weights, *second_weights]))
     for name in names:
-        difference = _difference(one.get(name), other.get(name))
+        difference = _difference(first_weights.get(name), second_weights.get(name))
         if difference is None:
             equal += 1
         elif not worst or difference > largest:
             largest, worst = difference, name
-    before, now = map(_conditions, files)
-    return CheckpointComparison(equal, len(names), largest, worst,
-                                tuple(differences(before, now)) if before and now else ())
+    first_conditions, second_conditions = map(_conditions, files)
+    different_conditions = tuple(differences(first_conditions, second_conditions)) \
+        if first_conditions and second_conditions else ()
+    return CheckpointComparison(equal, len(names), largest, worst, different_conditions)
 
 
-def _conditions(checkpoint: Any) -> Any:
+def _conditions(checkpoint: object) -> Any:
+    """Return the conditions under which a checkpoint was computed, or None without a record."""
     meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
     return meta.get(META_KEY) if isinstance(meta, dict) else None
 
 
-def _weights(checkpoint: Any, path: str) -> Dict[str, torch.Tensor]:
+def _weights(checkpoint: object, path: str) -> Dict[str, torch.Tensor]:
     state = checkpoint.get('state_dict', checkpoint) if isinstance(checkpoint, dict) else {}
-    found = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    if not found:
+    weights = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if not weights:
         raise ValueError(f'{path} holds no weights: expected a checkpoint of a run, or a dict of '
                          f'tensors.')
-    return found
+    return weights
 
 
-def _difference(one: Any, other: Any) -> Any:
-    """Return the relative difference of two tensors; None where all bits are equal."""
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+def _difference(first: Optional[torch.Tensor], second: Optional[torch.Tensor]) -> Optional[float]:
+    """Return the relative difference of two tensors; None if all bits are equal."""
+    if first is None or second is None or first.shape != second.shape \
+            or first.dtype != second.dtype:
         return float('inf')
-    if _bits(one) == _bits(other):
+    if _bits(first) == _bits(second):
         return None
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    a, b = one.to(wide), other.to(wide)
-    apart = (a - b).abs()
-    apart[(a == b) | (a.isnan() & b.isnan())] = 0.0  # also equal infinities
+    wide = torch.complex128 if first.is_complex() else torch.float64
+    a, b = first.to(wide), second.to(wide)
+    distance = (a - b).abs()
+    # Equal infinities and two NaNs have no difference.
+    distance[(a == b) | (a.isnan() & b.isnan())] = 0.0
     size = float(a.abs().pow(2).mean().sqrt())
-    largest = float(apart.max())
+    largest = float(distance.max())
+    # The numbers may be equal without equal bits: 0 and -0, two kinds of NaN.
     if largest == 0.0:
-        return 0.0  # other bits, equal numbers: 0 and -0, two kinds of NaN
+        return 0.0
     relative = largest / size if size else float('inf')
+    # NaN: one of two elements is not a number.
     return relative if relative == relative else float('inf')
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
     host = tensor.detach().contiguous().reshape(-1)
     if host.dtype == torch.bfloat16:
-        host = host.view(torch.int16)  # numpy has no bfloat16
+        # NumPy has no bfloat16.
+        host = host.view(torch.int16)
     return host.numpy().tobytes()

@@ -1,16 +1,23 @@
-"""Carry out a training up to one of its iterations again, and write down what happened in it."""
+"""tools/train.py --replay: repeat a training up to one iteration, and record that iteration.
+
+One process resumes from the last checkpoint before the iteration and runs all virtual ranks of the
+run, so the numbers are the run's own if the conditions are the same (`StepFacts.differences`). The
+work dir of the run is not changed, apart from its folder `replay`. The files of the recorded step
+are written by `replay_files.py`.
+"""
 from __future__ import annotations
 
 import copy
 import os
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, cast
 
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
-from mmengine.runner import CheckpointLoader
+from mmengine.runner import CheckpointLoader, Runner
+from torch.utils.data import DataLoader
 
 from mapsage.engine.checkpoints.resume import candidates_in, folders_of
 from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
@@ -21,27 +28,35 @@ from mapsage.hooks.reproducibility import META_KEY, differences
 
 from .replay_files import StepFacts, write_step
 
-# Hooks that write or remove checkpoints, or end a training whose numbers are not finite.
+# Hooks that write or remove checkpoints, or end a training with a loss that is not finite.
 _LEFT_OUT = ('CheckpointHook', 'NonFiniteLossHook')
 
 
 class ReplayError(UserError, ValueError):
-    """An iteration cannot be carried out again."""
+    """An iteration cannot be repeated."""
 
 
 class _Start(NamedTuple):
+    """Checkpoint from which the replay starts.
+
+    Attributes:
+        path: Path of the checkpoint.
+        iteration: Number of iterations finished in it.
+        meta: Its ``meta``.
+    """
+
     path: str
-    iteration: int  # finished iterations
+    iteration: int
     meta: Dict[str, Any]
 
 
 def replay(cfg: Config, iteration: int) -> Path:
-    """Carry out iteration ``iteration`` of a run again and write down its batches and numbers.
+    """Repeat a run up to an iteration, and write the batches and numbers of that iteration.
 
-    The training goes on from the last checkpoint before the iteration, in this process, which
-    carries out all virtual ranks of the run. It validates nothing, saves no checkpoint and ends
-    behind the iteration. All it writes is in ``WORK_DIR/replay/iter_N``; see
-    :func:`~mapsage.commands.replay_files.write_step`. Of an iteration that fails, its batches are
+    The training continues from the last checkpoint before the iteration, in this process, which
+    runs all virtual ranks. It does not validate, saves no checkpoint and ends after the iteration.
+    All files are in ``WORK_DIR/replay/iter_N``; see
+    :func:`~mapsage.commands.replay_files.write_step`. If the iteration fails, its batches are still
     written.
 
     Args:
@@ -49,13 +64,13 @@ def replay(cfg: Config, iteration: int) -> Path:
         iteration: Number of the iteration over the whole run, counted from 1 as in the log.
 
     Returns:
-        The folder.
+        The folder of the files.
 
     Raises:
         ReplayError: If the work dir has no checkpoint before the iteration, the run ends before it,
             or a launcher has started several processes.
-        VirtualRanksError: If the config asks for another number of virtual ranks than the
-            checkpoint, or has something that needs a process for each.
+        VirtualRanksError: If the config sets another number of virtual ranks than the checkpoint,
+            or a setting that needs a process for each virtual rank.
     """
     if iteration < 1:
         raise ReplayError(f'--replay {iteration}: expected the number of an iteration, from 1 on.')
@@ -65,14 +80,15 @@ def replay(cfg: Config, iteration: int) -> Path:
             f'ranks of the run. Start it without a launcher: python tools/train.py CONFIG '
             f'--replay {iteration}.')
     start = checkpoint_before(cfg.work_dir, iteration, folders_of(cfg, cfg.work_dir))
-    prepared = _prepared(cfg, iteration, start)
-    folder = Path(prepared.work_dir)
-    runner = RUNNERS.build(prepared)
-    runner.save_checkpoint = lambda *args, **kwargs: None  # whatever hooks there are
+    replay_cfg = _replay_config(cfg, iteration, start)
+    folder = Path(replay_cfg.work_dir)
+    runner = RUNNERS.build(replay_cfg)
+    # A hook of the user may save checkpoints, too.
+    runner.save_checkpoint = lambda *args, **kwargs: None
     recorder = StepRecorder(iteration)
     for hook in (_LimitCheck(iteration), recorder, StepEnds(recorder)):
         runner.register_hook(hook)
-    _take_threads(runner, start.meta)
+    _set_threads(runner, start.meta)
     runner.logger.info(f'replay: iterations {start.iteration + 1} to {iteration}, from '
                        f'{start.path}')
     try:
@@ -81,51 +97,51 @@ def replay(cfg: Config, iteration: int) -> Path:
         pass
     finally:
         if recorder.steps:
-            write_step(folder, recorder.steps, _facts(runner, recorder, start))
+            write_step(folder, recorder.steps, _step_facts(runner, recorder, start))
             runner.logger.info(f'replay: iteration {iteration} is written to {folder}')
     return folder
 
 
 def checkpoint_before(work_dir: str, iteration: int, folders: Sequence[str] = ()) -> _Start:
-    """Return the last checkpoint of a run from which an iteration is still to come.
+    """Return the last checkpoint of a run before an iteration.
 
     Args:
         work_dir: Work dir of the run.
         iteration: Number of the iteration, counted from 1.
-        folders: Where else the run has written checkpoints.
+        folders: Further folders into which the run has written checkpoints.
 
     Raises:
-        ReplayError: If there is none. The message names those that are there.
+        ReplayError: If no such checkpoint exists. The message lists the existing checkpoints.
     """
-    usable: List[Tuple[int, str, Dict[str, Any]]] = []
-    found: List[str] = []
+    usable: List[_Start] = []
+    descriptions: List[str] = []
     for path in candidates_in(work_dir, folders):
         name = os.path.basename(path)
         if name.startswith('iter_') and int(Path(path).stem[5:]) >= iteration:
-            found.append(name)  # large files are not read for the number in their names
+            # The name tells the number, so the large file need not be read.
+            descriptions.append(name)
             continue
         try:
             meta = CheckpointLoader.load_checkpoint(path, map_location='cpu')['meta']
             done = int(meta['iter'])
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            found.append(f'{name} (cannot be read: {type(error).__name__})')
+            descriptions.append(f'{name} (cannot be read: {type(error).__name__})')
             continue
-        found.append(f'{name} (after iteration {done})')
+        descriptions.append(f'{name} (after iteration {done})')
         if done < iteration:
-            usable.append((done, path, meta))
+            usable.append(_Start(path, done, meta))
     if not usable:
         raise ReplayError(
             f'--replay {iteration}: {work_dir} holds no checkpoint from before that iteration. It '
-            f"holds {', '.join(found) or 'none at all'}. Give the --work-dir of the run, or train "
-            f'again up to there with a checkpoint on the way (--cfg-options '
+            f"holds {', '.join(descriptions) or 'none at all'}. Give the --work-dir of the run, or "
+            f'train again up to there with a checkpoint on the way (--cfg-options '
             f'default_hooks.checkpoint.interval=N default_hooks.checkpoint.max_keep_ckpts=-1, and '
             f"the seed in the run's log as randomness.seed).")
-    done, path, meta = max(usable, key=lambda each: each[0])
-    return _Start(path, done, meta)
+    return max(usable, key=lambda start: start.iteration)
 
 
-def _prepared(cfg: Config, iteration: int, start: _Start) -> Config:
-    """Return the config of the replay: the run's, without validation and with its own folder."""
+def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
+    """Return the config of the replay: the run's, without validation and with another work dir."""
     cfg = copy.deepcopy(cfg)
     cfg.work_dir = str(Path(cfg.work_dir) / 'replay' / f'iter_{iteration}')
     cfg.resume, cfg.load_from = True, start.path
@@ -135,19 +151,21 @@ def _prepared(cfg: Config, iteration: int, start: _Start) -> Config:
         cfg.pop('feature_source')
     hooks = {name: hook for name, hook in (cfg.get('default_hooks') or {}).items()
              if not _is_left_out(hook)}
-    # Without StopHook a signal ends the replay at once.
+    # Without StopHook, a signal ends the replay at once.
     cfg.default_hooks = dict(hooks, checkpoint=None, non_finite_loss=None, stop=None, report=None)
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or () if not _is_left_out(hook)]
     if cfg.get('visualizer'):
-        cfg.visualizer.vis_backends = None  # which may write or send elsewhere
+        # Backends may write to other folders, or send to a tracking server.
+        cfg.visualizer.vis_backends = None
     cfg.env_cfg = dict(cfg.get('env_cfg') or {})
     if cfg.env_cfg.get('virtual_ranks') is None:
-        # Asked for, so that a config with which one process cannot have them is an error.
+        # Set explicitly, so that a config that rules out virtual ranks in one process is an error.
         cfg.env_cfg.virtual_ranks = _virtual_ranks(start)
     return cfg
 
 
 def _virtual_ranks(start: _Start) -> int:
+    """Return the number of virtual ranks of the run that wrote a checkpoint."""
     count = start.meta.get('virtual_ranks')
     if count is None:
         raise ReplayError(
@@ -157,14 +175,15 @@ def _virtual_ranks(start: _Start) -> int:
     return int(count)
 
 
-def _is_left_out(hook: Any) -> bool:
+def _is_left_out(hook: object) -> bool:
+    """Return whether a hook, or the config of one, is not part of a replay."""
     kind = hook.get('type') if isinstance(hook, dict) else type(hook)
     name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
     return name.rsplit('.', 1)[-1] in _LEFT_OUT
 
 
-def _take_threads(runner: Any, meta: Dict[str, Any]) -> None:
-    """Compute with as many threads as the run, since the bits on the CPU depend on them."""
+def _set_threads(runner: Runner, meta: Mapping[str, Any]) -> None:
+    """Use as many threads as the run, because the bits on a CPU depend on their number."""
     threads = {group['facts'].get('threads') for group in meta.get(META_KEY) or ()
                if group['facts'].get('device', '').startswith('cpu')}
     number = threads.pop() if len(threads) == 1 else None
@@ -174,24 +193,26 @@ def _take_threads(runner: Any, meta: Dict[str, Any]) -> None:
         torch.set_num_threads(int(number))
 
 
-def _facts(runner: Any, recorder: StepRecorder, start: _Start) -> StepFacts:
-    hook = next((each for each in runner.hooks if isinstance(each, ReproducibilityHook)), None)
-    before, now = (hook.before, hook.now) if hook is not None else (None, None)
+def _step_facts(runner: Runner, recorder: StepRecorder, start: _Start) -> StepFacts:
+    hook = next((hook for hook in runner.hooks if isinstance(hook, ReproducibilityHook)), None)
+    changes = None
+    if hook is not None and hook.before:
+        changes = [str(difference) for difference in differences(hook.before, hook.now or [])]
+    dataset = cast(DataLoader, runner.train_dataloader).dataset
     return StepFacts(
         iteration=recorder.iteration, checkpoint=start.path, learning_rate=recorder.learning_rate,
-        differences=None if not before else [str(each) for each in differences(before, now or [])],
-        metainfo=dict(getattr(runner.train_dataloader.dataset, 'metainfo', None) or {}),
+        differences=changes, metainfo=dict(getattr(dataset, 'metainfo', None) or {}),
         bgr='rgb' not in [hook.input_channel_order for hook in runner.hooks
                           if isinstance(hook, PreviewHook)])
 
 
 class _LimitCheck(Hook):
-    """Hook that refuses an iteration behind the end of the run."""
+    """Raises an error if the iteration comes after the end of the run."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
-    def before_train(self, runner: Any) -> None:
+    def before_train(self, runner: Runner) -> None:
         if self.iteration > runner.max_iters:
             raise ReplayError(f'--replay {self.iteration}: the run has {runner.max_iters} '
                               f'iterations. Give one of them, counted over all epochs.')

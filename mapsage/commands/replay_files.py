@@ -1,4 +1,8 @@
-"""The files of a step that was carried out again: its data, a table, pictures of its batches."""
+"""Files of a replayed step: the data of each virtual rank, a table, pictures of the batches.
+
+The table (`step.txt`) is for people: it begins with the answer to the first question, whether the
+numbers are the run's own bit for bit. The data (`rank_V.pth`) are for programs.
+"""
 from __future__ import annotations
 
 import math
@@ -13,19 +17,20 @@ from mapsage.atomic_write import atomic_write
 from mapsage.drawing import PreviewSample, save_preview
 from mapsage.hooks.gradients.step_recorder import RankStep
 
-_LARGEST = 5  # number of gradients of a virtual rank that the table names
+# Number of gradients of a virtual rank in the table.
+_LARGEST = 5
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What all virtual ranks of a step have in common.
+    """Facts that all virtual ranks of a step have in common.
 
     Attributes:
         iteration: Number of the iteration, counted from 1.
-        checkpoint: Path of the checkpoint from which the training went on.
-        learning_rate: Learning rates of the parameter groups, by name.
-        differences: Differences from the conditions under which the checkpoint was written, a line
-            each; None if the checkpoint does not say.
+        checkpoint: Path of the checkpoint from which the replay started.
+        learning_rate: Name -> learning rates of the parameter groups.
+        differences: One line for each difference from the conditions under which the checkpoint was
+            written; None if the checkpoint does not tell these conditions.
         metainfo: Metainfo of the dataset, with ``classes`` and ``palette`` if it has them.
         bgr: Whether images of three channels are BGR, as OpenCV loads them.
     """
@@ -48,8 +53,8 @@ def write_step(folder: Path, steps: Sequence[RankStep], facts: StepFacts) -> Non
 
     Args:
         folder: Folder of the files; it exists.
-        steps: What each virtual rank did.
-        facts: What they have in common.
+        steps: The recorded step of each virtual rank.
+        facts: Facts about all of them.
 
     Raises:
         OSError: If the folder cannot be written.
@@ -58,18 +63,19 @@ def write_step(folder: Path, steps: Sequence[RankStep], facts: StepFacts) -> Non
         torch.save(dict(iteration=facts.iteration, checkpoint=facts.checkpoint,
                         learning_rate=facts.learning_rate, **vars(step)),
                    str(folder / f'rank_{step.virtual_rank}.pth'))
-    atomic_write(folder / 'step.txt', _table(steps, facts).encode('utf-8', 'backslashreplace'))
+    table = _format_table(steps, facts)
+    atomic_write(folder / 'step.txt', table.encode('utf-8', 'backslashreplace'))
     for step in steps:
-        samples = _pictures(step.batch, facts.bgr)
+        samples = _preview_samples(step.batch, facts.bgr)
         if samples:
             classes = facts.metainfo.get('classes') or [
-                f'class {index}' for index in range(1 + _highest(samples))]
+                f'class {index}' for index in range(1 + _largest_class(samples))]
             save_preview(str(folder / f'rank_{step.virtual_rank}.png'), samples, classes,
                          facts.metainfo.get('palette'), f'iteration {facts.iteration}, virtual '
-                         f'rank {step.virtual_rank}', _terms(step), labels='Mask')
+                         f'rank {step.virtual_rank}', _format_losses(step), labels='Mask')
 
 
-def _table(steps: Sequence[RankStep], facts: StepFacts) -> str:
+def _format_table(steps: Sequence[RankStep], facts: StepFacts) -> str:
     rates = ', '.join(f'{name} {values[0]:.6g}' for name, values in facts.learning_rate.items())
     names = list(dict.fromkeys(name for step in steps for name in step.losses))
     rows = [['virtual rank', *names, 'gradient norm']]
@@ -79,65 +85,69 @@ def _table(steps: Sequence[RankStep], facts: StepFacts) -> str:
                      f'{total_norm(step):.6g}'])
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [f'iteration {facts.iteration}, {rates}, from {facts.checkpoint}',
-             *_exactness(facts.differences), '',
+             *_describe_exactness(facts.differences), '',
              *('  '.join(text.rjust(width) for text, width in zip(row, widths)) for row in rows)]
     for step in steps:
-        lines += ['', f'virtual rank {step.virtual_rank}', *_samples(step), *_gradients(step)]
+        lines += ['', f'virtual rank {step.virtual_rank}', *_describe_samples(step),
+                  *_describe_gradients(step)]
     return '\n'.join(lines) + '\n'
 
 
-def _exactness(differences: Optional[Sequence[str]]) -> List[str]:
+def _describe_exactness(differences: Optional[Sequence[str]]) -> List[str]:
+    """Return lines that tell whether the numbers are those that the run computed."""
     if differences is None:
         return ['The checkpoint does not say on what it was computed: the numbers are close to '
                 'those of the run, or equal.']
     if differences:
         return ['Computed otherwise than the run: the numbers are close to its numbers, not equal.',
-                *(f'  {each}' for each in differences)]
+                *(f'  {difference}' for difference in differences)]
     return ['Computed under the conditions of the run: the numbers are its numbers, bit for bit.']
 
 
 def total_norm(step: RankStep) -> float:
-    """Return the Euclidean norm of all gradients of a virtual rank; NaN if it has none."""
+    """Return the Euclidean norm of all gradients of a virtual rank; NaN without gradients."""
     norms = step.gradient_norms.values()
     return math.sqrt(sum(norm * norm for norm in norms)) if norms else math.nan
 
 
-def _samples(step: RankStep) -> List[str]:
+def _describe_samples(step: RankStep) -> List[str]:
+    """Return a line for each sample of a batch: its index, its seed, its file."""
     lines = []
     for number, sample in enumerate(_data_samples(step.batch)):
         info = sample.get('metainfo', {}) if isinstance(sample, dict) else {}
         index, seed = info.get('sample_key') or ('unknown', ())
-        drawn = f', drawn with {tuple(seed)}' if seed else ''
-        lines.append(f"  sample {number}: index {index}{drawn} {info.get('img_path', '')}".rstrip())
+        seed_text = f', drawn with {tuple(seed)}' if seed else ''
+        path = info.get('img_path', '')
+        lines.append(f'  sample {number}: index {index}{seed_text} {path}'.rstrip())
     return lines
 
 
-def _gradients(step: RankStep) -> List[str]:
-    """Return lines about the gradients that are not finite, or else about the largest."""
+def _describe_gradients(step: RankStep) -> List[str]:
+    """Return a line about gradients that are not finite, or else about the largest gradients."""
     bad = [name for name, norm in step.gradient_norms.items() if not math.isfinite(norm)]
     if bad:
         return [f'  gradients that are not finite: {len(bad)} of {len(step.gradient_norms)}; in '
                 f'the order of the backward pass the first is {bad[0]}']
-    largest = sorted(step.gradient_norms.items(), key=lambda each: -each[1])[:_LARGEST]
+    largest = sorted(step.gradient_norms.items(), key=lambda item: -item[1])[:_LARGEST]
     return ['  largest gradients: ' + ', '.join(f'{name} {norm:.4g}' for name, norm in largest)] \
         if largest else []
 
 
-def _terms(step: RankStep) -> str:
+def _format_losses(step: RankStep) -> str:
     return '   '.join(f'{name} {value:.6g}' for name, value in step.losses.items())
 
 
-def _data_samples(batch: Any) -> Sequence[Any]:
-    found = batch.get('data_samples') if isinstance(batch, dict) else None
-    return found if isinstance(found, (list, tuple)) else ()
+def _data_samples(batch: object) -> Sequence[Any]:
+    samples = batch.get('data_samples') if isinstance(batch, dict) else None
+    return samples if isinstance(samples, (list, tuple)) else ()
 
 
-def _pictures(batch: Any, bgr: bool) -> List[PreviewSample]:
-    """Return the images of a batch and their masks; none if it has other contents."""
+def _preview_samples(batch: object, bgr: bool) -> List[PreviewSample]:
+    """Return the images of a batch with their masks; empty if the batch has no images and masks."""
     images = batch.get('inputs') if isinstance(batch, dict) else None
     pairs: List[Tuple[Any, Any]] = list(zip(images, _data_samples(batch))) \
         if isinstance(images, (list, tuple, torch.Tensor)) else []
-    found = []
+    previews = []
     for image, sample in pairs:
         mask = sample.get('gt_sem_seg', {}).get('data') if isinstance(sample, dict) else None
         if not isinstance(image, torch.Tensor) or not isinstance(mask, torch.Tensor) \
@@ -146,14 +156,14 @@ def _pictures(batch: Any, bgr: bool) -> List[PreviewSample]:
         pixels = image.numpy().transpose(1, 2, 0)
         if bgr and pixels.shape[2] == 3:
             pixels = pixels[:, :, ::-1]
-        found.append(PreviewSample(
+        previews.append(PreviewSample(
             image=np.ascontiguousarray(pixels[:, :, :3]),
             prediction=mask.reshape(mask.shape[-2:]).numpy().astype(np.int32),
             name=str(sample.get('metainfo', {}).get('img_path', ''))))
-    return found
+    return previews
 
 
-def _highest(samples: Sequence[PreviewSample]) -> int:
-    """Return the largest label that can be a class; 255 is no data in every dataset of MMSeg."""
+def _largest_class(samples: Sequence[PreviewSample]) -> int:
+    """Return the largest class index in the masks; 255 is "no label" in all datasets of MMSeg."""
     labels = np.unique(np.concatenate([sample.prediction.ravel() for sample in samples]))
     return int(labels[(labels >= 0) & (labels < 255)].max(initial=0))

@@ -1,4 +1,7 @@
-"""What tools/report.py and tools/compare.py do: write reports of runs that have ended."""
+"""tools/report.py and tools/compare.py: write reports of finished runs.
+
+The reports are made by `mapsage/report/`, which needs neither PyTorch nor the MM packages.
+"""
 from __future__ import annotations
 
 import argparse
@@ -22,19 +25,20 @@ def report(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace) -> int:
     """Print a table of several runs and write a page of them; return the exit status."""
     try:
-        found = compare_runs(args.runs, args.out)
+        comparison = compare_runs(args.runs, args.out)
     except (OSError, ReportError) as error:
         print(f'{type(error).__name__}: {error}', file=sys.stderr)  # noqa: T201
         return 1
-    print(f'{found.table}\n\n{found.page}')  # noqa: T201
+    print(f'{comparison.table}\n\n{comparison.page}')  # noqa: T201
     return 0
 
 
 def refresh_report(work_dir: Path, say: Callable[[str], None]) -> None:
-    """Write the report of a run again, where its folder has one, since there is a new map in it."""
+    """Update the report in a run's work dir, if there is one, after new maps were written."""
     if not (work_dir / REPORT).is_file():
         return
     try:
         write_report(work_dir)
-    except (OSError, ReportError) as error:  # the maps are there, and nothing else is asked for
+    # Only a note, because the maps that the user wants are complete.
+    except (OSError, ReportError) as error:
         say(f'note: {work_dir / REPORT} does not show them: {error}')

@@ -1,4 +1,7 @@
-"""What tools/view.py does: serve maps to a browser on this machine, or write them as a folder."""
+"""tools/view.py: serve maps to a browser on this machine, or write them as a static folder.
+
+The server and the page are in `mapsage/viewer/`.
+"""
 from __future__ import annotations
 
 import argparse
@@ -22,7 +25,7 @@ def view(args: argparse.Namespace) -> None:
 
     Raises:
         ViewError: If there is no map, or the port is taken.
-        GeoError: If a file that is needed cannot be read.
+        GeoError: If a map or scene cannot be read.
     """
     if not args.allow_remote:
         forbid_servers()
@@ -55,5 +58,5 @@ def _prepare(session: ViewSession, review: Review) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line immediately, also if stdout is a pipe."""
     print(text, flush=True)  # noqa: T201
