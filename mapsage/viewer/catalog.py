@@ -152,9 +152,9 @@ def check_servers(names: Sequence[str], described_in: str) -> None:
         file, server = ((described_in, remote_file(name)) if is_gdal_name(name)
                         else (Path(name).name, server_in(name)))
         if server:
-            raise ViewError(f'{file} names {without_secrets(server)}, and no server is asked for '
-                            'what a file names. Add --allow-remote if you trust it, or copy the '
-                            'data here and name them with --scenes or --truth.')
+            raise ViewError(f'{file} names {without_secrets(server)}, and servers are only asked '
+                            'with --allow-remote. Add it if you trust the file, or copy the data '
+                            'here and name them with --scenes or --truth.')
 
 
 def _read_classes(path: Path) -> List[Dict[str, Any]]:

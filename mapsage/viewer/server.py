@@ -130,9 +130,9 @@ class _Handler(BoundedHandler):
         elif not self.server.admission.admits(self.headers.get_all('Cookie', []), port):
             self._refuse(HTTPStatus.FORBIDDEN, _NOT_ADMITTED)
         elif self.headers.get('Origin') != f'http://{self.headers.get("Host")}':
-            self._refuse(HTTPStatus.FORBIDDEN, 'Only the page of this server decides here.')
+            self._refuse(HTTPStatus.FORBIDDEN, 'Expected a decision from the page of this viewer.')
         elif self.path != '/review' or review is None:
-            self._refuse(HTTPStatus.NOT_FOUND, f'Nothing can be sent to {self.path[:200]}.')
+            self._refuse(HTTPStatus.NOT_FOUND, f'{self.path[:200]} accepts no decisions.')
         elif self.headers.get('Content-Type', '').partition(';')[0].strip() != 'application/json':
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, 'Expected application/json.')
         elif not re.fullmatch('[0-9]+', length):
