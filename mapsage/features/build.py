@@ -12,7 +12,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -253,6 +253,6 @@ _BUILDERS: Dict[str, Callable[..., FeatureSource]] = dict(
     Local=_local, Prefetched=_prefetched, Cached=_cached, Streamed=_streamed)
 
 
-def _near(name: str, known: Any) -> str:
+def _near(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(known), 1)
     return f' Did you mean {matches[0]!r}?' if matches else ''

@@ -91,7 +91,7 @@ class EncoderGate:
         return self._features
 
 
-def as_levels(features: Any, encoder: nn.Module) -> Features:
+def as_levels(features: object, encoder: nn.Module) -> Features:
     """Return the output of an encoder as features.
 
     Raises:

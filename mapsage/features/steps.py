@@ -37,7 +37,7 @@ class FeatureSteps:
     def __iter__(self) -> FeatureSteps:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if self._batches is None:
             self._batches = iter(self._loader_batches)
         left = 1 + max(0, self._still_wanted())

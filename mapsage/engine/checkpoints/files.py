@@ -15,7 +15,7 @@ import shutil
 import uuid
 from io import FileIO
 from pathlib import Path
-from typing import Any, List, Optional, Set, Tuple
+from typing import List, Optional, Set, Tuple, Union
 
 import torch
 
@@ -125,7 +125,7 @@ class _ErrorKeepingFile:
         self.size = 0
         self.error: Optional[OSError] = None
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Union[bytes, bytearray, memoryview]) -> int:
         length = len(memoryview(data).cast('B'))
         left = memoryview(data).cast('B')
         self.size += length

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple, TypeVar
 
 import torch
 from mmengine.utils import apply_to
@@ -17,6 +17,7 @@ from mmengine.utils import apply_to
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank
 
+Data = TypeVar('Data')
 # Integer dtypes for comparing tensors bit by bit, by element size in bytes.
 _BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -39,7 +40,7 @@ class HostCopies:
         # Pinned buffers that to_host has filled, by address.
         self._received: Dict[int, torch.Tensor] = {}
 
-    def to_host(self, data: Any) -> Any:
+    def to_host(self, data: Data) -> Data:
         """Return nested containers with every tensor on the CPU, like ``tensor.cpu()``.
 
         :meth:`copy` uses the tensors that came from CUDA without a second copy.

@@ -326,6 +326,6 @@ def _replacing_host_writer(write: Callable[..., None],
 
 def _weights_to_host(copies: HostCopies, state_dict: OrderedDict) -> OrderedDict:
     metadata = getattr(state_dict, '_metadata', OrderedDict())
-    weights = copies.to_host(state_dict)
+    weights: Any = copies.to_host(state_dict)
     weights._metadata = metadata
     return weights

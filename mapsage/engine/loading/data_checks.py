@@ -197,7 +197,7 @@ def _check_files(dataset: Any, keys: Sequence[str]) -> None:
             f'(suffix {getattr(dataset, "seg_map_suffix", None)!r}).')
 
 
-def check_labels(dataset: object, index: Any, sample: object) -> None:
+def check_labels(dataset: object, index: object, sample: object) -> None:
     """Check that the mask of a packed sample has only class indices and the ignore index.
 
     Raises:
@@ -281,7 +281,7 @@ def _classes(dataset: object) -> Sequence[str]:
     return classes if isinstance(classes, (list, tuple)) else ()
 
 
-def explain_error(dataset: object, index: Any, error: Exception) -> Exception:
+def explain_error(dataset: object, index: object, error: Exception) -> Exception:
     """Return the error to raise for a sample that could not be loaded.
 
     Args:
@@ -357,7 +357,7 @@ def _data_sample(sample: object) -> object:
     return sample.get('data_samples') if isinstance(sample, dict) else None
 
 
-def _read_info(dataset: Any, index: Any) -> Tuple[Mapping[str, Any], Optional[Exception]]:
+def _read_info(dataset: Any, index: object) -> Tuple[Mapping[str, Any], Optional[Exception]]:
     """Return a dataset's facts about a sample, or none and the error of reading them."""
     if not hasattr(dataset, 'get_data_info'):
         return {}, None

@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, Subset
 _LOADERS = ('mmcv', 'mmseg', 'mmdet', 'mapsage')
 
 
-def innermost(dataset: object, index: Any) -> Tuple[Any, Any]:
+def innermost(dataset: object, index: object) -> Tuple[Any, Any]:
     """Return the dataset inside of wrappers that has a sample, and the sample's index there.
 
     Args:

@@ -11,7 +11,7 @@ import copy
 import os
 import signal
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Hashable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class KeyedDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Hashable) -> Any:
         if not self._tied_to_parent and get_worker_info() is not None:
             # torch's workers check only every five seconds whether their rank is alive.
             die_with_parent()

@@ -8,7 +8,7 @@ ranks that only wait there. So this module replaces torch's check by one that ra
 from __future__ import annotations
 
 from multiprocessing.connection import wait
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -32,7 +32,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator, which raises LoaderWorkerError if a killed worker cuts off a batch."""
 
     @classmethod
-    def adopt(cls, iterator: Any) -> Any:
+    def adopt(cls, iterator: Iterator[Any]) -> Iterator[Any]:
         """Turn an iterator with workers into an instance of this class, in place; return it."""
         if type(iterator) is _MultiProcessingDataLoaderIter:
             _replace_worker_check()

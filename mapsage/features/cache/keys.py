@@ -143,7 +143,7 @@ def sample_hashes(dataset: Any, sizes: bool = True) -> List[str]:
     return hashes
 
 
-def hash_of(value: Any) -> str:
+def hash_of(value: object) -> str:
     """Return a hash of a value that :func:`canonical` returned."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -238,7 +238,7 @@ class ViewSeeds:
         return seed[3]
 
 
-def _without(config: Any, names: Tuple[str, ...]) -> Any:
+def _without(config: object, names: Tuple[str, ...]) -> object:
     """Return a config without some settings, at any depth."""
     if isinstance(config, Mapping):
         gone = names + (_WINDOW_SETTINGS if {'scenes', 'window'} <= config.keys() else ())
@@ -288,7 +288,7 @@ def _content(path: str) -> List[Any]:
     return [size, digest.hexdigest()[:16]]
 
 
-def _sees_labels(transform: Any) -> bool:
+def _sees_labels(transform: object) -> bool:
     """Return whether a transform, or one inside of it, may choose a part by its labels."""
     if transform is None or isinstance(transform, (list, tuple)):
         return any(map(_sees_labels, transform or ()))
@@ -327,7 +327,7 @@ def _size(path: str, known: Dict[str, int]) -> int:
     return known[path]
 
 
-def _changes(cached: Any, current: Any, key_path: str) -> Iterator[str]:
+def _changes(cached: object, current: object, key_path: str) -> Iterator[str]:
     """Yield the first setting that differs between a cache ("there") and a run ("here")."""
     if isinstance(cached, Mapping) and isinstance(current, Mapping):
         names = sorted(name for name in {*cached, *current}
@@ -344,6 +344,6 @@ def _changes(cached: Any, current: Any, key_path: str) -> Iterator[str]:
         yield f'{key_path}: {_short(cached)} there, {_short(current)} here'
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 200 else f'{text[:200]}...'

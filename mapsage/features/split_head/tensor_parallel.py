@@ -264,6 +264,6 @@ def is_share(value: Any) -> bool:
     return _is_split(value) and any(placement.is_shard() for placement in value.placements)
 
 
-def _is_split(value: Any) -> bool:
+def _is_split(value: object) -> bool:
     from torch.distributed.tensor import DTensor
     return isinstance(value, DTensor)

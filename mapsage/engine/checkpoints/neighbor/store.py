@@ -17,7 +17,7 @@ import stat
 import uuid
 import zlib
 from pathlib import Path
-from typing import Any, List, Optional, Union
+from typing import List, Optional, Union
 
 from mapsage.atomic_write import atomic_write
 from mapsage.errors import UserError
@@ -165,11 +165,11 @@ class Arrival:
         self._file = open(self._path, 'xb', buffering=0)
         self._crc, self.remark = 0, remark
 
-    def write(self, data: Any) -> None:
+    def write(self, data: Union[bytes, memoryview]) -> None:
         """Append bytes.
 
         Args:
-            data: Object with the buffer protocol.
+            data: Next bytes of the file.
 
         Raises:
             OSError: If they cannot be written.
