@@ -1,12 +1,16 @@
-"""MapSage: train remote-sensing segmentation on whatever cluster is at hand.
+"""MapSage: train remote-sensing segmentation models on GCU, CUDA, XLA or CPU clusters.
 
-Importing it closes the gaps of the host packages and registers everything with MMEngine.
+Importing the package has two effects: `compat` closes gaps in the host packages, and the other
+rooms register their classes with MMEngine. Without the host packages only the version is there,
+which is enough to make maps from an exported model.
 """
 from mapsage_launcher.hosts import absent_hosts
 
-if not absent_hosts():  # without them, tools/predict.py --model still makes maps
+# Without the host packages, `tools/predict.py --model` still makes maps.
+if not absent_hosts():
+    # `compat` comes first, because it decides whether mmseg can be imported.
     from . import (  # noqa: F401
-        compat,  # noqa: F401  (first: it decides whether mmseg can be imported)
+        compat,
         datasets,
         engine,
         evaluation,

@@ -1,4 +1,7 @@
-"""Files that appear under their name whole, or not at all."""
+"""Files that appear under their name complete, or not at all.
+
+Every file that another process may read, or that must survive a crash, is written this way.
+"""
 from __future__ import annotations
 
 import os
@@ -8,17 +11,17 @@ from typing import Union
 
 
 def atomic_write(path: Union[str, Path], data: bytes, durable: bool = False) -> None:
-    """Write a file that takes the place of ``path`` once it is whole.
+    """Write a file under a hidden name and rename it to ``path`` once it is complete.
 
-    Until then it has a hidden name in the same folder, ``.partial-*``, since a rename is
-    atomic within one file system only. After an error it is removed and ``path`` is as it was. Its
-    permissions are what the umask gives.
+    The hidden name, ``.partial-*``, is in the same folder, because a rename is atomic only within
+    one file system. After an error the hidden file is removed and ``path`` is unchanged. The
+    permissions of the file follow the umask.
 
     Args:
         path: File to write; its folder must exist.
         data: Content of the file.
-        durable: Whether the data is on the disk before it gets its name, so that not even a power
-            failure leaves half a file there.
+        durable: Whether to flush the data to the disk before the rename, so that even a power
+            failure leaves no incomplete file under ``path``.
 
     Raises:
         OSError: If the folder cannot be written or is full.

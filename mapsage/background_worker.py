@@ -1,32 +1,39 @@
-"""A thread that makes calls one after the other."""
+"""A daemon thread that makes calls one after the other.
+
+Used for work that may hang on a device or another rank: unlike the threads of
+`concurrent.futures`, it never keeps a failed process alive.
+"""
 from __future__ import annotations
 
 import queue
 import threading
 from concurrent.futures import Future
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
+
+# A future, a function and its arguments.
+_Call = Tuple[Future, Callable[..., Any], Tuple[object, ...]]
 
 
 class BackgroundWorker:
     """Makes calls in a thread, in the order of :meth:`submit`, and returns futures.
 
-    ``ThreadPoolExecutor(1)`` does the same, but the interpreter waits for its thread at the end. A
-    call that hangs on a device or waits for another rank would then keep a failed process alive, so
-    this thread is a daemon. It starts with the first call.
+    ``ThreadPoolExecutor(1)`` does the same, but the interpreter waits for its thread at exit. This
+    thread is a daemon, so a call that hangs does not. The thread starts with the first call.
 
     Args:
         name: Name of the thread.
-        prepare: Function that is called in the thread before the first call, since the current
-            device is a thread's own. If it raises, so does the call, and the next call tries again.
+        prepare: Function that is called in the thread before the first call; the current device,
+            for example, must be set in each thread. If it raises an error, the call raises it, too,
+            and the next call tries again.
     """
 
     def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._name, self._prepare = name, prepare
-        self._calls: Any = None
+        self._calls: queue.Queue[Optional[_Call]] = queue.Queue()
         self._thread: Optional[threading.Thread] = None
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Let the thread call ``function``; the future has its result or what it raised."""
+    def submit(self, function: Callable[..., Any], *arguments: object) -> Future:
+        """Let the thread call ``function``; the future has its result or its error."""
         if self._thread is None:
             # A thread that outlived its close() keeps its own queue.
             self._calls = queue.Queue()
@@ -38,7 +45,7 @@ class BackgroundWorker:
         return future
 
     def close(self, timeout: Optional[float] = None) -> None:
-        """Cancel the calls that have not begun, let the current one end, and end the thread.
+        """Cancel the calls that have not begun, wait for the current call, and end the thread.
 
         Args:
             timeout: Seconds to wait for the current call; None waits until it ends.
@@ -47,32 +54,36 @@ class BackgroundWorker:
             return
         while True:
             try:
-                self._calls.get_nowait()[0].cancel()
+                call = self._calls.get_nowait()
             except queue.Empty:
                 break
+            if call is not None:
+                call[0].cancel()
         self._calls.put(None)
         self._thread.join(timeout)
         self._thread = None
 
-    def _work(self, calls: queue.Queue) -> None:
-        ready = False
+    def _work(self, calls: queue.Queue[Optional[_Call]]) -> None:
+        is_prepared = False
         while True:
             call = calls.get()
             if call is None:
                 return
-            ready = self._make(call, ready)
-            del call  # its arguments and its result may be large, and the next one may be far
+            is_prepared = self._run(call, is_prepared)
+            # Free its arguments and its result, because the next call may come much later.
+            del call
 
-    def _make(self, call: Any, ready: bool) -> bool:
+    def _run(self, call: _Call, is_prepared: bool) -> bool:
         """Make a call and return whether the thread is prepared."""
         future, function, arguments = call
         try:
-            if not ready:
+            if not is_prepared:
                 self._prepare()
-            ready = True
+            is_prepared = True
             result = function(*arguments)
-        except BaseException as error:  # raised again where the result is asked for
+        # Handed to the thread that asks for the result.
+        except BaseException as error:
             future.set_exception(error)
         else:
             future.set_result(result)
-        return ready
+        return is_prepared

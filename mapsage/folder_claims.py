@@ -1,14 +1,17 @@
-"""One writer at a time for what a folder holds: a training's work dir, a map, a feature cache.
+"""One writer at a time for the files of a folder: a training's work dir, a map, a feature cache.
 
-A process that writes claims names in the folder with a small locked file beside them,
-``.claim-<8 hex digits>``. The kernel drops the lock when the process ends, however it ends, so what
-a killed process leaves behind stops nobody; whoever comes next removes it. No clock is compared.
+A process claims names in a folder with a small locked file beside them, ``.claim-<8 hex digits>``.
+The kernel releases the lock when the process ends, even if it is killed, so the claim of a dead
+process blocks nobody; the next process removes its file. Clocks are never compared.
 
-``flock`` works between the processes of a machine, and through NFS (Linux 2.6.12 and later) and
-SMB between machines. A file system without locks (some FUSE and Lustre mounts) protects nothing,
-which the caller is told. So it is if a claim of another machine has no lock: its process has ended,
-or the locks of this file system do not reach from one machine to the other. A network file system
-may keep the lock of a machine that is gone; the error then says which file to remove.
+``flock`` works between the processes of one machine, and between machines over NFS (Linux 2.6.12
+and later) and SMB. It can fail in three ways:
+
+- The file system has no locks (some FUSE and Lustre mounts): nothing is protected, and the caller
+  gets a warning.
+- Another machine's claim has no lock: its process has ended, or the file system's locks do not
+  reach from one machine to the other. The caller gets a warning.
+- A network file system keeps the lock of a dead machine: the error names the file to remove.
 """
 from __future__ import annotations
 
@@ -21,16 +24,20 @@ import socket
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Set, TextIO, Tuple, Union
 
 from mapsage.errors import UserError
 from mapsage.json_text import parse_json
 
 _PREFIX = '.claim-'
-_LONGEST = 1 << 16  # characters of a claim that are read
-_PATIENCE = 5.0  # seconds in which a process that was killed a moment ago is gone
-_PAUSE = 0.1  # seconds on average: two processes that see each other try again at other times
-_locked: Set[Any] = set()  # open files of the claims of this process
+# Number of characters of a claim that are read.
+_LONGEST = 1 << 16
+# Seconds to wait for the end of another process, which may have been killed a moment ago.
+_PATIENCE = 5.0
+# Mean seconds between two attempts; random, so that two processes do not collide again.
+_PAUSE = 0.1
+# Open files of this process's claims.
+_locked: Set[TextIO] = set()
 
 NO_LOCKS = ('the file system of {folder} has no locks: nobody notices if a second process writes '
             'there.')
@@ -40,27 +47,28 @@ _UNLOCKED = ('{folder} held the claim of {who}, without a lock: that process has
 
 
 class FolderClaimedError(UserError, ValueError):
-    """Another process writes what this one was about to write."""
+    """Another process writes the files that this process wants to write."""
 
     on_every_rank = True
 
 
 @contextlib.contextmanager
-def claimed(folder: Any, names: Sequence[str], advice: str, job: str = '') -> Iterator[str]:
+def claimed(folder: Union[str, Path], names: Sequence[str], advice: str,
+            job: str = '') -> Iterator[str]:
     """Claim names in a folder while the block runs.
 
     Args:
         folder: Folder, which exists.
-        names: What will be written there. Claims with other names go on side by side.
-        advice: What the user can do if another process has one of them, as a sentence.
-        job: Name of the job; processes of one job do not stop each other. '' for no job.
+        names: Names of the files to write. Claims to different names do not exclude each other.
+        advice: Sentence that tells the user what to do if another process has claimed a name.
+        job: Name of the job; processes of the same job do not exclude each other. '' for no job.
 
     Yields:
-        A warning where the file system may have no locks that protect; else ''.
+        A warning if the file system's locks may not protect the files; else ''.
 
     Raises:
-        FolderClaimedError: If another process has claimed one of the names: with its host, number
-            and start. It is waited for a few seconds first, since it may have been killed.
+        FolderClaimedError: If another process still has one of the names after a few seconds. The
+            message has its host, process number and start.
         OSError: If the folder cannot be written.
     """
     folder = Path(folder)
@@ -74,7 +82,7 @@ def claimed(folder: Any, names: Sequence[str], advice: str, job: str = '') -> It
         except _NoLocksError:
             yield NO_LOCKS.format(folder=folder)
             return
-        holder, ended = _other_claims(folder, file, facts)
+        holder, ended = _find_holder(folder, file, facts)
         if ended and ended.get('host', facts['host']) != facts['host']:
             warning = _UNLOCKED.format(folder=folder, who=_describe_holder(ended))
         if holder is None:
@@ -93,8 +101,8 @@ class _NoLocksError(Exception):
     """The file system has no locks."""
 
 
-def _create(folder: Path, facts: Dict[str, Any]) -> Any:
-    """Return a new file that is locked and holds ``facts``."""
+def _create(folder: Path, facts: Mapping[str, object]) -> TextIO:
+    """Return a new locked file with ``facts`` as its content."""
     while True:
         path = folder / f'{_PREFIX}{uuid.uuid4().hex[:8]}'
         file = open(str(path), 'x+', encoding='utf-8')
@@ -105,7 +113,8 @@ def _create(folder: Path, facts: Dict[str, Any]) -> Any:
                 file.write(json.dumps(facts))
                 file.flush()
                 return file
-        except BlockingIOError:  # another process has just taken it for that of a killed one
+        # Another process has just locked the file to remove it as the claim of a killed process.
+        except BlockingIOError:
             pass
         except OSError as error:
             _remove(file)
@@ -113,39 +122,49 @@ def _create(folder: Path, facts: Dict[str, Any]) -> Any:
         _remove(file)
 
 
-def _remove(file: Any) -> None:
-    """Remove a claim of this process, while its lock still says that it is one."""
-    if file in _locked:  # not in a process that was forked meanwhile
+def _remove(file: TextIO) -> None:
+    """Remove a claim of this process before its lock is released."""
+    # A process that was forked in the meantime has no claims (see `_close_inherited_claims`).
+    if file in _locked:
         with contextlib.suppress(OSError):
             os.unlink(file.name)
         _locked.discard(file)
         file.close()
 
 
-def _other_claims(folder: Path, own: Any, facts: Dict[str, Any],
-                  ) -> Tuple[Optional[Dict[str, Any]], Dict[str, Any]]:
-    """Return the facts of another claim to one of the names, or None; remove those without a lock.
+def _find_holder(folder: Path, claim: TextIO, facts: Mapping[str, Any],
+                 ) -> Tuple[Optional[Dict[str, Any]], Dict[str, Any]]:
+    """Look for another claim to one of the names; remove claims without a lock.
 
-    The second value has the facts of one that was removed.
+    Args:
+        folder: The folder.
+        claim: Claim of this process.
+        facts: Facts of this process.
+
+    Returns:
+        Facts of a process that holds one of the names, or None; and facts of a removed claim to one
+        of the names, or an empty dict.
     """
     ended: Dict[str, Any] = {}
     for path in sorted(folder.glob(f'{_PREFIX}*')):
-        if str(path) == own.name:
+        if str(path) == claim.name:
             continue
         try:
-            # NFS gives an exclusive lock to those alone who may write.
+            # NFS gives an exclusive lock only if the file is open for writing.
             with open(path, 'r+', encoding='utf-8', errors='replace') as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     text = file.read(_LONGEST)
-                else:  # of a process that was killed
-                    left = _parse(file.read(_LONGEST))
-                    if set(left.get('names', ())) & set(facts['names']):
-                        ended = left
+                # Without a lock, its process was killed.
+                else:
+                    stale = _parse(file.read(_LONGEST))
+                    if set(stale.get('names', ())) & set(facts['names']):
+                        ended = stale
                     path.unlink()
                     continue
-        except OSError:  # it has been removed, or is another user's
+        # The file has been removed, or belongs to another user.
+        except OSError:
             continue
         holder = _parse(text)
         if facts['job'] and holder.get('job') == facts['job']:
@@ -158,7 +177,8 @@ def _other_claims(folder: Path, own: Any, facts: Dict[str, Any],
 def _parse(text: str) -> Dict[str, Any]:
     try:
         facts = parse_json(text)
-    except ValueError:  # it is being written
+    # The file is just being written.
+    except ValueError:
         return {}
     if not isinstance(facts, dict) or not isinstance(facts.get('names', []), list) \
             or not all(isinstance(name, str) for name in facts.get('names', [])):
@@ -166,29 +186,30 @@ def _parse(text: str) -> Dict[str, Any]:
     return facts
 
 
-def _describe(folder: Path, facts: Dict[str, Any], holder: Dict[str, Any], advice: str) -> str:
+def _describe(folder: Path, facts: Mapping[str, Any], holder: Mapping[str, Any],
+              advice: str) -> str:
     shared = [name for name in facts['names'] if name in holder.get('names', ())]
     if holder.get('host', facts['host']) != facts['host']:
         advice += (f" If {holder['host']} is gone, its lock may outlive it on a network file "
                    f"system: remove {holder['file']} there.")
-    what = ', '.join(shared[:3]) + (f' and {len(shared) - 3} more' if len(shared) > 3 else '')
-    return (f'{folder} is in use: {_describe_holder(holder)}, writes {what or "into it"}. '
+    names = ', '.join(shared[:3]) + (f' and {len(shared) - 3} more' if len(shared) > 3 else '')
+    return (f'{folder} is in use: {_describe_holder(holder)}, writes {names or "into it"}. '
             f'{advice}')
 
 
-def _describe_holder(holder: Dict[str, Any]) -> str:
+def _describe_holder(holder: Mapping[str, Any]) -> str:
     return (f"process {holder['process']} on {holder['host']}, since {holder['since']}"
             if {'process', 'host', 'since'} <= holder.keys() else 'a process that has just started')
 
 
-def _let_go() -> None:
-    """Close what the parent of this process has claimed.
+def _close_inherited_claims() -> None:
+    """Close the claims of the parent in a forked process.
 
-    A loader's worker, forked meanwhile, would keep the lock when its parent is killed.
+    Otherwise a loader's worker would keep the lock after its parent was killed.
     """
     for file in _locked:
         file.close()
     _locked.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_inherited_claims)

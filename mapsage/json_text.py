@@ -1,4 +1,4 @@
-"""JSON of a file that anybody may have written."""
+"""JSON from files that anybody may have written: every invalid text is a ValueError."""
 from __future__ import annotations
 
 import json
@@ -6,10 +6,10 @@ from typing import Any, Union
 
 
 def parse_json(text: Union[str, bytes]) -> Any:
-    """Return the value of a text.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: If it is no JSON, or nested more deeply than Python reads.
+        ValueError: If the text is not JSON, or nested more deeply than Python can read.
     """
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""The generators of random numbers that transforms and loaders share with the training."""
+"""The global random generators, which transforms and loaders share with the training."""
 from __future__ import annotations
 
 import random
@@ -11,9 +11,9 @@ import torch
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Give the global generators of Python, NumPy and torch's CPU back as they were.
+    """Restore the global generators of Python, NumPy and torch (CPU) after the block.
 
-    A block that loads a sample or applies transforms seeds them or draws from them.
+    For blocks that load samples or apply transforms, which seed the generators or draw from them.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:

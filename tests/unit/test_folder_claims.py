@@ -257,5 +257,5 @@ def test_any_claim_of_another_process(tmp_path_factory: Any, content: bytes) -> 
         fcntl.flock(held, fcntl.LOCK_EX)  # of this process, by another open file
         with open(folder / 'own', 'w') as own:
             facts = dict(names=['a'], job='mine', host='here')
-            holder, _ = folder_claims._other_claims(folder, own, facts)
+            holder, _ = folder_claims._find_holder(folder, own, facts)
         assert str(folder) in folder_claims._describe(folder, facts, holder or {}, 'Wait.')
