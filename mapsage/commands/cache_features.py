@@ -20,7 +20,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 from mmengine.config import Config
-from mmengine.model import is_model_wrapper
 from torch.utils.data import DataLoader
 
 from mapsage.distributed import all_ranks_or_none, open_channel
@@ -39,6 +38,7 @@ from mapsage.features.cache.shards import (
 )
 from mapsage.features.source import check_finite
 from mapsage.folder_claims import claimed
+from mapsage.runner_view import plain_model
 from mapsage.version import __version__
 
 from . import cli
@@ -130,7 +130,8 @@ class FeatureCaching:
                 f"cannot be asked for by number. Use runner_type='MapSageRunner' and a map-style "
                 f'dataset.')
         self._samples = self._loader.samples
-        self._model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        # A segmentor of MMSegmentation, whose classes carry no types.
+        self._model: Any = plain_model(runner)
         self._dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
         check_model(self._model)
 

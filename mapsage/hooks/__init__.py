@@ -1,4 +1,8 @@
-"""MMEngine hooks; importing this package registers them."""
+"""MMEngine hooks: what happens between two steps of a loop. Importing the package registers them.
+
+Many hooks derive from :class:`MapSageHook` (`base.py`), which adds to MMEngine's hook points what
+only MapSageRunner calls. The order in which they run is in each hook's ``priority``.
+"""
 from .base import MapSageHook
 from .before_after_hook import BeforeAfterHook, NoValidationError
 from .compile_report_hook import CompileReportHook

@@ -246,7 +246,7 @@ MUTANTS = (
            "math.isfinite(rank.losses.get('loss', 0))",
            "(not math.isnan(rank.losses.get('loss', 0)))",
            ('tests/unit/hooks/gradients/test_non_finite_loss_hook.py',)),
-    Mutant('buffers_of_others', 'mapsage/hooks/gradients/non_finite_loss_hook.py',
+    Mutant('buffers_of_others', 'mapsage/hooks/gradients/step_numbers.py',
            'a buffer that no checkpoint holds ends the run',
            'writes_statistics = is_main_process() or', 'writes_statistics = True or',
            ('tests/distributed/test_non_finite_ranks.py',)),

@@ -11,16 +11,16 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import torch
-from mmengine.dist import get_rank, is_main_process
-from mmengine.hooks import CheckpointHook, SyncBuffersHook
+from mmengine.dist import get_rank
+from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, RankLostError, SerialChannel, open_channel
-from mapsage.distributed.device_checks import is_statistic, not_finite_tensors
+from mapsage.distributed.device_checks import not_finite_tensors
 from mapsage.errors import UserError
 from mapsage.hooks.base import MapSageHook
 from mapsage.runner_view import (
@@ -31,12 +31,20 @@ from mapsage.runner_view import (
     plain_model,
 )
 from mapsage.wrappers import VirtualDataParallel
-from mapsage.wrappers.rank_batches import Batch, unpack_rank_batches
+from mapsage.wrappers.rank_batches import Batch
 
 from .gradient_watch import GradientWatch
 from .optim_wrappers import built_wrappers, enabled_scaler
+from .step_numbers import (
+    RankLosses,
+    accumulated_gradients,
+    add_images,
+    checkpoint_tensors,
+    image_paths,
+    losses_of_ranks,
+    rank_name,
+)
 
-_MAX_PATHS = 16
 # How long the ranks wait for each other before they raise one error, in seconds. A rank that has
 # noticed nothing does not come; it is freed when the others end.
 _MEETING_SECONDS = 10.0
@@ -91,14 +99,6 @@ class _Evidence:
     kind: int
     text: str
     rank: int
-
-
-class _RankLosses(NamedTuple):
-    """Losses of a virtual rank in one iteration, by name, and its batch."""
-
-    rank_name: str
-    losses: Dict[str, float]
-    batch: Any
 
 
 @HOOKS.register_module()
@@ -158,7 +158,7 @@ class NonFiniteLossHook(MapSageHook):
         self._watch = GradientWatch()
         self._channel = open_channel(purpose='non-finite')
         self._key = f'first/{self._channel.next_number()}'
-        named = _checkpoint_tensors(runner)
+        named = checkpoint_tensors(runner)
         self._checked_names = {name for name, _ in named} - not_finite_tensors(named)
         # On a lazy device, more results of a step would change what is compiled.
         if not current_accelerator().lazy:
@@ -172,13 +172,13 @@ class NonFiniteLossHook(MapSageHook):
         """Note which images this iteration trains on."""
         self._current_iteration = runner.iter
         if not isinstance(runner.model, VirtualDataParallel):
-            self._watch.begin(runner.iter, _image_paths(data_batch), _rank_name(runner))
+            self._watch.begin(runner.iter, image_paths(data_batch), rank_name(runner))
 
     def on_virtual_rank_start(self, runner: HostRunner, virtual_rank: int, batch: Batch) -> None:
         """Note which images a virtual rank trains on."""
         # A first pass, which only counts predictions, has no gradients.
         if not runner.model.counting:
-            self._watch.begin(runner.iter, _image_paths(batch), _rank_name(runner, virtual_rank))
+            self._watch.begin(runner.iter, image_paths(batch), rank_name(runner, virtual_rank))
 
     def after_train_iter(self, runner: HostRunner, batch_idx: int,
                          data_batch: Optional[Batch] = None,
@@ -257,7 +257,7 @@ class NonFiniteLossHook(MapSageHook):
 
     def _check_loss(self, runner: HostRunner, outputs: Optional[Dict[str, Any]],
                     data_batch: Any) -> None:
-        bad = [rank for rank in _losses_of_ranks(runner, outputs, data_batch)
+        bad = [rank for rank in losses_of_ranks(runner, outputs, data_batch)
                if not math.isfinite(rank.losses.get('loss', 0))]
         if not bad:
             self._skipped = 0
@@ -321,7 +321,7 @@ class NonFiniteLossHook(MapSageHook):
             evidence.append(_Evidence(self._bad_loss.iteration, 0, self._bad_loss.text, get_rank()))
         gradient = self._watch.first_bad()
         if gradient is not None:
-            evidence.append(_Evidence(gradient.iteration, 1, _with_images(
+            evidence.append(_Evidence(gradient.iteration, 1, add_images(
                 f'the gradient of {gradient.name!r} is not finite at iteration '
                 f'{gradient.iteration + 1}, {gradient.rank_name}, before it is averaged over the '
                 f'ranks; the loss was finite', gradient.images), get_rank()))
@@ -356,7 +356,7 @@ class NonFiniteLossHook(MapSageHook):
         return steps + _REPLAY.format(config=runner.cfg.filename or 'CONFIG',
                                       work_dir=runner.work_dir, iteration=iteration + 1)
 
-    def _describe_loss(self, runner: HostRunner, rank: _RankLosses) -> str:
+    def _describe_loss(self, runner: HostRunner, rank: RankLosses) -> str:
         lines = [f'the loss is {rank.losses["loss"]} at iteration {runner.iter + 1}, '
                  f'{rank.rank_name}']
         if self._skipped > 1:
@@ -366,90 +366,25 @@ class NonFiniteLossHook(MapSageHook):
             f'{name}={value:g}' for name, value in rank.losses.items()))
         lines.append('  learning rate: ' + ', '.join(
             f'{name}={values[0]:.3e}' for name, values in runner.optim_wrapper.get_lr().items()))
-        return _with_images('\n'.join(lines), _image_paths(rank.batch))
+        return add_images('\n'.join(lines), image_paths(rank.batch))
 
     def _describe_trouble(self, runner: HostRunner) -> str:
         """Return which tensor of a checkpoint is not finite, or the bad loss; '' without either."""
         if self._bad_loss is not None:
             return self._bad_loss.text
-        named = [(name, tensor) for name, tensor in _checkpoint_tensors(runner)
+        named = [(name, tensor) for name, tensor in checkpoint_tensors(runner)
                  if name in self._checked_names]
         # A loss scaler skips a step with bad gradients, so they do no harm.
         if not _scales_loss(runner.optim_wrapper):
-            named += _accumulated_gradients(runner)
+            named += accumulated_gradients(runner)
         bad = not_finite_tensors(named)
         if not bad:
             return ''
         first = next(name for name, _ in named if name in bad)
-        return _with_images(
+        return add_images(
             f'{first!r} (of {len(bad)} tensor(s)) holds NaN or infinity after iteration '
             f'{self._current_iteration + 1}, rank {get_rank()}; the losses of this rank were '
             f'finite', self._watch.images_of(self._current_iteration))
-
-
-def _checkpoint_tensors(runner: HostRunner) -> List[Tuple[str, torch.Tensor]]:
-    """Return what training changes and a checkpoint would hold, by name.
-
-    These are the parameters on every rank. Running statistics of BatchNorm differ between ranks,
-    and only the main process writes its own, unless a SyncBuffersHook averages them.
-    """
-    named: List[Tuple[str, torch.Tensor]] = []
-    writes_statistics = is_main_process() or bool(hooks_of_type(runner, SyncBuffersHook))
-    # EMAHook's average, or the average of a user's hook that has the same attribute.
-    averages = [hook.ema_model for hook in runner.hooks
-                if isinstance(getattr(hook, 'ema_model', None), torch.nn.Module)]
-    for prefix, model in [('', plain_model(runner)), *(('ema.', model) for model in averages)]:
-        tensors: Dict[str, torch.Tensor] = dict(model.named_parameters())
-        if writes_statistics:
-            tensors.update((name, value) for name, value in model.state_dict().items()
-                           if is_statistic(name))
-        named.extend((prefix + name, tensor) for name, tensor in tensors.items())
-    return named
-
-
-def _accumulated_gradients(runner: HostRunner) -> List[Tuple[str, torch.Tensor]]:
-    """Return the gradients of an accumulation cycle, which a checkpoint inside it holds."""
-    return [(f'the gradient of {name}', parameter.grad)
-            for name, parameter in plain_model(runner).named_parameters()
-            if parameter.grad is not None and parameter.grad.layout == torch.strided]
-
-
-def _losses(runner: HostRunner, outputs: Optional[Dict[str, Any]]) -> Dict[str, float]:
-    """Return this iteration's loss terms by name, the total as 'loss'."""
-    scalars = runner.message_hub.log_scalars
-    # The hub also holds terms of earlier iterations; the outputs name the terms of this one.
-    names: Iterable[str] = outputs if isinstance(outputs, dict) else ()
-    return {name: float(scalars[f'train/{name}'].current()) for name in names
-            if 'loss' in name and f'train/{name}' in scalars}
-
-
-def _losses_of_ranks(runner: HostRunner, outputs: Optional[Dict[str, Any]],
-                     data_batch: Any) -> List[_RankLosses]:
-    """Return the losses of each virtual rank of this process.
-
-    Args:
-        runner: Runner of the training.
-        outputs: What the model logged for the first virtual rank.
-        data_batch: What the loader handed out.
-    """
-    model = runner.model
-    first = _losses(runner, outputs)
-    if not isinstance(model, VirtualDataParallel) or 'loss' not in first:
-        return [_RankLosses(_rank_name(runner), first, data_batch)]
-    later = [{name: float(value.detach()) for name, value in logged.items() if 'loss' in name}
-             for logged in model.block_outputs[1:]]
-    return [_RankLosses(_rank_name(runner, virtual_rank), losses, batch)
-            for virtual_rank, losses, batch in zip(
-                model.block, [first, *later], unpack_rank_batches(data_batch, model.block))]
-
-
-def _rank_name(runner: HostRunner, virtual_rank: Optional[int] = None) -> str:
-    """Return the name of this process, or of a virtual rank of it, for messages."""
-    name = f'rank {get_rank()}'
-    if virtual_rank is None or not isinstance(runner.model, VirtualDataParallel) \
-            or runner.model.virtual_ranks.one_each:
-        return name
-    return f'virtual rank {virtual_rank} ({name})'
 
 
 def _updates(optim_wrapper: OptimWrappers) -> bool:
@@ -463,17 +398,3 @@ def _scales_loss(optim_wrapper: OptimWrappers) -> bool:
     return bool(wrappers) and all(enabled_scaler(wrapper) is not None for wrapper in wrappers)
 
 
-def _with_images(text: str, paths: Sequence[str]) -> str:
-    return '\n'.join([text, '  images of the batch:', *(f'    {path}' for path in paths or [
-        'unknown: the batch carries no img_path (meta_keys of PackSegInputs)'])])
-
-
-def _image_paths(data_batch: Any) -> List[str]:
-    samples = data_batch.get('data_samples') if isinstance(data_batch, dict) else None
-    if not isinstance(samples, (list, tuple)):
-        return []
-    paths = [str(path) for path in (getattr(sample, 'img_path', None) for sample in samples)
-             if isinstance(path, (str, os.PathLike))]
-    if len(paths) > _MAX_PATHS:
-        return paths[:_MAX_PATHS] + [f'... and {len(paths) - _MAX_PATHS} more']
-    return paths
