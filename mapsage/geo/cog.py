@@ -1,4 +1,9 @@
-"""Class maps as Cloud Optimized GeoTIFFs that a GIS opens with colors and class names."""
+"""Class maps as Cloud Optimized GeoTIFFs that a GIS opens with colors and class names.
+
+A map is written in two steps: `ClassMapWriter` writes strips into a plain working file, from which
+a stopped prediction can continue, and `write_cog` converts the complete file. Both read the file
+back, because GDAL reports no error if the disk fills up while a file is closed.
+"""
 from __future__ import annotations
 
 import json
@@ -11,25 +16,29 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from types import TracebackType
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Type
 from xml.sax.saxutils import escape
 
 import affine
 import numpy as np
 import rasterio
 import rasterio.shutil
+from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 from rasterio.windows import Window
 
 from mapsage.json_text import parse_json
 from mapsage.xml_text import xml_text
 
-from .raster import GeoError, open_file
+from .raster import GeoError, PathName, open_file
 
 CONFIDENCE_NODATA = 255
 """Value of a pixel without a prediction; confidence itself is in percent, uint8 0 to 100."""
 
-_TILE = 512  # side in pixels, the COG driver's default
+# Side of a tile in pixels, the COG driver's default.
+_TILE = 512
+# Name of the tag in the file that holds the classes as JSON.
 _TAG = 'MAPSAGE_CLASSES'
 
 
@@ -43,7 +52,7 @@ class MapInfo:
         crs: Coordinate reference system (``rasterio.crs.CRS``), or None for a map in pixels.
         transform: Affine map from (column, row) to coordinates of ``crs``, or None for a map in
             pixels.
-        nodata: Value of pixels without a prediction; they are drawn transparent.
+        nodata: Value of pixels without a prediction; a GIS shows them transparent.
 
     Raises:
         GeoError: If the number of classes does not fit ``nodata`` or the palette.
@@ -51,7 +60,7 @@ class MapInfo:
 
     class_names: Sequence[str]
     palette: Sequence[Sequence[int]]
-    crs: Optional[Any] = None
+    crs: Optional[CRS] = None
     transform: Optional[affine.Affine] = None
     nodata: int = 255
 
@@ -61,11 +70,11 @@ class MapInfo:
                            'to 255 classes and marks no data with a value above them, up to 255.')
         if len(self.palette) != len(self.class_names):
             raise GeoError(f'{len(self.class_names)} class names and {len(self.palette)} colors; '
-                           'metainfo needs one of each for every class.')
+                           'metainfo needs a name and a color for every class.')
 
 
 class ClassMapWriter:
-    """Writer of a map, from any number of row strips, into plain tiled working files.
+    """Writer of a map, in any number of row strips, into plain tiled working files.
 
     Confidence, if requested, goes into a second file, ``confidence_path(path)``, because a color
     table applies to all bands of a GeoTIFF. ``write_cog`` turns each of the two files into its
@@ -82,18 +91,19 @@ class ClassMapWriter:
         GeoError: If the folder does not exist or the disk is full.
     """
 
-    def __init__(self, path: Any, width: int, height: int, info: MapInfo,
+    def __init__(self, path: PathName, width: int, height: int, info: MapInfo,
                  confidence: bool = False) -> None:
         self.path = str(path)
         self._classes: Any = None
         self._confidence: Any = None
-        self._written: List[Tuple[Any, int, int, int]] = []  # handle, row, rows, checksum
+        # Strips: open file, first row, number of rows, checksum.
+        self._written: List[Tuple[Any, int, int, int]] = []
         profile = dict(
             driver='GTiff', width=width, height=height, count=1, dtype='uint8', tiled=True,
             blockxsize=_TILE, blockysize=_TILE, compress='deflate', zlevel=1, crs=info.crs,
             transform=info.transform, bigtiff='IF_SAFER')
         with disk_errors(self.path):
-            # rasterio 1.3 opens what is there, and fails at the cut file of a stopped run.
+            # rasterio 1.3 opens an existing file first, and fails if a stopped run left it cut off.
             Path(self.path).unlink(missing_ok=True)
             self._classes = open_file(self.path, 'w', nodata=info.nodata, **profile)
             self._classes.write_colormap(1, _color_table(info))
@@ -128,16 +138,17 @@ class ClassMapWriter:
         """Close the files and read them back.
 
         Raises:
-            GeoError: If a file does not hold a strip as it was written. The check is necessary
-                because GDAL reports no error when the disk fills up while it closes a file.
+            GeoError: If a file differs from what was written. The check is necessary because GDAL
+                reports no error if the disk fills up while it closes a file.
         """
         with disk_errors(self.path):
             self._close_files()
             for handle in filter(None, (self._classes, self._confidence)):
                 with open_file(handle.name) as source:
-                    for row, height, wanted in (w[1:] for w in self._written if w[0] is handle):
+                    strips = (strip[1:] for strip in self._written if strip[0] is handle)
+                    for row, height, expected in strips:
                         window = Window(0, row, source.width, height)
-                        if checksum(source.read(1, window=window)) != wanted:
+                        if checksum(source.read(1, window=window)) != expected:
                             raise OSError(f'the rows from {row} on are not what was written')
 
     def _close_files(self) -> None:
@@ -148,30 +159,31 @@ class ClassMapWriter:
     def __enter__(self) -> ClassMapWriter:
         return self
 
-    def __exit__(self, kind: Any, *exception: Any) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
         if kind is None:
             self.close()
         else:
             self._close_files()
 
 
-def confidence_path(path: Any) -> str:
+def confidence_path(path: PathName) -> str:
     """Return the path of the confidence file that belongs to a map: ``NAME_confidence.tif``."""
     path = Path(path)
     return str(path.with_name(f'{path.stem}_confidence{path.suffix}'))
 
 
-def write_cog(working_path: Any, destination: Any) -> None:
+def write_cog(working_path: PathName, destination: PathName) -> None:
     """Convert a working file into a Cloud Optimized GeoTIFF: tiled, deflated, with overviews.
 
-    CRS, transform, no-data value and colors are kept. The overviews of a class map hold the most
-    frequent class, those of confidence and probabilities the mean. Class names are stored in the
-    file (tag ``MAPSAGE_CLASSES``, JSON) and, because the GeoTIFF format has no standard place for
-    them, also in ``destination + '.aux.xml'``, where GDAL and QGIS look for them. Memory does not
-    grow with the map.
+    CRS, transform, no-data value and colors are copied. A pixel of an overview has the most
+    frequent class of a class map, or the mean of confidence and probabilities. Class names are
+    stored in the file (tag ``MAPSAGE_CLASSES``, JSON). Because the GeoTIFF format has no standard
+    field for them, they are also written to ``destination + '.aux.xml'``, where GDAL and QGIS look
+    for them. Memory does not grow with the map.
 
-    The file is written in a temporary folder beside ``destination``, read back, compared, and then
-    moved into place, so that the final name always belongs to a complete file or to none.
+    The file is written in a temporary folder next to ``destination``, read back, compared, and then
+    renamed. So a file with the final name is always complete.
 
     Args:
         working_path: Path of the working file, as ``ClassMapWriter`` writes it.
@@ -182,28 +194,29 @@ def write_cog(working_path: Any, destination: Any) -> None:
     """
     destination = Path(destination)
     with temporary_beside(destination) as folder:
-        made = folder / destination.name
+        temporary = folder / destination.name
         with disk_errors(destination):
             with open_file(working_path) as source:
                 is_map = source.colorinterp[0] == ColorInterp.palette
                 classes = source.tags().get(_TAG)
             rasterio.shutil.copy(
-                str(working_path), str(made), driver='COG', compress='DEFLATE', predictor='NO',
-                blocksize=_TILE, overview_resampling='MODE' if is_map else 'AVERAGE',
-                num_threads='ALL_CPUS', bigtiff='IF_SAFER')
-            _check_same(working_path, made)
+                str(working_path), str(temporary), driver='COG', compress='DEFLATE',
+                predictor='NO', blocksize=_TILE,
+                overview_resampling='MODE' if is_map else 'AVERAGE', num_threads='ALL_CPUS',
+                bigtiff='IF_SAFER')
+            _check_same(working_path, temporary)
             if classes:
-                sidecar = Path(f'{made}.aux.xml')
+                sidecar = Path(f'{temporary}.aux.xml')
                 sidecar.write_text(_category_names(json.loads(classes)), encoding='utf-8')
                 os.replace(sidecar, f'{destination}.aux.xml')
-            os.replace(made, destination)
+            os.replace(temporary, destination)
 
 
-def read_classes(path: Any) -> List[dict]:
-    """Return the classes of a map, ``[dict(value=, name=, color=), ...]``; [] if it names none.
+def read_classes(path: PathName) -> List[dict]:
+    """Return the classes of a map, ``[dict(value=, name=, color=), ...]``; [] without the tag.
 
     Raises:
-        GeoError: If its tag holds something else.
+        GeoError: If the tag is not a list of classes.
     """
     with open_file(path) as source:
         text = source.tags().get(_TAG, '[]')
@@ -218,8 +231,8 @@ def read_classes(path: Any) -> List[dict]:
     return classes
 
 
-def _is_class(entry: Any) -> bool:
-    """Return whether a value of JSON describes a class."""
+def _is_class(entry: object) -> bool:
+    """Return whether a JSON value describes a class."""
     if not isinstance(entry, dict) or not {'value', 'name', 'color'} <= entry.keys():
         return False
     color = entry['color']
@@ -230,13 +243,13 @@ def _is_class(entry: Any) -> bool:
 
 @contextmanager
 def temporary_beside(destination: Path) -> Iterator[Path]:
-    """Provide a temporary folder on the file system of ``destination``, and remove it afterward.
+    """Return a context with a temporary folder next to ``destination``, on the same file system.
 
-    A killed process leaves its folder behind; the next process on the same host that writes the
-    same destination removes it.
+    The folder is removed at the end of the context. A killed process leaves its folder; the next
+    process on the same host that writes the same destination removes it.
 
     Raises:
-        GeoError: If the folder cannot be made.
+        GeoError: If the folder cannot be created.
     """
     prefix = f'.{destination.name}.{platform.node()}.'
     try:
@@ -254,8 +267,8 @@ def temporary_beside(destination: Path) -> Iterator[Path]:
 def _remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary folders of processes of this host that no longer run."""
     for folder in parent.iterdir():
-        found = re.fullmatch(re.escape(prefix) + r'(\d{1,9})\.\w+', folder.name)
-        if found and not _is_running(int(found.group(1))):
+        owner = re.fullmatch(re.escape(prefix) + r'(\d{1,9})\.\w+', folder.name)
+        if owner and not _is_running(int(owner.group(1))):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -264,24 +277,26 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # the process of another user
+    # The process of another user.
+    except PermissionError:
         return True
     return True
 
 
 @contextmanager
-def disk_errors(path: Any) -> Iterator[None]:
-    """Turn a failed write into an error that names the free space."""
+def disk_errors(path: PathName) -> Iterator[None]:
+    """Turn a failed write into a ``GeoError`` that names the free space."""
     try:
         yield
+    # The errors of GDAL that rasterio.shutil.copy raises have no public base class. Errors from
+    # other modules are raised again unchanged.
     except Exception as error:
-        # The errors of GDAL that rasterio.shutil.copy raises have no public base class.
         if not isinstance(error, OSError) and not type(error).__module__.startswith('rasterio.'):
             raise
         raise GeoError(disk_message(path, error)) from error
 
 
-def disk_message(path: Any, error: Exception) -> str:
+def disk_message(path: PathName, error: Exception) -> str:
     """Return the message for a file that could not be written, with the free disk space."""
     folder = Path(path).parent
     if not folder.is_dir():
@@ -292,14 +307,21 @@ def disk_message(path: Any, error: Exception) -> str:
             'Nothing was left under the final name.')
 
 
-def _check_same(working_path: Any, made: Path) -> None:
-    """Read a new file back, for the reason given in ``ClassMapWriter.close``."""
-    with open_file(working_path) as before, open_file(made) as after:
-        for row in range(0, before.height, _TILE):
-            window = Window(0, row, before.width, min(_TILE, before.height - row))
-            for band in before.indexes:  # one by one: there may be many
-                if not np.array_equal(before.read(band, window=window),
-                                      after.read(band, window=window)):
+def _check_same(working_path: PathName, copy: Path) -> None:
+    """Compare the pixels of a copy with the working file.
+
+    The reason is given in ``ClassMapWriter.close``.
+
+    Raises:
+        OSError: If a pixel differs.
+    """
+    with open_file(working_path) as source, open_file(copy) as target:
+        for row in range(0, source.height, _TILE):
+            window = Window(0, row, source.width, min(_TILE, source.height - row))
+            # Band by band, because there may be many.
+            for band in source.indexes:
+                if not np.array_equal(source.read(band, window=window),
+                                      target.read(band, window=window)):
                     raise OSError(f'the rows from {row} on are not what was written')
 
 
@@ -320,6 +342,7 @@ def _classes_as_json(info: MapInfo) -> str:
 
 
 def _category_names(classes: Sequence[dict]) -> str:
+    """Return GDAL's ``.aux.xml`` with the names of the classes."""
     names = ''.join(f'      <Category>{escape(xml_text(entry["name"]))}</Category>\n'
                     for entry in classes)
     return ('<PAMDataset>\n  <PAMRasterBand band="1">\n    <CategoryNames>\n'

@@ -1,9 +1,12 @@
-"""Names that GDAL opens and that are no path of a file: in archives, on servers, parts of a file.
+"""Names that GDAL opens apart from paths: files in archives and on servers, rasters in a file.
+
+The functions only look at names and at descriptions such as VRT files; they open no raster. An
+existing file is always taken as a path, even if its name looks like one of these:
 
 ========================================  ==========================================================
 ``/vsizip/a.zip/b.tif``, ``/vsicurl/...``  GDAL's own file systems
-``https://...``, ``s3://...``              what rasterio accepts too: http, https, ftp, s3, gs, az,
-``zip://a.zip!b.tif``                      oss, zip, tar, gzip, file, and chains (``zip+https``)
+``https://...``, ``s3://...``              rasterio's schemes: http, https, ftp, s3, gs, az, oss,
+``zip://a.zip!b.tif``                      zip, tar, gzip, file, and chains (``zip+https``)
 ``NETCDF:"a.nc":temperature``              subdatasets, which begin with the name of a driver
 ``vrt://a.tif?bands=3,2,1``                connections that a driver understands
 ========================================  ==========================================================
@@ -28,27 +31,32 @@ _REMOTE = ('curl', 's3', 'gs', 'az', 'adls', 'oss', 'swift', 'hdfs', 'webhdfs')
 _ARCHIVES = ('.zip', '.tar', '.tgz', '.gz', '.kmz', '.7z', '.rar')
 
 _SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.]*://')
-_DRIVER = re.compile(r'[A-Za-z][A-Za-z0-9_]+:')  # two letters at least: one is a disk of Windows
+# At least two letters, because one letter is a disk of Windows.
+_DRIVER = re.compile(r'[A-Za-z][A-Za-z0-9_]+:')
 _VSI = re.compile(r'/vsi(\w+)(?=[/?])')
-# A name on a server within a text: in a file system of GDAL's, or a URL.
+# A name on a server within a text: a path in one of GDAL's file systems, or a URL.
 _ON_SERVER = re.compile(r'(?:/vsi(?:%s)(?:_streaming)?[/?]|(?<![A-Za-z])(?:%s)://)[^\s<>"]*'
                         % ('|'.join(_REMOTE), '|'.join(
                             scheme for scheme, kind in _FILE_SYSTEM.items() if kind in _REMOTE)),
                         re.IGNORECASE)
-# Coordinate systems name authorities, which nobody asks.
+# Definitions of coordinate systems may contain URLs of authorities, which GDAL does not open.
 _SRS = re.compile(r'<SRS\b[^<>]*>[^<]*</SRS>')
 _SOURCE = re.compile(
     r'<Source(?:Filename|Dataset)[^>]*>\s*(?:<!\[CDATA\[)?([^<\]]+)', re.IGNORECASE)
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
-_ESCAPE = re.compile(r'\\u([0-9a-fA-F]{4})')  # of JSON
-_MARKUP = (b'<', b'{', b'[')  # what a description begins with
-_LARGEST_DESCRIPTION = 64 << 20  # bytes of one in an archive
+# An escaped character in JSON.
+_ESCAPE = re.compile(r'\\u([0-9a-fA-F]{4})')
+# First characters of XML and JSON, the formats of descriptions.
+_MARKUP = (b'<', b'{', b'[')
+# Largest size in bytes of a description in an archive.
+_LARGEST_DESCRIPTION = 64 << 20
 _USER = re.compile(r'(?<=://)[^/@]*@')
 
-# Of subdatasets and suffixes whose driver has another name than they have.
+# Drivers whose name differs from the prefix of their subdatasets or the suffix of their files.
 _DRIVERS_OF_PREFIX = {'netcdf': 'netCDF', 'hdf5': 'HDF5', 'bag': 'BAG', 'gtiff_dir': 'GTiff',
                       'zarr': 'Zarr', 'nitf_im': 'NITF', 'wms': 'WMS', 'wmts': 'WMTS', 'wcs': 'WCS'}
-# What is taken from a folder of scenes. A file that is named is opened whatever its name ends in.
+# Suffixes of the files that are taken from a folder of scenes. A file that is named explicitly may
+# have any suffix.
 PICTURE_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
 SCENE_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.jp2') + PICTURE_SUFFIXES
 _DRIVERS_OF_SUFFIX = {'.nc': 'netCDF', '.h5': 'HDF5', '.hdf5': 'HDF5', '.he5': 'HDF5',
@@ -59,49 +67,53 @@ _TIFF = ('', '.tif', '.tiff', '.vrt')
 
 
 def is_gdal_name(name: str) -> bool:
-    """Return whether a name is one for GDAL; the name of an existing file is not."""
+    """Return whether a name is not a path but one that only GDAL opens.
+
+    The name of an existing file is a path.
+    """
     if os.path.exists(name):
         return False
     return bool(name.startswith('/vsi') or _SCHEME.match(name) or _DRIVER.match(name))
 
 
 def locate(root: Optional[str], name: str) -> str:
-    """Return ``name``, relative to a folder unless it is one for GDAL."""
+    """Return the path of a file below ``root``, or ``name`` itself if only GDAL opens it."""
     path = os.path.join(root or '', name)
     return name if not os.path.exists(path) and is_gdal_name(name) else path
 
 
 def files_of(name: str, suffixes: Sequence[str]) -> List[str]:
-    """Return the files that a name means: those in a folder with one of ``suffixes``, or itself.
+    """Return the files of a folder that have one of ``suffixes``, or the name itself.
 
-    Folders of GDAL's file systems end with a slash: ``/vsizip/a.zip/``, ``s3://bucket/scenes/``.
+    A name in one of GDAL's file systems is a folder if it ends with a slash: ``/vsizip/a.zip/``,
+    ``s3://bucket/scenes/``.
     """
     if os.path.isdir(name):
         return sorted(str(path) for path in Path(name).iterdir()
                       if path.suffix.lower() in suffixes and path.is_file())
     if is_gdal_name(name) and name.endswith('/'):
         folder = as_vsi(name)
-        return sorted(folder + each for each in vsi.list_folder(folder)
-                      if PurePosixPath(each).suffix.lower() in suffixes)
+        return sorted(folder + file for file in vsi.list_folder(folder)
+                      if PurePosixPath(file).suffix.lower() in suffixes)
     return [name]
 
 
 def match(pattern: str, suffixes: Sequence[str] = SCENE_SUFFIXES) -> List[str]:
-    """Return the files that a path, a folder, a pattern of paths or a name for GDAL means."""
+    """Return the files of a path, a folder, a pattern of paths, or a name that GDAL opens."""
     if not is_gdal_name(pattern) and glob.has_magic(pattern) and not os.path.exists(pattern):
         return sorted(glob.glob(pattern))
     return files_of(pattern, suffixes)
 
 
 def content_of(name: str, limit: int = -1) -> bytes:
-    """Return the bytes of a file, also of one in an archive or on a server.
+    """Return the bytes of a file, which may be in an archive or on a server.
 
     Args:
         name: Path, or name in one of GDAL's file systems.
-        limit: Largest number of bytes that a file in one of these may have; -1 for any.
+        limit: Largest size in bytes of a file in one of GDAL's file systems; -1 for any size.
 
     Raises:
-        OSError: If it cannot be read, or is larger.
+        OSError: If the file cannot be read, or is larger.
     """
     return vsi.read_bytes(as_vsi(name), limit) if is_gdal_name(name) else Path(name).read_bytes()
 
@@ -109,15 +121,15 @@ def content_of(name: str, limit: int = -1) -> bytes:
 def as_vsi(name: str) -> str:
     """Return the name in GDAL's own file systems: ``https://a/b`` is ``/vsicurl/https://a/b``.
 
-    Other names, those of subdatasets among them, are returned as they are.
+    Other names, such as names of subdatasets, are returned unchanged.
     """
-    found = _SCHEME.match(name)
-    if not found or os.path.exists(name):
+    prefix_match = _SCHEME.match(name)
+    if not prefix_match or os.path.exists(name):
         return name
-    schemes = found.group()[:-3].lower().split('+')
+    schemes = prefix_match.group()[:-3].lower().split('+')
     if not all(scheme in _FILE_SYSTEM or scheme == 'file' for scheme in schemes):
         return name
-    rest = name[found.end():]
+    rest = name[prefix_match.end():]
     if schemes[0] in ('zip', 'tar', 'gzip'):
         archive, mark, inner = rest.partition('!')
         rest = f'{archive}/{inner.lstrip("/")}' if mark else archive
@@ -128,19 +140,19 @@ def as_vsi(name: str) -> str:
 
 
 def is_remote(name: str) -> bool:
-    """Return whether GDAL asks a server for a file, or for the sources of a mosaic (VRT)."""
+    """Return whether a file, or a source of a mosaic (VRT), is on a server."""
     if os.path.exists(name):
         return name.lower().endswith('.vrt') and _has_remote_source(name)
     return any(kind in _REMOTE for kind in _VSI.findall(as_vsi(_container(name))))
 
 
 def server_in(path: str) -> str:
-    """Return a name on a server that a file would make GDAL ask for, or ''.
+    """Return a name on a server that GDAL would request when it opens a file, or ''.
 
-    Such files are descriptions: mosaics (VRT) and those in them, services (WMS), items of catalogs
-    (STAC). GDAL knows them by their content, whatever their name ends in. A name counts wherever it
-    stands, except in a coordinate system: GDAL follows sources, overviews, elevation models and
-    arrays of coordinates alike.
+    Such files are descriptions: mosaics (VRT) and mosaics in them, services (WMS), items of
+    catalogs (STAC). GDAL recognizes them by their content, whatever their suffix is. A name counts
+    wherever it occurs, except in a coordinate system, because GDAL follows names of sources,
+    overviews, elevation models and arrays of coordinates alike.
 
     Args:
         path: Path of a local file.
@@ -158,7 +170,7 @@ def server_in(path: str) -> str:
         try:
             text = _description(path)
         except OSError:
-            # The name leads nowhere.
+            # There is no such file.
             continue
         name = _ON_SERVER.search(text)
         if name:
@@ -171,27 +183,28 @@ def server_in(path: str) -> str:
 
 
 def remote_file(name: str) -> str:
-    """Return what a server is asked for, in GDAL's file systems; '' for a name on no server.
+    """Return the file that GDAL requests from a server, as a name in GDAL's file systems.
 
-    That is the archive for a file in an archive, and the file for a subdataset.
+    It is the archive if the name is a file in an archive, and the file if the name is a subdataset.
+    Returns '' for a name that is not on a server.
     """
     rest = as_vsi(_container(name))
     while True:
-        found = _VSI.match(rest)
-        if found is None:
+        file_system = _VSI.match(rest)
+        if file_system is None:
             return ''
-        if found.group(1) in _REMOTE:
+        if file_system.group(1) in _REMOTE:
             return _until_archive(rest) if is_packed(name) else rest
-        rest = rest[found.end():]  # begins with a slash, two in some names
+        # The rest begins with a slash, or with two in some names.
+        rest = rest[file_system.end():]
         rest = rest[1:] if rest.startswith('//') else rest
 
 
 def local_file(name: str) -> str:
-    """Return the local file that a name for GDAL leads to, such as an archive; '' if there is none.
-    """
+    """Return the local file that contains what a name stands for, such as an archive, or ''."""
     rest = as_vsi(_container(name))
-    found = _VSI.match(rest)
-    rest = rest[found.end() + 1:] if found else rest
+    file_system = _VSI.match(rest)
+    rest = rest[file_system.end() + 1:] if file_system else rest
     rest = rest.lstrip('{').replace('}', '')
     for path in (Path(rest), *Path(rest).parents):
         if path.is_file():
@@ -206,10 +219,10 @@ def is_packed(name: str) -> bool:
 
 
 def output_name(name: str) -> str:
-    """Return a name for what is made of a file, without folders and suffix, of safe characters.
+    """Return a name for outputs computed from a file: no folder, no suffix, safe characters only.
 
-    A subdataset adds its own name to that of its file: ``NETCDF:"a.nc":sst`` becomes ``a_sst``. The
-    file of a Sentinel product has the same name in each, so the name of its folder is taken.
+    For a subdataset its name is appended: ``NETCDF:"a.nc":sst`` becomes ``a_sst``. Every Sentinel
+    product has a file of the same name, so the name of the product's folder is used.
     """
     if not is_gdal_name(name):
         return Path(name).stem
@@ -220,8 +233,8 @@ def output_name(name: str) -> str:
         stem = PurePosixPath(path.parent.name).stem
     if _SCHEME.match(file) or _VSI.match(file):
         stem = unquote(stem)
-    words = [stem] + re.split(r'[:/\\"]+', inner)
-    return re.sub(r'[\x00-\x1f<>:"/\\|?*]+', '_', '_'.join(filter(None, words))) or 'unnamed'
+    pieces = [stem] + re.split(r'[:/\\"]+', inner)
+    return re.sub(r'[\x00-\x1f<>:"/\\|?*]+', '_', '_'.join(filter(None, pieces))) or 'unnamed'
 
 
 def suffix_of(name: str) -> str:
@@ -230,25 +243,25 @@ def suffix_of(name: str) -> str:
 
 
 def without_secrets(name: str) -> str:
-    """Return a URL without user, password and query, in which signatures are written."""
+    """Return a URL without user, password and query; a query may contain a signature."""
     return _without_query(_USER.sub('', name))
 
 
 def missing_driver(name: str) -> str:
-    """Return the GDAL driver that a name asks for and this GDAL lacks, or ''."""
+    """Return the GDAL driver that a name needs and this GDAL lacks, or ''."""
     prefix = '' if _SCHEME.match(name) or os.path.exists(name) else (
         name.partition(':')[0] if _DRIVER.match(name) else '')
-    wanted = _DRIVERS_OF_PREFIX.get(prefix.lower())
-    if wanted is None and prefix:
-        wanted = next((kind for kind in ('HDF4', 'SENTINEL2', 'GRIB', 'ECW', 'MrSID')
+    driver = _DRIVERS_OF_PREFIX.get(prefix.lower())
+    if driver is None and prefix:
+        driver = next((kind for kind in ('HDF4', 'SENTINEL2', 'GRIB', 'ECW', 'MrSID')
                        if prefix.upper().startswith(kind.upper())), None)
-    wanted = wanted or _DRIVERS_OF_SUFFIX.get(suffix_of(name))
+    driver = driver or _DRIVERS_OF_SUFFIX.get(suffix_of(name))
     with rasterio.Env() as environment:
-        return '' if wanted is None or wanted in environment.drivers() else wanted
+        return '' if driver is None or driver in environment.drivers() else driver
 
 
 def _container(name: str) -> str:
-    """Return the file in the name of a subdataset or connection; of another name, itself."""
+    """Return the file in the name of a subdataset or connection; any other name is returned."""
     if os.path.exists(name) or name.startswith('/vsi'):
         return name
     if name.startswith('vrt://'):
@@ -261,15 +274,17 @@ def _container(name: str) -> str:
 
 
 def _inner(name: str) -> str:
-    """Return what follows the file in the name of a subdataset."""
+    """Return the name of a subdataset without its driver and file, or ''."""
     file = _container(name)
     if file == name or name.startswith('vrt://'):
         return ''
-    before, _, behind = name.partition(':')[2].partition(file)
-    return behind.strip('"') or before.strip('":')  # GTIFF_DIR:2:file.tif
+    head, _, tail = name.partition(':')[2].partition(file)
+    # In some names the file comes last: GTIFF_DIR:2:file.tif.
+    return tail.strip('"') or head.strip('":')
 
 
 def _looks_like_a_file(word: str) -> int:
+    """Return a score for how much a section of a name looks like the name of a file."""
     return 2 * bool(PurePosixPath(word).suffix) + ('/' in word) + os.path.exists(word)
 
 
@@ -278,21 +293,26 @@ def _without_query(name: str) -> str:
 
 
 def _until_archive(path: str) -> str:
+    """Return a path up to the first archive in it, or the whole path if there is no archive."""
     for parent in reversed((PurePosixPath(path), *PurePosixPath(path).parents)):
         if parent.suffix.lower() in _ARCHIVES:
-            return path[:len(str(parent)) + path.count('://')]  # PurePosixPath joins the slashes
+            # PurePosixPath turns the two slashes of a URL into one.
+            return path[:len(str(parent)) + path.count('://')]
     return path
 
 
 def _has_remote_source(path: str) -> bool:
-    """Return whether a mosaic names a source on a server."""
+    """Return whether a mosaic has a source on a server."""
     with open(path, encoding='utf-8', errors='replace') as file:
         text = file.read()
     return any(is_remote(source) for source in _SOURCE.findall(text))
 
 
 def _description(path: str) -> str:
-    """Return the text of a file that describes others, without coordinate systems; '' of others."""
+    """Return the text of a description (XML or JSON), without coordinate systems.
+
+    Returns '' for a file of any other format.
+    """
     if os.path.isfile(path):
         with open(path, 'rb') as file:
             content = file.read(1024)

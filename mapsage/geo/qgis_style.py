@@ -1,28 +1,31 @@
 """Styles that QGIS applies by itself when it opens a map or its polygons.
 
-QGIS gives a GeoTIFF with a color table one legend entry for each of the table's 256 values, and
-polygons a single color. ``NAME.qml`` beside ``NAME.tif`` and the table ``layer_styles`` within a
-GeoPackage hold the style it should use. Both are XML as QGIS 3 writes it (``QgsMapLayer``'s
-``writeSymbology``, of which everything that has a default is left out).
+Without a style, QGIS gives a GeoTIFF with a color table one legend entry for each of the table's
+256 values, and polygons a single color. It reads the style of ``NAME.tif`` from ``NAME.qml`` in the
+same folder, and the style of a GeoPackage from its table ``layer_styles``. Both are XML in the form
+that QGIS 3 writes (``QgsMapLayer``'s ``writeSymbology``), without the values that have a default.
 """
 from __future__ import annotations
 
 import contextlib
 import sqlite3
 from pathlib import Path
-from typing import Any, Dict, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 from xml.etree import ElementTree
 
 from mapsage.xml_text import xml_text
 
-# QGIS leaves the comment out when a user saves a style of their own under the same name.
-_OURS = '<!-- written by MapSage -->'
-_HEAD = f"<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n{_OURS}\n"
+from .raster import PathName
 
-# The oldest version of QGIS whose renderers these are.
+# Mark of a style that MapSage may replace. QGIS does not write the comment when a user saves
+# another style under the same name.
+_MARK = '<!-- written by MapSage -->'
+_HEAD = f"<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n{_MARK}\n"
+
+# The oldest version of QGIS that has these renderers.
 _VERSION = dict(version='3.10.0', styleCategories='Symbology')
 
-# What the OGR provider of QGIS creates (qgsogrprovidermetadata.cpp), and finds a style in.
+# The table that the OGR provider of QGIS creates and reads (qgsogrprovidermetadata.cpp).
 _TABLE = '''CREATE TABLE IF NOT EXISTS layer_styles (
     id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, f_table_catalog TEXT(256),
     f_table_schema TEXT(256), f_table_name TEXT(256), f_geometry_column TEXT(256),
@@ -38,7 +41,7 @@ def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> b
 
     Args:
         class_names: Names of the values 0, 1, ...
-        palette: Red, green and blue (0 to 255) of each.
+        palette: Red, green and blue (0 to 255) of each class.
     """
     root = ElementTree.Element('qgis', _VERSION)
     renderer = ElementTree.SubElement(
@@ -52,9 +55,9 @@ def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> b
 
 
 def is_own_style(path: Path) -> bool:
-    """Return whether a QML file is as MapSage wrote it, or is not there."""
+    """Return whether MapSage may write a QML file: it is MapSage's file, or does not exist."""
     try:
-        return _OURS.encode() in path.read_bytes()[:len(_HEAD) + 4]
+        return _MARK.encode() in path.read_bytes()[:len(_HEAD) + 4]
     except FileNotFoundError:
         return True
 
@@ -63,7 +66,8 @@ def polygon_style(field: str, class_names: Sequence[str], palette: Sequence[Sequ
                   hollow: bool = False) -> str:
     """Return the QML of polygons: a category for each class, by the name in ``field``.
 
-    With ``hollow``, a polygon is a broad outline in its color, so that what is below it shows.
+    With ``hollow``, a polygon is a broad outline in its color, so that the layers below are
+    visible.
     """
     root = ElementTree.Element('qgis', _VERSION)
     renderer = ElementTree.SubElement(root, 'renderer-v2', type='categorizedSymbol', attr=field,
@@ -79,16 +83,16 @@ def polygon_style(field: str, class_names: Sequence[str], palette: Sequence[Sequ
     return _document(root)
 
 
-def add_polygon_style(path: Any, layer: str, field: str, class_names: Sequence[str],
+def add_polygon_style(path: PathName, layer: str, field: str, class_names: Sequence[str],
                       palette: Sequence[Sequence[int]], hollow: bool = False) -> None:
     """Make the style of polygons the default of a layer of a GeoPackage.
 
     Args:
-        path: Path of the GeoPackage, which nobody else may have open.
-        layer: Name of the layer. An older default of it is replaced.
+        path: Path of the GeoPackage, which no other program may have open.
+        layer: Name of the layer. An existing default style of the layer is replaced.
         field: Name of the text field with the class.
         class_names: Names of the classes that get a category.
-        palette: Red, green and blue (0 to 255) of each.
+        palette: Red, green and blue (0 to 255) of each class.
         hollow: Whether polygons are outlines only.
 
     Raises:
@@ -113,15 +117,15 @@ def add_polygon_style(path: Any, layer: str, field: str, class_names: Sequence[s
         raise OSError(f'the style of layer {layer} cannot be written: {error}') from error
 
 
-def _add_fill(symbol: Any, color: Sequence[int], hollow: bool) -> None:
-    shown = '{},{},{},255'.format(*map(int, color))
+def _add_fill(symbol: ElementTree.Element, color: Sequence[int], hollow: bool) -> None:
+    rgba = '{},{},{},255'.format(*map(int, color))
     options: Dict[str, str] = dict(
-        color=shown, style='no' if hollow else 'solid',
-        outline_color=shown if hollow else '35,35,35,255', outline_style='solid',
+        color=rgba, style='no' if hollow else 'solid',
+        outline_color=rgba if hollow else '35,35,35,255', outline_style='solid',
         outline_width='0.8' if hollow else '0.1', outline_width_unit='MM', joinstyle='bevel')
     layer = ElementTree.SubElement(symbol, 'layer', {
         'class': 'SimpleFill', 'enabled': '1', 'locked': '0', 'pass': '0'})
-    # QGIS reads the first form from 3.18 on, and until then the second.
+    # QGIS from 3.18 on reads the elements `Option`, and older versions the elements `prop`.
     group = ElementTree.SubElement(layer, 'Option', type='Map')
     pairs: Sequence[Tuple[str, str]] = list(options.items())
     for name, value in pairs:
@@ -130,5 +134,5 @@ def _add_fill(symbol: Any, color: Sequence[int], hollow: bool) -> None:
         ElementTree.SubElement(layer, 'prop', k=name, v=value)
 
 
-def _document(root: Any) -> str:
+def _document(root: ElementTree.Element) -> str:
     return _HEAD + ElementTree.tostring(root, encoding='unicode') + '\n'

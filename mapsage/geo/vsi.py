@@ -1,7 +1,8 @@
-"""GDAL's file systems where rasterio does not reach: what a server says of a file, its bytes.
+"""GDAL's file systems beyond rasterio: headers and bytes of a file on a server, lists of folders.
 
-rasterio opens rasters only. The functions here are called in the GDAL library that rasterio has
-loaded, so that credentials, proxies and caches are the same for both.
+rasterio opens rasters only. This module calls functions of the GDAL library that rasterio has
+loaded, through `ctypes`, so that credentials, proxies and caches are shared with rasterio. If the
+library hides its functions, the results are empty. Names are explained in `gdal_names.py`.
 """
 from __future__ import annotations
 
@@ -15,22 +16,26 @@ import rasterio
 import rasterio.io
 from rasterio.session import DummySession
 
-# Seconds after which a server that does not answer is an error; without these GDAL waits for ever.
-# Environment variables, because pyogrio brings another GDAL; one that the user has set is kept.
-_PATIENCE = dict(
+# Seconds after which a server that does not answer is an error; by default GDAL waits for ever.
+# They are environment variables, because pyogrio has another copy of GDAL. Variables that the user
+# has set take precedence.
+_TIMEOUTS = dict(
     GDAL_HTTP_CONNECTTIMEOUT='10',
-    GDAL_HTTP_LOW_SPEED_TIME='20',  # at fewer bytes a second than the limit
+    # An error if the server sends fewer bytes per second than the limit for this time.
+    GDAL_HTTP_LOW_SPEED_TIME='20',
     GDAL_HTTP_LOW_SPEED_LIMIT='100',
-    GDAL_HTTP_TIMEOUT='300',  # of one request in all
-    GDAL_HTTP_MAX_RETRY='2',  # servers that are busy (429, 503) ask to be tried again
+    # For a whole request.
+    GDAL_HTTP_TIMEOUT='300',
+    # Busy servers (429, 503) ask clients to try again.
+    GDAL_HTTP_MAX_RETRY='2',
     GDAL_HTTP_RETRY_DELAY='1')
-for _name, _value in _PATIENCE.items():
+for _name, _value in _TIMEOUTS.items():
     os.environ.setdefault(_name, _value)
 
 
-def _load() -> Any:
+def _load() -> Optional[ctypes.CDLL]:
     """Return the GDAL library that rasterio has loaded, or None if its functions are hidden."""
-    # Symbols are looked up in what the extension module is linked to, wherever that lies.
+    # The symbols are found through rasterio's extension module, which is linked to the library.
     module = sys.modules[rasterio.io.DatasetReader.__mro__[1].__module__]
     try:
         library = ctypes.CDLL(str(module.__file__))
@@ -56,47 +61,51 @@ def _load() -> Any:
 _gdal = _load()
 _was_used = False
 
-# Drivers that ask a server by themselves, not through one of GDAL's file systems.
+# Drivers that connect to servers directly, not through one of GDAL's file systems.
 _SERVICES = ('DAAS', 'EEDA', 'EEDAI', 'HTTP', 'NGW', 'OGCAPI', 'PLMOSAIC', 'PLSCENES',
              'PostGISRaster', 'STACIT', 'STACTA', 'WCS', 'WMS', 'WMTS')
 
 
 def forbid_servers() -> None:
-    """Let GDAL ask no server in this process from now on, whatever a file makes it do.
+    """Keep GDAL in this process from connecting to any server from now on.
 
-    A name on a server is then no file. The pixels of a GeoTIFF may be asked for elsewhere too: what
-    lies beside it (``.ovr``, ``.aux.xml``) can name any file.
+    Names on servers then count as missing files. Checking the names that a user gives would not be
+    enough: a companion file of a local GeoTIFF (``.ovr``, ``.aux.xml``) can refer to any file.
     """
-    # The only name that GDAL's file systems of servers open (cpl_vsil_curl.cpp); no file has it.
+    # GDAL's file systems for servers then open only this name (cpl_vsil_curl.cpp), which no file
+    # has.
     os.environ['CPL_VSIL_CURL_ALLOWED_FILENAME'] = '/vsicurl/none: see --allow-remote'
-    # rasterio 1.3 registers all drivers again now and then, and 1.4 does not ask again.
+    # For rasterio 1.3, which registers all drivers again from time to time. rasterio 1.4 does not
+    # read the variable again, so the drivers are removed below, too.
     os.environ['GDAL_SKIP'] = ','.join([*filter(None, [os.environ.get('GDAL_SKIP')]), *_SERVICES])
-    with _environment():
-        for name in _SERVICES if _gdal is not None else ():
-            driver = _gdal.GDALGetDriverByName(name.encode())
-            if driver:
-                _gdal.GDALDeregisterDriver(driver)
-    # Lists of folders, netCDF's own client (DAP) and the GDAL of pyogrio ask in other ways. All use
-    # libcurl, which then asks a proxy at a port where nobody listens.
+    if _gdal is not None:
+        with _environment():
+            for name in _SERVICES:
+                driver = _gdal.GDALGetDriverByName(name.encode())
+                if driver:
+                    _gdal.GDALDeregisterDriver(driver)
+    # Lists of folders, netCDF's client (DAP) and the GDAL of pyogrio connect in other ways. All of
+    # them use libcurl, which then connects to a proxy at a port where nothing listens.
     for name in ('http_proxy', 'https_proxy', 'ftp_proxy', 'all_proxy'):
         os.environ[name] = os.environ[name.upper()] = 'http://127.0.0.1:9'
     os.environ['no_proxy'] = os.environ['NO_PROXY'] = ''
 
 
 def about_to_connect() -> None:
-    """Note that this process talks to servers from now on."""
+    """Note that this process connects to servers, so that connections are closed before a fork."""
     global _was_used
     _was_used = True
 
 
-def _environment() -> Any:
-    # rasterio's, for the certificates that it brings; credentials are GDAL's to find.
+def _environment() -> rasterio.Env:
+    # rasterio's environment brings its certificates. The dummy session leaves credentials to GDAL.
     return rasterio.Env(session=DummySession())
 
 
 def _close_connections() -> None:
-    # A child inherits open connections, and its requests would mix with those of its parent: wrong
-    # pixels, and requests that wait for ever. The forking thread's are all that it inherits.
+    # A child process inherits open connections, and its requests would mix with its parent's
+    # requests: wrong pixels, and requests that wait for ever. Only the connections of the thread
+    # that forks are inherited, and those are closed here.
     if _was_used and _gdal is not None:
         _gdal.VSICurlClearCache()
 
@@ -105,13 +114,13 @@ os.register_at_fork(before=_close_connections)
 
 
 def headers(path: str) -> Dict[str, str]:
-    """Return what a server says of a file, such as its size, by names in lower case.
+    """Return the HTTP headers that a server sends for a file, by names in lower case.
 
     Args:
-        path: Name in one of GDAL's file systems that ask a server.
+        path: Name in one of GDAL's file systems for servers.
 
     Returns:
-        The headers; none if the server does not answer or the file system has none.
+        The headers; empty if the server does not answer or the file system has no headers.
     """
     if _gdal is None:
         return {}
@@ -122,18 +131,23 @@ def headers(path: str) -> Dict[str, str]:
     return {name.lower(): value for name, _, value in pairs}
 
 
-def size_in(said: Dict[str, str]) -> Optional[int]:
-    """Return the size of a file in bytes by its headers, or None if they do not say it."""
-    # GDAL asks some stores for the first part of a file instead of its headers alone.
-    text = said.get('content-range', '').rpartition('/')[2] or said.get('content-length', '')
+def size_in(headers: Dict[str, str]) -> Optional[int]:
+    """Return the size of a file in bytes from its headers, or None if they do not contain it."""
+    # For some stores GDAL requests the first bytes of a file; then `content-length` is their number
+    # and `content-range` ends with the size of the file.
+    text = headers.get('content-range', '').rpartition('/')[2] or headers.get('content-length', '')
     return int(text) if re.fullmatch('[0-9]{1,18}', text) else None
 
 
 def read_bytes(path: str, limit: int = -1) -> bytes:
-    """Return the content of a file in one of GDAL's file systems, of at most ``limit`` bytes.
+    """Return the content of a file in one of GDAL's file systems.
+
+    Args:
+        path: Name of the file.
+        limit: Largest size in bytes; -1 for any size.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read, or is larger.
     """
     data, size = ctypes.c_void_p(), ctypes.c_uint64()
     about_to_connect()
@@ -148,7 +162,7 @@ def read_bytes(path: str, limit: int = -1) -> bytes:
 
 
 def list_folder(path: str) -> List[str]:
-    """Return the names of what lies in a folder of one of GDAL's file systems, none if it fails."""
+    """Return the names of the files in a folder of one of GDAL's file systems; empty on failure."""
     if _gdal is None:
         return []
     about_to_connect()
@@ -157,20 +171,20 @@ def list_folder(path: str) -> List[str]:
 
 
 def forget(path: str) -> None:
-    """Let GDAL ask the server again for a file that could not be opened."""
+    """Drop what GDAL has cached about a file, so that it asks the server again."""
     if _gdal is not None:
         _gdal.VSICurlPartialClearCache(os.fsencode(path))
 
 
 def _take(strings: Any) -> List[str]:
-    """Return a list of strings of GDAL, which is freed."""
-    found: List[str] = []
+    """Return a list of strings that GDAL allocated (``char **``), and free it."""
+    texts: List[str] = []
     value: Optional[bytes]
     while strings:
-        value = strings[len(found)]
+        value = strings[len(texts)]
         if value is None:
             break
-        found.append(os.fsdecode(value))
-    if strings:
+        texts.append(os.fsdecode(value))
+    if strings and _gdal is not None:
         _gdal.CSLDestroy(strings)
-    return found
+    return texts
