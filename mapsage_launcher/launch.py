@@ -1,11 +1,17 @@
-"""Start the ranks of a training with torchrun; if ranks fail, print the cause last.
+"""Starts the ranks of a training with torchrun; if ranks fail, the last lines name the cause.
 
     python tools/launch.py [options of torchrun] tools/train.py CONFIG [options of tools/train.py]
 
-scripts/start_8card_training.sh calls it. If the environment variable MAPSAGE_THEN is set, the
-process becomes that command once all ranks have ended successfully. This file imports neither
-mapsage nor MMSegmentation, so that errors in the arguments are reported at once.
+`scripts/start_8card_training.sh` calls it. This process imports neither mapsage nor MMSegmentation,
+so it reports mistakes in the arguments at once. It starts the fork server first, whose imports and
+the import of torchrun then run side by side (`ranks/rank_start.py`).
+
+If the environment variable MAPSAGE_THEN is set, the process becomes that command after all ranks
+have ended successfully.
 """
+from __future__ import annotations
+
+import argparse
 import os
 import socket
 import stat
@@ -13,7 +19,7 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import TYPE_CHECKING, Any, Callable, List
 
 from mapsage_launcher import shipped, stop_request
 from mapsage_launcher.nodes import elastic, elastic_agent
@@ -23,27 +29,88 @@ from mapsage_launcher.ranks.rank_count import RankCount, RankCountError
 from mapsage_launcher.ranks.rank_start import RankStart
 from mapsage_launcher.trust import job_secret, private_store
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
-def check_port_free(port: int) -> None:
-    """Exit if ``port`` is in use on this machine; otherwise ranks would wait for each other."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # torch's store listens with this option, so that a port in TIME_WAIT counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+# Stores that must live as long as the job.
+_stores: List[TCPStore] = []
+
+
+def run() -> None:
+    """Start the ranks of the command line, wait for them, and exit with their status."""
+    ranks = RankStart(sys.argv[1:])
+    count = RankCount(sys.argv[1:], shipped.SHIPPED / 'tools' / 'count_cards.py', ranks.driver)
+    from torch.distributed import run as torchrun
+    args = torchrun.parse_args(sys.argv[1:])
+    _check_config(args)
+    try:
+        count_line = count.apply(args)
+    except RankCountError as error:
+        sys.exit(f'error: {error}')
+    if count_line:
+        print(count_line, flush=True)
+    _arrange_meeting(args)
+    notes = private_folder()
+    os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
+    run_job = _prepare_job(torchrun, args, Path(notes.name))
+    print(ranks.apply(args), flush=True)
+    watch = EncoderWatch(Path(notes.name), torchrun.determine_local_world_size(args.nproc_per_node))
+    try:
+        _run_or_exit(run_job, args, watch, Path(notes.name))
+    finally:
+        watch.stop()
+        ranks.stop()
+    has_left = stop_request.has_left(Path(notes.name))
+    notes.cleanup()
+    if has_left:
+        print('all ranks have left, as they were asked to; the same command with --resume '
+              'continues the training', flush=True)
+        sys.exit(stop_request.STATUS)
+    if 'MAPSAGE_THEN' in os.environ:
+        # The command replaces this process, so that it receives signals that are sent to it.
+        sys.stdout.flush()
+        del os.environ['MAPSAGE_ERROR_NOTES']
+        os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
+
+
+def _check_config(args: argparse.Namespace) -> None:
+    """Exit if the command line of the program begins with a config that does not exist."""
+    config = args.training_script_args[0] if args.training_script_args else ''
+    if config and not config.startswith('-') and not os.path.isfile(config):
         try:
-            probe.bind(('', port))
-        except OSError as error:
-            sys.exit(f'error: MASTER_PORT={port} is in use on this machine ({error}). Choose '
-                     f'another, or leave MASTER_PORT unset on one node to get a free one.')
-
-
-def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], None]:
-    """Check and apply the settings of nodes that come and go; return what runs the job then."""
-    def run(args: Any) -> None:
-        try:
-            elastic_agent.run(torchrun, args, settings, notes)
-        except elastic.ElasticError as error:
+            shipped.find_config(config)
+        except shipped.ShippedError as error:
             sys.exit(f'error: {error}')
 
+
+def _arrange_meeting(args: argparse.Namespace) -> None:
+    """Change torchrun's parsed arguments so that the ranks of one or several machines can meet."""
+    # '1:1' is torchrun's default.
+    if args.standalone or args.nnodes in ('1', '1:1'):
+        keep_on_this_machine(args)
+        return
+    try:
+        print(job_secret.describe_secret(os.environ), flush=True)
+    except job_secret.SecretError as error:
+        sys.exit(f'error: {error}')
+    if args.rdzv_backend == 'static' and args.node_rank == 0:
+        check_port_free(args.master_port)
+
+
+def _prepare_job(torchrun: Any, args: argparse.Namespace,
+                 notes: Path) -> Callable[[argparse.Namespace], None]:
+    """Prepare signals and, for an elastic job, its settings; return the function that runs the job.
+
+    Args:
+        torchrun: The module ``torch.distributed.run``.
+        args: Its parsed arguments.
+        notes: Folder of the launcher's notes.
+    """
+    from torch.distributed.elastic.multiprocessing import api as processes
+    is_elastic = ':' in args.nnodes and args.nnodes != '1:1'
+    stop_request.take_requests(processes, notes, nodes_leave=is_elastic)
+    if not is_elastic:
+        return torchrun.run
     try:
         settings = elastic.read_settings(args.nnodes, os.environ,
                                          elastic.job_name(args.training_script_args))
@@ -53,13 +120,50 @@ def prepare_elastic(torchrun: Any, args: Any, notes: Path) -> Callable[[Any], No
             args.nproc_per_node)), flush=True)
     except elastic.ElasticError as error:
         sys.exit(f'error: {error}')
-    return run
+
+    def run_elastic(args: argparse.Namespace) -> None:
+        try:
+            elastic_agent.run(torchrun, args, settings, notes)
+        except elastic.ElasticError as error:
+            sys.exit(f'error: {error}')
+
+    return run_elastic
 
 
-def private_folder() -> 'tempfile.TemporaryDirectory':
+def _run_or_exit(run_job: Callable[[argparse.Namespace], None], args: argparse.Namespace,
+                 watch: EncoderWatch, notes: Path) -> None:
+    """Run the job; if it fails or is stopped, print why and exit with a status above 0."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    try:
+        run_job(args)
+    except ChildFailedError as failed:
+        # An encoder that the watch has ended does not count as failed.
+        if not watch.ended:
+            print(describe_failure(failed, notes), file=sys.stderr, flush=True)
+            # The exit code is negative if the rank was killed by a signal.
+            sys.exit(max(1, failed.get_first_failure()[1].exitcode))
+    except SignalException as stopped:
+        print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
+        sys.exit(128 + stopped.sigval.value)
+
+
+def check_port_free(port: int) -> None:
+    """Exit if ``port`` is in use on this machine; otherwise ranks would wait for each other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Torch's store listens with this option, so a port in TIME_WAIT counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(('', port))
+        except OSError as error:
+            sys.exit(f'error: MASTER_PORT={port} is in use on this machine ({error}). Choose '
+                     f'another, or leave MASTER_PORT unset on one node to get a free one.')
+
+
+def private_folder() -> 'tempfile.TemporaryDirectory[str]':
     """Return a folder for the notes of the ranks; exit if other users could write there.
 
-    With a file in it they would stop the job, or put words in a rank's mouth.
+    Another user's file there could stop the job, or pass for the error of a rank.
     """
     folder = tempfile.TemporaryDirectory(prefix='mapsage-errors-')
     facts = os.stat(folder.name)
@@ -72,15 +176,16 @@ def private_folder() -> 'tempfile.TemporaryDirectory':
     return folder
 
 
-def keep_on_this_machine(args: Any) -> None:
+def keep_on_this_machine(args: argparse.Namespace) -> None:
     """Change torchrun's parsed arguments so that a job on one machine opens no port.
 
-    Its ranks have a store of their own, see mapsage/distributed/job_store.py.
+    The arguments concern torchrun's rendezvous store only. The ranks have another store, see
+    mapsage/distributed/job_store.py.
     """
     try:
         # Kept open until this process ends.
         args.rdzv_endpoint = private_store.file_path(private_store.private_file())
-        # Torch would write a sign of life every 5 s, which the file keeps.
+        # Torch would append a sign of life to the file every 5 s.
         conf = 'store_type=file,keep_alive_interval=86400'
     except OSError as error:
         try:
@@ -91,7 +196,7 @@ def keep_on_this_machine(args: Any) -> None:
         print(warning, file=sys.stderr, flush=True)
         args.rdzv_endpoint, conf = f'127.0.0.1:{store.port}', 'is_host=0'
     args.rdzv_backend, args.rdzv_conf, args.standalone = 'c10d', conf, False
-    # Tells this job from others of the same user.
+    # Distinguishes this job from other jobs of the same user.
     args.rdzv_id = os.urandom(16).hex()
     if hasattr(args, 'local_addr'):
         args.local_addr = '127.0.0.1'
@@ -99,74 +204,3 @@ def keep_on_this_machine(args: Any) -> None:
     os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'
     if job_secret.SECRET_FILE_VARIABLE not in os.environ:
         os.environ.setdefault(job_secret.SECRET_VARIABLE, job_secret.new_secret())
-
-
-_stores: List[Any] = []  # must live as long as the job
-
-
-def run() -> None:
-    """Start the ranks of the command line and wait for them."""
-    ranks = RankStart(sys.argv[1:])
-    count = RankCount(sys.argv[1:], shipped.SHIPPED / 'tools' / 'count_cards.py', ranks.driver)
-    # These imports come later, so that they run at the same time as those of the fork server.
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing import api as processes
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    args = torchrun.parse_args(sys.argv[1:])
-    # `tools/train.py CONFIG ...`
-    config = args.training_script_args[0] if args.training_script_args else ''
-    if config and not config.startswith('-') and not os.path.isfile(config):
-        try:
-            shipped.find_config(config)
-        except shipped.ShippedError as error:
-            sys.exit(f'error: {error}')
-    try:
-        counted = count.apply(args)
-    except RankCountError as error:
-        sys.exit(f'error: {error}')
-    if counted:
-        print(counted, flush=True)
-    if args.standalone or args.nnodes in ('1', '1:1'):  # the latter is torchrun's default
-        keep_on_this_machine(args)
-    else:
-        try:
-            print(job_secret.describe_secret(os.environ), flush=True)
-        except job_secret.SecretError as error:
-            sys.exit(f'error: {error}')
-        if args.rdzv_backend == 'static' and args.node_rank == 0:
-            check_port_free(args.master_port)
-    notes = private_folder()
-    os.environ['MAPSAGE_ERROR_NOTES'] = notes.name
-    is_elastic = ':' in args.nnodes and args.nnodes != '1:1'
-    stop_request.take_requests(processes, Path(notes.name), nodes_leave=is_elastic)
-    run = prepare_elastic(torchrun, args, Path(notes.name)) if is_elastic else torchrun.run
-    print(ranks.apply(args), flush=True)
-    watch = EncoderWatch(
-        Path(notes.name), torchrun.determine_local_world_size(args.nproc_per_node))
-    try:
-        run(args)
-    except ChildFailedError as failed:
-        if not watch.ended:
-            print(describe_failure(failed, Path(notes.name)), file=sys.stderr, flush=True)
-            # The exit code is negative if the rank was killed by a signal.
-            sys.exit(max(1, failed.get_first_failure()[1].exitcode))
-    except SignalException as stopped:
-        print(f'\nstopped by {stopped.sigval.name}; all ranks are ended', file=sys.stderr)
-        sys.exit(128 + stopped.sigval.value)
-    finally:
-        watch.stop()
-        ranks.stop()
-    has_left = stop_request.has_left(Path(notes.name))
-    notes.cleanup()
-    if has_left:
-        print('all ranks have left, as they were asked to; the same command with --resume goes on',
-              flush=True)
-        sys.exit(stop_request.STATUS)
-    # The script that called this sets the variable. The command replaces this process, so that it
-    # gets the signals that are sent to it.
-    if 'MAPSAGE_THEN' in os.environ:
-        sys.stdout.flush()
-        del os.environ['MAPSAGE_ERROR_NOTES']
-        os.execvp('bash', ['bash', '-c', os.environ.pop('MAPSAGE_THEN')])
-

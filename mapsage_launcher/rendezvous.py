@@ -1,34 +1,39 @@
-"""Keep the rendezvous store of elastic jobs: the place where their machines meet.
+"""Runs the rendezvous store of elastic jobs, at which their machines meet.
 
     python tools/rendezvous.py [--port 29400]
 
-Run it on a machine that stays: a login node, or the batch script's own. It uses hardly any time or
-memory. Training goes on if it ends, but lost machines cannot be replaced until it is started again
-at the same address. It prints the line that starts the training on each machine. Port 0 is a free
-port. SIGTERM or Ctrl-C end it.
+Run it on a machine that stays, such as a login node; it uses hardly any time or memory. If it ends,
+the training continues, but lost machines cannot be replaced until it is started again at the same
+address. It prints the line that starts the training on each machine. Port 0 stands for a free port.
+SIGTERM or Ctrl-C end it.
 
-It is for a trusted network only: the store has no password, and torch keeps a pickle in it, so that
-whoever reaches the port can run code on the machines. It listens at the address of --host alone
-where torch can do that (docs/security.md has a firewall rule).
+Use it only in a trusted network: the store has no password and torch keeps a pickle in it, so any
+process that reaches the port can run code on the machines. The store listens only at the address of
+--host if torch can do that (docs/security.md has a firewall rule).
 """
+from __future__ import annotations
+
 import argparse
 import os
 import signal
 import socket
 import sys
-from typing import Any, Tuple
+from typing import TYPE_CHECKING, Tuple
 
 from mapsage_launcher.addresses import own_address
 from mapsage_launcher.nodes import elastic
 from mapsage_launcher.trust.job_secret import SecretError, describe_secret
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
-def open_store(host: str, port: int) -> Tuple[Any, str, str]:
+
+def open_store(host: str, port: int) -> Tuple[TCPStore, str, str]:
     """Return the store, the host by which to reach it, and a warning if it listens everywhere.
 
     Raises:
         AddressError: If the other machines could not reach this one at ``host``.
-        OSError, RuntimeError, ValueError: If nothing can listen there.
+        OSError, RuntimeError, ValueError: If the store cannot listen there.
     """
     from torch.distributed import TCPStore
     address = own_address(host)
@@ -41,14 +46,16 @@ def open_store(host: str, port: int) -> Tuple[Any, str, str]:
         port = listener.getsockname()[1]
         store = TCPStore(address, port, is_master=True, wait_for_workers=False,
                          master_listen_fd=os.dup(listener.fileno()))
-    # The name of a host may stand for 127.0.1.1 on itself, where nobody listens.
+    # The address, because the name of a host may stand for 127.0.1.1 on itself.
     return store, address, ''
 
 
 def run() -> None:
-    """Serve the store until a signal ends this process."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--port', type=int, default=29400)
+    """Run the store until a signal ends this process."""
+    parser = argparse.ArgumentParser(
+        description='Run the rendezvous store of elastic jobs, at which their machines '
+        'meet.')
+    parser.add_argument('--port', type=int, default=elastic.DEFAULT_PORT)
     parser.add_argument('--host', default=socket.gethostname(),
                         help='name or address under which the machines reach this one')
     args = parser.parse_args()
@@ -71,4 +78,3 @@ def run() -> None:
         print(warning, flush=True)
     while True:
         elastic.tell_clock(store)
-

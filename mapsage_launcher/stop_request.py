@@ -1,10 +1,13 @@
-"""A request to save and leave, SIGTERM or SIGUSR1: how it reaches the ranks, and how they answer.
+"""Requests to save a checkpoint and leave (SIGTERM, SIGUSR1), and how ranks answer them.
 
-A scheduler or a person sends the signal to the launcher, to all ranks or to one of them. The
-handler in a rank sets a flag, and StopHook looks at it. A launcher makes a file in the folder of
-its notes, where its ranks look as well, so that no request is lost while they start; it sends them
-no signal. Whoever leaves after such a request notes that too, for the launcher to end with
-:data:`STATUS`.
+A scheduler or a person sends the signal to the launcher, to all ranks or to one rank. In a rank the
+handler only sets a flag, which StopHook reads after each step. A launcher does not pass the signal
+on, because ranks that are starting would lose it: it writes a file into the folder of its notes,
+where its ranks look as well. A rank that leaves writes another file there, so that the launcher
+ends with :data:`STATUS` in place of 0.
+
+The first half of this module runs in ranks, the second half in the launcher.
+`scripts/slurm_train.sh` reads and writes the same files.
 """
 from __future__ import annotations
 
@@ -14,22 +17,26 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from types import FrameType
+from typing import Any, Dict, Iterator, Optional
 
-# The exit status of a run that has saved and wants to be started again. It is none of a shell's, of
-# sysexits.h or of a signal, and the one that HTCondor's manual uses for this.
+# Exit status of a run that has saved a checkpoint and wants to be started again. No shell, signal
+# or entry of sysexits.h uses it; HTCondor's manual uses it for the same purpose.
 STATUS = 85
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-# A signal that comes again means: end at once. Slurm sends one to every process of a task, and some
-# of them pass it on to others, so the same signal may come twice in a moment.
+# A second signal means: end at once. Slurm sends a signal to every process of a task, and some of
+# them pass it on, so a copy of the first one may arrive shortly after it.
 REPEATED_SECONDS = 1.0
-# With this one a launcher ends its ranks. Its action is the default one there, which the kernel
-# carries out even if the rank is stuck in a collective.
+# The signal by which a launcher ends its ranks. Ranks keep its default action, which the kernel
+# carries out even if the rank hangs in a collective.
 END = signal.SIGUSR2
-_FOLDER = 'MAPSAGE_ERROR_NOTES'  # of the launcher
+# Variable with the folder of the launcher's notes.
+_FOLDER = 'MAPSAGE_ERROR_NOTES'
+# Files in it: a rank handles the signals; the launcher or a rank was asked; a rank has left.
 _LISTENS, _ASKED, _LEFT = 'listens', 'stop', 'left'
 
-_received: Dict[int, float] = {}  # signals that this process got, and when
+# Signals that this process has received, and when.
+_received: Dict[int, float] = {}
 
 
 class StoppedEarly(SystemExit):
@@ -40,54 +47,55 @@ class StoppedEarly(SystemExit):
 
 @contextmanager
 def listening(wanted: bool = True) -> Iterator[None]:
-    """Take SIGTERM and SIGUSR1 for a request in the block, where they have their default action.
+    """Treat SIGTERM and SIGUSR1 as requests inside the block, unless they have handlers already.
 
-    Nothing happens outside the main thread. Under a torchrun that is not tools/launch.py SIGTERM
-    keeps its action, since torchrun ends the ranks with it when one of them has failed.
+    Does nothing outside the main thread. Under a plain torchrun SIGTERM keeps its action, because
+    torchrun ends the remaining ranks with it after one of them has failed.
 
     Args:
-        wanted: Whether somebody will look; nothing happens otherwise.
+        wanted: Whether the run will look at requests; if False, nothing happens.
     """
-    foreign = 'TORCHELASTIC_RUN_ID' in os.environ and _FOLDER not in os.environ
+    plain_torchrun = 'TORCHELASTIC_RUN_ID' in os.environ and _FOLDER not in os.environ
     possible = wanted and threading.current_thread() is threading.main_thread()
-    taken = [number for number in SIGNALS if possible
-             and signal.getsignal(number) == signal.SIG_DFL
-             and not (foreign and number == signal.SIGTERM)]
-    for number in taken:
+    handled = [number for number in SIGNALS if possible
+               and signal.getsignal(number) == signal.SIG_DFL
+               and not (plain_torchrun and number == signal.SIGTERM)]
+    for number in handled:
         signal.signal(number, _receive)
-    if taken:
-        _note(_LISTENS)
+    if handled:
+        _write_note(_LISTENS)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             if signal.getsignal(number) is _receive:
                 signal.signal(number, signal.SIG_DFL)
-        if taken:
+        if handled:
             _received.clear()
 
 
 def is_listening() -> bool:
-    """Return whether this process takes SIGTERM or SIGUSR1 for a request."""
+    """Return whether this process treats SIGTERM or SIGUSR1 as a request."""
     return any(signal.getsignal(number) is _receive for number in SIGNALS)
 
 
 def asked() -> str:
-    """Return the name of the signal by which this rank or its launcher was asked; '' if not."""
+    """Return the name of the signal that asked this rank or its launcher to stop, or ''."""
     for number in _received:
         return signal.Signals(number).name
     return asked_launcher()
 
 
 def asked_launcher() -> str:
-    """Return the name of the signal by which the launcher on this machine was asked; '' if not.
+    """Return the name of the signal that asked this machine's launcher to stop; '' if none did.
 
-    A rank that was asked tells its launcher.
+    A rank that receives a signal passes the request to its launcher, so this covers all ranks of
+    the machine.
     """
     folder = os.environ.get(_FOLDER)
     try:
         text = Path(folder, _ASKED).read_text(encoding='utf-8') if folder else ''
-    except OSError:  # there is none
+    except OSError:  # there is no request
         return ''
     return text.strip() or ('a signal' if folder else '')
 
@@ -95,50 +103,55 @@ def asked_launcher() -> str:
 def leave() -> StoppedEarly:
     """Return the exception that ends this process. From now on it ignores both signals.
 
-    Under a launcher the status is 0, and a note says why: another one would count as a failure,
-    for which the launcher, or srun, would kill ranks that have not ended yet. On another machine
-    than that of the notes it is 0 as well, since a rank beside them writes the note.
+    Under a launcher the exit status is 0 and a note gives the reason: with another status the
+    launcher, or srun, would treat the rank as failed and kill ranks that have not ended yet. If the
+    folder of the notes is on another machine, the status is 0 as well, and a rank on that machine
+    writes the note.
     """
     for number in SIGNALS:
         if signal.getsignal(number) is _receive:
             signal.signal(number, signal.SIG_IGN)
     folder = os.environ.get(_FOLDER, '')
-    elsewhere = bool(folder) and not os.path.isdir(folder)
-    return StoppedEarly(0 if _note(_LEFT) or elsewhere else STATUS)
+    on_other_machine = bool(folder) and not os.path.isdir(folder)
+    return StoppedEarly(0 if _write_note(_LEFT) or on_other_machine else STATUS)
 
 
 def spare_worker() -> None:
-    """Let a loader's worker outlive the first SIGTERM and SIGUSR1; the second one ends it.
+    """Let a loader's worker survive the first SIGTERM and SIGUSR1; the second one ends it.
 
-    The rank still needs it for the step that it is in.
+    The rank needs the worker until its current step is done.
     """
     _received.clear()
     for number in SIGNALS:
         signal.signal(number, _receive_in_worker)
 
 
-def _receive(number: int, _: Any) -> None:
+def _receive(number: int, _: Optional[FrameType]) -> None:
     now = time.monotonic()
     if now - _received.setdefault(number, now) >= REPEATED_SECONDS:
         _end_by(number)
-    _note(_ASKED, signal.Signals(number).name)  # an encoder is no part of what the ranks agree on
+    # Through the launcher the request reaches encoders, which take no part in the ranks' agreement.
+    _write_note(_ASKED, signal.Signals(number).name)
 
 
-def _receive_in_worker(number: int, _: Any) -> None:
+def _receive_in_worker(number: int, _: Optional[FrameType]) -> None:
     if number in _received:
         _end_by(number)
     _received[number] = time.monotonic()
 
 
-def _as_by_default() -> None:
-    """Give a process that a rank has forked the default actions; nobody asks it for the run."""
+def _restore_default_actions() -> None:
+    """Restore the default actions in a process that a rank has forked.
+
+    Requests are meant for the rank only.
+    """
     for number in SIGNALS:
         if signal.getsignal(number) is _receive:
             signal.signal(number, signal.SIG_DFL)
     _received.clear()
 
 
-os.register_at_fork(after_in_child=_as_by_default)
+os.register_at_fork(after_in_child=_restore_default_actions)
 
 
 def _end_by(number: int) -> None:
@@ -146,7 +159,8 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _note(name: str, text: str = '') -> bool:
+def _write_note(name: str, text: str = '') -> bool:
+    """Write a file into the folder of the launcher's notes; return whether it is there."""
     folder = os.environ.get(_FOLDER)
     if not folder:
         return False
@@ -160,20 +174,22 @@ def _note(name: str, text: str = '') -> bool:
 # --- in the launcher
 
 def take_requests(torchrun: Any, folder: Path, nodes_leave: bool) -> None:
-    """Let tools/launch.py take SIGTERM and SIGUSR1 for a request, once its ranks do.
+    """Let the launcher treat SIGTERM and SIGUSR1 as requests once its ranks do.
 
-    Before that, and if it comes again, the signal ends all ranks at once, as torchrun's others do.
+    Before that, and the second time, a signal ends all ranks at once, as torchrun's other signals
+    do.
 
     Args:
-        torchrun: The module ``torch.distributed.elastic.multiprocessing.api``.
+        torchrun: The module ``torch.distributed.elastic.multiprocessing.api``; its handler of
+            signals and its way of ending ranks are replaced.
         folder: Folder of the launcher's notes.
-        nodes_leave: Whether the training goes on without this node when its launcher is terminated:
-            then SIGTERM ends its ranks at once.
+        nodes_leave: Whether the job is elastic. Then SIGTERM ends the ranks of this machine at
+            once, and the training continues on the others.
     """
     raise_signal, close = torchrun._terminate_process_handler, torchrun.PContext.close
     received: Dict[int, float] = {}
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Optional[FrameType]) -> None:
         now = time.monotonic()
         if (number not in SIGNALS or (nodes_leave and number == signal.SIGTERM)
                 or not (folder / _LISTENS).exists()
@@ -184,15 +200,16 @@ def take_requests(torchrun: Any, folder: Path, nodes_leave: bool) -> None:
         os.write(2, f'\n{name}: the ranks save a checkpoint at the end of their step and leave; '
                     f'if it comes again, they end at once\n'.encode())
 
-    def close_at_once(context: Any, death_sig: Any = None, timeout: int = 30) -> None:
-        # Ranks take SIGTERM, which torchrun would send, for a request.
+    def close_at_once(context: Any, death_sig: Optional[int] = None, timeout: int = 30) -> None:
+        # Torchrun would send SIGTERM, which ranks treat as a request.
         close(context, END if death_sig in (None, *SIGNALS) else death_sig, timeout)
 
-    torchrun._terminate_process_handler = handle  # for the signals that torchrun handles
+    # Torchrun installs this handler for the signals that it handles itself.
+    torchrun._terminate_process_handler = handle
     torchrun.PContext.close = close_at_once
     signal.signal(signal.SIGUSR1, handle)
 
 
 def has_left(folder: Path) -> bool:
-    """Return whether the ranks have left at a request, with everything saved."""
+    """Return whether the ranks have left after a request, with a checkpoint saved."""
     return (folder / _LEFT).exists()

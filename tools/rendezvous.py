@@ -1,4 +1,4 @@
-"""Keep the rendezvous store of elastic jobs: the place where their machines meet.
+"""Run the rendezvous store of elastic jobs, at which their machines meet.
 
 The program is mapsage_launcher/rendezvous.py.
 """

@@ -1,4 +1,9 @@
-"""Tells other processes that this one is alive, and finds those that have fallen silent."""
+"""Beats to other processes, and reports those that have fallen silent.
+
+A beat proves that a process and its interpreter run, not that it makes progress. The time in which
+this process was itself stopped does not count against its peers. It is used by the watch of a node
+(`node_watch.py`) and between encoders and heads (`mapsage/features/wire/`).
+"""
 from __future__ import annotations
 
 import threading
@@ -6,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Dict, Hashable, Optional
 
-_MAX_INTERVAL = 5.0  # seconds
+_MAX_INTERVAL_SECONDS = 5.0
 
 
 @dataclass
@@ -18,18 +23,18 @@ class _Peer:
 
 
 class Liveness:
-    """Beats to peers from a thread of its own, and reports those from which nothing came.
+    """Beats to peers from a separate thread, and reports peers that were silent for too long.
 
-    The thread does nothing else. So a process is alive to its peers while it computes for minutes,
-    waits for a device or compiles, as long as its interpreter runs. What a beat is, and over what
-    it travels, is the caller's: a message to an encoder, a key of a store.
+    Because the thread does nothing else, a process stays alive to its peers while it computes for
+    minutes, waits for a device or compiles, as long as its interpreter runs. The caller decides
+    what a beat is and how it travels.
 
     A process that was itself stopped (SIGSTOP, a suspended machine, a call that held the
-    interpreter) has heard nobody meanwhile. That time is not held against the peers.
+    interpreter) could not hear its peers in that time, so the time does not count against them.
 
     Args:
         timeout: Seconds without any sign of a peer after which it counts as silent.
-        interval: Seconds between two beats; a tenth of ``timeout``, at most 5, when None.
+        interval: Seconds between two beats; if None, a tenth of ``timeout``, at most 5.
         clock: Function that returns seconds; not a wall clock, which may be set.
 
     Raises:
@@ -39,7 +44,7 @@ class Liveness:
     def __init__(self, timeout: float, interval: Optional[float] = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         if interval is None:
-            interval = min(_MAX_INTERVAL, timeout / 10)
+            interval = min(_MAX_INTERVAL_SECONDS, timeout / 10)
         if not 0 < interval < timeout:
             raise ValueError(f'timeout={timeout!r}, interval={interval!r}, expected positive '
                              f'seconds, and several intervals in a timeout.')
@@ -52,40 +57,40 @@ class Liveness:
         self._thread: Optional[threading.Thread] = None
 
     def start(self) -> Liveness:
-        """Begin to beat, in a daemon thread; return this object."""
+        """Start to beat in a daemon thread; return this object."""
         self._thread = threading.Thread(target=self._run, name='liveness', daemon=True)
         self._thread.start()
         return self
 
     def watch(self, peer: Hashable, beat: Callable[[], None],
               silent: Callable[[float], None], first: float = 0.0) -> None:
-        """Beat to a peer from now on, and watch it; its time begins anew if it is watched already.
+        """Beat to a peer from now on, and watch it. A watched peer's time starts again.
 
         Args:
             peer: Any name of the peer.
-            beat: Function that sends a beat and does not wait; called in the thread. If it raises,
-                the peer's own silence decides.
-            silent: Function that is called once, in the thread, with the seconds since the peer
-                was heard; the peer is no longer watched then.
-            first: Seconds until its first sign, if they may be more than ``timeout``.
+            beat: Function that sends a beat without waiting; called in the thread. If it raises,
+                the peer stays watched, and its silence decides.
+            silent: Function that is called once, in the thread, with the seconds since the last
+                sign of the peer. The peer is not watched any longer then.
+            first: Seconds until the peer's first sign, if that may take longer than ``timeout``.
         """
         with self._lock:
             self._peers[peer] = _Peer(beat, silent, self._clock(), max(first, self.timeout))
 
     def heard(self, peer: Hashable) -> None:
-        """Note a sign of a peer, whatever it was; a peer that is not watched is ignored."""
+        """Record a sign of life of a peer; does nothing if the peer is not watched."""
         with self._lock:
             if peer in self._peers:
                 self._peers[peer].heard = self._clock()
                 self._peers[peer].allowed = self.timeout
 
     def forget(self, peer: Hashable) -> None:
-        """Stop to beat to a peer and to watch it."""
+        """Stop beating to a peer and watching it."""
         with self._lock:
             self._peers.pop(peer, None)
 
     def tick(self) -> None:
-        """Report the peers that are silent, and beat to the others; the thread's turn."""
+        """Report the silent peers and beat to the others; the thread calls this."""
         with self._lock:
             now = self._clock()
             pause, self._last = now - self._last, now
@@ -102,7 +107,9 @@ class Liveness:
         for peer in peers:
             try:
                 peer.beat()
-            except Exception:  # noqa: S112 (one peer that cannot be told must not cost the others)
+            # The caller's function may raise anything. One peer that cannot be reached must not
+            # keep the beat from the others.
+            except Exception:
                 continue
 
     def close(self) -> None:

@@ -1,28 +1,32 @@
-"""Who is the cause where ranks have failed: what tools/launch.py prints at its end.
+"""The launcher's report after ranks have failed: which rank is the cause, with its error.
 
-What the ranks wrote decides, and then how they ended: torchrun may notice the end of a rank that
-has lost its peer before the end of the peer. """
+The errors that the ranks wrote decide; if they do not, the way in which the ranks ended. The order
+in which torchrun notices the ends is not enough: it may see the end of a rank that has lost its peer
+before the end of the peer. Ranks write their notes in
+`mapsage/distributed/nodes/launcher_notes.py`.
+"""
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-# What a note blames for an error that no rank is to blame for, such as that of a config.
+# What a note blames if no rank is to blame for the error, such as a mistake in the config.
 NOBODY = 'nobody'
-# torchrun waits 30 s for ranks to end on its signal, then it kills them. This is somewhat less,
-# since it notes the times in whole seconds.
+# torchrun kills ranks that have not ended 30 s after its signal. This is somewhat less, because
+# torchrun records times in whole seconds.
 _SECONDS_UNTIL_KILLED = 25
 _BY_LAUNCHER = (-signal.SIGUSR2, -signal.SIGTERM)
 
 
 class Note(NamedTuple):
-    """What a rank left when it failed.
+    """The note that a rank left when it failed.
 
     Attributes:
-        rank: Global rank that wrote it.
-        blamed: Ranks that it says were lost or failed; empty for an error of its own.
-        blames_nobody: Whether no rank is to blame for the error, this one included.
+        rank: Global rank that wrote the note.
+        blamed: Ranks that were lost or failed, according to the note; empty if the error is this
+            rank's.
+        blames_nobody: Whether no rank is to blame for the error, including the one that wrote it.
         text: The error.
     """
 
@@ -33,7 +37,7 @@ class Note(NamedTuple):
 
 
 def read_notes(folder: Path) -> List[Note]:
-    """Return the notes of the ranks, in the order of their times; none if the folder is gone."""
+    """Return the notes of the ranks, oldest first; empty if the folder does not exist."""
     notes = []
     for path in sorted(path for path in folder.glob('*-*') if path.is_file()):
         _, rank, *rest = path.name.split('-')
@@ -41,21 +45,24 @@ def read_notes(folder: Path) -> List[Note]:
         notes.append(Note(
             int(rank), [int(number) for number in blamed.split(',') if number.isdigit()],
             blamed == NOBODY,
-            # a rank that was killed while it wrote may have cut a character
+            # A rank that was killed while it wrote may have left half a character.
             path.read_text(encoding='utf-8', errors='replace')))
     return notes
 
 
 def describe_failure(failed: Any, folder: Path) -> str:
-    """Return who is the cause of a failure, with the error that says most about it.
+    """Return which rank is the cause of a failure, with the error that says most about it.
 
-    A rank that was killed is the cause of the other ranks' errors. Three ways to be killed are no
-    cause: SIGUSR2, with which the other ranks are ended (SIGTERM where torchrun does it);
-    torchrun's SIGKILL for those that do not react, which are named at the end, because a rank that
-    hangs is often what the others have waited for; and SIGABRT of a rank that has left an error, or
-    beside such a hung rank, or beside one that others have waited for, since the watchdog of a
-    communication backend ends a rank in this way that has waited for another one. If no rank was
-    killed, the earliest error decides.
+    A rank that was killed is the cause of the other ranks' errors, except in three cases:
+
+    - SIGUSR2 (or torchrun's SIGTERM): the launcher ends the other ranks with it.
+    - SIGKILL by torchrun, for ranks that do not react. They are named at the end of the report,
+      because the other ranks have often waited for a rank that hangs.
+    - SIGABRT of a rank that has left an error, or that has waited for another rank: the watchdog of
+      a communication backend ends waiting ranks in this way. A rank has waited if some rank hangs,
+      or if notes blame other ranks and not this one.
+
+    If no rank was killed, the earliest error decides.
 
     Args:
         failed: ``ChildFailedError`` of torchrun.
@@ -74,7 +81,7 @@ def describe_failure(failed: Any, folder: Path) -> str:
 
 
 def _report_status(failed: Any, stuck: Sequence[int], notes: Sequence[Note]) -> Optional[str]:
-    """Return the report of a rank that died without a word; None if the notes say more."""
+    """Return the report of a rank that died and left no note; None if the notes say more."""
     failures: Dict[int, Any] = dict(failed.failures)
     explained = {note.rank for note in notes}
     blamed = {rank for note in notes for rank in note.blamed}
@@ -88,7 +95,8 @@ def _report_status(failed: Any, stuck: Sequence[int], notes: Sequence[Note]) -> 
               and not (failure.exitcode == -signal.SIGABRT and has_waited(rank))]
     aborted = [rank for rank in killed if failures[rank].exitcode == -signal.SIGABRT]
     alive = sorted(rank for rank, failure in failures.items() if failure.exitcode in _BY_LAUNCHER)
-    if aborted and aborted == killed and alive:  # nothing says which of them is the cause
+    if aborted and aborted == killed and alive:
+        # Nothing tells which of these ranks is the cause.
         return (f'rank(s) {sorted(aborted)} aborted while rank(s) {alive} still ran:\n'
                 f'{_describe_status(failures[aborted[0]])}')
     if not killed and notes:
@@ -113,17 +121,17 @@ def _describe_status(failure: Any) -> str:
 
 
 def _report_notes(notes: Sequence[Note]) -> str:
-    """Return the report of what the ranks wrote: the earliest, or what the rank it blames wrote."""
+    """Return the report of the earliest note, or of the note by a rank that it blames."""
     first, seen = notes[0], {notes[0].rank}
     by_rank = {note.rank: note for note in reversed(notes)}
     while first.blamed:
-        # What a rank says of itself, or of others, says more than that it is missing. If it blames
-        # those who blame it, it was late.
-        others = [by_rank[rank] for rank in first.blamed if rank in by_rank and rank not in seen
+        # The note of a missing rank says more than the note about it. A rank that blames the ranks
+        # that blame it was only late.
+        better = [by_rank[rank] for rank in first.blamed if rank in by_rank and rank not in seen
                   and not seen & set(by_rank[rank].blamed)]
-        if not others:
+        if not better:
             break
-        first = others[0]
+        first = better[0]
         seen.add(first.rank)
     same = sorted({note.rank for note in notes if note.text == first.text})
     if not first.blamed and (first.blames_nobody or len(same) > 1):
