@@ -26,10 +26,10 @@ class AddressError(UserError, ValueError):
 
 
 def loopback_interface() -> str:
-    """Return the name of the interface that has the address 127.0.0.1.
+    """Return the name of the interface with the address 127.0.0.1.
 
     Raises:
-        AddressError: If there is none, or it is down.
+        AddressError: If no interface has it, or the interface is down.
     """
     names = [name for _, name in socket.if_nameindex()]
     if sys.platform != 'linux':
@@ -43,23 +43,24 @@ def loopback_interface() -> str:
 
 
 def own_address(host: str, port: int = 9) -> str:
-    """Return the numeric address from which this machine reaches another one.
+    """Return the numeric address of this machine on the way to another machine.
 
-    The name of a host is often not known on the others, or stands for 127.0.1.1 on itself: then
-    this is the address of the default route.
+    On many systems a machine's own name stands for 127.0.1.1 on itself. If ``host`` is such a name,
+    the result is the address of the default route.
 
     Args:
-        host: Name or address.
-        port: Port there; nothing is sent to it.
+        host: Name or address of the other machine.
+        port: Port of the other machine; nothing is sent to it.
 
     Raises:
-        AddressError: If the others could not reach it.
-        OSError: If the name is not known, or there is no route to it.
+        AddressError: If other machines could not reach the address.
+        OSError: If the name is unknown, or there is no route to it.
     """
     address = _address_towards(host, port)
     if host == 'localhost' or _is_loopback(host) or not _is_loopback(address):
         return address
-    with contextlib.suppress(OSError):  # there is no default route
+    # Without a default route this fails, and the address stays.
+    with contextlib.suppress(OSError):
         address = _address_towards('192.0.2.1', 9)
     if _is_loopback(address):
         raise AddressError(f'{host} stands for {address} on this machine, where the others cannot '
@@ -72,15 +73,17 @@ def addresses_of(interface: str) -> List[str]:
     addresses = []
     request = struct.pack('256s', interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        with contextlib.suppress(OSError):  # no such interface, or without an IPv4 address
+        # The interface may not exist, or have no IPv4 address.
+        with contextlib.suppress(OSError):
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             addresses.append(socket.inet_ntoa(answer[20:24]))
-    with contextlib.suppress(OSError):  # a kernel without IPv6
+    # A kernel without IPv6 lacks the file.
+    with contextlib.suppress(OSError):
         lines = [line.split() for line in Path('/proc/net/if_inet6').read_text().splitlines()]
         local = [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0]))
                  for line in lines if line[5] == interface]
         plain = [address for address in local if not address.startswith('fe80:')]
-        # Of a link-local address the interface is a part.
+        # A link-local address is valid only with the name of its interface.
         addresses += plain + [f'{address}%{interface}' for address in local if address not in plain]
     return addresses
 
@@ -97,7 +100,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def _address_towards(host: str, port: int) -> str:
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(place)  # sends nothing
+        # Connecting a datagram socket chooses a route and sends nothing.
+        probe.connect(target)
         return str(probe.getsockname()[0])

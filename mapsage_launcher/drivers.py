@@ -1,4 +1,7 @@
-"""Tell, without touching a driver, whether ranks may drive an accelerator.
+"""Finds out whether ranks may use a device driver, without touching a driver.
+
+The launcher needs the answer before it imports PyTorch: ranks that use a driver cannot be forks,
+and a process that has asked a driver for its devices must not fork such ranks.
 """
 from __future__ import annotations
 
@@ -10,17 +13,18 @@ from typing import Optional
 
 VENDOR_MODULES = ('torch_gcu', 'torch_xla')
 
-# NVIDIA's driver, on Jetson, under WSL; AMD's.
+# Device files of NVIDIA's driver, also on Jetson and under WSL, and of AMD's driver.
 _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg', '/dev/kfd')
 
 
 def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
-    """Return what ranks may drive on this machine; None where they can use only the CPU.
+    """Return the name of a driver that ranks may use on this machine; None for the CPU only.
 
     An installed vendor module counts for every accelerator, because PyTorch may load it by itself.
 
     Args:
-        accelerator: Name on the command line; None if the config chooses, which may name any.
+        accelerator: Accelerator on the command line. None if the config chooses, which may name
+            any accelerator.
     """
     for name in VENDOR_MODULES:
         if importlib.util.find_spec(name) is not None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Check how the names and texts of each room of mapsage/ read: vague names and house dialect.
+"""Check how names and texts of each room of mapsage/ and the launcher read: vague names, dialect.
 
     python scripts/check_wording.py               # what run_tests.sh runs; status 1 above a budget
     python scripts/check_wording.py --show geo    # where one room's words and names are
@@ -25,6 +25,8 @@ from typing import Dict, List, NamedTuple, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = Path(__file__).with_name('wording_budget.json')
+# The package of the launcher counts as one room.
+LAUNCHER = 'mapsage_launcher'
 # What a room may have without an entry: names per 1,000, phrases per 10,000 words.
 LIMIT = 8.0
 
@@ -132,6 +134,10 @@ def main() -> int:
     parser.add_argument('--lower', action='store_true', help='lower the budgets to the figures')
     args = parser.parse_args()
     rooms = read_rooms(ROOT / 'mapsage')
+    launcher = Wording()
+    for path in sorted((ROOT / LAUNCHER).rglob('*.py')):
+        launcher.add(path.read_text(encoding='utf-8'), str(path.relative_to(ROOT)))
+    rooms[LAUNCHER] = launcher
     if args.show:
         if args.show not in rooms:
             parser.error(f'--show {args.show}: expected one of {", ".join(rooms)}')
@@ -148,7 +154,7 @@ def main() -> int:
         return 0
     above = compare(figures, read_budgets())
     for name, sentence in above:
-        print(f'wording of mapsage/{name}: {sentence}. '
+        print(f'wording of {name}: {sentence}. '
               f'`python scripts/check_wording.py --show {name}` lists them.')
     print(f'wording: {len(figures) - len({name for name, _ in above})} of {len(figures)} rooms '
           f'within their budget')

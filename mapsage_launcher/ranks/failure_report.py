@@ -1,8 +1,8 @@
 """The launcher's report after ranks have failed: which rank is the cause, with its error.
 
 The errors that the ranks wrote decide; if they do not, the way in which the ranks ended. The order
-in which torchrun notices the ends is not enough: it may see the end of a rank that has lost its peer
-before the end of the peer. Ranks write their notes in
+in which torchrun notices the ends is not enough: it may see the end of a rank that has lost its
+peer before the end of the peer. Ranks write their notes in
 `mapsage/distributed/nodes/launcher_notes.py`.
 """
 from __future__ import annotations

@@ -22,7 +22,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             str(tmp_path / Path(pattern).name) for pattern in getattr(hosts, name)))
     monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
     monkeypatch.delenv('PJRT_DEVICE', raising=False)
-    monkeypatch.setattr(hosts, '_is_there', lambda name: False)
+    monkeypatch.setattr(hosts, '_is_importable', lambda name: False)
     monkeypatch.setattr(hosts, '_is_installed', lambda name: False)
     return tmp_path
 
