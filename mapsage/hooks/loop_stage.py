@@ -5,7 +5,7 @@ iterates its loader once per epoch. A stage gives one function for each of the t
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 
 class LoopStage(NamedTuple):
@@ -38,37 +38,3 @@ def insert_stage(loop: Any, stage: LoopStage) -> None:
         loop.dataloader_iterator = stage.wrap_iterator(loop.dataloader_iterator, discarded)
     else:
         loop.dataloader = stage.wrap_loader(loop.dataloader)
-
-
-class KeyedSamples(Protocol):
-    """The samples of MapSage's training loader: what its workers read, see ``KeyedDataset``.
-
-    Attributes:
-        dataset: Dataset of the config.
-        finish: Function called with ``(index, seed, sample)`` for each loaded sample; its result
-            replaces the sample.
-        reseed: Function called with ``(index, seed)`` before a sample is loaded; returns its seed.
-        keep_keys: Whether ``(index, seed)`` is written into each sample's metainfo.
-        show_keys: The same for samples that have metainfo, for display.
-    """
-
-    dataset: Any
-    finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]]
-    reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]]
-    keep_keys: bool
-    show_keys: bool
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def load(self, index: int, seed: Tuple[int, ...]) -> Any:
-        """Return the sample at ``index``, drawn with ``seed``."""
-
-
-def keyed_samples(loader: Any) -> Optional[KeyedSamples]:
-    """Return the samples of a loader that MapSage built; None for a loader of another kind.
-
-    MapSage's loader class stands above the hooks, in ``engine/loading``. A loader that a user
-    built, or that reads an IterableDataset, has no such samples.
-    """
-    return getattr(loader, 'samples', None)

@@ -24,7 +24,8 @@ from mapsage.background_worker import BackgroundWorker
 from mapsage.distributed import open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.hooks.base import MapSageHook
-from mapsage.hooks.loop_stage import LoopStage, insert_stage, keyed_samples
+from mapsage.hooks.keyed_samples import keyed_samples
+from mapsage.hooks.loop_stage import LoopStage, insert_stage
 from mapsage.runner_view import HostRunner, MapSageRun
 from mapsage.sampling import BatchShare, BlockSampler, Validity
 from mapsage.sampling.lockstep import check_equal_settings

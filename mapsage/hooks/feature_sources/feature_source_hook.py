@@ -28,7 +28,8 @@ from mapsage.features.encoder_gate import EncoderGate, FeatureSourceError
 from mapsage.features.steps import FeatureEpochs, FeatureSteps
 from mapsage.hooks.base import MapSageHook
 from mapsage.hooks.dynamic_sampling.dynamic_sampling_hook import DynamicSamplingHook, log_interval
-from mapsage.hooks.loop_stage import KeyedSamples, LoopStage, insert_stage, keyed_samples
+from mapsage.hooks.keyed_samples import KeyedSamples, keyed_samples
+from mapsage.hooks.loop_stage import LoopStage, insert_stage
 from mapsage.hooks.segmentors import batch_augments
 from mapsage.runner_view import HostRunner, MapSageRun, hooks_of_type, plain_model
 from mapsage.wrappers import HeadReplicas, VirtualDataParallel

@@ -14,7 +14,7 @@ from mmcv.transforms import BaseTransform, LoadImageFromFile
 from PIL import Image
 
 from mapsage.features.cache.keys import ViewSeeds
-from mapsage.hooks.loop_stage import KeyedSamples
+from mapsage.hooks.keyed_samples import KeyedSamples
 from mapsage.random_state import same_random_numbers
 
 # EXIF tag of the orientation, whose value 1 means upright.

@@ -19,7 +19,7 @@ from mmengine.structures import BaseDataElement
 
 from mapsage.accelerator import current_accelerator
 from mapsage.hooks.base import MapSageHook
-from mapsage.hooks.loop_stage import keyed_samples
+from mapsage.hooks.keyed_samples import keyed_samples
 from mapsage.runner_view import HostRunner, OptimWrappers, plain_model
 from mapsage.wrappers import VirtualDataParallel
 from mapsage.wrappers.rank_batches import Batch
