@@ -1,4 +1,4 @@
-"""Choose the windows to label next, or those whose labels a sure model contradicts.
+"""Choose the windows to label next, or windows whose labels a confident model contradicts.
 
 The program is mapsage/commands/programs/suggest_labels.py.
 """

@@ -1,22 +1,17 @@
-"""tools/predict.py: the command line of a prediction, and its exit status.
+"""tools/predict.py: options to a prediction, and its result to an exit status.
 
-The work is done by `mapsage.maps.prediction.Prediction`. With `--model` (an exported file) the
-program must start on machines without PyTorch, so modules that import it are imported inside
-functions here.
+The work is done by `mapsage.maps.prediction.Prediction`; the options are in `programs/predict.py`.
+With `--model` (an exported file) the program must run on machines without PyTorch, so modules that
+import it are imported inside functions here.
 """
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import functools
-import sys
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable
 
-from mapsage.console import accept_any_text, examples
-from mapsage.geo import GeoError, RasterBlockError
-from mapsage.maps.errors import PredictError
-from mapsage.maps.exported import RUNTIMES, ExportedModel
+from mapsage.maps.exported import ExportedModel
 from mapsage.maps.map_model import MapModel
 from mapsage.maps.options import MapOptions
 from mapsage.maps.prediction import Prediction
@@ -25,166 +20,6 @@ from .report import refresh_report
 
 # Exit status if maps have holes where blocks could not be read, or inputs were skipped.
 PARTIAL = 3
-
-
-def is_exported(argv: Optional[Sequence[str]]) -> bool:
-    """Return whether a command line names an exported model; the process's own if None."""
-    arguments = sys.argv[1:] if argv is None else argv
-    return any(argument.split('=')[0] == '--model' for argument in arguments)
-
-
-def build_parser(argv: Optional[Sequence[str]],
-                 doc: Optional[str] = None) -> argparse.ArgumentParser:
-    """Return the parser of tools/predict.py.
-
-    Args:
-        argv: Arguments of the program, which decide whether there are CONFIG and CHECKPOINT; those
-            of the process if None.
-        doc: Docstring with examples for the help.
-    """
-    about = 'Predict maps of images and scenes of any size.'
-    if is_exported(argv):
-        parser = argparse.ArgumentParser(description=about, **examples(doc))
-    else:
-        from . import cli
-        parser = cli.build_parser(about, doc=doc)
-        parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--allow-remote', action='store_true',
-                        help='contact servers that a file of an input folder names, such as a '
-                        'mosaic (VRT); servers on the command line are contacted in any case')
-    parser.add_argument('--model', metavar='MODEL.onnx',
-                        help='file of tools/export.py, in place of CONFIG and CHECKPOINT')
-    parser.add_argument('--runtime', choices=RUNTIMES, default=RUNTIMES[0],
-                        help='program that runs --model (default: onnxruntime)')
-    parser.add_argument('inputs', nargs='+', metavar='INPUT',
-                        help='images, folders of images, scenes, and other names that GDAL opens: '
-                        'https://..., s3://..., /vsizip/..., subdatasets')
-    parser.add_argument('--out', help='folder of the maps (with --pseudo-labels, default: its '
-                        'folder maps)')
-    _add_window_options(parser)
-    _add_file_options(parser)
-    _add_pseudo_label_options(parser)
-    parser.add_argument('--overwrite', action='store_true',
-                        help='make existing maps again')
-    parser.add_argument('--skip-broken', action='store_true',
-                        help='skip inputs that cannot be read and map the others; exit status 3')
-    return parser
-
-
-def _add_window_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--window', type=int, metavar='PIXELS',
-                        help="side of a window (default: the config's training size, else 512)")
-    parser.add_argument('--overlap', type=int, metavar='PIXELS',
-                        help='overlap of neighboring windows (default: a quarter of a window)')
-    parser.add_argument('--scale', type=float, metavar='FACTOR',
-                        help='factor by which scenes are resized for the model (default: the test '
-                        "pipeline's Resize, else 1)")
-    parser.add_argument('--gsd', type=float, metavar='METERS',
-                        help='size of the pixels that the model was trained on, instead of --scale')
-    parser.add_argument('--batch-size', type=int, metavar='N',
-                        help='number of windows predicted at a time (default: as many as four of '
-                        '512 pixels hold, sixteen on a card; fewer when memory runs out)')
-    parser.add_argument('--amp', action='store_true',
-                        help='16-bit floats where the model allows them: bfloat16, on cuda float16')
-    parser.add_argument('--bands', type=int, nargs='+', metavar='N',
-                        help='bands of the scene, counted from 1; for a model of three bands in '
-                        'the order red, green, blue (default: all but alpha)')
-    parser.add_argument('--aoi', metavar='FILE',
-                        help='polygons of an area of interest, in any CRS; only windows that touch '
-                        'them are predicted, and the map has no data outside them')
-    parser.add_argument('--mosaic', metavar='NAME',
-                        help='make one map NAME.tif of all inputs, neighbors on the ground; where '
-                        'they overlap, the first one wins')
-    parser.add_argument('--tta', action='store_true',
-                        help='average over each window and its three mirror images')
-
-
-def _add_file_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--confidence', action='store_true',
-                        help='also write NAME_confidence.tif, in percent')
-    parser.add_argument('--probabilities', action='store_true',
-                        help='also write NAME_probabilities.tif, a band for each class, in steps '
-                        'of 0.004')
-    parser.add_argument('--polygons', action='store_true', help='also write NAME.gpkg')
-    parser.add_argument('--min-area', type=float, default=0, metavar='PIXELS',
-                        help='area below which a region gets no polygon (default: 0)')
-    parser.add_argument('--simplify', type=float, default=1, metavar='PIXELS',
-                        help='tolerance of the outlines; 0 follows the pixels (default: 1)')
-    parser.add_argument('--skip-class', nargs='+', default=[], metavar='NAME',
-                        help='classes without polygons, such as the background')
-
-
-def _add_pseudo_label_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--pseudo-labels', metavar='DIR',
-                        help='folder for masks of the confident pixels, 255 elsewhere, and a '
-                        'config that trains on them and the labeled data')
-    parser.add_argument('--min-confidence', type=float, metavar='P',
-                        help='least confidence of a pixel in a mask (default: 0.9)')
-    parser.add_argument('--min-share', type=float, metavar='SHARE',
-                        help="share of each class's pixels, the most confident ones, that is in "
-                        'the masks in any case, so that rare classes are not lost: the quantile of '
-                        'class-balanced self-training, Zou et al., ECCV 2018 (default: 0.2; 0: '
-                        '--min-confidence holds for all classes)')
-
-
-def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """End the program with the parser's error if options contradict each other."""
-    if args.model is not None and args.amp:
-        parser.error('--amp is for checkpoints: an exported model computes in float32')
-    # An option of cli.build_parser, which the parser of an exported model lacks.
-    if getattr(args, 'work_dir', None):
-        parser.error('--work-dir is for training and testing; maps go into --out')
-    if args.batch_size is not None and args.batch_size < 1:
-        parser.error(f'--batch-size {args.batch_size}: expected 1 or more')
-    if args.mosaic is not None and (Path(args.mosaic).name != args.mosaic or not args.mosaic):
-        parser.error(f'--mosaic {args.mosaic!r}: expected the name of the map, without a folder')
-    if args.mosaic is not None and args.skip_broken:
-        parser.error('--skip-broken with --mosaic: one map of all inputs needs all of them; leave '
-                     'the broken ones out')
-    if args.scale is not None and args.gsd is not None:
-        parser.error('--scale and --gsd say the same in two ways: give one of them')
-    for option, value in (('--scale', args.scale), ('--gsd', args.gsd)):
-        if value is not None and not 0 < value < float('inf'):
-            parser.error(f'{option} {value:g}: expected a number above 0')
-    if not (0 <= args.min_area < float('inf') and 0 <= args.simplify < float('inf')):
-        parser.error(f'--min-area {args.min_area:g} and --simplify {args.simplify:g}: expected '
-                     'pixels, 0 or more')
-    if (args.min_area, args.simplify, args.skip_class) != (0, 1, []) and not args.polygons:
-        parser.error('--min-area, --simplify and --skip-class shape polygons: add --polygons')
-    if args.pseudo_labels is not None:
-        _check_pseudo_label_arguments(parser, args)
-        return
-    if not args.out:
-        parser.error('--out is missing: the folder of the maps')
-    if args.min_confidence is not None or args.min_share is not None:
-        parser.error('--min-confidence and --min-share shape masks: add --pseudo-labels')
-
-
-def _check_pseudo_label_arguments(parser: argparse.ArgumentParser,
-                                  args: argparse.Namespace) -> None:
-    if args.model is not None:
-        parser.error('--pseudo-labels with --model: the masks join the labels of a config; give '
-                     'CONFIG and CHECKPOINT')
-    if args.mosaic is not None:
-        parser.error('--mosaic with --pseudo-labels: a mask has the grid of its scene, and a '
-                     'mosaic has the grid of none; leave --mosaic out')
-    args.min_confidence = 0.9 if args.min_confidence is None else args.min_confidence
-    args.min_share = 0.2 if args.min_share is None else args.min_share
-    for option, value in (('--min-confidence', args.min_confidence),
-                          ('--min-share', args.min_share)):
-        if not 0 <= value <= 1:
-            parser.error(f'{option} {value:g}: expected 0 to 1')
-
-
-def main(argv: Optional[Sequence[str]] = None, doc: Optional[str] = None) -> int:
-    """Parse the command line, predict, and return the exit status."""
-    parser = build_parser(argv, doc)
-    args = parser.parse_args(argv)
-    check_arguments(parser, args)
-    if args.pseudo_labels:
-        from .pseudo_labels import predict_pseudo_labels
-        return predict_pseudo_labels(args)
-    return predict(args)
 
 
 def predict(args: argparse.Namespace,
@@ -238,26 +73,3 @@ def open_model(args: argparse.Namespace, say: Callable[[str], None]) -> MapModel
                              args.tta)
     from .checkpoint_model import CheckpointModel
     return CheckpointModel(args, say)
-
-
-def run(entry_point: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
-    """Run the entry point of tools/predict.py and exit with its status, or 1 after an error.
-
-    With an exported model, errors are printed here, because `cli.run` needs PyTorch.
-    """
-    if not is_exported(None):
-        from . import cli
-        cli.run(entry_point)
-        return
-    accept_any_text()
-    # A crash in native code prints its stack.
-    faulthandler.enable()
-    try:
-        status = entry_point(None)
-    except KeyboardInterrupt:
-        # 128 + SIGINT, as a shell reports it.
-        status = 130
-    except (GeoError, PredictError, RasterBlockError) as error:
-        print(error, file=sys.stderr, flush=True)  # noqa: T201
-        status = 1
-    sys.exit(status or 0)

@@ -27,7 +27,6 @@ from support import ROOT
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
-from mapsage.commands import predict as predict_command  # noqa: E402
 from mapsage.commands.programs import export as command  # noqa: E402
 from mapsage.export.errors import ExportError  # noqa: E402
 from mapsage.export.graph import most_opset  # noqa: E402
@@ -339,6 +338,6 @@ def test_an_error_is_printed_once_and_the_status_is_1(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     write_scene(tmp_path / 'a.tif', paint(80, 80))
     with pytest.raises(SystemExit) as ended:
-        predict_command.run(predict.main)
+        predict.run()
     assert ended.value.code == 1
     assert capfd.readouterr().err == f'model {missing} cannot be read: No such file or directory.\n'
