@@ -420,7 +420,8 @@ MUTANTS = (
            ('tests/unit/datasets/geotiff/test_geotiff_split.py::test_no_pixel_counts_in_two_parts',)),
     Mutant('random_place', 'mapsage/datasets/geotiff/dataset.py',
            'random windows do not follow from the seed of the sample',
-           'self._random.draw(np.random)', 'self._random.draw(np.random.RandomState())',
+           'self.random_windows.draw(np.random)',
+           'self.random_windows.draw(np.random.RandomState())',
            ('tests/unit/datasets/geotiff/test_geotiff_windows.py'
             '::test_windows_follow_from_seed_epoch_and_place_in_the_epoch',)),
     Mutant('rare_class', 'mapsage/datasets/geotiff/windows.py',

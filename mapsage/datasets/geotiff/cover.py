@@ -26,12 +26,12 @@ class SceneCover:
 
     def __init__(self, dataset: GeoTiffDataset) -> None:
         self.dataset = dataset
-        self._scenes: List[Dict[str, Any]] = dataset._scenes
+        self._scenes: List[Dict[str, Any]] = dataset.scene_facts
         self.paths: List[str] = [scene['scene'] for scene in self._scenes]
         # Number of a scene -> (column, row) of its windows.
         self._windows: Dict[int, List[Tuple[int, int]]] = defaultdict(list)
         numbers = {path: number for number, path in enumerate(self.paths)}
-        if dataset._random is None:
+        if dataset.random_windows is None:
             for index in range(len(dataset)):
                 info = dataset.get_data_info(index)
                 self._windows[numbers[info['scene']]].append(info['window'][:2])
@@ -50,8 +50,8 @@ class SceneCover:
         """
         scene = self._scenes[number]
         shape = tuple(-(-side // step) for side in scene['scene_shape'])
-        if self.dataset._random is not None:
-            covered = self.dataset._random.cover(number, step, shape)
+        if self.dataset.random_windows is not None:
+            covered = self.dataset.random_windows.cover(number, step, shape)
         else:
             covered = np.zeros(shape, bool)
         for corner in self._windows[number]:

@@ -104,6 +104,10 @@ class GeoTiffDataset(BaseSegDataset):
 
     Attributes:
         dtypes: Data types of the scenes, each with the path of the first scene that has it.
+        scene_facts: What the pipeline needs to know about each scene: keys ``scene`` (path),
+            ``bands``, ``part``, ``labels``, ``area`` and ``scene_shape``.
+        vector_labels: Label polygons by the path of their file.
+        random_windows: Random windows, or None for a grid.
 
     Raises:
         GeoError: If files are missing, cannot be read or do not fit together; the message gives
@@ -143,14 +147,14 @@ class GeoTiffDataset(BaseSegDataset):
         self.dtypes: Dict[str, str] = {}
         self.split = None if split is None else SceneSplit(split)
         self.aoi = aoi
-        self._scenes: List[Dict[str, Any]] = []
-        self._vectors: Dict[str, VectorLabels] = {}
-        self._random: Optional[RandomWindows] = None
+        self.scene_facts: List[Dict[str, Any]] = []
+        self.vector_labels: Dict[str, VectorLabels] = {}
+        self.random_windows: Optional[RandomWindows] = None
         super().__init__(**kwargs)
 
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per window that holds data: number of its scene, column and row."""
-        self._scenes = []
+        self.scene_facts = []
         counts: Dict[int, str] = {}
         rasters: List[Raster] = []
         area = SceneAreas(self.data_root, self.aoi)
@@ -160,11 +164,11 @@ class GeoTiffDataset(BaseSegDataset):
                 self.dtypes.setdefault(str(scene.dtype), path)
                 counts.setdefault(len(scene.bands), path)
                 scene_part = None if self.split is None else self.split.of_scene(scene)
-                self._scenes.append(dict(scene=path, bands=scene.bands, part=scene_part,
+                self.scene_facts.append(dict(scene=path, bands=scene.bands, part=scene_part,
                                          labels=self._labels_of(scene), area=area.of(scene),
                                          scene_shape=(scene.height, scene.width)))
         area.check()
-        for vector in self._vectors.values():
+        for vector in self.vector_labels.values():
             vector.check_met()
         self._warn_of_hidden_classes()
         if self.split is not None:
@@ -178,9 +182,9 @@ class GeoTiffDataset(BaseSegDataset):
                        for number, corners in enumerate(self._grid_corners(rasters))
                        for corner in corners if self._is_in_limits(number, corner)]
         if not entries:
-            raise GeoError(f'{len(self._scenes)} scene(s), the first {self._scenes[0]["scene"]}, '
-                           'hold no valid pixel: all is no-data. Check the no-data value and the '
-                           'alpha band (rio info shows them).' + (
+            raise GeoError(f'{len(self.scene_facts)} scene(s), the first '
+                           f'{self.scene_facts[0]["scene"]}, hold no valid pixel: all is no-data. '
+                           'Check the no-data value and the alpha band (rio info shows them).' + (
                                '' if self.split is None else ' Or choose another split: perhaps '
                                f'only the blocks of part {self.split.part!r} have no data.'))
         return entries
@@ -192,12 +196,12 @@ class GeoTiffDataset(BaseSegDataset):
         result has no ``scene`` and ``window`` yet.
         """
         info = super().get_data_info(idx)
-        if self._random is None:
+        if self.random_windows is None:
             return self._facts(info, *info.pop('corner'))
-        info['windows'] = self._random
+        info['windows'] = self.random_windows
         if self.redraws:
             return info
-        info['scene'], *corner = self._random.draw_fixed(info['draw'])
+        info['scene'], *corner = self.random_windows.draw_fixed(info['draw'])
         return self._facts(info, *corner)
 
     def prepare_data(self, idx: int) -> Any:
@@ -208,14 +212,14 @@ class GeoTiffDataset(BaseSegDataset):
         the number of ranks and workers, and a resumed run draws the same windows.
         """
         info = self.get_data_info(idx)
-        if self._random is not None and self._random.redraw:
-            info['scene'], *corner = self._random.draw(np.random)
+        if self.random_windows is not None and self.random_windows.redraw:
+            info['scene'], *corner = self.random_windows.draw(np.random)
             info = self._facts(info, *corner)
         return self.pipeline(info)
 
     def scene_paths(self) -> List[str]:
         """Return the paths of the scenes, in the order of their numbers."""
-        return [scene['scene'] for scene in self._scenes]
+        return [scene['scene'] for scene in self.scene_facts]
 
     def read_labels(self, number: int, column: int, row: int, side: int) -> np.ndarray:
         """Return the mask that a window at this position would have, for scene ``number``.
@@ -233,7 +237,7 @@ class GeoTiffDataset(BaseSegDataset):
     @property
     def redraws(self) -> bool:
         """Whether the position of a window is drawn when it is loaded."""
-        return self._random is not None and self._random.redraw
+        return self.random_windows is not None and self.random_windows.redraw
 
     def score_once(self) -> None:
         """Set ``test_mode``, so that every pixel is scored in one window only.
@@ -248,12 +252,12 @@ class GeoTiffDataset(BaseSegDataset):
 
     def _facts(self, info: Dict[str, Any], column: int, row: int) -> Dict[str, Any]:
         """Return ``info`` with all keys that the loading transforms read."""
-        scene = self._scenes[info['scene']]
+        scene = self.scene_facts[info['scene']]
         height, width = scene['scene_shape']
         counted = (*_share(row, height, self.window, self.stride),
                    *_share(column, width, self.window, self.stride)) if self.test_mode else None
         return dict(info, **scene, window=(column, row, self.window), counted=counted,
-                    ignore_index=self.ignore_index, num_classes=len(self._file_classes()),
+                    ignore_index=self.ignore_index, num_classes=len(self.file_classes()),
                     label_map=self.label_map, reduce_zero_label=self.reduce_zero_label,
                     seg_fields=[])
 
@@ -262,7 +266,7 @@ class GeoTiffDataset(BaseSegDataset):
         if self.test_mode:
             self.score_once()
         classes = list(self._metainfo.get('classes') or ()) if self.labels is not None else []
-        self._random = RandomWindows(config, self.window, classes, self.ignore_index)
+        self.random_windows = RandomWindows(config, self.window, classes, self.ignore_index)
         numbers = {scene.path: number for number, scene in enumerate(scenes)}
 
         def masks(scene: Raster, column: int, row: int, side: int, valid: np.ndarray
@@ -279,24 +283,23 @@ class GeoTiffDataset(BaseSegDataset):
 
         def scan(scene: Raster) -> np.ndarray:
             with scene:
-                return self._random.count(scene, masks)  # type: ignore[union-attr]
+                return self.random_windows.count(scene, masks)  # type: ignore[union-attr]
 
-        files = sorted({scene['labels'].path for scene in self._scenes if scene['labels']})
+        files = sorted({scene['labels'].path for scene in self.scene_facts if scene['labels']})
         # Everything that the counts depend on, apart from the scene: the key of the cache.
-        settings = [self._random.cell, self.ignore_index, self._file_classes(), self.class_field,
-                    self.layer, self.default_class, self.outside, self.label_nodata,
-                    self.reduce_zero_label,
-                    repr(self.label_map),
-                    [repr((scene['part'], scene['area'])) for scene in self._scenes]]
+        settings = [self.random_windows.cell, self.ignore_index, self.file_classes(),
+                    self.class_field, self.layer, self.default_class, self.outside,
+                    self.label_nodata, self.reduce_zero_label, repr(self.label_map),
+                    [repr((scene['part'], scene['area'])) for scene in self.scene_facts]]
         stamps = _stamps(files)
         counts = [scan(scene) for scene in scenes] if stamps is None else scan_scenes(
             scenes, ('labels', *settings, stamps), scan)
         for scene, cells in zip(scenes, counts):
-            self._random.add(scene, cells)
-        self._random.finish()
-        return [dict(draw=number) for number in range(self._random.per_epoch)]
+            self.random_windows.add(scene, cells)
+        self.random_windows.finish()
+        return [dict(draw=number) for number in range(self.random_windows.per_epoch)]
 
-    def _file_classes(self) -> List[str]:
+    def file_classes(self) -> List[str]:
         """Return the classes that label values refer to.
 
         A subclass's ``METAINFO`` takes precedence, because ``metainfo`` of a config may select some
@@ -317,7 +320,7 @@ class GeoTiffDataset(BaseSegDataset):
         """Return the labels of a scene, or None if the dataset has no labels."""
         if self.labels is None:
             return None
-        classes = self._file_classes()
+        classes = self.file_classes()
         if not classes:
             raise GeoError("metainfo has no classes; set metainfo=dict(classes=('background', "
                            '...)).')
@@ -335,17 +338,18 @@ class GeoTiffDataset(BaseSegDataset):
         if self.reduce_zero_label:
             raise GeoError(f'{path}: reduce_zero_label=True is for rasters whose 0 means no data; '
                            'polygons name their class, leave it out.')
-        if path not in self._vectors:
-            self._vectors[path] = VectorLabels(path, self.class_field, classes, self.ignore_index,
-                                               self.layer, self.default_class)
-        return self._vectors[path].for_scene(scene, self.outside)
+        if path not in self.vector_labels:
+            self.vector_labels[path] = VectorLabels(path, self.class_field, classes,
+                                                    self.ignore_index, self.layer,
+                                                    self.default_class)
+        return self.vector_labels[path].for_scene(scene, self.outside)
 
     def _warn_of_hidden_classes(self) -> None:
         """Warn if the no-data value of label files is the index of a class."""
         if self.label_nodata != 'file' or self.reduce_zero_label or get_dist_info()[0]:
             return
-        classes = self._file_classes()
-        labels = [scene['labels'] for scene in self._scenes]
+        classes = self.file_classes()
+        labels = [scene['labels'] for scene in self.scene_facts]
         hiding = [raster for raster in labels if isinstance(raster, RasterLabels)
                   and raster.nodata is not None and 0 <= float(raster.nodata) < len(classes)]
         pixels = sum(raster.count_unlabeled() for raster in hiding)
@@ -372,7 +376,7 @@ class GeoTiffDataset(BaseSegDataset):
 
     def _is_in_limits(self, scene: int, corner: Tuple[int, int]) -> bool:
         """Return whether a window contains a pixel that counts in ``split`` and one in ``aoi``."""
-        limits = self._scenes[scene]['part'], self._scenes[scene]['area']
+        limits = self.scene_facts[scene]['part'], self.scene_facts[scene]['area']
         return all(limit is None or limit.meets(*corner, self.window, self.window)
                    for limit in limits)
 

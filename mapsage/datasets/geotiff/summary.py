@@ -64,7 +64,7 @@ def summarize(dataset: GeoTiffDataset) -> List[Message]:
 
 
 def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
-    scenes = dataset._scenes
+    scenes = dataset.scene_facts
     yield logging.INFO, (
         f'{_title(dataset)}: {len(scenes)} scene(s), {len(scenes[0]["bands"])} band(s) of '
         f'{" and ".join(dataset.dtypes)}, {len(dataset):,} windows of {dataset.window} pixels')
@@ -85,8 +85,8 @@ def _title(dataset: GeoTiffDataset) -> str:
 
 
 def _labels(dataset: GeoTiffDataset) -> Iterator[Message]:
-    burnt = [scene for scene in dataset._scenes if isinstance(scene['labels'], BurntLabels)]
-    rasters = [scene for scene in dataset._scenes if isinstance(scene['labels'], RasterLabels)]
+    burnt = [scene for scene in dataset.scene_facts if isinstance(scene['labels'], BurntLabels)]
+    rasters = [scene for scene in dataset.scene_facts if isinstance(scene['labels'], RasterLabels)]
     if not burnt and not rasters:
         yield logging.INFO, f'{_title(dataset)}: no labels'
     if burnt:
@@ -112,19 +112,19 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
     yield logging.INFO, (
         f'{_title(dataset)}: {sum(counts.values()):,} polygon(s) in its scenes ({by_scene}); '
         f'shares by the areas of polygons: {_shares(dataset, areas, pixels, drawn)}')
-    yield from ((logging.INFO, vector.guess) for vector in dataset._vectors.values()
+    yield from ((logging.INFO, vector.guess) for vector in dataset.vector_labels.values()
                 if vector.guess)
-    defaults = sum(vector.defaults for vector in dataset._vectors.values())
+    defaults = sum(vector.defaults for vector in dataset.vector_labels.values())
     if defaults:
         name = dataset.default_class
         if isinstance(name, int):
-            name = dict(enumerate(dataset._file_classes())).get(name, 'ignored')
+            name = dict(enumerate(dataset.file_classes())).get(name, 'ignored')
         yield logging.INFO, (
             f'{_title(dataset)}: {defaults:,} feature(s) without a class are {name!r} '
             f'(default_class): their file has no field {dataset.class_field!r}, or it is empty')
     bare = [path for path, count in counts.items() if not count]
     if bare:
-        classes = dataset._file_classes()
+        classes = dataset.file_classes()
         fate = 'they are ignored' if dataset.outside == dataset.ignore_index else \
             f'all their pixels have the class {classes[dataset.outside]!r}'
         yield logging.WARNING, (
@@ -144,7 +144,7 @@ def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Itera
     areas = Counter({value - shift: float(count) for value, count in pixel_counts.items()
                      if value not in unlabeled})
     ignored = pixels - sum(areas.values())
-    known = range(len(dataset._file_classes()))
+    known = range(len(dataset.file_classes()))
     sample = f'{len(boxes)} squares of {_SIDE} pixels' if len(boxes) > len(scenes) else 'all pixels'
     if ignored:
         areas[dataset.ignore_index] = ignored
@@ -190,7 +190,7 @@ def _shares(dataset: GeoTiffDataset, areas: Counter, pixels: float,
         drawn: Class indices that have a polygon.
     """
     texts = []
-    for index, name in enumerate(dataset._file_classes()):
+    for index, name in enumerate(dataset.file_classes()):
         bare = index not in drawn and (index != dataset.outside or not areas[index])
         texts.append(f'{name} {100 * areas[index] / max(pixels, 1):.3g} %'
                      + ' (no polygon)' * bare)
@@ -204,7 +204,7 @@ def _color_tables(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> 
 
     Different colors often mean that the classes are in a different order.
     """
-    classes = dataset._file_classes()
+    classes = dataset.file_classes()
     palette = (dataset.METAINFO if dataset.METAINFO.get('classes') else dataset._metainfo).get(
         'palette')
     for labels in {scene['labels'].path: scene['labels'] for scene in scenes[:_EXAMINED]}.values():
@@ -267,7 +267,7 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
 
 
 def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
-    for scene in dataset._scenes[:_EXAMINED]:
+    for scene in dataset.scene_facts[:_EXAMINED]:
         bands = list(scene['bands'])
         hidden = hidden_data_band(Raster(scene['scene'], bands))
         if hidden is not None:
@@ -288,7 +288,7 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
         return
     blocks, window = dataset.split.blocks, dataset.window
     pixel = 1.0 if blocks.unit == 'pixels' else max(
-        pixel_side(Raster(scene['scene'])) for scene in dataset._scenes[:_EXAMINED])
+        pixel_side(Raster(scene['scene'])) for scene in dataset.scene_facts[:_EXAMINED])
     size, margin = blocks.size / pixel, blocks.margin / pixel
     small, narrow = size < _EXACT * window, margin < _EXACT * window / 2
     reasons = [f'blocks of {blocks.size:g} {blocks.unit} are {size:.3g} pixels, less than a window '

@@ -91,7 +91,7 @@ def test_invalid_polygons_are_the_same_in_every_window(tmp_path: Path, crs: int)
         [1, 2, 1], f'EPSG:{crs}')
     with pytest.warns(UserWarning, match=r'a\.gpkg: 1 feature\(s\) without area .* feature 2 of'):
         dataset = build_dataset(tmp_path, labels='a.gpkg')
-    labels = dataset._scenes[0]['labels']
+    labels = dataset.scene_facts[0]['labels']
     assert len(labels._source._in_crs) == 1  # before a worker is forked
     whole = labels.read(0, 0, 300, 260)
     assert whole[3, 64] == whole[125, 64] == 0 and whole[64, 20] == whole[64, 110] == 1

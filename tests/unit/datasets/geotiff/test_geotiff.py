@@ -241,7 +241,8 @@ def test_copies_of_a_sample_share_the_polygons(tmp_path: Path) -> None:
             dict(type='RandomMosaic', prob=1.0, img_scale=(128, 128)), PIPELINE[2]])
     assert mixed[0]['inputs'].shape == (3, 256, 256)
     part = copy.deepcopy(dataset)
-    assert part._vectors[str(tmp_path / 'map.gpkg')] is dataset._vectors[str(tmp_path / 'map.gpkg')]
+    path = str(tmp_path / 'map.gpkg')
+    assert part.vector_labels[path] is dataset.vector_labels[path]
 
 
 def test_statistics_command(tmp_path: Path) -> None:

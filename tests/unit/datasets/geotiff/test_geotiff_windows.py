@@ -63,7 +63,7 @@ def test_a_rare_class_comes_up_in_its_share(tmp_path: Path, kind: str) -> None:
                        simplify=0)
 
     def share_of_windows(balance: Any) -> float:
-        draw = random_dataset(tmp_path, balance, labels=labels)._random.draw
+        draw = random_dataset(tmp_path, balance, labels=labels).random_windows.draw
         places = [draw(random)[1:] for random in [np.random.RandomState(1)] for _ in range(1000)]
         return float(np.mean([(classes[row:row + 40, column:column + 40] == 1).any()
                               for column, row in places]))
@@ -83,7 +83,7 @@ def test_all_places_around_a_pixel_are_equally_likely(tmp_path: Path) -> None:
     corners = [(30, 40), (31, 390), (200, 220), (245, 150)]
     places, houses = [], []
     for _ in range(2000):
-        scene, column, row = dataset._random.draw(np.random)
+        scene, column, row = dataset.random_windows.draw(np.random)
         assert scene == 0 and 0 <= column <= 360 and 0 <= row <= 210
         rows, columns = np.nonzero(classes[row:row + 40, column:column + 40] == 1)
         assert len(rows)
@@ -111,7 +111,7 @@ def test_no_window_without_labels(tmp_path: Path) -> None:
     dataset = random_dataset(tmp_path, per_epoch=200)
     seen_classes(dataset)
     np.random.seed(0)
-    places = np.array([dataset._random.draw(np.random)[1:] for _ in range(200)])
+    places = np.array([dataset.random_windows.draw(np.random)[1:] for _ in range(200)])
     assert places.min(0).tolist() >= [160, 0] and places[:, 1].max() < 50
     split = dict(by='blocks', size=30, share=0.5, part='val')
     part = random_dataset(tmp_path, per_epoch=100, window=24, split=split)
@@ -128,7 +128,7 @@ def test_scenes_are_drawn_by_area_and_may_be_small(tmp_path: Path) -> None:
     write_raster(tmp_path / 'labels/b.tif', np.zeros((20, 250), 'uint8'))
     dataset = random_dataset(tmp_path)
     np.random.seed(0)
-    drawn = [dataset._random.draw(np.random) for _ in range(2000)]
+    drawn = [dataset.random_windows.draw(np.random) for _ in range(2000)]
     assert 60 < sum(scene for scene, _, _ in drawn) < 140  # 4.8 % of the area
     assert {row for scene, _, row in drawn if scene} == {0}
 
@@ -145,7 +145,7 @@ def test_windows_that_stay(tmp_path: Path) -> None:
     assert len(set(first)) > 25
     assert first[:20] == places(random_dataset(tmp_path, redraw=False, per_epoch=20))
     assert first != places(random_dataset(tmp_path, redraw=False, per_epoch=30, seed=1))
-    assert copy.deepcopy(dataset.get_data_info(0))['windows'] is dataset._random
+    assert copy.deepcopy(dataset.get_data_info(0))['windows'] is dataset.random_windows
 
 
 def drawn(root: Path, rank: int = 0, world_size: int = 1, workers: int = 0, epochs: int = 2,
@@ -249,13 +249,13 @@ def test_labels_are_counted_once_until_they_change(tmp_path: Path, monkeypatch: 
     first = random_dataset(tmp_path, redraw=False, per_epoch=9)
     assert kept() == 2
     again = random_dataset(tmp_path, 'classes', redraw=False, per_epoch=9)
-    assert kept() == 2 and (again._random._cells == first._random._cells).all()
+    assert kept() == 2 and (again.random_windows._cells == first.random_windows._cells).all()
     random_dataset(tmp_path, split=dict(by='blocks', size=30, part='train'))
     assert kept() == 4
     write_raster(tmp_path / 'other/a.tif', np.where(classes == 1, 0, classes))
     write_raster(tmp_path / 'other/b.tif', classes)
     changed = random_dataset(tmp_path, labels='other', redraw=False, per_epoch=9)
-    assert kept() == 6 and repr(changed._random) != repr(first._random)
+    assert kept() == 6 and repr(changed.random_windows) != repr(first.random_windows)
 
 
 def test_classes_without_pixels(tmp_path: Path, caplog: Any) -> None:
