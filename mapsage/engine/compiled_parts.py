@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, runtime_checkable
 
 import torch
 from torch import nn
@@ -27,6 +27,25 @@ _compile: Optional[Callable[..., Any]] = getattr(torch, 'compile', None)
 _OPTIONS = {'fullgraph', 'dynamic', 'backend', 'mode', 'options', 'disable'} | (
     set() if _compile is None else set(inspect.signature(_compile).parameters) - {'model'})
 _MARK = 'compiled_by_mapsage'
+
+
+@runtime_checkable
+class NamesCompiledMethods(Protocol):
+    """A module that a training runs through other methods than ``forward``.
+
+    Attributes:
+        compiled_methods: Names of these methods.
+    """
+
+    compiled_methods: Tuple[str, ...]
+
+
+@runtime_checkable
+class NamesCompiledCalls(Protocol):
+    """A model whose training reaches some of its modules through methods of the model."""
+
+    def compiled_calls(self) -> Dict[str, List[Tuple[nn.Module, str]]]:
+        """Return the calls to compile: name of a module -> (module, name of the method)."""
 
 
 class CompileError(UserError, ValueError):
@@ -132,15 +151,12 @@ def _options_of(setting: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
 
 def _calls_of(model: nn.Module, name: str) -> List[Tuple[nn.Module, str]]:
-    """Return the methods through which a training runs a module, normally its ``forward``.
-
-    A model may name other methods in ``compiled_calls()``, and a module in ``compiled_methods``.
+    """Return the methods through which a training runs a module, as (module, name of the method).
 
     Raises:
         CompileError: If there is no such module.
     """
-    calls_of_model: Any = getattr(model, 'compiled_calls', dict)
-    calls = calls_of_model()
+    calls = model.compiled_calls() if isinstance(model, NamesCompiledCalls) else {}
     if name in calls:
         return calls[name]
     module: Optional[nn.Module] = model
@@ -155,7 +171,11 @@ def _calls_of(model: nn.Module, name: str) -> List[Tuple[nn.Module, str]]:
     # A list of modules is never called; its members are.
     is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
     return [(member, method) for member in (module.children() if is_list else [module])
-            for method in getattr(member, 'compiled_methods', ('forward', ))]
+            for method in _methods_of(member)]
+
+
+def _methods_of(module: nn.Module) -> Tuple[str, ...]:
+    return module.compiled_methods if isinstance(module, NamesCompiledMethods) else ('forward', )
 
 
 def _replace(module: nn.Module, method: str, options: Mapping[str, Any]) -> None:

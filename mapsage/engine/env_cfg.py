@@ -181,10 +181,15 @@ def _heartbeat(value: object) -> float:
     return float(value)
 
 
-def names_model_parallel(wrapper_type: object) -> bool:
-    """Return whether the ``type`` of a ``model_wrapper_cfg``, name or class, is MMModelParallel."""
-    name = wrapper_type if isinstance(wrapper_type, str) else getattr(wrapper_type, '__name__', '')
-    return name.rsplit('.', 1)[-1] == 'MMModelParallel'
+def short_name(kind: object) -> str:
+    """Return the name of a ``type`` in a config, which may be a class or have a scope.
+
+    Example:
+        >>> short_name('mmengine.MMDistributedDataParallel')
+        'MMDistributedDataParallel'
+    """
+    name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
+    return name.rsplit('.', 1)[-1]
 
 
 def _use_model_parallel(value: object, wrapper_type: object) -> Optional[bool]:
@@ -194,7 +199,7 @@ def _use_model_parallel(value: object, wrapper_type: object) -> Optional[bool]:
         raise ConfigError(
             f'env_cfg.use_model_parallel must be True, False or None, got {value!r}. None lets '
             f'MapSage decide.')
-    if not names_model_parallel(wrapper_type):
+    if short_name(wrapper_type) != 'MMModelParallel':
         return value
     if value is False:
         raise ConfigError(

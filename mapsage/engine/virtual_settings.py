@@ -6,7 +6,7 @@ start. Some settings need one process per virtual rank, because they work on pro
 """
 from __future__ import annotations
 
-from typing import Mapping, Optional, Union
+from typing import Mapping, Optional
 
 from mmengine.config import Config
 
@@ -14,6 +14,7 @@ from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage_launcher.nodes.elastic import expected_ranks
 
+from .env_cfg import short_name
 from .replica_settings import ranks_per_head
 
 # A replay leaves these feature sources out: the model computes the same features in its own step.
@@ -67,17 +68,6 @@ def expected_processes(cfg: Config, environ: Mapping[str, str]) -> Optional[int]
     if ranks is None or source.get('type') != 'Streamed':
         return ranks
     return ranks - int(source.get('encoders', 1))
-
-
-def short_name(kind: Union[str, type, None]) -> str:
-    """Return the name of a ``type`` in a config, which may be a class or have a scope.
-
-    Example:
-        >>> short_name('mmengine.MMDistributedDataParallel')
-        'MMDistributedDataParallel'
-    """
-    name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
-    return name.rsplit('.', 1)[-1]
 
 
 def obstacle(cfg: Config, strategy: str, sync_layers: bool = False) -> str:

@@ -33,19 +33,23 @@ from mapsage.distributed import (
 from mapsage.distributed.groups.process_group import uses_native_group
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.wrappers import HeadReplicas, place_module
+from mapsage.wrappers import (
+    HeadReplicas,
+    MMDistributedDataParallel,
+    VirtualDataParallel,
+    place_module,
+)
 from mapsage.wrappers.batch_counts import gives_counts, names_of_counters
 from mapsage.wrappers.placement import has_sync_batchnorm
 
 from .checkpoints.resume import ResumeError
 from .compiled_parts import CompileError, check_parts
-from .env_cfg import ConfigError, names_model_parallel
+from .env_cfg import ConfigError, short_name
 from .extensions.resume import choose_for_all_ranks
 from .extensions.virtual_ranks import log_virtual_ranks, settle_ranks_of_run
 from .replica_settings import check_head_replicas, ranks_per_head
 from .run_extension import EngineRun
 from .training_memory import estimate_training_bytes
-from .virtual_settings import short_name
 
 WrapperConfig = Optional[Mapping[str, Any]]
 
@@ -86,7 +90,7 @@ def _wrap_plain_model(run: EngineRun, wrapper_cfg: WrapperConfig, model: nn.Modu
     _settle_resume_and_virtual_ranks(run)
     if run.strategy.name == MODEL_PARALLEL:
         wrapper = copy.deepcopy(dict(wrapper_cfg or {}))
-        if not names_model_parallel(wrapper.get('type')):
+        if short_name(wrapper.get('type')) != 'MMModelParallel':
             # The wrapper of the config is for several processes.
             wrapper = dict(type='MMModelParallel')
         return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=model))
@@ -253,8 +257,9 @@ def training_obstacle(wrapper: nn.Module, reduction: Optional[str], compile_sett
         world_size: Number of processes.
     """
     kind = type(wrapper).__name__
-    if reduction == 'ordered' and is_model_wrapper(wrapper) and (
-            getattr(wrapper, 'reduction', None) != 'ordered'):
+    adds_in_order = isinstance(wrapper, (MMDistributedDataParallel, VirtualDataParallel)) and \
+        wrapper.reduction == 'ordered'
+    if reduction == 'ordered' and is_model_wrapper(wrapper) and not adds_in_order:
         return VirtualRanksError(
             f"env_cfg.reduction='ordered' with the model wrapper {kind}, which adds gradients "
             f'up in its own way, or none: expected a plain model and MMDistributedDataParallel '

@@ -297,6 +297,10 @@ MUTANTS = (
            ('tests/distributed/test_replayed_ranks.py',)),
 
     # engine
+    Mutant('extension_moment', 'mapsage/engine/runner.py',
+           'no feature acts once the weights are loaded',
+           'extension.after_load(self)', 'pass',
+           ('tests/unit/engine/test_run_extension.py',)),
     Mutant('resume_skips', 'mapsage/engine/loading/data_order.py',
            'a resumed run leaves out one batch',
            'sampler._skip_batches = num_samples // self._batch_size',

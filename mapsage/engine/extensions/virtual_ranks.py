@@ -20,6 +20,7 @@ from mapsage.engine import virtual_settings
 from mapsage.engine.loading.block_loader import build_block_loader
 from mapsage.engine.loading.build import build_keyed_loader, checked_dataset
 from mapsage.engine.run_extension import EngineRun, RunExtension
+from mapsage.runner_view import dataset_of
 
 
 class VirtualRankLoading(RunExtension):
@@ -84,8 +85,9 @@ def counted_as_world(run: EngineRun) -> Iterator[None]:
 
 def can_replay(run: EngineRun) -> bool:
     """Return whether ``tools/train.py --replay`` could carry out a step of a run."""
-    dataset = getattr(run.train_dataloader, 'dataset', None)
-    return not isinstance(dataset, IterableDataset) and virtual_settings.can_replay(
+    if isinstance(dataset_of(run.train_loop), IterableDataset):
+        return False
+    return virtual_settings.can_replay(
         run.cfg, run.strategy.name, run.computes_sync_bn, run.virtual_ranks.count)
 
 

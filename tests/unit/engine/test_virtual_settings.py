@@ -8,12 +8,12 @@ from mmengine.model import MMDistributedDataParallel
 
 from mapsage.distributed.strategy import MODEL_PARALLEL
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.engine.env_cfg import short_name
 from mapsage.engine.virtual_settings import (
     can_replay,
     expected_processes,
     obstacle,
     settle_virtual_ranks,
-    short_name,
 )
 from mapsage_launcher.nodes.elastic import VIRTUAL_RANKS_VARIABLE
 
