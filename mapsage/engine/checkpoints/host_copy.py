@@ -52,7 +52,7 @@ class HostCopies:
         return on_host
 
     def copy(self, checkpoint: Dict[str, Any]) -> Dict[str, Any]:
-        """Return a copy that shares no memory with ``checkpoint``, with all plain tensors on the
+        """Return a copy that shares no memory with ``checkpoint``; its plain tensors are on the
         CPU.
 
         Tensors that share memory also share it in the copy, so that the file has the same size.

@@ -1,5 +1,4 @@
-"""The Runner whose checkpoints include the state of every rank and replace old files only when
-whole.
+"""The Runner whose checkpoints include the state of every rank and safely replace older files.
 
 :class:`SavingRunner` is MMEngine's Runner plus three guarantees. All ranks take part in a save, so
 that hooks can collect their ranks' state. A checkpoint gets its name only once it is on the disk

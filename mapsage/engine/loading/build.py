@@ -1,5 +1,4 @@
-"""Builds the loaders of a run: order and augmentation follow from the seed, and datasets are
-checked.
+"""Builds the loaders of a run, with an order that follows from the seed and checked datasets.
 
 MMEngine's ``Runner.build_dataloader`` does the building. MapSage wraps the sampler before it
 (:class:`~.data_order.ResumableSampler`) and adopts the loader after it
@@ -24,6 +23,9 @@ from .data_checks import build_checked, check_labels, explain_error
 from .data_order import ResumableSampler
 from .dataset_parts import innermost, parts
 from .keyed_loader import KeyedLoader
+
+# A loop of the Runner: built, as a config, or missing.
+Loop = Union[BaseLoop, Dict[str, Any], None]
 
 
 def build_loader(dataloader: Union[DataLoader, Dict[str, Any]], seed: Optional[int],
@@ -62,9 +64,6 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
     if isinstance(loader.dataset, IterableDataset):
         return loader
     return KeyedLoader.adopt(loader, check_labels, explain_error)
-
-
-Loop = Union[BaseLoop, Dict[str, Any], None]
 
 
 def set_test_mode(loop: Loop) -> Loop:

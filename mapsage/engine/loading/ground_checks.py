@@ -1,5 +1,4 @@
-"""Measures the ground that training and validation share, since scores on shared ground are too
-good.
+"""Measures the ground that training and validation share, where scores are too good.
 
 Windows of training may overlap the validated scenes, or lie so close that a model has seen nearly
 the same pixels. :func:`shared_ground` looks up points of the validated scenes in the training

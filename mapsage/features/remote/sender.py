@@ -1,5 +1,4 @@
-"""The encoder's side: encodes the items that heads request, and sends bytes for which heads have
-blocks.
+"""The encoder's side: encodes the items that heads request, and sends their features.
 
 An encoded item waits until its head grants blocks for it. So the memory of an encoder is bounded by
 the number of items that may wait per head, and the memory of a head by its blocks.

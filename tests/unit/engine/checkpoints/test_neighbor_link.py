@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mapsage.engine.checkpoints.neighbor.link import CopyReceiver, CopySender, _connect
@@ -147,7 +147,10 @@ def test_what_does_not_arrive_whole_leaves_the_copy_before_it(
     st.dictionaries(st.sampled_from(['name', 'size', 'checksum', 'other']),
                     st.none() | st.integers(-2**70, 2**70) | st.text(max_size=9)
                     | st.lists(st.integers(), max_size=2))))
+@example(b'[' * 60000 + b'\n')
+@example(b'{"name": "iter_10.pth", "size": 1%s}\n' % (b'0' * 400))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@pytest.mark.filterwarnings('error::pytest.PytestUnhandledThreadExceptionWarning')
 def test_any_bytes_leave_the_copy_and_the_receiver(pair: Pair, sent: bytes) -> None:
     if not pair.held():
         pair.sender.send(pair.file('iter_5.pth', b'fits'))
