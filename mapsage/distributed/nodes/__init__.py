@@ -1,1 +1,1 @@
-"""Nodes of an elastic job: launcher, heartbeat, and the lease on the work dir."""
+"""Nodes of a job, as ranks see them: heartbeat, the writer's lease, notes for the launcher."""
