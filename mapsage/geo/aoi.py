@@ -71,7 +71,7 @@ class AreaOfInterest:
         """
         if not scene.is_georeferenced:
             raise GeoError(f'{scene.path} {scene.georeference_gap}, so the area of {self.path} '
-                           f'has no place in it; georeference it, or leave the area out.')
+                           f'cannot be located in it; georeference it, or leave the area out.')
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
         crs = scene.crs.to_wkt()
         layers = [place_polygons(layer.polygons, np.ones(len(layer.polygons), np.int32), layer.crs,
@@ -173,8 +173,8 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
             continue
         # Older GDAL names the CRS of a GeoPackage's layer without CRS "Undefined ...".
         if not crs or pyproj.CRS.from_user_input(crs).name.startswith('Undefined '):
-            raise GeoError(f'{path}: layer {name!r} says no CRS, so its polygons have no place in '
-                           'a scene; set it, for example with ogr2ogr -a_srs.')
+            raise GeoError(f'{path}: layer {name!r} has no CRS, so its polygons cannot be located '
+                           'in a scene; set the CRS, for example with ogr2ogr -a_srs.')
         layers.append(_AreaLayer(name, pyproj.CRS.from_user_input(crs), polygons))
     if not layers:
         content = f', only {", ".join(skipped)}' if skipped else ''

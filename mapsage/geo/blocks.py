@@ -236,8 +236,8 @@ def _globe_of(scene: Raster, split: BlockSplit) -> Globe:
         return Globe(scene)
     except GeoError as error:
         raise GeoError(
-            f'{error} Blocks of {split.size:,.10g} meters have no place in it: georeference it, or '
-            f"divide each scene by itself with unit='pixels' (scenes must not overlap then)."
+            f'{error} Blocks of {split.size:,.10g} meters need a georeference: add it, or divide '
+            f"each scene separately with unit='pixels' (scenes must not overlap then)."
         ) from error
 
 

@@ -242,8 +242,8 @@ class _Member:
 def _check_alike(raster: Raster, first: Raster) -> None:
     """Raise an error if a scene cannot be in one mosaic with the first scene."""
     if raster.transform == affine.identity:
-        raise GeoError(f'{raster.path} {raster.georeference_gap}, so that nobody knows where '
-                       f'in the mosaic it lies; georeference it, or leave it out.')
+        raise GeoError(f'{raster.path} {raster.georeference_gap}, so its position in the mosaic is '
+                       f'unknown; georeference it, or leave it out.')
     if (raster.crs is None) != (first.crs is None):
         bare, referenced = (raster, first) if raster.crs is None else (first, raster)
         raise GeoError(f'{bare.path} has no CRS and {referenced.path} has '

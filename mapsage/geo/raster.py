@@ -322,7 +322,7 @@ class Raster:
         shown = ', '.join(map(str, damaged[:4])) + (' ...' if len(damaged) > 4 else '')
         return RasterBlockError(
             f'{self.path}: the window (column, row, width, height) = {window} cannot be decoded, '
-            f'damaged are {len(damaged)} block(s): {shown or "none when read alone"} ({reason}). '
+            f'damaged are {len(damaged)} block(s): {shown or "none if read singly"} ({reason}). '
             'Copy the file again, or compare its checksum with the source.',
             self.path, window, damaged, reason)
 
@@ -424,8 +424,9 @@ def _open_message(path: str, error: Exception) -> str:
         hint = ('Copy the file here, or to a server that answers requests for parts of a file'
                 if 'Range downloading not supported' in str(error) else
                 'Check the address and your right to read it')
-        return (f'cannot open {path}: the server does not give it ({error}). {hint}; names that '
-                f'work and settings of time and access are in docs/datasets.md.')
+        return (f'cannot open {path}: the server does not deliver it ({error}). {hint}; '
+                f'docs/datasets.md lists the names that work and the settings of timeouts and '
+                f'access.')
     state = 'no raster that GDAL reads' if os.path.exists(path) else 'no such file'
     if gdal_names.local_file(path):
         state = 'no raster that GDAL reads in it'
@@ -437,7 +438,7 @@ def _list_subdatasets(source: rasterio.DatasetReader, path: str) -> str:
     """Return the message for a file that consists of several rasters."""
     names = list(source.subdatasets)
     shown = ', '.join(names[:6]) + f' and {len(names) - 6} more' * (len(names) > 6)
-    return (f'{path} holds no bands of its own, but {len(names)} rasters: {shown or "none"}. '
+    return (f'{path} has no bands, but {len(names)} rasters: {shown or "none"}. '
             'Name one of them.')
 
 

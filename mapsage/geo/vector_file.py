@@ -150,7 +150,7 @@ def _read_layer(path: str, field: str, name: Optional[str], classes: List[str], 
         raise GeoError(f'cannot open {path}: {state} ({error}); expected polygons as GeoPackage '
                        'or GeoJSON. Check the path, or copy the file again.') from error
     if not meta['crs']:
-        raise GeoError(f'{path} says no CRS, so its polygons have no place in a scene; set it, '
+        raise GeoError(f'{path} has no CRS, so its polygons cannot be located in a scene; set it, '
                        'for example with ogr2ogr -a_srs.')
     polygons = shapely.from_wkb(geometry)
     kinds = shapely.get_type_id(polygons)

@@ -141,9 +141,9 @@ class VectorLabels:
             GeoError: If the scene has no georeference, or the polygons cannot be reprojected.
         """
         if not scene.is_georeferenced:
-            raise GeoError(f'{scene.path} {scene.georeference_gap}, so polygons have no place in '
-                           f'it; georeference it, or give labels as a raster of its size instead '
-                           f'of {self.path}.')
+            raise GeoError(f'{scene.path} {scene.georeference_gap}, so polygons cannot be located '
+                           f'in it; georeference it, or give labels as a raster of its size in '
+                           f'place of {self.path}.')
         assert scene.crs is not None, 'a georeferenced scene has a CRS'
         crs = scene.crs.to_wkt()
         # Reprojected here, before workers are forked, so that the workers share the result.

@@ -181,5 +181,5 @@ def test_a_dataset_of_scenes_on_a_server_and_in_archives(tmp_path: Path,
     loader = DataLoader(far, num_workers=3, collate_fn=list, multiprocessing_context='fork')
     for index, (sample,) in enumerate(loader):
         np.testing.assert_array_equal(sample['inputs'], load_window(far, index)[0])
-    with pytest.raises(GeoError, match='cannot open .*gone/a.tif: the server does not give it'):
+    with pytest.raises(GeoError, match='cannot open .*gone/a.tif: the server does not deliver it'):
         build_dataset(tmp_path, scenes=f'{server.url}/gone/a.tif')

@@ -110,7 +110,7 @@ def test_areas_that_cannot_be_used(tmp_path: Path, scene: Raster) -> None:
              'no polygons with an area, only LineStrings, Points; expected'),
             (write_areas(tmp_path / 'empty.gpkg', [], kind='Polygon'), 'holds no polygons'),
             (write_areas(tmp_path / 'flat.gpkg', [flat]), 'no polygons with an area'),
-            (write_areas(tmp_path / 'bare.gpkg', [blob()], None), "'areas' says no CRS.*a_srs")):
+            (write_areas(tmp_path / 'bare.gpkg', [blob()], None), "'areas' has no CRS.*a_srs")):
         with pytest.raises(GeoError, match=words) as caught:
             AreaOfInterest(path)
         assert path.name in str(caught.value)

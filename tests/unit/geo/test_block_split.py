@@ -160,7 +160,7 @@ def test_windows_of_a_mask(tmp_path: Path) -> None:
 
 def test_blocks_without_a_place_and_too_many(tmp_path: Path) -> None:
     with pytest.raises(GeoError, match=r"a\.tif has no georeference\. Blocks of 500 meters "
-                                       r"have no place in it: .*unit='pixels'"):
+                                       r"need a georeference: .*unit='pixels'"):
         BlockSplit(500).of_scene(open_scene(tmp_path, PIXELS), 'val')
     local = CRS.from_wkt('LOCAL_CS["site",UNIT["metre",1]]')
     with pytest.raises(GeoError, match="has a CRS without a place on the globe.*unit='pixels'"):

@@ -46,15 +46,15 @@ def test_the_user_may_ask_for_companions(scene: Path, server: RangeServer, monke
 
 
 def test_what_a_server_refuses(scene: Path, server: RangeServer) -> None:
-    for fault, words in (('gone', 'the server does not give it .*404'),
-                         ('private', 'the server does not give it .*403.*right to read'),
+    for fault, words in (('gone', 'the server does not deliver it .*404'),
+                         ('private', 'the server does not deliver it .*403.*right to read'),
                          ('norange', 'Range downloading not supported.* Copy the file here')):
         with pytest.raises(GeoError, match=words) as caught:
             Raster(f'{server.url}/{fault}/a.tif')
         assert f'{server.url}/{fault}/a.tif' in str(caught.value)
     nobody = f'{server.url}/ok/a.tif'
     server.close()
-    with pytest.raises(GeoError, match='the server does not give it') as caught:
+    with pytest.raises(GeoError, match='the server does not deliver it') as caught:
         Raster(nobody)
     assert nobody in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_stores_like_s3(scene: Path, server: RangeServer, monkeypatch: Any) -> N
         monkeypatch.setenv(name, value)
     with Raster('s3://ok/a.tif') as raster:
         np.testing.assert_array_equal(raster.read(0, 0, 320, 256)[0], NOISE)
-    with pytest.raises(GeoError, match='s3://private/a.tif: the server does not give it'):
+    with pytest.raises(GeoError, match='s3://private/a.tif: the server does not deliver it'):
         Raster('s3://private/a.tif')
     monkeypatch.delenv('AWS_NO_SIGN_REQUEST')
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')
