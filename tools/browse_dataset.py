@@ -1,4 +1,4 @@
-"""Draw samples of a config's dataset with their labels laid over, augmentation included.
+"""Draw samples of a config's dataset with their labels as overlays, augmentation included.
 
 The program is mapsage/commands/programs/browse_dataset.py.
 """

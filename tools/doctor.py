@@ -1,4 +1,4 @@
-"""Say whether a training would start here, and why or why not. Exit status 0 when it would.
+"""Tell whether a training would start here, and the reasons. Exit status 0 if it would.
 
 The program is mapsage/commands/programs/doctor.py.
 """

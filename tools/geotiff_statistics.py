@@ -1,4 +1,4 @@
-"""Print statistics of the bands of scenes, with mean and std in the form that a config takes.
+"""Print statistics of the bands of scenes, with mean and std as a config needs them.
 
 The program is mapsage/commands/programs/geotiff_statistics.py.
 """

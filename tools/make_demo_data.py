@@ -1,4 +1,4 @@
-"""Write the synthetic demo dataset, and a georeferenced scene to make a map of.
+"""Write the synthetic demo dataset, and a georeferenced scene to predict a map of.
 
 The program is mapsage/commands/programs/make_demo_data.py.
 """

@@ -1,4 +1,4 @@
-"""Draw what dynamic sampling did during a training: charts over iterations, and samples.
+"""Draw charts of a training's dynamic sampling over its iterations, and examples of samples.
 
 The program is mapsage/commands/programs/plot_sampling.py.
 """

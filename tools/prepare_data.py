@@ -1,4 +1,4 @@
-"""Write LoveDA, Potsdam, Vaihingen or iSAID as MMSegmentation reads them, from the archives.
+"""Write LoveDA, Potsdam, Vaihingen or iSAID from their archives in MMSegmentation's layout.
 
 The program is mapsage/commands/programs/prepare_data.py.
 """

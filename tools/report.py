@@ -1,4 +1,4 @@
-"""Write the report of a run again, as one HTML file: curves, scores by class, pictures, devices.
+"""Write the report of a run as one HTML file: curves, scores by class, pictures, devices.
 
 The program is mapsage/commands/programs/report.py.
 """

@@ -1,4 +1,4 @@
-"""Draw samples of a config's dataset with their labels laid over, augmentation included.
+"""Draw samples of a config's dataset with their labels as overlays, augmentation included.
 
     python tools/browse_dataset.py CONFIG [--split train|val|test] [--output-dir DIR]
 """
@@ -25,10 +25,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         help='number of samples, spread over the dataset (default: 12)')
     parser.add_argument('--bands', type=int, nargs=3, metavar=('R', 'G', 'B'),
                         help='channels of the image to show as red, green and blue, counted from 1 '
-                        '(default: those of bands=dict(rgb=...) of the backbone, else the first '
-                        'three)')
+                        '(default: bands=dict(rgb=...) of the backbone, else the first three)')
     parser.add_argument('--each', action='store_true',
-                        help='a picture of each sample, in place of one sheet')
+                        help='write a file for each sample, instead of one sheet')
     parser.add_argument('--not-show', action='store_true',
                         help="MMSegmentation's option; windows are never opened")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',

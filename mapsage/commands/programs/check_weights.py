@@ -3,7 +3,7 @@
     python tools/check_weights.py FILE_OR_FOLDER [--arch large] [--image 000000039769.jpg]
 
 With --image (http://images.cocodataset.org/val2017/000000039769.jpg) the features are compared with
-the published ones. The exit status is 1 if anything does not fit.
+the published features. The exit status is 1 if the file or its features are wrong.
 """
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('checkpoint',
                         help='hub file, safetensors file, Hugging Face folder or timm file')
     parser.add_argument('--arch', choices=list(weights.ARCHS),
-                        help='variant of the model (default: found from the file)')
+                        help='variant of the model (default: recognized from the file)')
     parser.add_argument('--prefix', default='',
                         help="prefix of the keys, for example 'backbone.'")
     parser.add_argument('--image', help=f'path of {reference.IMAGE}, to compare its features')
     args = parser.parse_args(argv)
     state = weights.read_checkpoint(args.checkpoint, args.prefix)
     arch = args.arch or weights.variant_of(weights.convert(state))
-    data, how = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
+    data, source = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
     cfg = dict(type='Pretrained', checkpoint=args.checkpoint, prefix=args.prefix)
     model = reference.DINOv3ViT(arch, out_indices=(weights.ARCHS[arch].num_layers - 1, ),
                                 normalization=data or 'web', init_cfg=cfg)
@@ -36,7 +36,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f'{args.checkpoint}\n  format        {weights.detect_format(state)}, {len(state)} keys, '
           f'each accounted for\n  variant       {arch}, {count / 1e6:.1f} M parameters\n'
-          f'  trained on    {data or "unknown: set normalization in the config"} ({how})')
+          f'  trained on    {data or "unknown: set normalization in the config"} ({source})')
     if not args.image:
         print('  features      not compared: give --image')
         return 0
@@ -53,13 +53,13 @@ def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
     if image is None:
         raise weights.WeightsError(f'{path} cannot be read as an image')
     best = reference.compare(model, name, image[..., ::-1])[0]
-    good = best.difference <= reference.TOLERANCE
-    print(f'  features      {"as published" if good else "NOT as published"}: off by at most '
+    is_equal = best.difference <= reference.TOLERANCE
+    print(f'  features      {"as published" if is_equal else "NOT as published"}: off by at most '
           f'{best.difference:.2g} (allowed {reference.TOLERANCE:g}), normalized as '
           f'{best.normalization}')
-    if not good:
+    if not is_equal:
         print(f'    published   {reference.PUBLISHED[name]}\n    here        {best.computed}')
-    return 0 if good else 1
+    return 0 if is_equal else 1
 
 
 def run() -> None:

@@ -2,9 +2,9 @@
 
     python tools/compare_checkpoints.py A.pth B.pth [--tolerance 0.01]
 
-Prints how many tensors are equal bit for bit, and the largest difference relative to the size (root
-mean square) of its tensor. The exit status is 0 if that is at most the tolerance; by default all
-bits must be equal.
+Prints the number of tensors that are equal bit for bit, and the largest difference relative to the
+size (root mean square) of its tensor. The exit status is 0 if this difference is at most the
+tolerance; by default all bits must be equal.
 """
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
 
     from mapsage.commands.compare_checkpoints import compare_checkpoints
-    found = compare_checkpoints(args.first, args.second)
-    print(found)
-    within = found.largest <= args.tolerance if args.tolerance else found.equal == found.total
-    return 0 if within else 1
+    comparison = compare_checkpoints(args.first, args.second)
+    print(comparison)
+    if args.tolerance:
+        return 0 if comparison.largest <= args.tolerance else 1
+    return 0 if comparison.equal == comparison.total else 1
 
 
 def run() -> None:

@@ -2,8 +2,8 @@
 
     python tools/count_cards.py [CONFIG] [--accelerator NAME]
 
-0 cards where it would run on the CPU. The launcher starts as many ranks as there are cards, and
-eight where there is none (mapsage_launcher/ranks/rank_count.py).
+Prints 0 cards if a run would use the CPU. The launcher starts one rank for each card, and eight
+ranks without a card (mapsage_launcher/ranks/rank_count.py).
 """
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
     parser = cli.build_parser('Count the cards that ranks would use.', needs_config=False,
                               doc=__doc__)
-    args, _ = parser.parse_known_args(argv)  # the launcher passes the options of any program
+    # The launcher passes the options of any program.
+    args, _ = parser.parse_known_args(argv)
     name = args.accelerator
     if name is None and args.config is not None:
         name = (cli.load_config(args).get('env_cfg') or {}).get('accelerator')

@@ -1,4 +1,4 @@
-"""Say whether a training would start here, and why or why not. Exit status 0 when it would.
+"""Tell whether a training would start here, and the reasons. Exit status 0 if it would.
 
     python tools/doctor.py [CONFIG] [--accelerator NAME]    one process
     bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate

@@ -3,7 +3,7 @@
     python tools/export.py CONFIG CHECKPOINT --out model.onnx [--target qgis|gcu|onnx]
     python tools/export.py CONFIG CHECKPOINT --card DIR    # with README, scores, weights, preview
 
-The file is compared with the model on tiles of the validation set; one that differs is not written.
+The file is compared with the model on tiles of the validation set, and not written if it differs.
 """
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     parser = cli.build_parser('Write a trained model as one ONNX file.', doc=__doc__)
     parser.add_argument('checkpoint', help='path of the checkpoint')
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument('--out', metavar='MODEL.onnx', help='name of the file')
-    where.add_argument('--card', metavar='DIR',
-                       help='folder of a model card: model.onnx, README.md with the scores of a '
-                       'validation, model.safetensors, config.py, preview.png')
+    destination = parser.add_mutually_exclusive_group(required=True)
+    destination.add_argument('--out', metavar='MODEL.onnx', help='name of the file')
+    destination.add_argument(
+        '--card', metavar='DIR',
+        help='folder of a model card: model.onnx, README.md with the scores of a '
+        'validation, model.safetensors, config.py, preview.png')
     parser.add_argument('--target', choices=['qgis', 'gcu', 'onnx'], default='qgis',
                         help="reader of the file: QGIS' Deepness plugin, Enflame's runtimes, or "
                         'others, as new as possible (default: qgis)')
@@ -31,13 +32,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--opset', type=int, metavar='N',
                         help='version of the operators (default: 17, for gcu 13, for onnx 20)')
     parser.add_argument('--gsd', type=float, metavar='METERS',
-                        help="side of a pixel of the training, for QGIS (default: that of the val "
-                        "set's first image, if it is georeferenced)")
+                        help="side of a pixel of the training, for QGIS (default: the pixel side "
+                        "of the val set's first image, if it is georeferenced)")
     parser.add_argument('--tiles', type=int, default=16, metavar='N',
                         help='number of tiles that the file is compared on (default: 16)')
     parser.add_argument('--int8', action='store_true',
                         help='8-bit integers, calibrated on as many other tiles; mIoU is printed '
-                        "beside float32's, and a file that loses more than a point is not written")
+                        "next to float32's, and a file that loses more than a point is not "
+                        'written')
     parser.add_argument('--overwrite', action='store_true', help='replace files that exist')
     args = parser.parse_args(argv)
     if args.tiles < 1:

@@ -16,7 +16,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     parser = cli.build_parser('Write a trained EoMT as a folder that transformers reads.')
     parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('out', metavar='OUT', help='folder that is made')
+    parser.add_argument('out', metavar='OUT', help='folder to create')
     parser.add_argument('--size', type=int, metavar='PIXELS',
                         help="side of the images, which transformers fixes (default: the config's "
                         'training size)')

@@ -1,4 +1,4 @@
-"""Print statistics of the bands of scenes, with mean and std in the form that a config takes.
+"""Print statistics of the bands of scenes, with mean and std as a config needs them.
 
     python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
 """
@@ -26,16 +26,16 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parser.parse_args(argv)
     paths = [path for scene in args.scenes for path in match(scene)]
     try:
-        found = band_statistics(paths, args.bands, args.samples)
+        statistics = band_statistics(paths, args.bands, args.samples)
     except (GeoError, RasterBlockError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
-    columns = [found.mean, found.std, found.minimum, found.percentile_2, found.percentile_98,
-               found.maximum]
-    print(f'{len(paths)} scene(s), {found.pixels:,} valid pixels')
+    columns = [statistics.mean, statistics.std, statistics.minimum, statistics.percentile_2,
+               statistics.percentile_98, statistics.maximum]
+    print(f'{len(paths)} scene(s), {statistics.pixels:,} valid pixels')
     print('band' + ''.join(f'{name:>12}' for name in ('mean', 'std', 'min', '2 %', '98 %', 'max')))
-    for band, row in zip(found.bands, zip(*columns)):
+    for band, row in zip(statistics.bands, zip(*columns)):
         print(f'{band:4}' + ''.join(f'{value:12.6g}' for value in row))
-    print(f'mean={_as_list(found.mean)}, std={_as_list(found.std)}')
+    print(f'mean={_as_list(statistics.mean)}, std={_as_list(statistics.std)}')
 
 
 def _as_list(values: Iterable[float]) -> str:

@@ -1,10 +1,10 @@
 """List the configs that come with MapSage, or copy them into a folder to change them.
 
     python tools/list_configs.py                     all of them
-    python tools/list_configs.py dinov3              those with this word in their name
+    python tools/list_configs.py dinov3              configs with this word in their name
     python tools/list_configs.py --copy configs      a copy of all of them, with their base files
 
-Other programs find a config by the name that is listed, and by that of a copy.
+Other programs accept the listed name of a config, and the path of a copy.
 """
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description='List the configs that come with MapSage, or copy '
                                      'them.', **examples(__doc__))
     parser.add_argument('word', nargs='?', default='', help='part of the names to list')
-    parser.add_argument('--copy', metavar='DIR', help='folder that gets all of them; files there '
-                        'are never overwritten')
+    parser.add_argument('--copy', metavar='DIR', help='copy all configs into this folder; files '
+                        'there are never overwritten')
     args = parser.parse_args(argv)
     if args.copy is not None:
         if args.word:
             parser.error(f'--copy takes all configs, since they inherit from each other; leave '
                          f'{args.word!r} out')
         try:
-            new = copy_configs(args.copy)
+            copies = copy_configs(args.copy)
         except (OSError, ShippedError) as error:
             sys.exit(f'error: {error}')
-        print(f'{args.copy}: {len(new)} files written' if new else
+        print(f'{args.copy}: {len(copies)} files written' if copies else
               f'{args.copy}: already complete')
         return
-    found = {name: about for name, about in list_configs().items() if args.word in name}
-    if not found:
+    descriptions = {name: description for name, description in list_configs().items()
+                    if args.word in name}
+    if not descriptions:
         sys.exit(f'error: no config has {args.word!r} in its name; without a word all are listed')
-    for name, about in found.items():
-        print(f'{name}\n    {about}')
+    for name, description in descriptions.items():
+        print(f'{name}\n    {description}')
 
 
 def run() -> None:

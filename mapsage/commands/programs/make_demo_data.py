@@ -1,4 +1,4 @@
-"""Write the synthetic demo dataset, and a georeferenced scene to make a map of.
+"""Write the synthetic demo dataset, and a georeferenced scene to predict a map of.
 
     python tools/make_demo_data.py data/demo
     python tools/make_demo_data.py data/geotiff --geotiff
@@ -19,7 +19,7 @@ from mapsage.datasets import (
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line; options that were not given are None."""
+    """Parse the command line; options that are not on it are None."""
     default = DemoParams()
     parser = argparse.ArgumentParser(
         description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
@@ -50,17 +50,18 @@ def main() -> None:
     options = vars(parse_args())
     geotiff, root = options.pop('geotiff'), options.pop('root')
     root = root or ('data/geotiff' if geotiff else 'data/demo')
-    given = {name: value for name, value in options.items() if value is not None}
+    parameters = {name: value for name, value in options.items() if value is not None}
     start = time.perf_counter()
     try:
         if geotiff:
-            size = NeighborParams(**given).scene_size
-            written = ['scenes'] * write_neighbor_scenes(root, NeighborParams(**given))
-            what = f'6 scenes of {size}x{size} pixels, labels.gpkg and truth.tif'
+            size = NeighborParams(**parameters).scene_size
+            written = ['scenes'] * write_neighbor_scenes(root, NeighborParams(**parameters))
+            summary = f'6 scenes of {size}x{size} pixels, labels.gpkg and truth.tif'
         else:
-            written = write_demo_data(root, DemoParams(**given))
-            tiles = ' and '.join(f'{n} {split}' for split, n in DemoParams(**given).tiles().items())
-            what = f"{tiles} tiles, " * ('tiles' in written) + 'scene.tif and scene_label.tif'
+            demo = DemoParams(**parameters)
+            written = write_demo_data(root, demo)
+            tiles = ' and '.join(f'{n} {split}' for split, n in demo.tiles().items())
+            summary = f"{tiles} tiles, " * ('tiles' in written) + 'scene.tif and scene_label.tif'
     except OSError as error:
         sys.exit(f'error: {root} cannot be written: {error}. Start this in a folder that can be.')
     except ValueError as error:
@@ -68,7 +69,7 @@ def main() -> None:
     if not written:
         print(f'{root}: already complete')
         return
-    print(f'{root}: wrote {what} in {time.perf_counter() - start:.1f} s')
+    print(f'{root}: wrote {summary} in {time.perf_counter() - start:.1f} s')
 
 
 def run() -> None:

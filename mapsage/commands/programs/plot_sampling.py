@@ -1,4 +1,4 @@
-"""Draw what dynamic sampling did during a training: charts over iterations, and samples.
+"""Draw charts of a training's dynamic sampling over its iterations, and examples of samples.
 
     python tools/plot_sampling.py WORK_DIR [--out PATH]
 """

@@ -1,4 +1,4 @@
-"""Write LoveDA, Potsdam, Vaihingen or iSAID as MMSegmentation reads them, from the archives.
+"""Write LoveDA, Potsdam, Vaihingen or iSAID from their archives in MMSegmentation's layout.
 
     python tools/prepare_data.py DATASET SOURCE --out DIR
 """
@@ -38,19 +38,19 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 class Progress:
-    """Prints the number of images done: one line on a terminal, a line every 10 s in a log."""
+    """Prints the number of finished images: one line on a terminal, a line every 10 s in a log."""
 
     def __init__(self) -> None:
         self.start = self.shown = time.monotonic()
 
-    def __call__(self, done: int, of: int) -> None:
-        """Print the number, unless the last line is too young."""
+    def __call__(self, done: int, total: int) -> None:
+        """Print the number, unless the last line was printed a moment ago."""
         now, terminal = time.monotonic(), sys.stderr.isatty()
-        if done < of and now - self.shown < (0.2 if terminal else 10):
+        if done < total and now - self.shown < (0.2 if terminal else 10):
             return
         self.shown = now
-        line = f'{done} of {of} images, {now - self.start:.0f} s'
-        print(f'\r{line}' if terminal else line, end='' if terminal and done < of else '\n',
+        line = f'{done} of {total} images, {now - self.start:.0f} s'
+        print(f'\r{line}' if terminal else line, end='' if terminal and done < total else '\n',
               file=sys.stderr, flush=True)
 
 
@@ -60,15 +60,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse_args(argv)
     options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
     try:
-        done = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
-                               Progress())
+        result = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
+                                 Progress())
     except (OSError, PrepareError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 1
-    images = ', '.join(f'{count} {split}' for split, count in done.images.items())
-    others = f'; {done.other_colors} pixels of other colors are ignored' * bool(done.other_colors)
-    print(f'{args.out}: {args.dataset}, images: {images}; {done.new_files} files written'
-          f'{others}' if done.new_files else f'{args.out}: already complete')
+    images = ', '.join(f'{count} {split}' for split, count in result.images.items())
+    ignored = f'; {result.other_colors} pixels of other colors are ignored' \
+        * bool(result.other_colors)
+    print(f'{args.out}: {args.dataset}, images: {images}; {result.new_files} files written'
+          f'{ignored}' if result.new_files else f'{args.out}: already complete')
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Write the report of a run again, as one HTML file: curves, scores by class, pictures, devices.
+"""Write the report of a run as one HTML file: curves, scores by class, pictures, devices.
 
     python tools/report.py WORK_DIR                  its last run, into WORK_DIR/report.html
     python tools/report.py WORK_DIR/20261123_141116  an earlier run of the same folder

@@ -19,19 +19,20 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument('--show-dir', help='write pictures of the predictions into this folder')
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
     parser.add_argument('--wait-time', type=float, default=2, metavar='S',
-                        help='seconds for which --show shows each (default: 2)')
+                        help='seconds for which --show shows a prediction (default: 2)')
     parser.add_argument('--tta', action='store_true',
-                        help="test-time augmentation: the config's tta_pipeline, without one each "
-                        'image and its two mirror images')
+                        help="test-time augmentation: the config's tta_pipeline, or else every "
+                        'image with its two mirror images')
     parser.add_argument('--calibration', action='store_true',
-                        help='also compare probabilities with shares of right pixels: ECE, a table '
-                        'by class, and reliability.png in the work dir')
+                        help='also compare probabilities with shares of correct pixels: ECE, a '
+                        'table by class, and reliability.png in the work dir')
     args = parser.parse_args(argv)
     cfg = cli.load_config(args)
     cfg.work_dir = args.work_dir or cli.test_folder(cfg, args.checkpoint)
     cfg.load_from = args.checkpoint
     cfg.resume = False
-    cfg.pop('feature_source', None)  # only training uses it
+    # Only trainings use it.
+    cfg.pop('feature_source', None)
     if args.out:
         cli.write_masks_to(cfg, args.out)
     if args.calibration:

@@ -21,12 +21,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         help='number of ranks that only compute the features of the frozen '
                         "backbone (feature_source of type 'Streamed')")
     parser.add_argument('--replay', type=int, metavar='ITER',
-                        help='carry out iteration ITER again, from the last checkpoint of the work '
-                        'dir before it, and write its batches, losses and gradient norms, one file '
-                        'a virtual rank, into WORK_DIR/replay/iter_ITER; nothing else is changed')
+                        help='repeat iteration ITER from the last checkpoint of the work dir '
+                        'before it, and write its batches, losses and gradient norms, one file for '
+                        'each virtual rank, into WORK_DIR/replay/iter_ITER; nothing else '
+                        'changes')
     args = parser.parse_args(cli.with_resume_mode(argv))
     if args.replay is not None and args.resume:
-        parser.error('--replay begins at a checkpoint that it chooses itself: leave --resume out')
+        parser.error('--replay starts from a checkpoint that it chooses itself: leave --resume out')
     cfg = cli.load_config(args)
     if args.encoders is not None:
         cli.stream_features(cfg, args.encoders)
@@ -37,7 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.replay is not None:
         replay(cfg, args.replay)
         return
-    # a signal that asks for the end waits until the model is built, unless StopHook is left out
+    # A signal to stop waits until the model is built, unless the config has no StopHook.
     with listening((cfg.get('default_hooks') or {}).get('stop', {}) is not None):
         cli.build_runner(cfg).train()
 
