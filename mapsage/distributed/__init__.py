@@ -7,7 +7,7 @@ that start and watch the ranks are in ``mapsage_launcher/``.
 from .channels.agreement import RankError, all_ranks_or_none, error_text, raise_together
 from .channels.channel import Channel, RankLostError, SerialChannel
 from .channels.consensus import Consensus, DisagreementError, Facts
-from .channels.group_channel import open_channel, tell_why
+from .channels.open_channels import open_channel, tell_why
 from .descriptors import DescriptorLimitError, check_descriptors
 from .groups.process_group import (
                        DEFAULT_TIMEOUT_SECONDS,

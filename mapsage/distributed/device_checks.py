@@ -25,7 +25,7 @@ from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.accelerator.cuda import WORKSPACE
 
 from .channels.agreement import error_text, raise_together
-from .channels.group_channel import open_channel
+from .channels.open_channels import open_channel
 from .groups.process_group import uses_native_group
 
 SELF_TEST_SECONDS = 60.0

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
-from .channels.group_channel import ask_positions, known_ends, known_pause
 from .channels.main_thread import Activity, Position, find_stragglers, line_of
-from .channels.roll_call import describe_pause, describe_position
+from .channels.missing_ranks import describe_pause, describe_position
+from .channels.open_channels import ask_positions, known_ends, known_pause
 from .nodes.heartbeat import lost_by_heartbeat
 from .store import LockedStore
 

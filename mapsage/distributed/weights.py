@@ -17,7 +17,7 @@ from torch import nn
 
 from mapsage.errors import UserError
 
-from .channels.group_channel import open_channel
+from .channels.open_channels import open_channel
 from .ordered_sum import as_bytes, carries, to_host
 
 # Larger drift between copies of a model cannot come from rounding only. A step rounds a float32 by

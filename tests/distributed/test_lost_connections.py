@@ -27,7 +27,7 @@ from mapsage.distributed import (
     open_channel,
     tell_why,
 )
-from mapsage.distributed.channels.group_channel import roll_call
+from mapsage.distributed.channels.open_channels import roll_call
 from mapsage.distributed.store import LockedStore
 
 pytestmark = main_leg

@@ -23,7 +23,7 @@ from ranks import run_ranks
 from support import main_leg
 
 from mapsage.distributed import RankError, open_channel
-from mapsage.distributed.channels.group_channel import roll_call
+from mapsage.distributed.channels.open_channels import roll_call
 from mapsage.distributed.nodes import heartbeat
 from mapsage.distributed.nodes.heartbeat import WatchSockets, leave_heartbeat
 from mapsage.distributed.trust.sealed import BrokenSealError

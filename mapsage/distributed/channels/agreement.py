@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mapsage.errors import UserError
 
 from .channel import Channel, RankLostError, bounded, error_text
-from .group_channel import open_channel
+from .open_channels import open_channel
 
 # Seconds that a failed rank waits for its peers. They may be stuck in a collective that the failed
 # rank will never enter, and only its end frees them.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mapsage.errors import UserError
 
-from .group_channel import open_channel
+from .open_channels import open_channel
 
 # A fact lies between -_LIMIT and _LIMIT.
 _LIMIT = 2**63 - 1

@@ -18,10 +18,8 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from typing import (
     Callable,
-    Deque,
     Dict,
     Iterable,
     List,
@@ -30,7 +28,6 @@ from typing import (
     Optional,
     Set,
     Tuple,
-    TypedDict,
 )
 
 from mapsage.distributed.descriptors import check_limit
@@ -49,7 +46,8 @@ from mapsage_launcher.trust.handshake import (
 from mapsage_launcher.trust.job_secret import job_secret
 
 from .channel import error_text
-from .mesh_link import CONTROL, HEADER, POLL_SECONDS, Buffer, MeshLink
+from .mesh_link import CONTROL, HEADER, POLL_SECONDS, Buffer, MeshLink, Message
+from .pauses import Pauses
 
 # First pause before looking again for the address of a rank that has just started.
 _FIRST_POLL_SECONDS = 0.005
@@ -58,36 +56,6 @@ _FIRST_POLL_SECONDS = 0.005
 _CONNECT_SECONDS, _TRY_SECONDS = 5.0, 1.0
 # Purpose of the handshake.
 _PURPOSE = 'mesh'
-# Shortest pause of the process that the reading thread records.
-_PAUSE_SECONDS = 2.0
-
-
-class Message(TypedDict, total=False):
-    """A message for a process itself, sent as JSON in the lane CONTROL.
-
-    The first message of a connection has ``rank`` and ``host`` only. The others have a ``kind``:
-
-    - ``'last words'``: the sender ends with an error. Has ``text``.
-    - ``'failed'``: a rank gives up a lane. Has ``lane``, ``name``, ``ranks``, ``lost``, ``waited``.
-    - ``'text'``: a rank publishes a text. Has ``lane``, ``ranks``, ``key``, ``text``.
-    - ``'position'``: a rank asks for the positions of main threads. Has ``question``, ``ranks``.
-
-    Ranks forward the last three kinds to each other (``roll_call.py``).
-    """
-
-    kind: str
-    rank: int
-    host: str
-    text: str
-    lane: int
-    name: str
-    ranks: List[int]
-    # Pairs of a rank and the reason of its loss.
-    lost: List[Tuple[int, str]]
-    # Seconds that a rank may be late in the lane.
-    waited: float
-    key: str
-    question: str
 
 
 class _Address(NamedTuple):
@@ -133,6 +101,7 @@ class Mesh:
     Attributes:
         lost: Reason of the end of every peer whose connection has ended, by global rank.
         hosts: Names of the known hosts, by global rank.
+        pauses: Pauses of this process, as the reading thread notices them.
         news: Condition that is notified about every frame and every loss.
         messages: Number of frames that this process has sent.
         bytes: Number of bytes that this process has sent, headers included.
@@ -156,8 +125,6 @@ class Mesh:
         self._sockets: Set[socket.socket] = set()
         self._connecting: Dict[int, threading.Lock] = {}
         self._last_words: Dict[int, str] = {}
-        # End and length of the latest pauses of this process, in seconds.
-        self._pauses: Deque[Tuple[float, float]] = deque(maxlen=100)
         self._closed = False
         host, number = reachable_host(), new_listener()
         listener = bind_listener(host)
@@ -170,8 +137,7 @@ class Mesh:
             lambda connection: self._watch(MeshLink(connection, None, '')))
         store.set(f'{prefix}/address/{rank}', json.dumps(
             [host, listener.getsockname()[1], number.hex(), socket.gethostname()]))
-        # Time at which the reading thread ran last.
-        self._awake = time.monotonic()
+        self.pauses = Pauses()
         threading.Thread(target=self._read, daemon=True, name='mapsage mesh').start()
         _meshes.add(self)
 
@@ -285,21 +251,6 @@ class Mesh:
             return None
         ranks, reason = json.loads(text)
         return ranks, reason
-
-    def paused(self, seconds: float) -> float:
-        """Return the length of the longest recent pause of this process, in seconds.
-
-        In a pause, the process or its machine was stopped, or native code held the interpreter's
-        lock.
-
-        Args:
-            seconds: How long ago the pause may have ended.
-        """
-        since = time.monotonic() - seconds
-        # The reading thread may not have recorded the last pause yet.
-        open_pause = time.monotonic() - self._awake
-        pauses = [pause for end, pause in list(self._pauses) if end >= since]
-        return max([*pauses, open_pause if open_pause >= _PAUSE_SECONDS else 0.0])
 
     def connections(self) -> int:
         """Return the number of ranks that this process is connected to."""
@@ -445,7 +396,7 @@ class Mesh:
         ended: Dict[MeshLink, str] = {}
         until = 0.0
         while not self._closed:
-            self._record_pause()
+            self.pauses.tick()
             try:
                 # With a timeout, because a peer with an invalid frame counts as ended, although its
                 # connection may stay open and cause no further event.
@@ -469,12 +420,6 @@ class Mesh:
                 except Exception as error:
                     until = until if ended else time.monotonic() + POLL_SECONDS
                     ended[key.data] = str(error)
-
-    def _record_pause(self) -> None:
-        now = time.monotonic()
-        if now - self._awake >= _PAUSE_SECONDS:
-            self._pauses.append((now, now - self._awake))
-        self._awake = now
 
     def _take(self, link: MeshLink) -> None:
         """Read from a connection, and store or handle a frame that is complete."""

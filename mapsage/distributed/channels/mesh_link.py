@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from typing import Callable, Optional, Tuple, Union
+from typing import Callable, List, Optional, Tuple, TypedDict, Union
 
 Buffer = Union[bytes, bytearray, memoryview]
 # Lane (number of the channel), number of the collective in the channel, tag of the message in the
@@ -27,6 +27,34 @@ _AT_ONCE_BYTES = 2**26
 _SMALL_BYTES = 4096
 # Notice after two minutes that a host has lost power, even if nothing is sent.
 _KEEP_ALIVE = dict(TCP_KEEPIDLE=60, TCP_KEEPINTVL=10, TCP_KEEPCNT=6)
+
+
+class Message(TypedDict, total=False):
+    """A message for a process itself, sent as JSON in the lane CONTROL.
+
+    The first message of a connection has ``rank`` and ``host`` only. The others have a ``kind``:
+
+    - ``'last words'``: the sender ends with an error. Has ``text``.
+    - ``'failed'``: a rank gives up a lane. Has ``lane``, ``name``, ``ranks``, ``lost``, ``waited``.
+    - ``'text'``: a rank publishes a text. Has ``lane``, ``ranks``, ``key``, ``text``.
+    - ``'position'``: a rank asks for the positions of main threads. Has ``question``, ``ranks``.
+
+    Ranks forward the last three kinds to each other (``roll_call.py``).
+    """
+
+    kind: str
+    rank: int
+    host: str
+    text: str
+    lane: int
+    name: str
+    ranks: List[int]
+    # Pairs of a rank and the reason of its loss.
+    lost: List[Tuple[int, str]]
+    # Seconds that a rank may be late in the lane.
+    waited: float
+    key: str
+    question: str
 
 
 class MeshLink:

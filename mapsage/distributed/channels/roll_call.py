@@ -7,7 +7,7 @@ how many collectives it has entered. One rank reads all reports and stores the m
 others, so the number of requests grows only linearly with the number of ranks. A process without a
 report has ended or hangs.
 
-``group_channel.py`` calls this and words the error; ``main_thread.py`` finds out which of several
+``missing_ranks.py`` has the sentences for errors; ``main_thread.py`` finds out which of several
 missing ranks the others wait for.
 """
 from __future__ import annotations
@@ -16,12 +16,15 @@ import hashlib
 import json
 import threading
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Optional, Sequence, Set, Tuple
 
 from mapsage.distributed.store import LockedStore
 
 from .main_thread import Activity, Position, find_stragglers, main_thread_position
-from .mesh import Mesh, Message
+from .mesh import Mesh
+from .mesh_link import Message
+from .missing_ranks import Missing, describe_pause, describe_position
+from .pauses import is_late
 
 # Seconds without a new report after which the ranks without a report count as missing.
 _GRACE_SECONDS = 3.0
@@ -50,45 +53,6 @@ class Lane:
         self.name, self.ranks = name, list(ranks)
         self.key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), 'big')
         self.entered, self.inside = 0, False
-
-
-def is_late(paused: float, waited: float) -> bool:
-    """Return whether a pause of a process may be the reason why others waited too long. Pure.
-
-    Args:
-        paused: Length of the pause in seconds.
-        waited: Seconds that a rank may be late.
-    """
-    return paused > 0 and paused >= waited / 2
-
-
-def describe_pause(seconds: float) -> str:
-    """Return a description of a pause, which follows the name of the process. Pure."""
-    return (f'did not run for {seconds:.0f} s: it was stopped, or its machine was, or native code '
-            f'kept the interpreter to itself')
-
-
-def describe_position(position: Position) -> str:
-    """Return a description of a main thread, which follows 'rank R answers'. Pure."""
-    if not position.line:
-        return ''
-    doing = {Activity.RUNS: 'is', Activity.IN_BACKWARD: 'computes gradients',
-             Activity.IN_COLLECTIVE: 'waits in a collective'}[position.activity]
-    return f', and its main thread {doing} at {position.line}'
-
-
-class Missing(NamedTuple):
-    """The ranks that are missing from a collective.
-
-    Attributes:
-        ranks: Global ranks.
-        silent: Whether the processes of these ranks did not report either.
-        reasons: What is known about these ranks, and about some that wait elsewhere, by rank.
-    """
-
-    ranks: List[int]
-    silent: bool
-    reasons: Dict[int, str]
 
 
 class RollCall:
@@ -277,7 +241,7 @@ class RollCall:
             self._reported.add(message['lane'])
         lane = self._lanes.get(message['lane'])
         entered, inside = (lane.entered, lane.inside) if lane else (0, False)
-        paused = self.mesh.paused(message['waited'] + _MOST_SECONDS)
+        paused = self.mesh.pauses.longest(message['waited'] + _MOST_SECONDS)
         try:
             if is_late(paused, message['waited']):
                 self.store.add(f'{message["name"]}/paused/{self.rank}', int(paused))

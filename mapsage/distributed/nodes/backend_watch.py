@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from mapsage.distributed.channels.channel import RankLostError
-from mapsage.distributed.channels.group_channel import describe_missing, global_ranks, roll_call
+from mapsage.distributed.channels.missing_ranks import describe_missing
+from mapsage.distributed.channels.open_channels import global_ranks, roll_call
 from mapsage.distributed.channels.roll_call import Lane
 from mapsage.distributed.descriptors import DescriptorLimitError
 

@@ -10,7 +10,7 @@ from typing import Any, List, NoReturn, Sequence
 
 from mapsage.distributed.channels.agreement import RankError
 from mapsage.distributed.channels.channel import RankLostError, error_text
-from mapsage.distributed.channels.group_channel import tell_why
+from mapsage.distributed.channels.open_channels import tell_why
 from mapsage.errors import UserError
 from mapsage_launcher.nodes.elastic import MET_FILE
 from mapsage_launcher.ranks.failure_report import NOBODY

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from mapsage.distributed import SerialChannel
 from mapsage.distributed.channels.group_channel import GroupChannel
+from mapsage.distributed.channels.open_channels import roll_call
 
 TEXTS = ['', 'tile 17', 'Düsseldorf 影像', b'\xb5\xd8.tif'.decode('utf-8', 'surrogateescape')]
 
@@ -23,7 +24,7 @@ def channel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
     try:
         group = dist.new_group([0], timeout=timedelta(seconds=30))
-        yield GroupChannel(group, [0], 30.0, 'test')
+        yield GroupChannel(group, [0], 30.0, 'test', roll_call())
     finally:
         dist.destroy_process_group()
 

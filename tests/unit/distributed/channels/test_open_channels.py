@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from mapsage.distributed import SerialChannel, open_channel
-from mapsage.distributed.channels.group_channel import _group_timeout
+from mapsage.distributed.channels.open_channels import _group_timeout
 from mapsage.distributed.groups.process_group import DEFAULT_TIMEOUT_SECONDS
 
 
