@@ -23,6 +23,7 @@ from labeling_files import (
 from map_runs import read, run
 from support import on_host
 
+from mapsage.commands.predict import PARTIAL
 from mapsage.commands.programs import train
 from mapsage.maps.errors import PredictError
 
@@ -106,6 +107,17 @@ def test_a_scene_keeps_its_grid_and_its_labels(tmp_path: Path) -> None:
     sample = pseudo[0]
     # Bands as the labeled dataset has them: blue first.
     assert np.array_equal(sample['inputs'].numpy()[::-1, 2, 2], [10, 10, 20])
+
+
+def test_an_input_that_is_skipped_has_no_mask(tmp_path: Path) -> None:
+    write_tiles(tmp_path, count=2)
+    broken = tmp_path / 'img/train/t2.tif'
+    broken.write_bytes(b'no image')
+    out = tmp_path / 'more'
+    model = write_training(tmp_path), write_checkpoint(tmp_path)
+    status = run(model, tmp_path / 'img/train', '--pseudo-labels', out, '--skip-broken')
+    assert status == PARTIAL
+    assert [path.name for path in (out / 'masks').glob('*.*')] == ['t1.png']
 
 
 @pytest.mark.parametrize('break_it, words', [
