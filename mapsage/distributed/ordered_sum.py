@@ -111,7 +111,7 @@ class OrderedSum:
         self._ranks, self._rank, self._group = ranks, rank, group
         self._subtrees_by_rank = [subtrees(ranks.count, block) for block in ranks.blocks]
         self._local_subtrees = self._subtrees_by_rank[rank]
-        self._all_subtrees = [ranks for held in self._subtrees_by_rank for ranks in held]
+        self._all_subtrees = [ranks for block in self._subtrees_by_rank for ranks in block]
         self._free_buffers: Dict[Tuple[torch.dtype, torch.device], List[torch.Tensor]] = {}
 
     def sum(self, partials: Sequence[torch.Tensor],
@@ -239,7 +239,7 @@ class OrderedSum:
                 chunk for chunks_of_rank in zip(*(partial.split(sizes) for partial in partials))
                 for chunk in chunks_of_rank])
             works = self._exchange(
-                buffer, [len(held) * local_size for held in self._subtrees_by_rank],
+                buffer, [len(block) * local_size for block in self._subtrees_by_rank],
                 sent, [count * size for size in sizes])
             yield
             _wait(works)
