@@ -23,6 +23,7 @@ from torch import nn
 from mapsage.accelerator import current_accelerator
 from mapsage.drawing.preview import PreviewSample, render_preview
 from mapsage.evaluation.confusion_matrix import scores as score_matrix
+from mapsage.evaluation.confusion_matrix_metric import ConfusionMatrixMetric
 from mapsage.export.card import (
     CONFIG,
     LICENSE,
@@ -106,9 +107,8 @@ def validate(cfg: Config, checkpoint: str) -> Optional[Validation]:
                    if isinstance(value, (int, float))}
         loop: Any = runner.test_loop
         dataset = loop.dataloader.dataset
-        # A metric of MapSage; MMSegmentation's have no such attribute.
         matrix = next((metric.matrix for metric in loop.evaluator.metrics
-                       if getattr(metric, 'matrix', None) is not None), None)
+                       if isinstance(metric, ConfusionMatrixMetric)), None)
     classes = None
     if matrix is not None:
         class_scores: Any = score_matrix(matrix)

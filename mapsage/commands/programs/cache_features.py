@@ -28,10 +28,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         help="folder of the cache (default: the config's feature_source.folder, "
                         'else WORK_DIR/features)')
     args = parser.parse_args(argv)
-    for name in ('views', 'batch_size'):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    for option, number in (('--views', args.views), ('--batch-size', args.batch_size)):
+        if number is not None and number < 1:
+            parser.error(f'{option} {number}: expected 1 or more')
     return cache_features.cache_features(args)
 
 

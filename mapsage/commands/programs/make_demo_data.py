@@ -37,8 +37,10 @@ def parse_args() -> argparse.Namespace:
     tiles.add_argument('--tile-size', type=int, metavar='PIXELS',
                        help=f'default: {default.tile_size}')
     args = parser.parse_args()
-    unused = [f'--{name.replace("_", "-")}' for name in ('train_scenes', 'val_scenes', 'tile_size')
-              if args.geotiff and getattr(args, name) is not None]
+    tile_options = {'--train-scenes': args.train_scenes, '--val-scenes': args.val_scenes,
+                    '--tile-size': args.tile_size}
+    unused = [option for option, value in tile_options.items()
+              if args.geotiff and value is not None]
     if unused:
         parser.error(f'{", ".join(unused)}: --geotiff writes whole scenes and no tiles; leave out')
     return args
