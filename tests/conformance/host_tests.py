@@ -30,6 +30,7 @@ from typing import Dict, List
 ROOT = Path(__file__).resolve().parents[2]
 DIFFERENCES = ROOT / 'docs' / 'conformance.md'
 FOLDERS = ('test_logging', 'test_hooks', 'test_runner', 'test_optim', 'test_dist')
+ENDS_WELL = ['-p', 'ranks_that_end_well']
 IN_RUNNERS_PLACE = ['-p', 'in_runners_place']
 SECONDS_A_FILE = 1800
 
@@ -75,7 +76,7 @@ def run_file(tests: Path, file: Path, arguments: List[str]) -> Dict[str, str]:
                    # The tests read their checkpoints with a plain torch.load.
                    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1')
     command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-               f'--junitxml={results}', str(file), *arguments]
+               f'--junitxml={results}', str(file), *ENDS_WELL, *arguments]
     finished = subprocess.run(command, cwd=str(tests), env=environ, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=SECONDS_A_FILE,
                               universal_newlines=True, errors='replace')
