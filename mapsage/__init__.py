@@ -14,8 +14,10 @@ if not absent_hosts():
         datasets,
         engine,
         evaluation,
-        hooks,
+        few_labels,
         models,
         wrappers,
     )
+    from .features import hooks as _feature_hooks  # noqa: F401
+    from .sampling import hooks as _sampling_hooks  # noqa: F401
 from .version import __version__  # noqa: F401

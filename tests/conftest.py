@@ -77,10 +77,14 @@ elif SimAccelerator.why_unavailable() is None:
 NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/geo', 'unit/drawing', 'unit/report', 'unit/viewer', 'unit/labeling', 'unit/sampling',
     'unit/features', 'unit/datasets/demo', 'unit/datasets/prepare', 'unit/datasets/geotiff',
-    'unit/hooks/dynamic_sampling/test_dynamic_sampling_hook.py', 'unit/test_configs.py',
+    'unit/test_configs.py',
     'unit/models/backbones/test_dinov3_parity.py', 'unit/test_scripts.py', 'unit/test_mutants.py',
     'distributed/test_sampling_runs.py', 'integration/test_accept_machine.py',
     'integration/test_wheel.py'))
+# Of these folders: hooks, which train on the device.
+ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
+    'unit/features/hooks', 'unit/sampling/hooks/test_group_reward_settings.py',
+    'unit/sampling/hooks/test_group_rewards_on_devices.py'))
 # Neither device nor the version of torch or Python makes these different, and they take minutes.
 ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/features/remote', 'unit/viewer/test_view_review.py', 'unit/viewer/test_view_server.py',
@@ -93,7 +97,7 @@ STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     for item in items:
-        if str(item.path).startswith(NOT_ON_XLA):
+        if str(item.path).startswith(NOT_ON_XLA) and not str(item.path).startswith(ON_XLA_TOO):
             item.add_marker(on_host)
         if str(item.path).startswith(ON_MAIN_LEG_ALONE):
             item.add_marker(main_leg)

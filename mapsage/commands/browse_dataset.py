@@ -24,7 +24,7 @@ from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_once
 from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
-from mapsage.hooks.batch_images import choose_channels, shown_channels
+from mapsage.host.batch_images import choose_channels, shown_channels
 from mapsage.random_state import same_random_numbers
 
 # Largest number of samples on a sheet.

@@ -38,7 +38,7 @@ from mapsage.features.cache.shards import (
 )
 from mapsage.features.source import check_finite
 from mapsage.folder_claims import claimed
-from mapsage.runner_view import plain_model
+from mapsage.host.runner import plain_model
 from mapsage.version import __version__
 
 from . import cli

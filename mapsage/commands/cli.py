@@ -39,8 +39,8 @@ from mapsage.distributed.nodes.launcher_notes import (
 )
 from mapsage.engine.config_mistakes import explain_config_error
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.guards import DeviceCheckError
 from mapsage.errors import UserError
-from mapsage.hooks import DeviceCheckError
 from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 from mapsage_launcher.ranks.fork_server import freeze_imports
 from mapsage_launcher.ranks.leftover_encoders import note_finished

@@ -2,7 +2,7 @@
 
 "Equal" means equal bit for bit. If weights differ, the checkpoints' records of their conditions
 (number of threads, devices, versions) often tell the reason; see
-`mapsage/hooks/reproducibility.py`.
+`mapsage/engine/guards/reproducibility.py`.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from mmengine.runner import CheckpointLoader
 
-from mapsage.hooks.reproducibility import META_KEY, Difference, differences
+from mapsage.engine.guards.reproducibility import META_KEY, Difference, differences
 
 
 @dataclass(frozen=True)

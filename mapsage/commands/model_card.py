@@ -35,7 +35,7 @@ from mapsage.export.card import (
     Validation,
 )
 from mapsage.export.proof import Tile
-from mapsage.hooks.batch_images import shown_channels
+from mapsage.host.batch_images import shown_channels
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT

@@ -20,11 +20,12 @@ from mmengine.runner import CheckpointLoader, Runner
 from torch.utils.data import DataLoader
 
 from mapsage.engine.checkpoints.resume import candidates_in, folders_of
+from mapsage.engine.display import PreviewHook
+from mapsage.engine.guards import ReproducibilityHook
+from mapsage.engine.guards.reproducibility import META_KEY, differences
+from mapsage.engine.guards.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
 from mapsage.errors import UserError
-from mapsage.hooks import PreviewHook, ReproducibilityHook
-from mapsage.hooks.gradients.step_recorder import StepDone, StepEnds, StepRecorder
-from mapsage.hooks.reproducibility import META_KEY, differences
 
 from .replay_files import StepFacts, write_step
 

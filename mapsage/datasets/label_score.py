@@ -1,7 +1,7 @@
 """Score of a tile that is computed from its labels only.
 
 Such a score needs no model, so it is computed in the loader's worker that loads the tile. The hook
-that selects tiles by it is in `mapsage/hooks/dynamic_sampling/`.
+that selects tiles by it is in `mapsage/sampling/hooks/`.
 """
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from mapsage.accelerator import Accelerator
+from mapsage.engine.display import CompileReportHook
 from mapsage.errors import UserError
-from mapsage.hooks import CompileReportHook
-from mapsage.runner_view import unwrap
+from mapsage.host.runner import unwrap
 
 from .run_extension import EngineRun
 

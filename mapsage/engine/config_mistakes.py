@@ -20,7 +20,7 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
-from mapsage.runner_view import OptimWrappers
+from mapsage.host.runner import OptimWrappers
 
 from .env_cfg import ConfigError
 

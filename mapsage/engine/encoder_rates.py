@@ -14,10 +14,10 @@ from mmengine.optim import OptimWrapperDict
 from torch import nn
 from torch.optim import Optimizer
 
+from mapsage.host.runner import OptimWrappers
 from mapsage.models.frozen_weights import pretrained_source
 from mapsage.models.lora import is_adapter
 from mapsage.models.lora.inject import has_attention
-from mapsage.runner_view import OptimWrappers
 
 # Lowest rate with a warning, and a rate that has trained pretrained encoders well.
 COLLAPSED_RATE, SAFE_RATE = 1e-4, 1e-5

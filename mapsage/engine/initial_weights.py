@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from mapsage.distributed import broadcast_tensors
-from mapsage.runner_view import HostRunner, plain_model
+from mapsage.host.runner import HostRunner, plain_model
 from mapsage.wrappers.memory_layout import drawn_in_order
 
 

@@ -5,7 +5,7 @@ import logging
 from typing import Any, Callable
 
 from mapsage.accelerator import Accelerator
-from mapsage.runner_view import OptimWrappers
+from mapsage.host.runner import OptimWrappers
 from mapsage.wrappers.fused import watch_fused_steps, without_missing_fusion
 
 from .config_mistakes import check_clipping, optimizer_mistake

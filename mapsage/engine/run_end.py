@@ -1,6 +1,6 @@
 """The end of a training, validation or test: hooks hear of it, and an error names lost ranks.
 
-``end_run`` is a method of :class:`mapsage.hooks.base.MapSageHook`, not of MMEngine's hooks.
+``end_run`` is a method of :class:`mapsage.host.hook.MapSageHook`, not of MMEngine's hooks.
 """
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Iterator, Optional
 
 from mapsage.distributed import error_text, lost_ranks_named
-from mapsage.hooks.base import mapsage_hooks
-from mapsage.runner_view import MapSageRun
+from mapsage.host.hook import mapsage_hooks
+from mapsage.host.runner import MapSageRun
 
 
 @contextmanager

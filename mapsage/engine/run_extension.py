@@ -15,7 +15,7 @@ from mmengine.runner import BaseLoop
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mapsage.runner_view import MapSageRun
+from mapsage.host.runner import MapSageRun
 
 from .checkpoints.neighbor.copies import NeighborCopies
 from .checkpoints.resume import Choice

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mapsage.distributed import local_rank
-from mapsage.runner_view import OptimWrappers
+from mapsage.host.runner import OptimWrappers
 
 from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner

@@ -9,7 +9,7 @@ import torch
 from ranks import run_ranks
 from toy_runs import log_of, toy_runner
 
-from mapsage.hooks.reproducibility import facts_of_process
+from mapsage.engine.guards.reproducibility import facts_of_process
 
 
 def settings_of_run(folder: Path, accelerator: str, changes: Dict[str, Any]) -> Any:

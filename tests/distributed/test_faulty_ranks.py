@@ -19,9 +19,9 @@ from support import launch, write_tiny_config
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed import device_checks
-from mapsage.hooks import DeviceCheckError, DeviceCheckHook
+from mapsage.engine.guards import DeviceCheckError, DeviceCheckHook
 
-TINY_RUN = Path(__file__).resolve().parents[1] / 'unit' / 'hooks' / 'tiny_run.py'
+TINY_RUN = Path(__file__).resolve().parents[1] / 'tiny_run.py'
 ODD = 1  # the rank that has the fault
 
 

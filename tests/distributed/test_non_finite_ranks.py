@@ -18,11 +18,10 @@ from torch import nn
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed.channels.group_channel import GroupChannel
+from mapsage.engine.guards import NonFiniteLossError, non_finite_loss_hook
 from mapsage.engine.runner import MapSageRunner
-from mapsage.hooks import NonFiniteLossError
-from mapsage.hooks.gradients import non_finite_loss_hook
 
-TINY_RUN = Path(__file__).resolve().parents[1] / 'unit' / 'hooks' / 'tiny_run.py'
+TINY_RUN = Path(__file__).resolve().parents[1] / 'tiny_run.py'
 NAN = float('nan')
 
 

@@ -22,8 +22,8 @@ from support import main_leg, write_tiny_config, write_tiny_data
 from toy_runs import log_of, same_weights, toy_train
 
 from mapsage.engine import MapSageRunner
-from mapsage.hooks import DynamicSamplingHook
-from mapsage.hooks.dynamic_sampling.sample_weights import weigh_heads
+from mapsage.sampling.hooks import DynamicSamplingHook
+from mapsage.sampling.hooks.sample_weights import weigh_heads
 
 pytestmark = main_leg
 EPOCHS: Dict[str, Any] = {

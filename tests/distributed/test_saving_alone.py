@@ -15,8 +15,8 @@ from ranks import run_ranks
 from support import write_tiny_config, write_tiny_data
 
 from mapsage.distributed import RankLostError
+from mapsage.engine.guards import NonFiniteLossError
 from mapsage.engine.runner import MapSageRunner
-from mapsage.hooks import NonFiniteLossError
 
 SAMPLED = '''
 train_dataloader['batch_size'] = 3

@@ -13,7 +13,7 @@ import torch
 from mmengine.hooks import CheckpointHook
 
 from mapsage.distributed import Channel, SerialChannel, open_channel
-from mapsage.runner_view import HostRunner
+from mapsage.host.runner import HostRunner
 
 
 def parse_minutes(hook: CheckpointHook) -> Optional[float]:

@@ -36,7 +36,7 @@ from torch import nn
 from mapsage.console import make_lenient
 from mapsage.distributed import DEFAULT_TIMEOUT_SECONDS, all_ranks_or_none, error_text
 from mapsage.distributed.groups.process_group import kept_when_interrupted
-from mapsage.hooks.base import MapSageHook, mapsage_hooks
+from mapsage.host.hook import MapSageHook, mapsage_hooks
 from mapsage.models.checkpoint_fit import check_start, check_whole, plain_weights
 from mapsage.models.frozen_weights import restore_left_out
 from mapsage.wrappers import whole_model
@@ -51,7 +51,7 @@ from .neighbor.copies import NeighborCopies
 class SavingRunner(Runner):
     """MMEngine's Runner, whose checkpoints include what hooks keep on every rank.
 
-    Hooks that derive from :class:`~mapsage.hooks.MapSageHook`, or have some of its methods, collect
+    Hooks that derive from :class:`~mapsage.host.MapSageHook`, or have some of its methods, collect
     the state of other ranks before a save, and know the cause of a failure.
 
     Attributes:

@@ -10,7 +10,7 @@ from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
 from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
-from mapsage.runner_view import dataset_of
+from mapsage.host.runner import dataset_of
 
 
 class DataChecks(RunExtension):

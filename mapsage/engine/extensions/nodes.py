@@ -10,7 +10,7 @@ from mmengine.runner import BaseLoop
 
 from mapsage.engine.nodes import compare_data, meet_nodes
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
-from mapsage.runner_view import dataset_of
+from mapsage.host.runner import dataset_of
 
 
 class Nodes(RunExtension):

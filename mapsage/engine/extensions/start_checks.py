@@ -7,7 +7,7 @@ from mapsage.distributed import check_equal_weights
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
 from mapsage.engine.encoder_rates import encoder_rate_warning
 from mapsage.engine.run_extension import EngineRun, RunExtension
-from mapsage.runner_view import plain_model
+from mapsage.host.runner import plain_model
 
 
 class StartChecks(RunExtension):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import ContextManager, Iterator
 
+from mapsage.engine.guards import StopHook
 from mapsage.engine.run_extension import EngineRun, RunExtension
-from mapsage.hooks import StopHook
-from mapsage.runner_view import hooks_of_type
+from mapsage.host.runner import hooks_of_type
 from mapsage_launcher.stop_request import listening
 
 

@@ -20,7 +20,7 @@ from mapsage.engine import virtual_settings
 from mapsage.engine.loading.block_loader import build_block_loader
 from mapsage.engine.loading.build import build_keyed_loader, checked_dataset
 from mapsage.engine.run_extension import EngineRun, RunExtension
-from mapsage.runner_view import dataset_of
+from mapsage.host.runner import dataset_of
 
 
 class VirtualRankLoading(RunExtension):

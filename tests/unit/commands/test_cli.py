@@ -16,8 +16,8 @@ from mapsage.commands import cli
 from mapsage.distributed import RankError
 from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.guards import DeviceCheckError
 from mapsage.evaluation import ConfusionMatrixMetric
-from mapsage.hooks import DeviceCheckError
 from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from toy_runs import ToyRegression, log_of, same_weights, toy_runner, toy_train
 from mapsage.accelerator.gcu import GcuAccelerator
 from mapsage.accelerator.xla import XlaAccelerator
 from mapsage.engine.compiled_parts import CompileError, check_parts, compile_parts, compiled_parts
-from mapsage.hooks.compile_report_hook import CompileCounter
+from mapsage.engine.display.compile_report_hook import CompileCounter
 
 without_compile = pytest.mark.skipif(hasattr(torch, 'compile'), reason='this torch compiles')
 LAYERS: Dict[str, Any] = dict(layers=True, backend='eager')

@@ -21,11 +21,11 @@ from toy_runs import ToyNumbers, ToyRegression, log_of, toy_runner, toy_train
 from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
 from mapsage.engine.checkpoints.resume import ResumeError
+from mapsage.engine.guards.accelerator_hook import AcceleratorHook
+from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
+from mapsage.engine.guards.step_recorder import StepRecorder
 from mapsage.engine.loading.block_loader import as_rank
-from mapsage.hooks import DynamicSamplingHook
-from mapsage.hooks.gradients.non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
-from mapsage.hooks.gradients.step_recorder import StepRecorder
-from mapsage.hooks.ranks.accelerator_hook import AcceleratorHook
+from mapsage.sampling.hooks import DynamicSamplingHook
 from mapsage.wrappers import MMModelParallel
 from mapsage.wrappers.gradient_mean import GradientMean
 from mapsage.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches

@@ -51,7 +51,7 @@ def test_more_processes_than_the_checkpoint_has_virtual_ranks_are_told_the_way_o
 
 @pytest.mark.parametrize(('cfg', 'named'), [
     (dict(feature_source=dict(type='Streamed', ranks_per_head=2)), 'ranks_per_head=2'),
-    (dict(custom_hooks=[dict(type='mapsage.hooks.SyncBuffersHook')]), 'SyncBuffersHook'),
+    (dict(custom_hooks=[dict(type='mapsage.engine.SyncBuffersHook')]), 'SyncBuffersHook'),
     (dict(custom_hooks=[dict(type='EMAHook'), dict(type='SyncBuffersHook')]), 'SyncBuffersHook'),
     (dict(default_hooks=dict(timer=None, own=dict(type='SyncBuffersHook'))), 'SyncBuffersHook'),
     (dict(sync_bn='torch'), 'sync_bn'),

@@ -10,7 +10,7 @@ from label_pairs import data_sample
 from mmengine.registry import METRICS, TASK_UTILS
 
 from mapsage.evaluation import ComponentsFound, PolygonCount, UnbrokenLength
-from mapsage.hooks.group_rewards.reward_functions import Rewards
+from mapsage.sampling.hooks.reward_functions import Rewards
 
 
 def drawn(*rows: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from mapsage.engine.runner import MapSageRunner
 
-TINY_RUN = Path(__file__).resolve().parents[2] / 'hooks' / 'tiny_run.py'
+TINY_RUN = Path(__file__).resolve().parents[3] / 'tiny_run.py'
 
 
 class Rising(BaseMetric):

@@ -1,0 +1,21 @@
+"""Hooks that guard a run: devices, gradients, equal ranks, requests to stop, reproducibility.
+
+Most of them raise an error on every rank before a wrong number is saved. Importing the package
+registers them; `engine/default_hooks.py` has those that every run gets.
+"""
+from .accelerator_hook import AcceleratorHook
+from .accumulated_gradients_hook import AccumulatedGradientsHook
+from .device_check_hook import DeviceCheckError, DeviceCheckHook
+from .equal_buffers_hook import EqualBuffersHook
+from .nodes_hook import NodesHook
+from .non_finite_loss_hook import NonFiniteLossError, NonFiniteLossHook
+from .reproducibility_hook import ReproducibilityHook
+from .slowest_rank_hook import SlowestRankHook
+from .stop_hook import StopHook
+from .trained_weights_hook import TrainedWeightsHook
+
+__all__ = [
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
+    'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
+    'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook'
+]

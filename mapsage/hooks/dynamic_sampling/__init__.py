@@ -1,1 +1,0 @@
-"""Dynamic sampling as a hook: `dynamic_sampling_hook.py` is where to begin."""

@@ -1,1 +1,0 @@
-"""Hooks around gradients: errors of NaN losses, accumulation cycles, and the record of a step."""

@@ -1,1 +1,0 @@
-"""Hooks about ranks and their devices: random state, checks, stops, restarts, slow ranks."""

@@ -1,1 +1,0 @@
-"""Training with unlabeled images: `fixmatch_hook.py` is where to begin."""
