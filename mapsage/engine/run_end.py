@@ -36,4 +36,4 @@ def end_reported(runner: MapSageRun, task: str) -> Iterator[None]:
                 hook.end_run(runner, error)
             # A user's subclass may raise anything, and the run has ended already.
             except Exception as failure:
-                runner.logger.warning(f'{hook.name}.end_run: {error_text(failure)}')
+                runner.logger.warning(f'{hook.name_in_messages}.end_run: {error_text(failure)}')

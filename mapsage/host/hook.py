@@ -27,8 +27,8 @@ class MapSageHook(Hook):
     _rank_start: Optional[Callable[[int, Any], None]] = None
 
     @property
-    def name(self) -> str:
-        """Name for messages."""
+    def name_in_messages(self) -> str:
+        """Name of the class of this hook."""
         return type(self).__name__
 
     def gather_state(self, runner: MapSageRun) -> None:
@@ -93,7 +93,7 @@ class _UsersHook(MapSageHook):
         self.uneven_batches = getattr(users, 'uneven_batches', False)
 
     @property
-    def name(self) -> str:
+    def name_in_messages(self) -> str:
         return type(self._users).__name__
 
     def gather_state(self, runner: MapSageRun) -> None:

@@ -46,7 +46,7 @@ def _described(folder: str) -> bool:
     parent, _, name = folder.rpartition('/')
     text = (ROOT / 'docs' / 'how-it-works.md').read_text().split('```')[1]
     blocks = re.split(r'\n(?= *[\w./]+/  )', text)
-    return any(re.match(rf' *{parent.rpartition("/")[2]}/ ', block) and f'{name}/ ' in block
+    return any(re.match(rf' *{parent.rpartition("/")[2]}/ ', block) and f'{name}/' in block
                for block in blocks)
 
 

@@ -186,7 +186,7 @@ class SavingRunner(Runner):
         except Exception as error:
             # The hook of a user may have a method of this name for another purpose. Whatever it
             # raises must not replace the error that ended the training.
-            self.logger.warning(f'{hook.name}.explain: {error_text(error)}')
+            self.logger.warning(f'{hook.name_in_messages}.explain: {error_text(error)}')
             return None
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:

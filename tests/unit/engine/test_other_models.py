@@ -16,7 +16,7 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import Dataset
 
 from mapsage.engine import MapSageRunner
-from mapsage.engine.guards.non_finite_loss_hook import _image_paths, _with_images
+from mapsage.engine.guards.step_numbers import add_images, image_paths
 
 OURS = dict(accelerator='AcceleratorHook', device_check='DeviceCheckHook',
             non_finite_loss='NonFiniteLossHook', preview='PreviewHook',
@@ -169,4 +169,4 @@ def test_a_users_subclass_takes_the_place_of_a_hook(tmp_path: Path) -> None:
     (dict(data_samples=3), 'unknown'), ([torch.zeros(2)], 'unknown'),
     (dict(data_samples=(SimpleNamespace(img_path='a.png'),)), 'a.png')])
 def test_the_report_of_a_bad_loss_takes_any_batch(batch: Any, path: str) -> None:
-    assert path in _with_images('the loss is nan', _image_paths(batch))
+    assert path in add_images('the loss is nan', image_paths(batch))
