@@ -62,7 +62,7 @@ class PeerTime:
     @staticmethod
     def often(monkeypatch: Any) -> None:
         """Let the links that are opened from now on beat a hundred times a second."""
-        monkeypatch.setattr(liveness, '_MAX_INTERVAL', 0.01)
+        monkeypatch.setattr(liveness, '_MAX_INTERVAL_SECONDS', 0.01)
 
     def __init__(self, *links: Link) -> None:
         self._hubs = {id(link._hub): link._hub.liveness for link in links}.values()

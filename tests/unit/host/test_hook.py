@@ -41,7 +41,7 @@ def test_every_hook_has_the_methods_and_a_name() -> None:
     gathers, runner = Gathers(), None
     hooks = mapsage_hooks([gathers, UsersHook(), Hook()])
     assert hooks[0] is gathers
-    assert [hook.name for hook in hooks] == ['Gathers', 'UsersHook', 'Hook']
+    assert [hook.name_in_messages for hook in hooks] == ['Gathers', 'UsersHook', 'Hook']
     assert [hook.uneven_batches for hook in hooks] == [False, True, False]
     for hook in hooks:
         hook.check_own_state(runner)
