@@ -26,7 +26,7 @@ from .compiled_parts import compile_model
 from .default_hooks import hooks_to_register, split_default_hooks
 from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
-from .extensions.stop_requests import listening_for_stops
+from .extensions.machines import listening_for_stops
 from .initial_weights import initialize_weights
 from .loading.build import build_loader
 from .optimizers import build_optimizers

@@ -9,17 +9,10 @@ from typing import Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
 
-from .config_typos import ConfigTypos
-from .data_checks import DataChecks
-from .determinism import Determinism
-from .encoder_features import EncoderFeatures
-from .head_replicas import SharedHeads
-from .model_inputs import ModelInputs
-from .neighbor_copies import CheckpointCopies
-from .nodes import Nodes
+from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
+from .frozen_encoders import EncoderFeatures, SharedHeads
+from .machines import CheckpointCopies, Nodes, StopRequests
 from .resume import Resume
-from .start_checks import StartChecks
-from .stop_requests import StopRequests
 from .virtual_ranks import VirtualRankLoading
 
 EXTENSIONS: Tuple[Type[RunExtension], ...] = (

@@ -1,7 +1,8 @@
-"""Head replicas: several ranks train one decode head, each a shard of it.
+"""Heads over a frozen encoder: features from elsewhere, and heads that several ranks share.
 
-``feature_source.ranks_per_head`` asks for them. The model's wrapper is chosen in
-``engine/wrapping.py``, and the shards are in ``features/split_head/``.
+``feature_source`` of the config asks for both. The model's wrapper is chosen in
+``engine/wrapping.py``, and the shares of a head are in ``features/split_head/``. A rank that only
+encodes has no Runner: ``engine/ranks/encoder_rank.py``.
 """
 from __future__ import annotations
 
@@ -13,6 +14,16 @@ from mmengine.runner import BaseLoop
 from mapsage.engine.replica_settings import one_rank_a_replica, ranks_per_head
 from mapsage.engine.run_extension import EngineRun, RunExtension
 from mapsage.wrappers import HeadReplicas
+
+
+class EncoderFeatures(RunExtension):
+    """A hook replaces the images of a batch by their features."""
+
+    def hook_configs(self, run: EngineRun) -> List[Dict[str, Any]]:
+        if not run.cfg.get('feature_source'):
+            return []
+        return [dict(type='FeatureSourceHook', source=run.cfg.feature_source,
+                     timeout=run.env.timeout)]
 
 
 class SharedHeads(RunExtension):

@@ -1,0 +1,96 @@
+"""Checks of a run: keys of its config, its data, images, schedules, rates and equal ranks.
+
+A check raises an error, or returns a warning for the log; the checks themselves are in the modules
+that are imported here.
+"""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterator, Optional
+
+from mmengine.dist import is_main_process
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import BaseLoop
+from torch import nn
+
+from mapsage.distributed import check_equal_weights
+from mapsage.engine.checkpoints.resume_report import long_warm_ups
+from mapsage.engine.config_mistakes import misspelling_note
+from mapsage.engine.encoder_rates import encoder_rate_warning
+from mapsage.engine.loading.build import set_test_mode
+from mapsage.engine.loading.data_checks import band_order_note, compare_heads
+from mapsage.engine.loading.ground_checks import ground_note
+from mapsage.engine.loading.input_checks import watch_inputs
+from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
+from mapsage.host.runner import dataset_of, plain_model
+from mapsage.wrappers.memory_layout import put_channels_last
+
+
+class ConfigTypos(RunExtension):
+    """Warns of misspelt keys."""
+
+    def startup_warning(self, run: EngineRun) -> Optional[str]:
+        return misspelling_note(run.cfg)
+
+
+class DataChecks(RunExtension):
+    """Compares training data with the heads, and with the ground that is validated.
+
+    Windows of a scene may overlap. Each pixel of a scene is therefore scored in one window only.
+    """
+
+    def startup_warning(self, run: EngineRun) -> Optional[str]:
+        return band_order_note(run.cfg)
+
+    def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
+        if phase is Phase.TRAINING:
+            compare_heads(run.model, dataset_of(loop))
+            return
+        set_test_mode(loop)
+        if phase is Phase.VALIDATION:
+            self._warn_of_shared_ground(run, loop)
+
+    @staticmethod
+    def _warn_of_shared_ground(run: EngineRun, validation: BaseLoop) -> None:
+        trained, validated = dataset_of(run._train_loop), dataset_of(validation)
+        if is_main_process() and trained is not None and validated is not None:
+            warning = ground_note(trained, validated)
+            if warning:
+                run.logger.warning(warning)
+
+
+class ModelInputs(RunExtension):
+    """Images that do not fit the model raise a DataError; ``env_cfg.channels_last`` is applied."""
+
+    def prepare_model(self, run: EngineRun, model: nn.Module) -> None:
+        watch_inputs(model)
+        if run.env.channels_last:
+            put_channels_last(model)
+
+
+class StartChecks(RunExtension):
+    """Warns of schedules and learning rates that ruin a training; proves that all ranks agree."""
+
+    def after_load(self, run: EngineRun) -> None:
+        # A hook that reads runner.iter before a test has the loop built, but not the schedulers.
+        if isinstance(run.optim_wrapper, (OptimWrapper, OptimWrapperDict)):
+            for line in long_warm_ups(run.param_schedulers, run.max_iters, run.max_epochs):
+                run.logger.warning(line)
+            warning = encoder_rate_warning(plain_model(run), run.optim_wrapper,
+                                           None if run._resume else run._load_from)
+            if warning is not None:
+                run.logger.warning(f'{warning.text}. Set {warning.next_step}.')
+        if run.distributed:
+            check_equal_weights(plain_model(run), 'after initialization and loading')
+
+
+class Determinism(RunExtension):
+    """Warns of modules that no setting of the accelerator makes deterministic."""
+
+    @contextmanager
+    def training(self, run: EngineRun) -> Iterator[None]:
+        if run._randomness_cfg.get('deterministic'):
+            warning = run.accelerator.deterministic_obstacle(run.model)
+            if warning:
+                run.logger.warning(warning)
+        yield
