@@ -1,9 +1,10 @@
 """The extension point of MapSageRunner.
 
-A feature of the runner, such as head replicas or neighbor copies, is a :class:`RunExtension`: it
-overrides the moments of a run at which the feature has something to do. The runner calls every
-moment of all extensions, in the order of ``extensions/__init__.py``, and knows no feature by name.
-What the features have to know about each other is in the attributes of :class:`EngineRun`.
+A feature of the runner, such as head replicas or neighbor copies, is a :class:`RunExtension`. Like
+a hook, it overrides the methods for those moments of a run at which it has something to do; unlike
+a hook, it also acts before and while the runner builds its model and loops. The runner calls each
+method of all extensions, in the order of ``extensions/__init__.py``, and knows no feature by name.
+What features have to know about each other is in the attributes of :class:`EngineRun`.
 """
 from __future__ import annotations
 
@@ -37,10 +38,10 @@ class EngineRun(MapSageRun):
         env: Parsed ``env_cfg``.
         launcher: Launcher of the process: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         neighbor_copies: Copies of checkpoints in other machines' memory, or None without them.
-        machines_share_work_dir: Whether every machine can read rank 0's work dir, as far as the
-            ranks could tell when they met.
+        machines_share_work_dir: Whether every machine can read rank 0's work dir. The ranks find
+            out when they meet; a job on one machine has True.
         resume_choice: Checkpoint that the run resumes from; None before it is chosen.
-        computes_sync_bn: Whether the model has SyncBN layers that the accelerator computes.
+        computes_sync_bn: Whether the model has SyncBN layers, and the accelerator supports them.
     """
 
     env: EnvCfg
@@ -50,15 +51,18 @@ class EngineRun(MapSageRun):
     resume_choice: Optional[Choice] = None
     computes_sync_bn: bool = False
 
-    # State of MMEngine's Runner that decides what it builds next.
+    # Private attributes of MMEngine's Runner that extensions read.
     _train_dataloader: Union[DataLoader, Dict[str, Any]]
     _randomness_cfg: Dict[str, Any]
     _world_size: int
 
     def rule_out_training(self, error: Optional[Exception]) -> None:
-        """Keep the error of a training that cannot work; the first one counts.
+        """Remember an error that :meth:`train` shall raise; the first error counts.
 
-        The run is built all the same, because a test may still work.
+        The runner is built all the same, because a test may still work.
+
+        Args:
+            error: Reason why a training cannot work; None if there is no reason.
         """
 
     def set_randomness(self, seed: Optional[int], diff_rank_seed: bool = False,
@@ -92,11 +96,11 @@ class RunExtension:
     @contextmanager
     def building_train_loop(self, run: EngineRun, loop: Union[BaseLoop, Dict[str, Any]]
                             ) -> Iterator[None]:
-        """Surround the building of the training loop.
+        """Surround the building of the training loop, or its use if the user built it already.
 
         Args:
             run: The run.
-            loop: Config of the loop, or a loop that is built already.
+            loop: Config of the loop, or the loop that the user built.
         """
         yield
 
@@ -116,7 +120,10 @@ class RunExtension:
 
     @contextmanager
     def resuming(self, run: EngineRun) -> Iterator[None]:
-        """Surround the reading of the checkpoint that the run resumes from."""
+        """Surround the reading of the checkpoint that the run resumes from.
+
+        Not called in a run that does not resume.
+        """
         yield
 
     def after_load(self, run: EngineRun) -> None:

@@ -1,4 +1,9 @@
-"""What ranks exchange after each round of a step: eight numbers each, in one collective."""
+"""What processes exchange after each round of a step, in one collective of small numbers.
+
+A round fetches and scores samples; a step has as many rounds as it needs for a full batch. After
+each round every process sends three facts of its own, and five counts for each virtual rank that it
+carries out. So all processes make the same decision about the next round.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -11,16 +16,16 @@ from mapsage.errors import UserError
 # Status of a rank after a round: all went well, an exception was raised, its loader has ended.
 OK, FAILED, ENDED = 0, 1, 2
 
-# The facts of a round, of each process:
+# The facts of a round, for each process:
 #   step        number of the step; equal on all
 #   attempt     number of the resample, 0 for the initial batch; equal on all
 #   status      OK, FAILED or ENDED
-# and of each virtual rank that it carries out:
-#   valid       valid samples the rank has now, with the surplus of earlier steps
+# and for each virtual rank that it carries out:
+#   valid       valid samples the virtual rank has now, with the surplus of earlier steps
 #   judged      samples judged in this round
 #   passed      how many of these are valid
 #   not_finite  how many of these belong to a group with a score that is not finite
-#   original    samples in the batch the rank began the step with
+#   original    samples in the batch the virtual rank began the step with
 COUNTS = ('valid', 'judged', 'passed', 'not_finite', 'original')
 
 
@@ -35,9 +40,9 @@ class Round:
     """What all ranks found in a round; equal on every process.
 
     Attributes:
-        ended: Whether the loaders of all of them have ended.
-        valid: Number of valid samples of each virtual rank, in order; the other counts likewise,
-            see :data:`COUNTS`.
+        ended: Whether the loaders of all ranks have ended.
+        valid, judged, passed, not_finite, original: A count for each virtual rank, in order; see
+            :data:`COUNTS`.
     """
 
     ended: bool
@@ -49,9 +54,13 @@ class Round:
 
 
 def round_fields(ranks: VirtualRanks) -> Tuple[str, ...]:
-    """Return the fields of the consensus for :func:`compare_round`: those of the longest block."""
+    """Return the fields of the consensus for :func:`compare_round`.
+
+    A process carries out a block of virtual ranks. Process 0 has the longest block, which decides
+    the number of fields; a process with a shorter block leaves the last fields at 0.
+    """
     return ('step', 'attempt', 'status', *(
-        f'{name} {turn}' for turn in range(len(ranks.block(0))) for name in COUNTS))
+        f'{name} {position}' for position in range(len(ranks.block(0))) for name in COUNTS))
 
 
 def compare_round(consensus: Consensus, ranks: VirtualRanks, error: Optional[Exception],
@@ -70,26 +79,28 @@ def compare_round(consensus: Consensus, ranks: VirtualRanks, error: Optional[Exc
         LockstepError: On every rank, if they are in different steps or attempts.
         RankLostError: Naming the ranks that did not come.
     """
-    facts.update({f'{name} {turn}': each[name] for turn, each in enumerate(counts)
-                  for name in COUNTS})
-    found = consensus.tick(**facts)
-    if FAILED in found.by_rank('status').values():
+    facts.update({f'{name} {position}': rank_counts[name]
+                  for position, rank_counts in enumerate(counts) for name in COUNTS})
+    answers = consensus.tick(**facts)
+    if FAILED in answers.by_rank('status').values():
         raise_together(consensus.channel, error, 'fetching or scoring samples')
-    if not (found.agree('step') and found.agree('attempt')):
-        attempts = found.by_rank('attempt')
+    if not (answers.agree('step') and answers.agree('attempt')):
+        attempts = answers.by_rank('attempt')
         where = ', '.join(f'rank {rank}: step {step}, resample {attempts[rank]}'
-                          for rank, step in found.by_rank('step').items())
+                          for rank, step in answers.by_rank('step').items())
         raise LockstepError(f'ranks sample in different steps ({where}). Each must call sample() '
                             f'equally often and resume from the same checkpoint.')
     blocks = list(zip(consensus.channel.ranks, ranks.blocks))
-    turns = range(len(ranks.block(0)))
+    positions = range(len(ranks.block(0)))
     counts_by_name = []
     for name in COUNTS:
-        # Once a turn, and not once a virtual rank: it goes over all processes.
-        by_turn = [found.by_rank(f'{name} {turn}') for turn in turns]
-        counts_by_name.append([by_turn[turn][process] for process, block in blocks
-                               for turn in range(len(block))])
-    return Round(found.min('status') == ENDED, *counts_by_name)
+        # `by_rank` walks over all processes. Calling it for every virtual rank would make this
+        # quadratic in the number of ranks.
+        by_position = [answers.by_rank(f'{name} {position}') for position in positions]
+        counts_by_name.append([by_position[position][process] for process, block in blocks
+                               for position in range(len(block))])
+    # ENDED is the largest status, so the smallest one is ENDED if all loaders have ended.
+    return Round(answers.min('status') == ENDED, *counts_by_name)
 
 
 def check_equal_settings(channel: Channel, settings: str) -> None:

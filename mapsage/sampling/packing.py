@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mapsage.distributed.trust.sealed import BrokenSealError, seal, unseal
+from mapsage_launcher.trust.sealed import BrokenSealError, seal, unseal
 
 _PURPOSE = 'samples'  # of the seal
 

@@ -13,7 +13,7 @@ itself:
                                            <-  welcome
 
 Bytes after the handshake are neither encrypted nor authenticated. Pickled
-bytes are sealed with the secret (`mapsage/distributed/trust/sealed.py`).
+bytes are sealed with the secret (`sealed.py`).
 """
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from mapsage.distributed import RankError, open_channel
 from mapsage.distributed.channels.open_channels import roll_call
 from mapsage.distributed.nodes import heartbeat
 from mapsage.distributed.nodes.heartbeat import WatchSockets, leave_heartbeat
-from mapsage.distributed.trust.sealed import BrokenSealError
 from mapsage.engine import nodes
 from mapsage.engine.checkpoints.neighbor import copies
 from mapsage.engine.checkpoints.neighbor.link import CopyReceiver
@@ -35,6 +34,7 @@ from mapsage.features.wire.link import LinkError
 from mapsage.features.wire.opening import open_links
 from mapsage.sampling import plan_exchange
 from mapsage.sampling.packing import pack_samples
+from mapsage_launcher.trust.sealed import BrokenSealError
 
 # The package has a function of this name.
 sampling_exchange: Any = importlib.import_module('mapsage.sampling.exchange')

@@ -5,7 +5,9 @@ others, which forward it, so every process gets it within log2(ranks) hops. A pr
 the mesh's thread, even if its main thread hangs. Then every process reports to the rendezvous store
 how many collectives it has entered. One rank reads all reports and stores the missing ranks for the
 others, so the number of requests grows only linearly with the number of ranks. A process without a
-report has ended or hangs.
+report has ended, or is stopped as a whole.
+
+A channel is a *lane* here: the collectives of one channel, which fail together.
 
 ``missing_ranks.py`` has the sentences for errors; ``main_thread.py`` finds out which of several
 missing ranks the others wait for.
@@ -22,7 +24,7 @@ from mapsage.distributed.store import LockedStore
 
 from .main_thread import Activity, Position, find_stragglers, main_thread_position
 from .mesh import Mesh
-from .mesh_link import Message
+from .mesh_link import POLL_SECONDS, Message
 from .missing_ranks import Missing, describe_pause, describe_position
 from .pauses import is_late
 
@@ -30,10 +32,10 @@ from .pauses import is_late
 _GRACE_SECONDS = 3.0
 # Longest time for all reports, in seconds.
 _MOST_SECONDS = 30.0
-# Number of ranks that wait in another collective which an error lists as examples.
+# How many of the ranks that wait elsewhere an error shows as examples.
 _SHOWN_WAITING = 2
-# First and longest pause between two requests for the same value in the store.
-_PAUSE_SECONDS = (0.01, 0.5)
+# First and longest time between two requests for the same value in the store.
+_RETRY_SECONDS = (0.01, 0.5)
 
 
 class Lane:
@@ -84,7 +86,9 @@ class RollCall:
 
     def open(self, name: str, ranks: Sequence[int], kind: Callable[..., Lane] = Lane,
              *options: object) -> Lane:
-        """Return the lane with this name, made by ``kind(name, ranks, *options)``. Not collective.
+        """Return the lane with this name, made by ``kind(name, ranks, *options)``.
+
+        The call is not collective.
         """
         lane = kind(f'{self._prefix}/{name}', ranks, *options)
         return self._lanes.setdefault(lane.key, lane)
@@ -99,39 +103,42 @@ class RollCall:
         Args:
             lane: Lane that failed.
             lost: Reason by global rank, for ranks whose connection broke.
-            waited: Seconds that a rank may be late in the lane.
+            waited: Seconds for which ranks wait for each other in this lane.
         """
         message = Message(kind='failed', lane=lane.key, name=lane.name, ranks=lane.ranks,
                           lost=list(lost.items()), waited=waited)
         if self._remember(message):
-            # Not on a thread, because this process may end soon.
+            # First to connected ranks, and not on a thread, because this process may end soon. The
+            # thread then connects to the others.
             self._spread(message, connect=False)
             threading.Thread(target=self._forward, args=(message,), daemon=True).start()
             self._report(message)
 
     def find_missing(self, lane: Lane) -> Optional[Missing]:
-        """Return the missing ranks of a lane that has failed, the same on all ranks.
+        """Return the missing ranks of a lane that has failed.
+
+        One rank finds them out and the others get its answer from the store. If that rank or the
+        store has ended, this rank answers from the connections that it has lost.
 
         Returns:
-            The missing ranks. Without any rank if the rank that reads the reports has died and no
-            connection has broken. None if the rendezvous store has ended and no connection has
-            broken.
+            The missing ranks; an answer without any rank if nobody knows which one it is. None if
+            the rendezvous store has ended and no connection has broken.
         """
         unknown: Optional[Missing] = Missing([], False, {})
         try:
-            if self.store.add(f'{lane.name}/namer', 1) == 1:
+            if self.store.add(f'{lane.name}/reader', 1) == 1:
                 missing = self._read_reports(lane)
                 self.store.set(f'{lane.name}/missing', json.dumps(
                     [missing.ranks, missing.silent, list(missing.reasons.items())]))
                 return missing
-            deadline, pause = time.monotonic() + _MOST_SECONDS + _GRACE_SECONDS, _PAUSE_SECONDS[0]
+            deadline, pause = time.monotonic() + _MOST_SECONDS + _GRACE_SECONDS, _RETRY_SECONDS[0]
             while time.monotonic() < deadline:
                 text = self.store.find(f'{lane.name}/missing')
                 if text is not None:
                     ranks, silent, reasons = json.loads(text)
                     return Missing(ranks, silent, dict(reasons))
                 time.sleep(pause)
-                pause = min(2 * pause, _PAUSE_SECONDS[1])
+                pause = min(2 * pause, _RETRY_SECONDS[1])
         # The process that keeps the store has ended.
         except RuntimeError:
             unknown = None
@@ -142,8 +149,8 @@ class RollCall:
         """Return the positions of the main threads of ranks, without ranks that do not answer.
 
         Args:
-            question: Key in the store; a question can be asked once.
-            ranks: Global ranks to wait for, for some seconds.
+            question: Key in the store. Each question is asked once in a job, and goes to all ranks.
+            ranks: Global ranks whose answers to wait for, for some seconds.
         """
         message = Message(kind='position', question=question, ranks=list(range(self._ranks)))
         if self._remember(message):
@@ -151,7 +158,7 @@ class RollCall:
         positions: Dict[int, Position] = {}
         deadline = time.monotonic() + _GRACE_SECONDS
         while len(positions) < len(ranks) and time.monotonic() < deadline:
-            time.sleep(_PAUSE_SECONDS[0])
+            time.sleep(_RETRY_SECONDS[0])
             for rank in ranks:
                 position = self._read_position(question, rank) if rank not in positions else None
                 if position is not None:
@@ -190,6 +197,7 @@ class RollCall:
 
     def _remember(self, message: Message) -> bool:
         """Store a message; return whether it is new."""
+        # The condition is also the lock of what this class stores.
         with self.mesh.news:
             if message['kind'] == 'failed':
                 is_new = self._failures.setdefault(message['lane'], message) is message
@@ -232,9 +240,13 @@ class RollCall:
     def _report(self, message: Message) -> None:
         """Write the progress of this rank in a failed lane into the store.
 
-        The progress is ``2 * entered + 1 + inside``, so it is odd if the rank is in no collective
-        of the lane, and 0 without a report.
+        The progress is ``2 * entered + 1 + inside``. It is odd if the rank is outside all
+        collectives of this lane, and the store has 0 for a rank without a report.
         """
+        if message['lost']:
+            # A rank that lost all its connections is the one that most ranks have lost. The mesh
+            # of this rank may not have noticed that yet.
+            time.sleep(2 * POLL_SECONDS)
         with self.mesh.news:
             if message['lane'] in self._reported:
                 return
@@ -273,17 +285,17 @@ class RollCall:
         behind = [rank for rank in lane.ranks
                   if progress[rank] and (progress[rank] - 1) // 2 < most_entered]
         # A rank inside a collective may be one behind and wait nevertheless, because a broadcast
-        # ends sooner on some ranks. So ranks outside all collectives are suspected first.
+        # ends sooner on some ranks. So ranks outside this lane's collectives are suspected first.
         outside = [rank for rank in behind if progress[rank] % 2]
         reasons = {**self.mesh.reasons(), **self._lost_ranks(lane)}
-        if not silent:
-            disturbed = self._read_pauses(lane) or self._read_broken_connections(lane)
-            if disturbed:
-                return Missing(list(disturbed), False, disturbed)
         if silent:
             return Missing(silent, True, {
                 rank: reasons.get(rank) or f'{self.mesh.locate(rank)} does not answer'
                 for rank in silent})
+        # All ranks answer, but some were stopped for a while or have lost their connections.
+        disturbed = self._read_pauses(lane) or self._read_broken_connections(lane)
+        if disturbed:
+            return Missing(list(disturbed), False, disturbed)
         positions = {rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
                      for rank in outside or behind}
         stragglers = find_stragglers(positions)
@@ -329,18 +341,18 @@ class RollCall:
         """Wait until all ranks have reported or ended, or no new report has come for a while."""
         end = time.monotonic() + _MOST_SECONDS
         quiet_until, seen, ended = time.monotonic() + _GRACE_SECONDS, 0, 0
-        pause, lost_count = _PAUSE_SECONDS[0], -1
+        pause, lost_count = _RETRY_SECONDS[0], -1
         while time.monotonic() < min(end, quiet_until):
             count = self.store.add(f'{lane.name}/reported', 0)
             lost = set(self._lost_ranks(lane)) | {
                 rank for rank in list(self.mesh.lost) if rank in lane.ranks}
             if (count, len(lost)) != (seen, lost_count):
                 quiet_until = time.monotonic() + _GRACE_SECONDS if count != seen else quiet_until
-                pause = _PAUSE_SECONDS[0]
+                pause = _RETRY_SECONDS[0]
                 seen, lost_count = count, len(lost)
                 # Some lost ranks had reported before they ended.
                 ended = sum(not self.store.add(f'{lane.name}/at/{rank}', 0) for rank in lost)
             if seen + ended >= len(lane.ranks):
                 return
             time.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS[1])
+            pause = min(2 * pause, _RETRY_SECONDS[1])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from mmseg.structures import SegDataSample
 
-from mapsage.distributed.trust.sealed import BrokenSealError, seal
 from mapsage.sampling.packing import pack_samples, unpack_samples, write_parcel
+from mapsage_launcher.trust.sealed import BrokenSealError, seal
 
 Pair = namedtuple('Pair', 'first second')
 SECRET = b's' * 32

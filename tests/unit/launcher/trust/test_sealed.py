@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapsage.distributed.trust.sealed import BrokenSealError, seal, unseal
+from mapsage_launcher.trust.sealed import BrokenSealError, seal, unseal
 
 SECRET = b's' * 32
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from mapsage.errors import UserError
+from mapsage_launcher.errors import UserError
 
 _SEAL_BYTES = hashlib.sha256().digest_size
 
