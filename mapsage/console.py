@@ -27,7 +27,7 @@ def make_lenient(stream: Any, **encoding: str) -> None:
     """
     try:
         stream.reconfigure(errors='backslashreplace', **encoding)
-    # The stream is None, a user's class, or closed.
+    # There is no stream, or it is a user's class, or closed.
     except (AttributeError, OSError, ValueError):
         pass
 

@@ -1,7 +1,7 @@
 """One writer at a time for the files of a folder: a training's work dir, a map, a feature cache.
 
-A process claims names in a folder with a small locked file beside them, ``.claim-<8 hex digits>``.
-The kernel releases the lock when the process ends, even if it is killed, so the claim of a dead
+A process claims names in a folder with a small locked file there, ``.claim-<8 hex digits>``. The
+kernel releases the lock when the process ends, even if it is killed, so the claim of a dead
 process blocks nobody; the next process removes its file. Clocks are never compared.
 
 ``flock`` works between the processes of one machine, and between machines over NFS (Linux 2.6.12

@@ -78,7 +78,7 @@ def choose_channels(image: np.ndarray, channels: Channels) -> np.ndarray:
     return np.ascontiguousarray(image[:, :, list(channels)])
 
 
-def image_in_batch(batch: Any, index: int, channels: Channels) -> Optional[np.ndarray]:
+def image_in_batch(batch: object, index: int, channels: Channels) -> Optional[np.ndarray]:
     """Return the image of a sample as the pipeline gave it, without its padding and not mirrored.
 
     Of the views of test-time augmentation, it is the one nearest to the image in the file.
@@ -104,7 +104,7 @@ def image_in_batch(batch: Any, index: int, channels: Channels) -> Optional[np.nd
     return choose_channels(values, channels)
 
 
-def sample_in_batch(batch: Any, index: int) -> Optional[BaseDataElement]:
+def sample_in_batch(batch: object, index: int) -> Optional[BaseDataElement]:
     """Return a data sample of a batch, or None if the batch has none with this number.
 
     With test-time augmentation it is the sample of the first view.
@@ -113,7 +113,7 @@ def sample_in_batch(batch: Any, index: int) -> Optional[BaseDataElement]:
     return samples[0] if samples and isinstance(samples[0], BaseDataElement) else None
 
 
-def _views(batch: Any, index: int) -> Iterator[Tuple[Any, Any]]:
+def _views(batch: object, index: int) -> Iterator[Tuple[object, object]]:
     """Yield inputs and data sample of each view; a single one without test-time augmentation."""
     if not isinstance(batch, dict):
         return
@@ -125,18 +125,18 @@ def _views(batch: Any, index: int) -> Iterator[Tuple[Any, Any]]:
         yield _entry(inputs, index), _entry(samples, index)
 
 
-def _distance(view: Tuple[Any, Any]) -> Tuple[bool, float]:
+def _distance(view: Tuple[object, object]) -> Tuple[bool, float]:
     """Return a key by which the view nearest to the image in the file comes first."""
     metainfo = _metainfo(view[1])
     height, original = (tuple(metainfo.get(key) or (1,))[0] for key in ('img_shape', 'ori_shape'))
     return bool(metainfo.get('flip')), abs(np.log(height / original))
 
 
-def _metainfo(sample: Any) -> Dict[str, Any]:
+def _metainfo(sample: object) -> Dict[str, Any]:
     return sample.metainfo if isinstance(sample, BaseDataElement) else {}
 
 
-def _entry(entries: Any, index: int) -> Any:
+def _entry(entries: object, index: int) -> object:
     if not isinstance(entries, (list, tuple, torch.Tensor)) or index >= len(entries):
         return None
     return entries[index]
@@ -147,7 +147,7 @@ def _sub_config(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _types(config: Any) -> Iterator[Any]:
+def _types(config: object) -> Iterator[object]:
     """Yield the types that a config names, at any depth."""
     if isinstance(config, Mapping):
         yield config.get('type')
