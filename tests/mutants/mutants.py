@@ -182,7 +182,8 @@ MUTANTS = (
     Mutant('raise_alone', 'mapsage/sampling/lockstep.py',
            'the rank that failed raises before it tells the others',
            '    answers = consensus.tick(**facts)\n',
-           '    if error is not None:\n        raise error\n    answers = consensus.tick(**facts)\n',
+           '    if error is not None:\n        raise error\n'
+           '    answers = consensus.tick(**facts)\n',
            ('tests/distributed/test_sampling_faults.py::test_an_exception_on_one_rank_reaches_all',
             )),
 
