@@ -18,7 +18,13 @@ import torch.distributed as dist
 
 from .channels.agreement import RankError, error_text
 from .channels.channel import RankLostError
-from .channels.main_thread import Activity, Position, find_stragglers, line_of
+from .channels.main_thread import (
+    Activity,
+    Position,
+    find_stragglers,
+    line_of,
+    set_broken_collective,
+)
 from .channels.missing_ranks import describe_pause, describe_position
 from .channels.open_channels import ask_positions, known_ends, known_pause
 from .nodes.heartbeat import lost_by_heartbeat
@@ -62,6 +68,7 @@ def lost_ranks_named(activity: str) -> Iterator[None]:
         RankLostError: If a collective broke because ranks died, hang or took another path.
     """
     prefix = f'mapsage/lost_ranks/{next(_blocks)}'
+    set_broken_collective(None)
     try:
         yield
     except Exception as error:
@@ -88,6 +95,8 @@ def _find_cause(prefix: str, error: Exception, activity: str) -> Optional[Except
     store = LockedStore(dist.distributed_c10d._get_default_store())
     rank, is_broken = dist.get_rank(), _is_broken_collective(error)
     is_cause = not is_broken and not isinstance(error, (RankError, RankLostError))
+    if not is_cause:
+        set_broken_collective(error)
     store.set(f'{prefix}/line/{rank}', line_of(error))
     store.set(f'{prefix}/note/{rank}', error_text(error) if is_cause else '')
     paused = known_pause()

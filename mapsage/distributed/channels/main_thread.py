@@ -40,8 +40,23 @@ class Position(NamedTuple):
     line: str
 
 
+# Line of the collective in which this process has waited in vain; empty if it has not.
+_broken_line = ''
+
+
+def set_broken_collective(error: Optional[BaseException]) -> None:
+    """Remember the error of a collective that broke on this rank, or forget it with None.
+
+    The main thread then collects facts for its report, but others see it where it has waited.
+    """
+    global _broken_line
+    _broken_line = '' if error is None else line_of(error)
+
+
 def main_thread_position() -> Position:
     """Return where the main thread of this process is. Call it from another thread."""
+    if _broken_line:
+        return Position(Activity.IN_COLLECTIVE, _broken_line)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return Position(_classify(frame), _describe(frame))
 

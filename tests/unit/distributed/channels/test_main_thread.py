@@ -16,6 +16,7 @@ from mapsage.distributed.channels.main_thread import (
     Position,
     find_stragglers,
     main_thread_position,
+    set_broken_collective,
 )
 
 RUNS, BACKWARD, COLLECTIVE = Activity.RUNS, Activity.IN_BACKWARD, Activity.IN_COLLECTIVE
@@ -55,6 +56,19 @@ def test_a_thread_that_sleeps_runs() -> None:
     assert position.activity == RUNS
     assert position.line.startswith(f'{Path(__file__).parent.name}/test_main_thread.py:')
     assert position.line.endswith(' in <lambda>')
+
+
+def test_a_thread_that_reports_a_broken_collective_has_waited() -> None:
+    try:
+        raise RuntimeError('gloo/ timed out')
+    except RuntimeError as error:
+        set_broken_collective(error)
+    try:
+        position = watch(lambda: threading.Event().wait(0.6))
+    finally:
+        set_broken_collective(None)
+    assert position.activity == COLLECTIVE
+    assert position.line.endswith('in test_a_thread_that_reports_a_broken_collective_has_waited')
 
 
 def wait_in_backward(gradient: torch.Tensor) -> None:
