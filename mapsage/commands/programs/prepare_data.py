@@ -37,7 +37,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Progress:
+class ImageCounter:
     """Prints the number of finished images: one line on a terminal, a line every 10 s in a log."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
     try:
         result = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
-                                 Progress())
+                                 ImageCounter())
     except (OSError, PrepareError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 1
