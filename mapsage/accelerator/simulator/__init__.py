@@ -6,7 +6,8 @@ behave as on real devices, and so do device masks and, on request, a random gene
 device. Speed, the vendor's numerics and kernels, and streams are not simulated.
 """
 from .load import ONE_OF_BOTH, is_loaded, load_simulator, why_unavailable
+from .profiles import GcuProfile, Wire64
 from .settings import SimulatorError, SimulatorSettings, read_settings
 
-__all__ = ['ONE_OF_BOTH', 'SimulatorError', 'SimulatorSettings', 'is_loaded', 'load_simulator',
-           'read_settings', 'why_unavailable']
+__all__ = ['GcuProfile', 'ONE_OF_BOTH', 'SimulatorError', 'SimulatorSettings', 'Wire64',
+           'is_loaded', 'load_simulator', 'read_settings', 'why_unavailable']

@@ -8,6 +8,8 @@ from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from mapsage.accelerator.base import AcceleratorError
 
+from .profiles import DEFAULT, PROFILES, GcuProfile
+
 MAX_DEVICES = 64  # as in backend.cpp
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30}
 _FAULTS = ('allocation', 'absent', 'stall')
@@ -46,6 +48,7 @@ class SimulatorSettings:
         random_streams: Where the devices' random numbers come from: ``'cpu'`` for the CPU's
             generator, ``'device'`` for one generator a device.
         refused_ops: Schema names of operators that have no kernel.
+        profile: Version of the vendor's software whose quirks the devices and ``eccl`` have.
     """
 
     cards: Tuple[int, ...] = tuple(range(8))
@@ -59,6 +62,7 @@ class SimulatorSettings:
     needs_workspace_setting: bool = False
     random_streams: str = 'cpu'
     refused_ops: Tuple[str, ...] = ()
+    profile: GcuProfile = PROFILES[DEFAULT]
 
     @property
     def devices(self) -> int:
@@ -83,6 +87,8 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
       ``cublas``, which refuses what CUDA does in deterministic mode.
     - ``MAPSAGE_SIM_RANDOM``: ``cpu`` for the random numbers of a CPU run, the default, or
       ``device`` for a separate generator on each device, as on real cards.
+    - ``MAPSAGE_SIM_GCU``: version of the vendor's software, a key of ``PROFILES`` (profiles.py);
+      default: ``2.10``.
 
     Raises:
         SimulatorError: If a setting cannot be read.
@@ -114,7 +120,8 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
         refuse_wide_int64='int64' in checks,
         needs_workspace_setting='cublas' in checks,
         random_streams=random_streams,
-        refused_ops=ops)
+        refused_ops=ops,
+        profile=_profile(environ.get('MAPSAGE_SIM_GCU') or DEFAULT))
 
 
 def _split(value: Optional[str]) -> Tuple[str, ...]:
@@ -132,6 +139,15 @@ def _visible(mask: Optional[str], count: int) -> Tuple[int, ...]:
             f'because there are {count} simulated cards (MAPSAGE_SIM_DEVICES). Unset it to see '
             f'all.')
     return tuple(int(card) for card in cards)
+
+
+def _profile(version: str) -> GcuProfile:
+    if version not in PROFILES:
+        near = difflib.get_close_matches(version, PROFILES, 1)
+        raise SimulatorError(
+            f'MAPSAGE_SIM_GCU={version!r}: expected a version of torch_gcu that is simulated, '
+            f"{', '.join(PROFILES)}." + (f' Did you mean {near[0]}?' if near else ''))
+    return PROFILES[version]
 
 
 def _models(names: Optional[str], count: int) -> Tuple[str, ...]:

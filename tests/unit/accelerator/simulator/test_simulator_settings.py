@@ -3,7 +3,12 @@ from __future__ import annotations
 
 import pytest
 
-from mapsage.accelerator.simulator import SimulatorError, SimulatorSettings, read_settings
+from mapsage.accelerator.simulator import (
+    SimulatorError,
+    SimulatorSettings,
+    Wire64,
+    read_settings,
+)
 
 
 def test_nothing_set_is_eight_devices_without_limits() -> None:
@@ -33,6 +38,12 @@ def test_faults_of_one_rank_and_of_all() -> None:
     assert read_settings(faults).absent == {3, 4}  # no launcher: rank 0
 
 
+def test_the_profile_is_the_newest_with_public_source_or_the_one_named() -> None:
+    assert read_settings({}).profile.name == '2.10'
+    named = read_settings({'MAPSAGE_SIM_GCU': '2.11'}).profile
+    assert named.name == '2.11' and named.wire_64 is Wire64.REDUCTIONS_REFUSED
+
+
 def test_strictness() -> None:
     everything = read_settings({'MAPSAGE_SIM_STRICT': '1'})
     assert everything.refuse_float64 and everything.refuse_wide_int64
@@ -54,6 +65,7 @@ def test_strictness() -> None:
     ('MAPSAGE_SIM_FAULTS', 'stall', ["'stall'", 'stall=N']),
     ('MAPSAGE_SIM_STRICT', 'double', ['double', 'float64', 'cublas']),
     ('MAPSAGE_SIM_RANDOM', 'own', ["'own'", 'cpu or device']),
+    ('MAPSAGE_SIM_GCU', '2.1', ["'2.1'", '2.10, 2.10-int64, 2.11', 'Did you mean 2.1']),
     ('MAPSAGE_SIM_MODELS', 'A,B', ["'A,B'", 'or 8']),
     ('TOPS_VISIBLE_DEVICES', '', ["''", '0 to 7']),
     ('TOPS_VISIBLE_DEVICES', '8', ["'8'", '0 to 7']),
