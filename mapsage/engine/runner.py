@@ -23,19 +23,20 @@ from mapsage.host.runner import OptimWrappers
 from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner
 from .compiled_parts import compile_model
-from .default_hooks import hooks_to_register, split_default_hooks
 from .env_cfg import parse_env_cfg
 from .extensions import EXTENSIONS, virtual_ranks
 from .extensions.machines import listening_for_stops
-from .initial_weights import initialize_weights
 from .loading.build import build_loader
-from .optimizers import build_optimizers
 from .ranks import startup
 from .ranks.encoder_rank import EncoderRank, take_role
-from .run_end import end_reported
 from .run_extension import EngineRun, Phase
-from .start_log import log_start
-from .work_dir import alone_in_work_dir
+from .runner_parts import (
+    build_optimizers,
+    hooks_to_register,
+    initialize_weights,
+    split_default_hooks,
+)
+from .start_and_end import alone_in_work_dir, end_reported, log_start
 
 
 @RUNNERS.register_module()

@@ -1,7 +1,7 @@
 """Hooks that guard a run: devices, gradients, equal ranks, requests to stop, reproducibility.
 
 Most of them raise an error on every rank before a wrong number is saved. Importing the package
-registers them; `engine/default_hooks.py` has those that every run gets.
+registers them; `engine/runner_parts.py` has those that every run gets.
 """
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from support import on_host
 
 from mapsage import folder_claims
-from mapsage.engine.work_dir import alone_in_work_dir
+from mapsage.engine.start_and_end import alone_in_work_dir
 from mapsage.folder_claims import claimed
 
 pytestmark = on_host
