@@ -14,7 +14,7 @@ from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
 from mapsage.geo import write_polygons
-from mapsage.geo.raster import open_file
+from mapsage.geo.gdal_files import open_file
 
 # Pixels of 0.5 m at 37 degrees north, and of an arc second at 60 degrees.
 UTM = dict(crs=CRS.from_epsg(32650), transform=from_origin(500000.0, 4100000.0, 0.5, 0.5))

@@ -15,7 +15,7 @@ from affine import Affine
 from rasterio.transform import from_origin
 
 from mapsage.geo import ClassMapWriter, MapInfo, confidence_path, write_cog, write_polygons
-from mapsage.geo.raster import open_file
+from mapsage.geo.gdal_files import open_file
 from mapsage.viewer import ViewServer
 
 Server = TypeVar('Server', bound=ViewServer)

@@ -1,13 +1,12 @@
 """Rasters and vectors with coordinates: everything that uses GDAL, PROJ and GEOS.
 
 `raster.py` reads scenes and `mosaic.py` joins several into one; `gdal_names.py` has the names that
-GDAL opens apart from paths. Labels are in `labels.py` (rasters) and `vector_labels.py` (polygons).
-Maps are written by `cog.py`, `probabilities.py` and `polygons.py`.
+GDAL opens apart from paths, and `gdal_files.py` opens them. Labels are in `labels.py` (rasters) and
+`vector_labels.py` (polygons). Maps are written by `cog.py`, `probabilities.py` and `polygons.py`.
 
 Pixel coordinates are (column, row), and an integer is the upper left corner of a pixel, whose
 center lies at + 0.5.
 """
-from .alpha import hidden_data_band
 from .aoi import AreaOfInterest, SceneArea
 from .blocks import PARTS, BlockSplit, ScenePart
 from .cog import (
@@ -18,7 +17,10 @@ from .cog import (
     read_classes,
     write_cog,
 )
+from .coordinates import reprojected, to_map, window_outline
 from .ellipsoid import pixel_side
+from .errors import GeoError, RasterBlockError
+from .gdal_files import stamp
 from .gdal_names import (
     PICTURE_SUFFIXES,
     SCENE_SUFFIXES,
@@ -39,12 +41,10 @@ from .mosaic import Mosaic
 from .polygons import write_polygons
 from .pool import open_raster
 from .probabilities import ProbabilityWriter, probabilities_path
-from .raster import GeoError, Raster, RasterBlockError, to_map
-from .stamps import stamp
-from .statistics import BandStatistics, band_statistics
+from .raster import Raster
+from .statistics import BandStatistics, band_statistics, hidden_data_band
 from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers
-from .window_outlines import reprojected, window_outline
 
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',

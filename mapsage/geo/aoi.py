@@ -19,7 +19,10 @@ import pyproj
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from .raster import GeoError, PathName, Raster, check_name, short_crs, to_map
+from .coordinates import short_crs, to_map
+from .errors import GeoError, PathName
+from .gdal_files import check_name
+from .raster import Raster
 from .vector_labels import IndexedPolygons, bounds_of, format_bounds, place_polygons, polygon_parts
 
 # Edges are straight in the CRS of the file, and curved in another one. Longer edges get nodes at

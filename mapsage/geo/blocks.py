@@ -21,8 +21,10 @@ import numpy as np
 import rasterio.features
 import shapely
 
+from .coordinates import short_crs
+from .errors import GeoError
 from .globe import EARTH_RADIUS, Globe, full_turns
-from .raster import GeoError, Raster, short_crs
+from .raster import Raster
 
 PARTS = ('train', 'val', 'test')
 

@@ -31,7 +31,8 @@ from rasterio.windows import Window
 from mapsage.json_text import parse_json
 from mapsage.xml_text import xml_text
 
-from .raster import GeoError, PathName, open_file
+from .errors import GeoError, PathName
+from .gdal_files import open_file
 
 CONFIDENCE_NODATA = 255
 """Value of a pixel without a prediction; confidence itself is in percent, uint8 0 to 100."""

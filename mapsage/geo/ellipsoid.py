@@ -14,8 +14,9 @@ import numpy as np
 import pyproj
 import shapely
 
+from .coordinates import to_map
 from .outlines import Rings, polygon_areas, ring_areas, walk
-from .raster import Raster, to_map
+from .raster import Raster
 
 # A straight edge on the map is curved on the ellipsoid. With a point at least every 16 pixels, the
 # error of an edge is below a hundredth of a pixel for pixels of 1 km.

@@ -12,7 +12,9 @@ import numpy as np
 import pyproj
 from pyproj.exceptions import CRSError, ProjError
 
-from .raster import GeoError, Raster, short_crs, to_map
+from .coordinates import short_crs, to_map
+from .errors import GeoError
+from .raster import Raster
 
 EARTH_RADIUS = 6371008.8
 """Mean radius of the Earth in meters (IUGG)."""

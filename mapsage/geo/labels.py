@@ -11,9 +11,12 @@ from typing import Dict, Optional, Tuple, Union
 
 import numpy as np
 
+from .coordinates import short_crs, to_map
+from .errors import GeoError, PathName
+from .gdal_files import open_file
 from .gdal_names import output_name
 from .pool import open_raster
-from .raster import GeoError, PathName, Raster, open_file, short_crs, to_map
+from .raster import Raster
 
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
 

@@ -22,9 +22,11 @@ import numpy as np
 import pyproj
 from rasterio.crs import CRS
 
+from .coordinates import short_crs, to_map
+from .errors import Box, GeoError, PathName, RasterBlockError
 from .interpolation import between, interpolate, knots
 from .pool import most_open
-from .raster import Box, GeoError, PathName, Raster, RasterBlockError, short_crs, to_map
+from .raster import Raster
 
 # Pixels by which a scene may lie off the common grid and still count as on the grid.
 _ALIGNED = 0.05

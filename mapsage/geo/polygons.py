@@ -27,10 +27,12 @@ from rasterio.windows import Window
 from mapsage.xml_text import xml_text
 
 from .cog import disk_message, temporary_beside
+from .coordinates import to_map
 from .ellipsoid import EllipsoidArea
+from .errors import GeoError, PathName
+from .gdal_files import open_file
 from .outlines import Rings, build_polygons, polygon_areas, rebuild, ring_areas, simplify, walk
 from .qgis_style import add_polygon_style
-from .raster import GeoError, PathName, open_file, to_map
 
 LAYER = 'map'
 

@@ -17,7 +17,8 @@ from rasterio.windows import Window
 from mapsage.xml_text import xml_text
 
 from .cog import checksum, disk_errors
-from .raster import PathName, open_file
+from .errors import PathName
+from .gdal_files import open_file
 
 PROBABILITY_NODATA = 255
 """Value of a pixel without a prediction; smaller values are steps."""

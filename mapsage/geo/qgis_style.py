@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from mapsage.xml_text import xml_text
 
-from .raster import PathName
+from .errors import PathName
 
 # Mark of a style that MapSage may replace. QGIS does not write the comment when a user saves
 # another style under the same name.

@@ -1,7 +1,8 @@
 """Statistics of the bands of scenes, used for the normalization in a config.
 
 Scenes of any size are read window by window in constant memory; large ones are sampled. The command
-`tools/geotiff_statistics.py` prints the result as a part of a config.
+`tools/geotiff_statistics.py` prints the result as a part of a config. `hidden_data_band` looks at
+the values of a band that is tagged as alpha, for the warning at the start of a run.
 
 Shapes:
     values      (bands, N) of the valid pixels of a window
@@ -13,13 +14,21 @@ from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+from rasterio.enums import ColorInterp
 
-from .raster import Box, GeoError, PathName, Raster
+from .errors import Box, GeoError, PathName
+from .gdal_files import open_file
+from .raster import Raster
 
 # Side of a window in pixels.
 _WINDOW = 512
 # Number of pixels that stay in memory for the percentiles.
 _SAMPLED = 1000000
+# Side in pixels of the squares that are examined, and their number along the diagonal.
+_SQUARE, _SQUARES = 256, 3
+# A mask holds two values. If it was smoothed, a few pixels along its edges have other values; this
+# is the largest share of such pixels.
+_LARGEST_EDGE = 0.1
 
 
 @dataclass
@@ -133,3 +142,30 @@ class _BandTally:
         low, high = np.percentile(np.concatenate(self._samples, 1), [2, 98], axis=1)
         return BandStatistics(bands, self._mean, np.sqrt(self._squares / self.pixels), self._low,
                               self._high, low, high, self.pixels)
+
+
+def hidden_data_band(scene: Raster) -> Optional[int]:
+    """Return the number of an alpha band that is not in ``scene.bands`` and holds more than a mask.
+
+    Many programs tag the fourth of four bands as alpha, also if it is infrared. `Raster` believes
+    the tag, so the band is no input and hides pixels.
+
+    A band holds more than a mask if over a tenth of its pixels are neither 0 nor the highest value.
+    Three squares of the scene are examined. Returns None if there is no such band.
+
+    Raises:
+        RasterBlockError: If the scene is damaged in one of the squares.
+    """
+    with open_file(scene.path) as source:
+        alpha = [band for band, kind in zip(source.indexes, source.colorinterp)
+                 if kind == ColorInterp.alpha and band not in scene.bands]
+    if len(alpha) != 1:
+        return None
+    with Raster(scene.path, alpha) as band:
+        values = np.concatenate([
+            band.read(max(0, (band.width - _SQUARE) * square // (_SQUARES - 1)),
+                      max(0, (band.height - _SQUARE) * square // (_SQUARES - 1)),
+                      min(_SQUARE, band.width), min(_SQUARE, band.height))[0].ravel()
+            for square in range(_SQUARES)])
+    between = (values != 0) & (values != values.max())
+    return alpha[0] if between.mean() > _LARGEST_EDGE else None

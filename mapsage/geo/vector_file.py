@@ -16,7 +16,7 @@ import pyproj
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError
 
-from .raster import GeoError
+from .errors import GeoError
 
 DefaultClass = Union[None, int, str]
 """Name or index of a class, or None if every feature must name its own."""

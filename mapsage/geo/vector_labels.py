@@ -22,7 +22,9 @@ import rasterio.features
 import shapely
 from rasterio.windows import Window
 
-from .raster import Box, GeoError, PathName, Raster, short_crs, to_map
+from .coordinates import short_crs, to_map
+from .errors import Box, GeoError, PathName
+from .raster import Raster
 from .vector_file import read_labeled_polygons
 
 

@@ -17,8 +17,8 @@ from rasterio.windows import Window
 from mapsage.atomic_write import atomic_write
 from mapsage.geo import ClassMapWriter, MapInfo, write_cog
 from mapsage.geo.cog import temporary_beside
+from mapsage.geo.gdal_files import open_file
 from mapsage.geo.qgis_style import is_own_style, map_style
-from mapsage.geo.raster import open_file
 
 from .known_labels import UNKNOWN, KnownLabels
 from .thresholds import PERCENT, class_thresholds

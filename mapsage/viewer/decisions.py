@@ -25,8 +25,8 @@ from pyogrio.errors import DataLayerError, DataSourceError
 
 from mapsage.geo import GeoError, reprojected
 from mapsage.geo.cog import temporary_beside
+from mapsage.geo.gdal_files import check_name
 from mapsage.geo.qgis_style import add_polygon_style
-from mapsage.geo.raster import check_name
 
 from .errors import ViewError
 

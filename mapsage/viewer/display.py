@@ -35,7 +35,7 @@ from mapsage.geo import (
     write_cog,
 )
 from mapsage.geo.cog import disk_errors, temporary_beside
-from mapsage.geo.raster import open_file
+from mapsage.geo.gdal_files import open_file
 from mapsage.json_text import parse_json
 
 from .catalog import NO_DATA, MapEntry

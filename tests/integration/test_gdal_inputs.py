@@ -26,7 +26,7 @@ from mapsage.commands.predict import PARTIAL
 from mapsage.commands.programs import geotiff_statistics
 from mapsage.drawing.map_preview import thumbnail
 from mapsage.geo import GeoError, Raster, vsi
-from mapsage.geo.raster import RemoteReadError
+from mapsage.geo.errors import RemoteReadError
 from mapsage.maps.errors import PredictError
 
 UTM = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 500000, 0, -0.5, 5000000))

@@ -525,7 +525,7 @@ MUTANTS = (
            'the last band alone says where there is no data',
            'hidden &= np.isnan(band)', 'hidden = np.isnan(band)',
            ('tests/unit/geo/test_pixel_validity.py::test_one_band_that_equals_no_data_keeps_its_value',)),
-    Mutant('kept_handle', 'mapsage/geo/raster.py',
+    Mutant('kept_handle', 'mapsage/geo/file_handles.py',
            'a mosaic whose source is missing is read on, with zeros',
            'handle = self._handles.pop((os.getpid(), threading.get_ident()), None)',
            'handle = None', ('tests/unit/geo/test_vrt_sources.py',)),

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from _common import describe_machine  # noqa: E402
 
 from mapsage.geo import ClassMapWriter, MapInfo, confidence_path, write_cog  # noqa: E402
-from mapsage.geo.raster import open_file  # noqa: E402
+from mapsage.geo.gdal_files import open_file  # noqa: E402
 from mapsage.viewer import ViewServer, ViewSession, find_maps  # noqa: E402
 
 PATTERN = 5000  # side in pixels of the content, which repeats

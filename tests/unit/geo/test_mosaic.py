@@ -8,6 +8,7 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 import rasterio
+from geo_scenes import count_open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rasterio.crs import CRS
@@ -83,9 +84,9 @@ def test_few_files_stay_open(six: Tuple[Raster, Mosaic], monkeypatch: Any) -> No
     _, parts = six
     monkeypatch.setattr(mosaic, 'most_open', lambda: 2)
     parts.read(0, 0, 100, 70)
-    assert sum(bool(each.raster._handles) for each in parts._members) == 2
+    assert [count_open_files(Path(path)) for path in parts.files()].count(1) == 2
     parts.close()
-    assert not any(each.raster._handles for each in parts._members)
+    assert not any(count_open_files(Path(path)) for path in parts.files())
 
 
 def smooth(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import rasterio.shutil
-from geo_scenes import draw_classes, write_raster
+from geo_scenes import write_raster
 from range_server import RangeServer
 
 from mapsage.geo import GeoError, Raster, RasterBlockError
-from mapsage.geo.raster import RemoteReadError
-from mapsage.geo.stamps import stamp
+from mapsage.geo.errors import RemoteReadError
+from mapsage.geo.gdal_files import stamp
 
 NOISE = np.random.RandomState(0).randint(0, 255, (3, 256, 320)).astype('uint8')
 
@@ -163,17 +162,3 @@ def test_workers_that_are_forked_after_a_read(scene: Path, server: RangeServer,
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-
-
-def test_stamps_tell_contents_apart(tmp_path: Path, server: RangeServer) -> None:
-    path = write_raster(tmp_path / 'served/a.tif', draw_classes())
-    url = f'{server.url}/ok/a.tif'
-    name, size, tag = stamp(f'{server.url.replace("//", "//me:secret@")}/ok/a.tif?signature=x')
-    assert name == url and size == path.stat().st_size and tag
-    assert stamp(url) == [name, size, tag] == stamp(f'/vsicurl/{url}')[:0] + stamp(url)
-    bare = f'{server.url}/plain/a.tif'
-    assert stamp(bare)[1] == size and stamp(bare)[2] != stamp(bare + '?other')[2]
-    shutil.make_archive(str(tmp_path / 'z'), 'zip', str(tmp_path / 'served'))
-    packed = stamp(f'zip://{tmp_path}/z.zip!a.tif')
-    assert packed[1:] == stamp(str(tmp_path / 'z.zip'))[1:] and packed[0].endswith('a.tif')
-    assert stamp(str(path))[0] == str(path) and stamp('NETCDF:no.nc:a') == ['NETCDF:no.nc:a']

@@ -87,7 +87,7 @@ import sys
 import warnings
 import rasterio
 from mapsage.geo import forbid_servers
-from mapsage.geo.raster import open_file
+from mapsage.geo.gdal_files import open_file
 warnings.simplefilter('ignore')
 if sys.argv[1] == 'forbid':
     with rasterio.Env():  # it may have been used before

@@ -28,7 +28,7 @@ from rasterio.crs import CRS
 
 from mapsage.datasets.geotiff.summary import summarize
 from mapsage.geo import AreaOfInterest, GeoError, Mosaic, Raster, write_polygons
-from mapsage.geo.raster import open_file
+from mapsage.geo.gdal_files import open_file
 
 
 @pytest.mark.parametrize('place', [UTM, DEGREES], ids=['utm', 'degrees'])

@@ -12,6 +12,7 @@ import rasterio.shutil
 from geo_scenes import damage_block, open_file_positions, write_mosaic, write_raster
 
 from mapsage.geo import GeoError, Raster, RasterBlockError
+from mapsage.geo.read_failures import BlockGrid
 
 SIDE = 128
 
@@ -80,8 +81,9 @@ def test_the_blocks_of_the_missing_source_are_named(tmp_path: Path) -> None:
     sources[2].unlink()
     with pytest.raises(RasterBlockError) as caught:
         raster.read(0, 0, 3 * SIDE, SIDE)
+    grid = BlockGrid(raster.width, raster.height, *raster.blocks)
     assert caught.value.blocks == [
-        block for block in raster._blocks_of((0, 0, 3 * SIDE, SIDE)) if block[0] + block[2] > 256]
+        block for block in grid.meeting((0, 0, 3 * SIDE, SIDE)) if block[0] + block[2] > 256]
 
 
 def test_every_read_of_a_damaged_source_fails(tmp_path: Path) -> None:

@@ -1,14 +1,10 @@
 """Outlines, centers and overlaps of windows."""
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyproj
 import shapely
-from geo_scenes import write_raster
 
-from mapsage.geo import Raster, reprojected, window_outline
 from mapsage.labeling.outlines import middles_in_files, middles_on_ground, overlap
 from mapsage.labeling.window_facts import Place
 
@@ -25,24 +21,6 @@ def test_a_step_to_the_east_is_as_long_as_one_to_the_north() -> None:
     assert np.allclose(north - first, [0, 1], atol=1e-3)
     meters = [shapely.box(x, 0, x + 50, 50) for x in (0, 100)]
     assert np.allclose(np.diff(middles_on_ground(meters, UTM), axis=0), [[2, 0]])
-
-
-def test_the_sides_of_a_window_are_right_in_another_crs(tmp_path: Path) -> None:
-    """A parallel is an arc in UTM: the middle of a side of 4 degrees is kilometers off a chord."""
-    import rasterio
-    grid = dict(crs='EPSG:4326', transform=rasterio.Affine(0.04, 0, 10, 0, -0.04, 62))
-    path = write_raster(tmp_path / 'a.tif', np.ones((1, 100, 200), np.uint8), grid)
-    with Raster(str(path)) as raster:
-        polygon = window_outline(raster, 50, 0, 100, 100)
-    assert shapely.equals(shapely.normalize(polygon), shapely.normalize(
-        shapely.box(12, 58, 16, 62))) and reprojected(polygon, DEGREES, DEGREES) is polygon
-    moved = reprojected(polygon, DEGREES, UTM)
-    middle = shapely.Point(*pyproj.Transformer.from_crs(DEGREES, UTM, always_xy=True).transform(
-        14, 62))
-    assert moved.exterior.distance(middle) < 1
-    corners = np.array(pyproj.Transformer.from_crs(DEGREES, UTM, always_xy=True).transform(
-        [12, 16], [62, 62])).T
-    assert shapely.LineString(corners).distance(middle) > 1000
 
 
 def test_shares_and_middles_in_pixels() -> None:

@@ -29,7 +29,7 @@ from rasterio.transform import Affine
 from mapsage.datasets.geotiff import summary as geotiff_summary
 from mapsage.datasets.geotiff.summary import summarize
 from mapsage.engine.loading.build import checked_dataset, notes_on_scenes
-from mapsage.geo.raster import open_file
+from mapsage.geo.gdal_files import open_file
 
 
 def said(dataset: Any, level: int) -> List[str]:

@@ -1,18 +1,32 @@
-"""Windows of rasters as polygons, in any CRS.
+"""Positions in pixels, in map coordinates and in another CRS.
 
-The sides of an outline have nodes between the corners, because a straight side is curved in another
-CRS. For suggestions of windows to label, and for the viewer.
+A straight side of a window is curved in another CRS. So an outline has nodes between its corners,
+and the nodes are reprojected.
 """
 from __future__ import annotations
 
+import affine
 import numpy as np
 import pyproj
 import shapely
+from rasterio.crs import CRS
 
-from .raster import Raster, to_map
+from .raster import Raster
 
 # Number of segments of each side of a window.
 _STEPS = 8
+
+
+def to_map(transform: affine.Affine, pixels: np.ndarray) -> np.ndarray:
+    """Return the map coordinates, float64 (N, 2), of positions (column, row) in pixels, (N, 2)."""
+    a, b, c, d, e, f = transform[:6]
+    x, y = pixels[:, 0], pixels[:, 1]
+    return np.stack([a * x + b * y + c, d * x + e * y + f], 1)
+
+
+def short_crs(crs: CRS) -> str:
+    """Return the name of a CRS, shortened for a message."""
+    return str(crs.to_string())[:60]
 
 
 def window_outline(raster: Raster, column: int, row: int, width: int, height: int

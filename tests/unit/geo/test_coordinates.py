@@ -1,0 +1,32 @@
+"""Outlines of windows in map coordinates and in another CRS."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyproj
+import rasterio
+import shapely
+from geo_scenes import write_raster
+
+from mapsage.geo import Raster, reprojected, window_outline
+
+DEGREES = pyproj.CRS.from_epsg(4326).to_wkt()
+UTM = pyproj.CRS.from_epsg(32633).to_wkt()
+
+
+def test_the_sides_of_a_window_are_right_in_another_crs(tmp_path: Path) -> None:
+    """A parallel is an arc in UTM: the middle of a side of 4 degrees is kilometers off a chord."""
+    grid = dict(crs='EPSG:4326', transform=rasterio.Affine(0.04, 0, 10, 0, -0.04, 62))
+    path = write_raster(tmp_path / 'a.tif', np.ones((1, 100, 200), np.uint8), grid)
+    with Raster(str(path)) as raster:
+        polygon = window_outline(raster, 50, 0, 100, 100)
+    assert shapely.equals(shapely.normalize(polygon), shapely.normalize(
+        shapely.box(12, 58, 16, 62))) and reprojected(polygon, DEGREES, DEGREES) is polygon
+    moved = reprojected(polygon, DEGREES, UTM)
+    middle = shapely.Point(*pyproj.Transformer.from_crs(DEGREES, UTM, always_xy=True).transform(
+        14, 62))
+    assert moved.exterior.distance(middle) < 1
+    corners = np.array(pyproj.Transformer.from_crs(DEGREES, UTM, always_xy=True).transform(
+        [12, 16], [62, 62])).T
+    assert shapely.LineString(corners).distance(middle) > 1000

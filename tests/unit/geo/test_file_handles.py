@@ -1,0 +1,72 @@
+"""Open files of a raster in forked processes and in threads."""
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from geo_scenes import count_open_files, draw_classes, open_file_positions, paint, write_raster
+
+from mapsage.geo import Raster
+
+
+def _sum_in_child(raster: Raster, expected: int, queue: Any) -> None:
+    inherited = count_open_files(Path(raster.path))
+    total = int(raster.read(0, 0, 300, 260)[0].sum())
+    queue.put((total == expected, inherited, count_open_files(Path(raster.path))))
+
+
+def test_forked_processes_open_their_own_handle(tmp_path: Path) -> None:
+    values = paint(draw_classes())
+    raster = Raster(write_raster(tmp_path / 'a.tif', values))
+    raster.read(0, 0, 10, 10)
+    position = open_file_positions(Path(raster.path))
+    context = multiprocessing.get_context('fork')
+    queue = context.Queue()
+    child = context.Process(target=_sum_in_child, args=(raster, int(values.sum()), queue))
+    child.start()
+    same, inherited, opened = queue.get(timeout=60)
+    child.join(60)
+    # the child lets go of the handle that it inherited
+    assert same and inherited == 1 and opened == 1 and child.exitcode == 0
+    assert open_file_positions(Path(raster.path)) == position  # which both would have moved
+    assert raster.read(0, 0, 10, 10)[1].all()
+
+
+def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
+    values = paint(draw_classes())
+    raster = Raster(write_raster(tmp_path / 'a.tif', values))
+    path = Path(raster.path)
+    assert count_open_files(path) == 0
+    barrier = threading.Barrier(4)
+
+    def read_rows(thread: int) -> int:
+        for row in range(0, 250, 10):
+            np.testing.assert_array_equal(raster.read(thread, row, 100, 10)[0],
+                                          values[:, row:row + 10, thread:thread + 100])
+        barrier.wait(60)
+        there = count_open_files(path)
+        barrier.wait(60)
+        return there
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(read_rows, range(4))) == [4] * 4
+    raster.close()
+    assert count_open_files(path) == 0
+
+
+def test_threads_open_at_the_same_moment(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / 'a.tif', paint(draw_classes(20, 20)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            with Raster(path) as raster, ThreadPoolExecutor(8) as threads:
+                read = list(threads.map(lambda _: raster.read(0, 0, 5, 5)[1].all(), range(32)))
+            assert all(read)
+    finally:
+        sys.setswitchinterval(interval)
