@@ -5,9 +5,14 @@ import datetime
 import sys
 import time
 from types import TracebackType
-from typing import Any, Callable, Optional, Type
+from typing import TYPE_CHECKING, Callable, Optional, Type
 
-# Least time between two lines, and between two updates of the bar.
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from mapsage.terminal_bars import TerminalBars
+
+# Least time between two lines, and between two drawings of the bar.
 _LINE_SECONDS = 5.0
 _DRAW_SECONDS = 0.2
 
@@ -22,30 +27,29 @@ class ProgressLine:
         shown: Whether to show anything; False on ranks that do not print.
     """
 
+    _bars: Optional[TerminalBars] = None
+    _bar: TaskID
+
     def __init__(self, total: int, label: str, say: Callable[[str], None],
                  shown: bool = True) -> None:
         self._total, self._label, self._say, self._shown = total, label, say, shown
         self._done = 0
         self._start = self._last = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
 
     def __enter__(self) -> ProgressLine:
         self._start = self._last = time.monotonic()
         if self._shown and self._total and sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            # Without a refresh thread: the bar is drawn when windows are done.
-            self._bar = Progress(TextColumn(self._label), BarColumn(bar_width=30),
-                                 MofNCompleteColumn(), TextColumn('{task.fields[facts]}'),
-                                 auto_refresh=False)
-            self._bar.start()
-            self._task = self._bar.add_task(self._label, total=self._total, facts='')
+            # Rich is imported only where a bar may be drawn.
+            from mapsage.terminal_bars import TerminalBars, can_redraw
+            if can_redraw(sys.stdout):
+                self._bars = TerminalBars(sys.stdout)
+                self._bar = self._bars.add(self._label, self._total)
         return self
 
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def advance(self, windows: int) -> None:
         """Count finished windows, and show the progress if it is time to."""
@@ -53,14 +57,14 @@ class ProgressLine:
         now = time.monotonic()
         finished = self._done >= self._total
         if not self._shown or not (finished or now - self._last >= (
-                _LINE_SECONDS if self._bar is None else _DRAW_SECONDS)):
+                _LINE_SECONDS if self._bars is None else _DRAW_SECONDS)):
             return
         self._last = now
         rate = self._done / max(now - self._start, 1e-9)
         remaining = datetime.timedelta(
             seconds=round((self._total - self._done) / rate)) if rate else '?'
         facts = f'{rate:.1f} windows/s  eta {remaining}'
-        if self._bar is None:
+        if self._bars is None:
             self._say(f'{self._label}: {self._done}/{self._total} windows  {facts}')
         else:
-            self._bar.update(self._task, completed=self._done, facts=facts, refresh=True)
+            self._bars.show(self._bar, self._done, self._label, facts)

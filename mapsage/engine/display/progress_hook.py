@@ -1,7 +1,7 @@
 """A progress bar on a terminal; other outputs keep the plain lines.
 
 The bar shares the terminal with the log, so lines of the log must be printed above it, and the
-terminal must be restored however the run ends, also after Ctrl-C. :class:`_TerminalBar` does the
+terminal must be restored however the run ends, also after Ctrl-C. :class:`_BarsBelowLog` does the
 first, and :meth:`ProgressBarHook._guard` the second.
 """
 from __future__ import annotations
@@ -11,18 +11,17 @@ import functools
 import logging
 import re
 import sys
-import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple, TypeVar
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 from torch.utils.data import DataLoader
 
 from mapsage.host.runner import HostRunner
+from mapsage.terminal_bars import TerminalBars, can_redraw
 from mapsage.wrappers.rank_batches import Batch
 
 _T = TypeVar('_T')
@@ -59,7 +58,7 @@ class ProgressBarHook(Hook):
             raise ValueError(f'refresh_interval={refresh_interval}, expected 0 or more seconds')
         self.refresh_interval = refresh_interval
         self.show_lr = show_lr
-        self._bar: Optional[_TerminalBar] = None
+        self._bar: Optional[_BarsBelowLog] = None
         self._train: Optional[TaskID] = None
         self._evaluation: Optional[TaskID] = None
         self._loops_running = 0
@@ -67,7 +66,7 @@ class ProgressBarHook(Hook):
 
     def before_run(self, runner: HostRunner) -> None:
         """Make sure that the terminal is restored however the loop ends."""
-        if not is_main_process() or not _is_live_terminal(sys.stdout):
+        if not is_main_process() or not can_redraw(sys.stdout):
             return
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             # A loop that is not built yet is a dict.
@@ -156,10 +155,10 @@ class ProgressBarHook(Hook):
         loop.run = run_then_stop
 
     def _start(self, runner: HostRunner) -> None:
-        if self._bar is not None or not is_main_process() or not _is_live_terminal(sys.stdout):
+        if self._bar is not None or not is_main_process() or not can_redraw(sys.stdout):
             return
         try:
-            self._bar = _TerminalBar(runner.logger)
+            self._bar = _BarsBelowLog(runner.logger)
         except OSError as error:
             self._continue_without(runner, error)
 
@@ -193,7 +192,7 @@ class ProgressBarHook(Hook):
         numbers = _format_numbers(runner, shown)
         self._draw(runner, lambda bar: bar.show(task, done, label, numbers))
 
-    def _draw(self, runner: HostRunner, draw: Callable[[_TerminalBar], _T]) -> Optional[_T]:
+    def _draw(self, runner: HostRunner, draw: Callable[[_BarsBelowLog], _T]) -> Optional[_T]:
         """Draw; continue without a bar if the terminal is gone, as after an SSH session closes."""
         if self._bar is None:
             return None
@@ -209,21 +208,10 @@ class ProgressBarHook(Hook):
                               f'without the bar: {error}')
 
 
-class _Console(Console):
-    """A console that never hides the cursor.
-
-    Rich hides it while a bar is shown. A rank that torchrun ends with SIGTERM could not show it
-    again, and the user's terminal would be left without a cursor.
-    """
-
-    def show_cursor(self, show: bool = True) -> bool:
-        return False
-
-
 class _HideIterationLines(logging.Filter):
     """Hides LoggerHook's lines of single iterations on the terminal while the bar shows them."""
 
-    def __init__(self, bar: _TerminalBar) -> None:
+    def __init__(self, bar: _BarsBelowLog) -> None:
         super().__init__()
         self._bar = bar
 
@@ -231,22 +219,17 @@ class _HideIterationLines(logging.Filter):
         return not (self._bar.hides_iterations and _ITERATION_LINE.match(record.getMessage()))
 
 
-class _TerminalBar:
-    """The bars of one run and the redirection of the log around them.
+class _BarsBelowLog(TerminalBars):
+    """The bars of one run, and the redirection of the log around them.
 
-    The bars are drawn from the training thread only. A separate thread could hold Rich's lock at
-    the moment when a data loader forks a worker, and that worker would hang at its first print.
+    Attributes:
+        hides_iterations: Whether the log's lines of single iterations stay off the terminal.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
-        self.hides_iterations = True
-        self._drawn = 0.0
         terminal = sys.stdout
-        self._progress = Progress(
-            TextColumn('{task.description}'), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TextColumn('{task.fields[numbers]}'), console=_Console(file=terminal),
-            auto_refresh=False)
-        self._progress.start()
+        super().__init__(terminal)
+        self.hides_iterations = True
         self._filter = _HideIterationLines(self)
         self._handlers: List[Tuple[logging.StreamHandler, TextIO]] = []
         for handler in logger.handlers:
@@ -258,42 +241,13 @@ class _TerminalBar:
                 handler.setStream(sys.stdout)
                 handler.addFilter(self._filter)
 
-    def add(self, label: str, total: int, done: int) -> TaskID:
-        return self._progress.add_task(label, total=total, completed=done, numbers='')
-
-    def remove(self, task: TaskID) -> None:
-        self._progress.remove_task(task)
-
-    def due(self, interval: float) -> bool:
-        """Return whether ``interval`` seconds have passed since the last drawing."""
-        return time.monotonic() - self._drawn >= interval
-
-    def show(self, task: TaskID, done: int, label: str, numbers: str) -> None:
-        """Draw the bars.
-
-        Raises:
-            OSError: If the terminal cannot be written to.
-        """
-        self._drawn = time.monotonic()
-        self._progress.update(task, completed=done, description=label, numbers=numbers,
-                              refresh=True)
-
     def stop(self) -> None:
-        """Draw a last time and restore the streams and the log."""
+        """Restore the log, draw a last time and restore the streams."""
         for handler, stream in self._handlers:
             handler.removeFilter(self._filter)
             handler.setStream(stream)
         self._handlers = []
-        try:
-            self._progress.stop()
-        except OSError:
-            # Only the last drawing is lost: Rich restores the streams even if drawing fails.
-            pass
-
-
-def _is_live_terminal(stream: TextIO) -> bool:
-    """Return whether ``stream`` is a terminal on which a bar can be redrawn."""
-    return stream.isatty() and not Console(file=stream).is_dumb_terminal
+        super().stop()
 
 
 def _train_label(runner: HostRunner) -> str:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, List, Optional, Tuple
 
 import pytest
+from fake_terminal import BAR, COLOR, FakeTerminal
 from warm_python import warm_python
 
 from mapsage.engine.display import ProgressBarHook
@@ -22,8 +23,6 @@ from mapsage.engine.display import ProgressBarHook
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEADLINE = 60.0
 ITERATION_LINE = re.compile(r'(Iter|Epoch)\(train\)')
-BAR = '\u2501'
-COLOR = re.compile(r'\x1b\[[\d;]*m')
 
 
 def environment() -> dict:
@@ -207,31 +206,3 @@ def test_test_loop_has_a_bar_and_shows_its_metrics(
 def test_negative_interval_is_refused() -> None:
     with pytest.raises(ValueError, match='refresh_interval=-1'):
         ProgressBarHook(refresh_interval=-1)
-
-
-class FakeTerminal:
-    """A file that says it is a terminal, and can break as one whose session was closed."""
-
-    encoding = 'utf-8'
-
-    def __init__(self, path: Path, fails_after: Optional[str] = None) -> None:
-        self._file = open(path, 'w+', encoding='utf-8')
-        self._fails_after = fails_after
-
-    def write(self, text: str) -> int:
-        if self._fails_after and self._fails_after in self.text():
-            raise OSError(5, 'Input/output error')
-        return self._file.write(text)
-
-    def text(self) -> str:
-        self._file.flush()
-        return COLOR.sub('', Path(self._file.name).read_text(encoding='utf-8'))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def isatty(self) -> bool:
-        return True
