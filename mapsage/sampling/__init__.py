@@ -1,12 +1,16 @@
-"""Dynamic sampling: full batches of valid samples on every rank. It imports no framework."""
+"""Dynamic sampling: full batches of valid samples on every rank. It imports no framework.
+
+`dynamic_sampler.py` is the class to start with, `sampler.py` the loop that all ranks run.
+"""
 from .candidate import Candidate
+from .dynamic_sampler import DynamicSampler
 from .exchange import SampleMismatchError, Traffic, exchange
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import SurplusPool
 from .quantile import ScoreWindow
 from .refill import PassRate, refill_rounds
-from .sampler import BlockSampler, DynamicSampler
+from .sampler import BlockSampler
 from .scorer import BatchShare, Scorer, as_scorer
 from .scores import TileHistory, WeightedRewards
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall

@@ -3,7 +3,7 @@
 A step is a number of rounds: every rank fetches, scores and judges batches, and one collective
 (`lockstep.py`) tells all ranks the counts of all. From these counts every rank takes the same
 decisions: whether to draw more (`refill.py`), what to do without enough (`shortfall.py`) and which
-samples move (`plan.py`, `exchange.py`).
+samples move (`plan.py`, `exchange.py`). What a rank does by itself in a round is in `judging.py`.
 """
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from mapsage.accelerator import derived_seed
 from mapsage.distributed import Consensus, check_descriptors, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks
 
 from .collapse import CollapseWatch
-from .exchange import PURPOSE, exchange_blocks
+from .exchange import PURPOSE, exchange_blocks, exchange_weights, gather_rows
+from .judging import Judge
 from .lockstep import (
     ENDED,
     FAILED,
@@ -43,11 +43,8 @@ from .step import (
     check_settings,
     describe_random_keep,
 )
-from .validity import NOT_FINITE, Validity
-from .weights import exchange_weights, gather_rows
-
-# Steps that log every line at INFO; later steps log summaries and warnings.
-_SHOWN_STEPS = 100
+from .step_log import StepLog
+from .validity import Validity
 
 
 class BlockSampler:
@@ -72,11 +69,9 @@ class BlockSampler:
                  timeout: Optional[float] = None, place: Optional[Callable[[Any], Any]] = None,
                  observe: Optional[Callable[[Sequence[Any], str], None]] = None,
                  logger: Optional[logging.Logger] = None) -> None:
-        self._fetch, self._score, self._validity = fetch, score, validity
-        self.local_target, self.group_size = local_target, group_size
-        self._scores_per_sample = scores_per_sample
+        self.local_target, self.group_size, self._validity = local_target, group_size, validity
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
-        self.shortfall, self.seed = shortfall, seed
+        self.shortfall = shortfall
         self.keep_fraction, self.unbiased = keep_fraction, unbiased
         self._exchange: Dict[str, Any] = dict(group=group, place=place, timeout=timeout)
         channel = open_channel(group, timeout, PURPOSE)
@@ -97,19 +92,22 @@ class BlockSampler:
         check_policy(shortfall)
         validity.check_group_size(group_size * scores_per_sample)
         self._world = self._ranks.count
+        self._judge = Judge(fetch, score, validity, local_target=local_target,
+                            group_size=group_size, scores_per_sample=scores_per_sample,
+                            keep_fraction=keep_fraction, seed=seed, observe=observe)
+        logger = logger or logging.getLogger(__name__)
         # Numbers in the log: global ranks where every process runs one virtual rank.
-        self._names = channel.ranks if self._ranks.one_each else range(self._world)
-        self._observe = observe
-        self._logger = logger or logging.getLogger(__name__)
+        names = channel.ranks if self._ranks.one_each else range(self._world)
+        self._log = StepLog(logger, names, self._block, self.global_target, group_size)
         self._pools = [SurplusPool(max_age) for _ in self._block]
         self._rate = PassRate()
         # With a quantile: scores of all ranks, equal on every rank.
         self._scores = ScoreWindow()
-        self._watch = CollapseWatch(validity, shortfall, self._logger)
+        self._watch = CollapseWatch(validity, shortfall, logger)
         self._step = self._not_restored = 0
         self.totals = Totals()
         if keep_fraction and not self._block.start:
-            self._logger.info(describe_random_keep(keep_fraction, unbiased))
+            logger.info(describe_random_keep(keep_fraction, unbiased))
 
     @property
     def global_target(self) -> int:
@@ -196,8 +194,8 @@ class BlockSampler:
         step.stats.initial = step.stats.valid
         step.stats.first_judged, step.stats.first_passed = step.stats.judged, step.stats.passed
         step.initial = sum(result.original)
-        self._log(step, '[DynSample] Initial batch: collected %s valid samples globally',
-                  self._format_progress(step))
+        self._log.line(step, '[DynSample] Initial batch: collected %s valid samples globally',
+                       self._log.format_progress(step))
         while self._wants_more(step, result):
             result = self._resample(step)
         return self._decide(step, result)
@@ -229,15 +227,15 @@ class BlockSampler:
         rate = self._rate.value
         rounds = refill_rounds(step.stats.missing, rate + (1 - rate) * self.keep_fraction,
                                step.initial or self.global_target, self.max_refill_rounds)
-        self._log(step, '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
-                  step.attempt, self.max_resample_times, self._format_progress(step),
-                  step.stats.missing)
-        self._log(step, '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d%s',
-                  self._name, step.attempt, f' ({rounds} rounds)' if rounds > 1 else '')
+        self._log.line(step, '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
+                       step.attempt, self.max_resample_times, self._log.format_progress(step),
+                       step.stats.missing)
+        self._log.line(step, '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d%s',
+                       self._log.name, step.attempt, f' ({rounds} rounds)' if rounds > 1 else '')
         result = self._round(step, rounds, None)
         step.stats.attempts, step.stats.rounds = step.attempt, step.stats.rounds + rounds
-        self._log(step, '[DynSample-SYNC] Rank %d: After resample #%d, global_pool=%s',
-                  self._name, step.attempt, self._format_progress(step))
+        self._log.line(step, '[DynSample-SYNC] Rank %d: After resample #%d, global_pool=%s',
+                       self._log.name, step.attempt, self._log.format_progress(step))
         return result
 
     def _round(self, step: StepInProgress, rounds: int,
@@ -246,11 +244,14 @@ class BlockSampler:
         for findings in step.findings:
             findings.begin_round()
         failure: Optional[Exception] = None
+        quantile = self._validity.quantile
+        threshold = None if quantile is None else self._scores.quantile(quantile)
         try:
             for number in range(rounds):
                 for position, findings in enumerate(step.findings):
-                    self._fetch_and_judge(step, findings, number, None if initial is None
-                                          else initial[position])
+                    self._judge.fetch_and_judge(
+                        step, findings, number,
+                        None if initial is None else initial[position], threshold)
         # From a score, a loop would take it for the end of the data.
         except StopIteration as error:
             failure = RuntimeError(f'the score or its observer raised {error!r}: '
@@ -277,58 +278,6 @@ class BlockSampler:
         stats.missing = max(0, self.global_target - stats.valid)
         return result
 
-    def _fetch_and_judge(self, step: StepInProgress, findings: Findings, number: int,
-                         initial: Optional[Sequence[Any]]) -> None:
-        if findings.ended:
-            return
-        try:
-            samples = list(self._fetch(findings.rank) if initial is None else initial)
-        except StopIteration:
-            findings.ended = True
-            return
-        if not samples:
-            return
-        size = self.group_size
-        step.stats.fetched += len(samples)
-        step.unjudged = len(samples)
-        if len(samples) % size:
-            raise ValueError(f'a batch of {len(samples)} samples does not make whole groups of '
-                             f'group_size={size}. Set a batch size that it divides, and drop_last.')
-        scores = self._score(findings.rank, samples)
-        verdict = self._validity.judge(scores, size * self._scores_per_sample, self._threshold())
-        if len(verdict.reasons) * size != len(samples):
-            raise ValueError(f'{len(verdict.reasons) * size} scores for {len(samples)} samples, '
-                             f'expected one per sample.')
-        findings.judged += len(samples)
-        findings.scores += verdict.means.tolist()
-        drawn = self._draw_random_keep(findings.rank, len(verdict.reasons), step.attempt, number)
-        for index, reason in enumerate(verdict.reasons):
-            findings.passed += 0 if reason else size
-            findings.not_finite += size if reason == NOT_FINITE else 0
-            at_random = bool(reason) and reason != NOT_FINITE and drawn[index]
-            group = Group(samples[index * size:(index + 1) * size], self._step,
-                          '' if at_random else reason, at_random)
-            if self._observe is not None:
-                self._observe(group.samples, group.reason)
-            self._add_group(step, findings, group)
-            step.unjudged -= size
-
-    def _add_group(self, step: StepInProgress, findings: Findings, group: Group) -> None:
-        """Add a judged group to the findings, or count it as dropped."""
-        # The fallback policy may use the first groups, whether valid or not.
-        original = not step.attempt or len(findings.original) * self.group_size < self.local_target
-        if original:
-            findings.original.append(group)
-        if not group.reason:
-            findings.usable.append(group)
-            step.stats.unfiltered += self.group_size if group.at_random else 0
-        elif not original:
-            step.stats.drop(group.reason, self.group_size)
-
-    def _threshold(self) -> Optional[float]:
-        quantile = self._validity.quantile
-        return None if quantile is None else self._scores.quantile(quantile)
-
     def _share_scores(self, step: StepInProgress, result: Round) -> None:
         """Add the round's scores to the windows. Collective with a quantile: of all ranks then."""
         local_scores = [findings.scores for findings in step.findings]
@@ -340,18 +289,10 @@ class BlockSampler:
             rows = gather_rows(self._consensus.channel, self._ranks, local_scores, most, math.nan)
             self._scores.add([score for row in rows for score in row])
 
-    def _draw_random_keep(self, rank: int, groups: int, attempt: int, number: int) -> List[bool]:
-        """Draw which groups are kept at random. A resumed run draws the same ones."""
-        if not self.keep_fraction:
-            return [False] * groups
-        generator = torch.Generator().manual_seed(
-            derived_seed(self.seed, rank, self._step, attempt, number))
-        return (torch.rand(groups, generator=generator) < self.keep_fraction).tolist()
-
     def _decide(self, step: StepInProgress, result: Round) -> Decision:
         if step.stats.missing:
-            self._log(step, '[DynSample] Shortage: %d/%d samples missing', step.stats.missing,
-                      self.global_target)
+            self._log.line(step, '[DynSample] Shortage: %d/%d samples missing', step.stats.missing,
+                           self.global_target)
         try:
             decision = decide_shortfall(
                 self.shortfall, result.valid, result.original, self.local_target,
@@ -386,7 +327,9 @@ class BlockSampler:
             repeats += len(supply) - len(set(supply))
             invalid += sum(bool(group.reason) for group in source[:len(source) - left])
         if stats.missing:
-            self._warn_of_shortfall(step, repeats, invalid)
+            local_counts = torch.tensor([repeats, invalid])
+            counts = torch.stack(self._consensus.channel.gather(local_counts)).sum(0).tolist()
+            self._log.shortfall(step, *counts)
         batches = exchange_blocks(supplied, plan, self._ranks, traffic=stats.traffic,
                                   **self._exchange)
         weights = self._weights(groups, decision)
@@ -394,41 +337,9 @@ class BlockSampler:
         for rank, batch in zip(self._block, batches):
             stats.sent += plan.given[rank]
             stats.received += len(batch) - plan.kept(rank)
-            self._log_batch(step, rank, len(batch), None if fallen_back else plan.slice_of(rank))
+            self._log.batch(step, rank, len(batch), None if fallen_back else plan.slice_of(rank))
         self._store_unused(step, used)
         return batches, weights
-
-    def _warn_of_shortfall(self, step: StepInProgress, repeats: int, invalid: int) -> None:
-        """Log on the first rank what a short step trains on. Collective.
-
-        Args:
-            step: The step, whose outcome is decided.
-            repeats: Number of samples that this process supplies a second time.
-            invalid: Number of groups that are not valid and that this process supplies.
-        """
-        local_counts = torch.tensor([repeats, invalid])
-        counts = torch.stack(self._consensus.channel.gather(local_counts)).sum(0).tolist()
-        if not self._block.start:
-            self._logger.warning(
-                '[DynSample] Step %d fell short: %s valid samples after %d resample(s), '
-                'shortfall=%s. Of the samples it trains on %d repeat others, and %d group(s) are '
-                'not valid.', step.stats.step, self._format_progress(step), step.attempt,
-                step.stats.outcome, *counts)
-
-    def _log_batch(self, step: StepInProgress, rank: int, count: int,
-                   pool_slice: Optional[Tuple[int, int]]) -> None:
-        name = self._names[rank]
-        if pool_slice is None:
-            self._log(step, '[DynSample] Rank %d: Using %d samples of the original batch after %d '
-                      'resample(s)', name, count, step.attempt, rank=rank)
-            return
-        self._log(step, '[DynSample-FINAL] Rank %d: Slicing global pool [%d:%d], got %d samples',
-                  name, *pool_slice, count, rank=rank)
-        repeated = step.stats.outcome == 'pad'
-        self._log(step, '[DynSample] Rank %d: Using %d %ssamples (%d groups) from global pool%s '
-                  'after %d resample(s)', name, count, '' if repeated else 'valid ',
-                  count // self.group_size, ', in which valid ones repeat,' if repeated else '',
-                  step.attempt, rank=rank)
 
     def _weights(self, supplied: Sequence[Sequence[Group]],
                  decision: Decision) -> List[Tuple[float, ...]]:
@@ -458,87 +369,3 @@ class BlockSampler:
                     step.stats.drop(group.reason, self.group_size)
             rest = [group for group in findings.usable if id(group) not in used]
             step.stats.drop(SURPLUS, len(pool.put(rest)) * self.group_size)
-
-    def _format_progress(self, step: StepInProgress) -> str:
-        return f'{min(step.stats.valid, self.global_target)}/{self.global_target}'
-
-    @property
-    def _name(self) -> int:
-        """Number of the first virtual rank of this process in the log."""
-        return self._names[self._block.start]
-
-    def _log(self, step: StepInProgress, line: str, *values: Any,
-             rank: Optional[int] = None) -> None:
-        work = step.attempt or step.stats.missing
-        first = not (self._block.start if rank is None else rank)
-        shown = work and first and self._step <= _SHOWN_STEPS
-        self._logger.log(logging.INFO if shown else logging.DEBUG, line, *values)
-
-
-class DynamicSampler(BlockSampler):
-    """Fetch, score and judge on all ranks in lockstep until every rank has its share.
-
-    The constructor and :meth:`sample` are collective. A step whose batches are all valid costs one
-    collective of 64 bytes from each rank. A validity with a quantile adds one for the scores, and
-    ``unbiased`` one for the weights, 8 bytes per group.
-
-    Args:
-        fetch: Function that returns the next batch of this rank's loader as a sequence of
-            samples, possibly empty, and raises StopIteration at the end of the data.
-        score: Function that returns one number per sample of a batch, on any device.
-        validity: Criteria for valid groups.
-        local_target: Number of samples for each rank.
-        group_size: Number of consecutive samples that stay together; divides ``local_target``.
-        max_resample_times: Number of resamples a step may make.
-        shortfall: Policy if the resamples do not suffice, see :func:`decide_shortfall`.
-        max_age: Number of steps that a surplus group may wait in the pool.
-        max_refill_rounds: Number of batches that one resample may fetch on each rank.
-        keep_fraction: Probability with which a group that is not valid is kept at random.
-        unbiased: Whether such a group weighs ``1 / keep_fraction`` in :attr:`SampledBatch.weights`,
-            so that the weighted batches have the class prior of the data.
-        scores_per_sample: Number of scores per sample, such as rewards, in sequence.
-        seed: Seed of the random keep, which also depends on rank, step and resample.
-        group: Process group of the ranks that sample together; all ranks when None.
-        timeout: Seconds a rank may be late; the group's own timeout when None.
-        place: Function that returns a sample from another rank on the device where this rank
-            needs it.
-        observe: Function called with the samples of each group and the reason why it is dropped,
-            ``''`` if it is kept.
-        logger: Logger for a warning on the first rank about each step that falls short, for INFO
-            lines there about the first 100 steps with missing samples, and for DEBUG lines
-            otherwise.
-
-    Attributes:
-        totals: Sums over the steps since the caller last cleared them.
-
-    Raises:
-        ValueError: For a setting out of range.
-        DescriptorLimitError: If this process may not open a connection to each rank.
-        LockstepError: On every rank, if a rank has different settings.
-    """
-
-    def __init__(self, fetch: Callable[[], Sequence[Any]], score: Callable[[Sequence[Any]], Any],
-                 validity: Validity, local_target: int, **settings: Any) -> None:
-        super().__init__(lambda rank: fetch(), lambda rank, samples: score(samples), validity,
-                         local_target, **settings)
-
-    def sample(self, initial: Optional[Sequence[Any]] = None) -> SampledBatch:
-        """Return this rank's share of the next step. Collective.
-
-        Args:
-            initial: Batch to begin with; fetched when None.
-
-        Raises:
-            EndOfData: And others, as :meth:`sample_block` does.
-        """
-        return self.sample_block(None if initial is None else [initial])[0]
-
-    def state_dict(self) -> Dict[str, Any]:
-        """Return what a resumed run needs of this rank: step, pass rate, latest scores, pool."""
-        state = super().state_dict()
-        [state['pool']] = state.pop('pools')
-        return state
-
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`. Samples left out of its pool add to not_restored."""
-        super().load_state_dict(dict(state, pools=[state['pool']]))
