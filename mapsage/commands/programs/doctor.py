@@ -2,19 +2,37 @@
 
     python tools/doctor.py [CONFIG] [--accelerator NAME]    one process
     bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate
+    python tools/doctor.py CONFIG --operators               what a card leaves to the CPU
 """
 from __future__ import annotations
 
+import argparse
 from typing import Optional, Sequence
 
 from mapsage.commands import cli
 from mapsage.commands.doctor.diagnosis import diagnose
+from mapsage.commands.doctor.operators import report_operators
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     parser = cli.build_parser('Say whether a training would start here.', False, __doc__)
-    return diagnose(parser.parse_args(argv))
+    parser.add_argument('--operators', action='store_true',
+                        help='list the operators of a step of the config and where the card, or '
+                        "else Enflame's S60, computes them; needs neither card nor data")
+    parser.add_argument('--crop-size', type=_pixels, metavar='N',
+                        help="height and width of the images of that step in pixels (default: the "
+                        "config's)")
+    args = parser.parse_args(argv)
+    if args.operators:
+        return report_operators(args)
+    return diagnose(args)
+
+
+def _pixels(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f'expected a number of pixels from 1, got {text!r}')
+    return int(text)
 
 
 def run() -> None:
