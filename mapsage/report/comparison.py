@@ -11,7 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 from mapsage.atomic_write import atomic_write
 
-from . import sections
+from . import class_sections, fragments, sections
 from .charts import ChartLine, line_chart, number, text
 from .page import guarded, page
 from .pictures import picture_url
@@ -71,17 +71,17 @@ def _scores(run: Run) -> Dict[str, float]:
 def _overview(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
     rows = [['config', *(text(run.config_name) for run in runs)],
-            ['started', *(text(sections.date(run.starts[0].started)) for run in runs)],
+            ['started', *(text(fragments.date(run.starts[0].started)) for run in runs)],
             ['end', *(text(sections.status_words(run.last)) for run in runs)]]
     for name in names:
         values = [_scores(run).get(name) for run in runs]
         rows.append([text(name), *(_with_best(values) if sections.is_percentage(name)
-                                   else map(sections.figure, values))])
+                                   else map(fragments.figure, values))])
     rows += [['steps', *(text(sections.steps_line(run)) for run in runs)],
              ['time', *(text(sections.time_line(run)) for run in runs)],
              ['devices', *(text(sections.device_line(run)) for run in runs)]]
-    return sections.section('Runs', sections.table(rows, _head(runs), 'config'),
-                            _not_comparable(runs))
+    return fragments.section('Runs', fragments.table(rows, _head(runs), 'config'),
+                             _not_comparable(runs))
 
 
 def _head(runs: Sequence[Run]) -> List[str]:
@@ -92,7 +92,7 @@ def _with_best(values: Sequence[Optional[float]]) -> List[str]:
     known = [value for value in values if value is not None]
     best = max(known) if len(set(known)) > 1 else None
     return [f'<span class="best">{value:.2f}</span>' if value is not None and value == best
-            else sections.figure(value) for value in values]
+            else fragments.figure(value) for value in values]
 
 
 def _tables(runs: Sequence[Run]) -> List[Optional[ClassTable]]:
@@ -119,7 +119,7 @@ def _curves(runs: Sequence[Run]) -> str:
         charts.append(line_chart(title, [ChartLine(label, curves.get(key, ())) for label, curves
                                          in zip(labels, curves_of_runs)], unit, limits))
     body = ''.join(charts)
-    return sections.section('Curves', f'<div class="charts">{body}</div>' if body else '')
+    return fragments.section('Curves', f'<div class="charts">{body}</div>' if body else '')
 
 
 def _class_rows(runs: Sequence[Run]) -> Dict[str, List[Optional[float]]]:
@@ -136,26 +136,26 @@ def _classes(runs: Sequence[Run]) -> str:
     rows = [[text(name), *_with_best(values)] for name, values in _class_rows(runs).items()]
     column = next((next(iter(table.columns), 'IoU') for table in _tables(runs) if table), 'IoU')
     if not rows:
-        return sections.section('Classes', '', 'No run has scores by class.')
-    return sections.section('Classes', sections.table(rows, _head(runs), 'figures'),
-                            f'{column} of the last evaluation in percent; the best is bold.')
+        return fragments.section('Classes', '', 'No run has scores by class.')
+    return fragments.section('Classes', fragments.table(rows, _head(runs), 'figures'),
+                             f'{column} of the last evaluation in percent; the best is bold.')
 
 
 def _config(runs: Sequence[Run]) -> str:
     unknown = [_label(runs, run) for run in runs if not run.config()]
     if unknown:
-        return sections.section('Config', '', f'The config of {", ".join(unknown)} is not '
-                                              f'recorded.')
+        return fragments.section('Config', '', f'The config of {", ".join(unknown)} is not '
+                                               f'recorded.')
     rows = sections.config_rows(runs)
-    return sections.section('Config', sections.table(rows, _head(runs), 'config') if rows else '',
-                            '' if rows else 'The same settings.')
+    return fragments.section('Config', fragments.table(rows, _head(runs), 'config') if rows else '',
+                             '' if rows else 'The same settings.')
 
 
 def _confusion(runs: Sequence[Run]) -> str:
-    body = ''.join(f'<h3>{text(_label(runs, run))}</h3>{sections.confusion_table(table)}'
+    body = ''.join(f'<h3>{text(_label(runs, run))}</h3>{class_sections.confusion_table(table)}'
                    for run, table in zip(runs, _tables(runs))
                    if table is not None and table.matrix)
-    return sections.section('Confusion', body)
+    return fragments.section('Confusion', body)
 
 
 def _previews(runs: Sequence[Run]) -> str:
@@ -164,8 +164,8 @@ def _previews(runs: Sequence[Run]) -> str:
         preview = run.work_dir / 'preview.png'
         if run.is_last and preview.is_file():
             body += (f'<h3>{text(_label(runs, run))}</h3>'
-                     f'{sections.picture(picture_url(preview), "samples and predictions")}')
-    return sections.section('Previews', body)
+                     f'{fragments.picture(picture_url(preview), "samples and predictions")}')
+    return fragments.section('Previews', body)
 
 
 def _as_text(runs: Sequence[Run]) -> str:
@@ -178,14 +178,14 @@ def _as_text(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in _scores(run)))
     rows: List[List[str]] = [['', *(f'[{index}]' for index in range(1, len(runs) + 1))]]
     for name in names:
-        rows.append([name, *(sections.figure(_scores(run).get(name)) for run in runs)])
+        rows.append([name, *(fragments.figure(_scores(run).get(name)) for run in runs)])
     rows.append(['steps', *(number(run.iterations) for run in runs)])
-    rows.append(['time', *(sections.duration(run.seconds) if run.seconds else ''
+    rows.append(['time', *(fragments.duration(run.seconds) if run.seconds else ''
                            for run in runs)])
     class_rows = _class_rows(runs)
     if class_rows:
         rows.append(['', *([''] * len(runs))])
-        rows += [[name, *map(sections.figure, values)] for name, values in class_rows.items()]
+        rows += [[name, *map(fragments.figure, values)] for name, values in class_rows.items()]
     return '\n'.join([*lines, '', *_aligned(rows)])
 
 

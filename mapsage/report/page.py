@@ -1,8 +1,8 @@
 """The HTML report of one run.
 
-`write_report` puts the sections of `sections.py` into one page. A section that fails is replaced
-by a note, because the rest of the report is still useful. The page loads nothing and runs no
-script, so it can be mailed and opened offline.
+`write_report` puts the sections of `sections.py` and `class_sections.py` into one page. A section
+that fails is replaced by a note, because the rest of the report is still useful. The page loads
+nothing and runs no script, so it can be mailed and opened offline.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Callable, List, Optional, Union
 from mapsage.atomic_write import atomic_write
 from mapsage.version import __version__
 
-from . import sections
+from . import class_sections, sections
 from .charts import text
 from .runs import find_run
 
@@ -86,7 +86,7 @@ def write_report(path: Union[str, Path], out: Union[str, Path, None] = None,
     run, previous = find_run(path)
     section_makers: List[Callable[[], str]] = [
         lambda: sections.overview(run, previous), lambda: sections.curves(run),
-        lambda: sections.classes(run, previous), lambda: sections.confusion(run),
+        lambda: class_sections.classes(run, previous), lambda: class_sections.confusion(run),
         lambda: sections.pictures(run), lambda: '' if brief else sections.sampling(run),
         lambda: sections.config(run, previous), lambda: sections.devices(run),
         lambda: sections.starts(run)]

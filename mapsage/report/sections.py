@@ -1,14 +1,12 @@
 """Sections of the report of one run, as HTML.
 
-Every public function returns a piece of HTML and reads nothing but the run and files in its work
-dir. Text from outside (names, errors, config values) must pass through `text`, which escapes it; a
-cell of `table` is already HTML. `page.py` assembles the sections, `comparison.py` reuses some of
-them.
+Every public function returns a piece of HTML, made of `fragments.py`, and reads nothing but the run
+and files in its work dir. The sections about classes are in `class_sections.py`; `page.py` puts all
+of them together, and `comparison.py` reuses some.
 """
 from __future__ import annotations
 
-import time
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 from mapsage.drawing.sampling_records import (
     SamplingPlotError,
@@ -19,8 +17,9 @@ from mapsage.drawing.sampling_records import (
 )
 
 from .charts import MAX_POINTS, ChartLine, line_chart, number, text
+from .fragments import change, date, duration, picture, section, table
 from .pictures import find_maps, picture_url, pixels_url
-from .runs import ClassTable, Evaluation, Run, Start, not_comparable
+from .runs import Run, Start
 
 _STATUS = dict(
     finished='finished', stopped='stopped at a request, and can be resumed', failed='failed',
@@ -30,24 +29,6 @@ _PERCENT = ('mIoU', 'aAcc', 'mAcc', 'mDice', 'mFscore', 'mPrecision', 'mRecall',
             'mBoundaryIoU', 'kappa')
 # Number of charts for keys without a chart of a fixed title; further keys are only named.
 _MAX_OTHER_CHARTS = 12
-# With more classes, the cells of a confusion matrix are too small for text.
-_MAX_LABELED_CLASSES = 40
-
-
-def section(title: str, body: str, note: str = '') -> str:
-    """Return a section of the page; '' if body and note are empty."""
-    if not body and not note:
-        return ''
-    paragraph = f'<p class="note">{text(note)}</p>' if note else ''
-    return f'<section><h2>{text(title)}</h2>{paragraph}{body}</section>'
-
-
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = '') -> str:
-    """Return a table with cells that are HTML; the first cell of a row is its heading."""
-    top = f'<thead><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr></thead>' if head else ''
-    body = ''.join(f'<tr><th>{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'
-                   for row in rows)
-    return f'<div class="wide"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
 
 
 def overview(run: Run, previous: Optional[Run]) -> str:
@@ -167,106 +148,6 @@ def _keys_named(keys: Iterable[str], name: str) -> List[str]:
     return [key for key in keys if key == name or key.endswith(('/' + name, '.' + name))]
 
 
-def classes(run: Run, previous: Optional[Run]) -> str:
-    """Return the scores by class, with the change to the previous run."""
-    final = run.final()
-    if final is None:
-        return section('Classes', '', 'No validation was run, so there are no scores by class.')
-    if not final.tables:
-        return section('Classes', '', 'No evaluator recorded scores by class. IoUMetric and '
-                                      'ConfusionMatrixMetric do.')
-    previous_final = previous.final() if previous else None
-    body, warning = '', ''
-    for index, scores in enumerate(final.tables):
-        title = f'<h3>{text(scores.name)}</h3>' if scores.name else ''
-        previous_scores = _counterpart(scores, index, previous_final)
-        body += title + _class_table(scores, previous_scores)
-        warning = warning or (
-            not_comparable([scores, previous_scores]) if previous_scores else '')
-    if previous_final is not None and previous is not None:
-        note = (f'Changes are relative to the run before, of {date(previous.starts[0].started)}. '
-                f'{warning}')
-    else:
-        note = 'There is no run before this one in the folder to compare with.'
-    return section('Classes', body, _describe_evaluation(final) + note)
-
-
-def _describe_evaluation(final: Evaluation) -> str:
-    if final.phase == 'test':
-        return 'Scores of the last test. '
-    return f'Validation after {final.iteration:,} steps, in percent. '
-
-
-def _counterpart(scores: ClassTable, index: int,
-                 previous: Optional[Evaluation]) -> Optional[ClassTable]:
-    """Return the previous run's table of the same evaluator: same prefix, then same position."""
-    if previous is None:
-        return None
-    candidates = [table for table in previous.tables if table.name == scores.name]
-    return candidates[min(index, len(candidates) - 1)] if candidates else None
-
-
-def _class_table(scores: ClassTable, previous: Optional[ClassTable]) -> str:
-    totals = [sum(row) for row in scores.matrix] if scores.matrix else []
-    head = ['class', *(text(column) for column in scores.columns)]
-    old: Dict[str, Optional[float]] = {}
-    main = next(iter(scores.columns), '')
-    if previous is not None and main in previous.columns:
-        old = dict(zip(previous.classes, previous.columns[main]))
-        head.insert(2, 'change')
-    if totals:
-        head.append('share of pixels')
-    rows = []
-    for index, name in enumerate(scores.classes):
-        row = [text(name)]
-        for column, values in scores.columns.items():
-            value = values[index]
-            row.append(bar(value) if column == main else figure(value))
-            if column == main and old:
-                row.append(change(value, old.get(name)))
-        if totals:
-            row.append(f'{100 * totals[index] / max(1, sum(totals)):.2f} %')
-        rows.append(row)
-    return table(rows, head, 'figures')
-
-
-def confusion(run: Run) -> str:
-    """Return the confusion matrices of the last evaluation."""
-    final = run.final()
-    tables = [scores for scores in (final.tables if final else []) if scores.matrix]
-    if not tables:
-        return section('Confusion', '', 'No confusion matrix was recorded; ConfusionMatrixMetric '
-                                        'has one.' if final else '')
-    body = ''.join((f'<h3>{text(scores.name)}</h3>' if scores.name else '')
-                   + confusion_table(scores) for scores in tables)
-    return section('Confusion', body, 'Rows are the truth: the percentage of its pixels that were '
-                                      'predicted as each class.')
-
-
-def confusion_table(scores: ClassTable) -> str:
-    """Return a confusion matrix as a table; cells with more pixels are darker."""
-    matrix = scores.matrix or []
-    small = len(scores.classes) > _MAX_LABELED_CLASSES
-    rows = []
-    for name, counts in zip(scores.classes, matrix):
-        total = sum(counts)
-        cells = []
-        for predicted, count in zip(scores.classes, counts):
-            share = 100 * count / total if total else 0
-            if share < 0.05 and (small or not total):
-                cells.append('<td></td>' if total else '<td class="none"></td>')
-                continue
-            shade = ' class="dark"' if share > 55 else ''
-            label = '' if small else f'{share:.1f}'
-            title = '' if small else \
-                f' title="{text(name)} as {text(predicted)}: {count:,} pixels"'
-            cells.append(f'<td{shade} style="--s:{share:.0f}%"{title}>{label}</td>')
-        rows.append(f'<tr><th>{text(name)}</th>{"".join(cells)}</tr>')
-    head = ''.join(f'<th><span>{text(name)}</span></th>' for name in scores.classes)
-    return (f'<div class="wide"><table class="confusion{" small" if small else ""}"><thead><tr>'
-            f'<th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
-
-
 def pictures(run: Run) -> str:
     """Return the preview and the maps of the work dir, if they belong to this run."""
     if not run.is_last:
@@ -285,13 +166,6 @@ def pictures(run: Run) -> str:
         maps += (f'<h3>{text(map_picture.name)}{old}</h3>'
                  f'{picture(picture_url(map_picture.preview), map_picture.name)}')
     return section('Preview', body, note) + section('Map', maps)
-
-
-def picture(url: Optional[str], name: str) -> str:
-    """Return an image of the page; without a URL, a note that the picture is unreadable."""
-    if url is None:
-        return f'<p class="note">The picture of {text(name)} cannot be read.</p>'
-    return f'<img src="{url}" alt="{text(name)}">'
 
 
 def sampling(run: Run) -> str:
@@ -375,39 +249,3 @@ def starts(run: Run) -> str:
                      text(duration(start.seconds) if start.seconds else ''), text(tests)])
     return section('Starts', table(rows, ['folder', 'did', 'ranks', 'end', 'time', 'test'],
                                    'config'))
-
-
-def bar(value: Optional[float]) -> str:
-    """Return a percentage with a bar in the background."""
-    if value is None:
-        return '<span class="none">undefined</span>'
-    return f'<span class="bar" style="--p:{max(0.0, min(100.0, value)):.1f}%">{value:.2f}</span>'
-
-
-def figure(value: Optional[float]) -> str:
-    """Return a percentage as text; '' if it is undefined."""
-    return '' if value is None else f'{value:.2f}'
-
-
-def change(now: Optional[float], previous: Optional[float]) -> str:
-    """Return a difference with its sign, colored."""
-    if now is None or previous is None:
-        return ''
-    difference = now - previous
-    kind = 'up' if difference > 0.005 else 'down' if difference < -0.005 else 'same'
-    return f'<span class="{kind}">{difference:+.2f}</span>'
-
-
-def date(seconds: float) -> str:
-    """Return a time as text in this machine's time zone."""
-    return time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text: 42 s, 5 min 3 s, 7 h 12 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f'{whole} s'
-    if whole < 3600:
-        return f'{whole // 60} min {whole % 60} s'
-    return f'{whole // 3600} h {whole % 3600 // 60} min'
