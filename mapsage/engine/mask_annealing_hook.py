@@ -1,27 +1,29 @@
 """Lets the masks in the attention of EoMT and PMT fade out while they train.
 
 The probabilities are buffers of the heads. So all copies of the model must get them: each virtual
-rank's buffers, and the average of ``EMAHook``. The formula is in
-`mapsage/models/mask_transformers/annealing.py`.
+rank's buffers, and the average of ``EMAHook``. Blocks fade one after the other, the first block
+first.
+
+Source of the schedule: tue-mps/eomt@7bd19dd, ``training/lightning_module.py``; equal phases as in
+LightlyTrain.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmengine.hooks import EMAHook
 from mmengine.registry import HOOKS
 from torch import nn
 
+from mapsage.errors import UserError
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, hooks_of_type
-from mapsage.models.mask_transformers.annealing import (
-    AnnealingError,
-    check_phases,
-    equal_phases,
-    mask_probability,
-)
 from mapsage.wrappers.rank_batches import Batch
+
+
+class AnnealingError(UserError, ValueError):
+    """An annealing schedule is invalid or does not fit the model."""
 
 
 @HOOKS.register_module()
@@ -111,3 +113,44 @@ class MaskAnnealingHook(MapSageHook):
 def _find_probabilities(model: nn.Module) -> List[torch.Tensor]:
     return [buffer for name, buffer in model.named_buffers()
             if name.rpartition('.')[2] == 'attn_mask_probs']
+
+
+def mask_probability(step: int, start: int, end: int, power: float = 0.9) -> float:
+    """Return the probability (0..1) that a query's attention is masked in a step.
+
+    Args:
+        step: Number of the step, counted from 0.
+        start: Last step with the probability 1.
+        end: First step with the probability 0.
+        power: Exponent of the polynomial between ``start`` and ``end``.
+    """
+    if step < start:
+        return 1.
+    if step >= end:
+        return 0.
+    return (1 - (step - start) / (end - start))**power
+
+
+def equal_phases(blocks: int, steps: int) -> Tuple[List[int], List[int]]:
+    """Return the starts and ends of fading, one per block, for a training of ``steps`` steps.
+
+    The training has ``blocks + 2`` phases of equal length. In the first phase all blocks mask, then
+    one block after the other fades out, and in the last phase none masks.
+    """
+    bounds = [steps * phase // (blocks + 2) for phase in range(1, blocks + 2)]
+    return bounds[:-1], bounds[1:]
+
+
+def check_phases(starts: Optional[Sequence[int]], ends: Optional[Sequence[int]]) -> None:
+    """Check that both are None, or have one length and every start is before its end.
+
+    Raises:
+        AnnealingError: If they are not.
+    """
+    if starts is None and ends is None:
+        return
+    if starts is None or ends is None or len(starts) != len(ends) or not starts or any(
+            not 0 <= start < end for start, end in zip(starts, ends)):
+        raise AnnealingError(f'starts={starts} and ends={ends}: expected one start and one end per '
+                             'masked block, each start of 0 or more before its end; or leave '
+                             'both out for phases of equal length')

@@ -1,11 +1,12 @@
 """Pseudo-label masks: the confident pixels of finished class maps.
 
-A mask contains a class index where the model is confident enough (`thresholds.py`) and 255
+A mask contains a class index where the model is confident enough (`class_thresholds`) and 255
 elsewhere, also where a label exists already. Maps are processed in strips of rows, so a scene of
 any size fits in memory.
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
@@ -21,7 +22,9 @@ from mapsage.geo.gdal_files import open_file
 from mapsage.geo.qgis_style import is_own_style, map_style
 
 from .known_labels import UNKNOWN, KnownLabels
-from .thresholds import PERCENT, class_thresholds
+
+PERCENT = 101
+"""Number of steps of a confidence: 0 to 100 per cent."""
 
 _STRIP_ROWS = 512
 
@@ -129,6 +132,38 @@ def write_masks(pairs: Sequence[MapPair], folder: Path, names: Sequence[str],
         label_counts += mask_counts
         (with_labels if mask_counts.any() else empty).append(pair)
     return Kept(thresholds, counts.sum(1), label_counts, with_labels, empty)
+
+
+def class_thresholds(counts: np.ndarray, least: float, share: float) -> np.ndarray:
+    """Return the minimum confidence of a pseudo-label for each class.
+
+    The threshold is ``least``. A class that would keep less than ``share`` of its pixels gets a
+    lower one: the highest threshold that keeps this share. So a rare class, of which a model is
+    seldom sure, gets labels too; one threshold for all classes would only teach the frequent
+    classes, more so in every round of self-training.
+
+    The quantile by class comes from class-balanced self-training (Zou, Yu, Kumar and Wang, ECCV
+    2018). There it is the threshold of every class, with a share that grows from round to round;
+    here it applies only where it is below ``least``.
+
+    Args:
+        counts: Pixels by predicted class and confidence in per cent, integers
+            ``(classes, PERCENT)``.
+        least: Confidence from which pixels of any class are kept, 0 to 1. Fractions of a per cent
+            are rounded up.
+        share: Minimum share of each class that is kept, 0 to 1; with 0, ``least`` is the threshold
+            of all classes.
+
+    Returns:
+        ``(classes,)`` int64, per cent. A class without pixels has ``least``.
+    """
+    limit = math.ceil(round(100 * least, 6))
+    # Pixels with at least this confidence.
+    above = counts[:, ::-1].cumsum(1)[:, ::-1]
+    total = above[:, :1]
+    enough = above >= np.ceil(share * total)
+    quantile = np.where(enough, np.arange(PERCENT), 0).max(1)
+    return np.where((total[:, 0] > 0) & (share > 0), np.minimum(quantile, limit), limit)
 
 
 def _strips(pair: MapPair,

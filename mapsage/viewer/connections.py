@@ -4,17 +4,22 @@ A request must arrive in full within some seconds after its connection was opene
 answer was sent; an answer must progress, however slowly. If all connections are in use, a new
 connection replaces the one that has waited longest for a request; connections that were never
 admitted are replaced first. `server.py` defines the answers.
+
+Numbers in headers may have any length: Python refuses to convert one of more than 4,300 digits, and
+older versions take seconds for it, so a stranger's digits must not reach ``int()``.
 """
 from __future__ import annotations
 
 import contextlib
 import io
+import re
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Dict, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 MOST_CONNECTIONS = 32
 """Largest number of connections, each with a thread. A browser opens up to six to a host."""
@@ -209,3 +214,36 @@ class _Answers(io.RawIOBase):
             self._connection.settimeout(self._seconds)
             left = left[self._connection.send(left):]
         return len(data)
+
+
+def requested_part(header: Optional[str], size: int) -> Optional[Tuple[int, int]]:
+    """Return start and end (exclusive) of the bytes that a ``Range`` header asks for.
+
+    Returns:
+        None for the whole file: without a header, and for headers that a server may ignore (several
+        ranges, other units, a malformed header; RFC 9110, section 14.2). A range beyond the end of
+        the file is empty: its start is not below its end.
+    """
+    match = re.fullmatch('bytes=([0-9]*)-([0-9]*)', header or '')
+    if match is None or match.group(0) == 'bytes=-':
+        return None
+    first, last = match.groups()
+    if not first:
+        # 'bytes=-500' asks for the last 500 bytes.
+        length = as_bytes(last)
+        return (max(0, size - length), size) if length else (size, size)
+    if last and _sort_key(last) < _sort_key(first):
+        return None
+    return as_bytes(first), min(size, as_bytes(last) + 1 if last else size)
+
+
+def as_bytes(digits: str) -> int:
+    """Return a number of bytes; ``sys.maxsize``, more than any file has, for 19 digits or more."""
+    digits = digits.lstrip('0') or '0'
+    return int(digits) if len(digits) < 19 else sys.maxsize
+
+
+def _sort_key(digits: str) -> Tuple[int, str]:
+    """Return a key that orders numbers of any length by their value."""
+    digits = digits.lstrip('0')
+    return len(digits), digits

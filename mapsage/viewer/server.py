@@ -20,8 +20,7 @@ from pyogrio.errors import DataLayerError, DataSourceError
 from mapsage.json_text import parse_json
 
 from .admission import Admission
-from .byte_ranges import as_bytes, requested_part
-from .connections import BoundedHandler, BoundedServer
+from .connections import BoundedHandler, BoundedServer, as_bytes, requested_part
 from .errors import ViewError
 from .polygons import polygons_in
 from .review import DECISIONS, Review

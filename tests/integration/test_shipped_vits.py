@@ -17,8 +17,7 @@ from mmengine.registry import RUNNERS
 from support import ROOT, main_leg
 
 from mapsage.commands import cli
-from mapsage.engine.mask_annealing_hook import MaskAnnealingHook
-from mapsage.models.mask_transformers.annealing import mask_probability
+from mapsage.engine.mask_annealing_hook import MaskAnnealingHook, mask_probability
 
 pytestmark = [main_leg, pytest.mark.usefixtures('own_environment')]
 

@@ -2,13 +2,18 @@
 
 It puts the queries in front of the tokens, runs the blocks, and turns queries into masks and class
 scores. Its predictions are scores, not logits: code that blends or averages them checks
-``gives_scores`` and must not apply a softmax.
+``gives_scores`` and must not apply a softmax. A mask is the product of a query's mask embedding and
+the pixel features at stride 4. The modules keep the names of the authors' code, so checkpoints can
+be compared key by key.
+
+Sources: tue-mps/eomt@7bd19dd (``models/eomt.py``, ``models/scale_block.py``).
 
 Shapes: N images, T tokens (P prefix tokens, that is class and register tokens, then patches in row
 order), Q queries, C classes, h x w cells of a mask (stride 4), H x W pixels.
 """
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -21,10 +26,51 @@ from torch.nn import functional
 from mapsage.models.frozen_weights import initializer_name
 
 from .loss import MaskClassLoss, QueryPrediction
-from .parts import build_mask_mlp, build_upscaler
 
 # A transformer block, called with tokens, sine and cosine of their positions, and attention mask.
 MaskedBlock = Callable[..., torch.Tensor]
+# Strides of the patch tokens and of the masks.
+_PATCH_SIZE, _STRIDE = 16, 4
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each pixel of (N, C, H, W)."""
+
+    def __init__(self, channels: int) -> None:
+        # The eps of timm's LayerNorm2d.
+        super().__init__(channels, eps=1e-6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize features, (N, C, H, W)."""
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ScaleBlock(nn.Module):
+    """Upscales a map by 2: transposed convolution, GELU, depthwise convolution, norm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.ConvTranspose2d(channels, channels, kernel_size=2, stride=2)
+        self.conv2 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, groups=channels,
+                               bias=False)
+        self.norm = ChannelNorm(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (N, C, 2 H, 2 W) for (N, C, H, W)."""
+        return self.norm(self.conv2(functional.gelu(self.conv1(x))))
+
+
+def build_upscaler(channels: int) -> nn.Sequential:
+    """Return the blocks that upscale patch features from stride 16 to the masks' stride, 4."""
+    doublings = int(math.log2(_PATCH_SIZE // _STRIDE))
+    return nn.Sequential(*(ScaleBlock(channels) for _ in range(doublings)))
+
+
+def build_mask_mlp(channels: int) -> nn.Sequential:
+    """Return the network that turns a query's token into its mask embedding."""
+    return nn.Sequential(
+        nn.Linear(channels, channels), nn.GELU(), nn.Linear(channels, channels), nn.GELU(),
+        nn.Linear(channels, channels))
 
 
 class QueryHead(BaseDecodeHead):

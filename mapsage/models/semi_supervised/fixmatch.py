@@ -17,9 +17,8 @@ import torch
 from mapsage.datasets.semi_supervised.transforms import OUTSIDE, UNKNOWN
 from mapsage.errors import UserError
 
-from .channel_dropout import drop_channels
 from .cut_mix import draw_boxes, paste
-from .given_features import Levels, as_levels, given_features
+from .feature_views import Levels, as_levels, drop_channels, given_features
 from .strong_view import StrongView
 from .teacher import Teacher
 from .unlabeled_loss import UnlabeledLoss, is_unlabeled, stack_hidden_masks

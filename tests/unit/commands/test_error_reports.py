@@ -18,9 +18,9 @@ from support import ROOT, UNDECODABLE
 from mapsage.commands import cli
 from mapsage.distributed import RankError, RankLostError, WeightsDifferError
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.engine.mask_annealing_hook import AnnealingError
 from mapsage.few_labels import SemiSupervisedError
 from mapsage.geo import GeoError
-from mapsage.models.mask_transformers.annealing import AnnealingError
 
 FILE = UNDECODABLE + '.tif'
 

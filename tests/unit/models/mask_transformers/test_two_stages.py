@@ -1,4 +1,4 @@
-"""The phases of masks and rates: EoMT's published numbers, and errors."""
+"""The phases of learning rates: EoMT's published numbers, and errors."""
 from __future__ import annotations
 
 from typing import Any, Dict, List
@@ -8,31 +8,6 @@ import torch
 from mask_models import build, eomt_config, pmt_config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import PARAM_SCHEDULERS
-
-from mapsage.models.mask_transformers.annealing import (
-    AnnealingError,
-    check_phases,
-    equal_phases,
-    mask_probability,
-)
-
-
-def test_probabilities_fall_between_start_and_end() -> None:
-    values = [mask_probability(step, 10, 30) for step in (0, 9, 10, 20, 29, 30, 99)]
-    assert values[:3] == [1, 1, 1] and values[5:] == [0, 0]
-    assert values[3] == pytest.approx(.5**.9) and values[4] == pytest.approx(.05**.9)
-
-
-def test_equal_phases_are_the_published_ones() -> None:
-    """Of DINOv2 on ADE20K, 39,120 steps: 6,520 times 1 to 4 and 2 to 5."""
-    starts, ends = equal_phases(4, 39120)
-    assert starts == [6520, 13040, 19560, 26080] and ends == [13040, 19560, 26080, 32600]
-
-
-@pytest.mark.parametrize('phases', [([1], None), ([1, 2], [3]), ([5], [5]), ([-1], [4]), ([], [])])
-def test_phases_that_are_none(phases: Any) -> None:
-    with pytest.raises(AnnealingError, match='expected one start and one end'):
-        check_phases(*phases)
 
 
 def wrapper_of(model: Any, **paramwise: Any) -> Any:

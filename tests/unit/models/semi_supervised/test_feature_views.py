@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from mapsage.models.semi_supervised.channel_dropout import channel_factors, drop_channels
+from mapsage.models.semi_supervised.feature_views import channel_factors, drop_channels
 
 
 def test_views_are_complementary_and_half_of_the_pairs_untouched() -> None:

@@ -14,8 +14,8 @@ from support import TINY_CONFIG
 from torch.nn import functional
 
 from mapsage.models.semi_supervised.cut_mix import draw_boxes, paste
+from mapsage.models.semi_supervised.feature_views import FeatureLevelsError, given_features
 from mapsage.models.semi_supervised.fixmatch import BatchError, FixMatchStep
-from mapsage.models.semi_supervised.given_features import FeatureLevelsError, given_features
 from mapsage.models.semi_supervised.strong_view import StrongView
 from mapsage.models.semi_supervised.teacher import Teacher
 from mapsage.models.semi_supervised.unlabeled_loss import UnlabeledLoss
