@@ -23,10 +23,10 @@ from mmseg.models.segmentors import BaseSegmentor
 from mapsage.accelerator import resolve_accelerator
 from mapsage.atomic_write import atomic_write
 from mapsage.distributed import error_text
-from mapsage.engine.loading.dataset_parts import innermost
 from mapsage.export.errors import ExportError
 from mapsage.export.targets import TARGETS, Target, choose_opset
 from mapsage.geo import GeoError, Raster, pixel_side
+from mapsage.host.dataset_parts import innermost
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.model import (
     default_window,

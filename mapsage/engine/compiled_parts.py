@@ -26,7 +26,6 @@ _compile: Optional[Callable[..., Any]] = getattr(torch, 'compile', None)
 # error says that torch is too old and not that the model has no module of this name.
 _OPTIONS = {'fullgraph', 'dynamic', 'backend', 'mode', 'options', 'disable'} | (
     set() if _compile is None else set(inspect.signature(_compile).parameters) - {'model'})
-_MARK = 'compiled_by_mapsage'
 
 
 @runtime_checkable
@@ -178,6 +177,10 @@ def _methods_of(module: nn.Module) -> Tuple[str, ...]:
     return module.compiled_methods if isinstance(module, NamesCompiledMethods) else ('forward', )
 
 
+class _CompiledMethod(functools.partial):
+    """A compiled method, which a second call must not compile again."""
+
+
 def _replace(module: nn.Module, method: str, options: Mapping[str, Any]) -> None:
     """Override a module's method by a compiled one.
 
@@ -188,13 +191,12 @@ def _replace(module: nn.Module, method: str, options: Mapping[str, Any]) -> None
     """
     assert _compile is not None
     override = vars(module).get(method)
-    if getattr(override, _MARK, False):
+    if isinstance(override, _CompiledMethod):
         # The second call of train() finds the method compiled.
         return
     if override is None:
-        compiled = functools.partial(_compile(getattr(type(module), method), **options), module)
+        compiled = _CompiledMethod(_compile(getattr(type(module), method), **options), module)
     else:
         # The module has an override already, such as activation checkpointing.
-        compiled = functools.partial(_compile(override, **options))
-    setattr(compiled, _MARK, True)
+        compiled = _CompiledMethod(_compile(override, **options))
     setattr(module, method, compiled)

@@ -20,6 +20,7 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import OPTIMIZERS, Registry, build_from_cfg
 from mmengine.runner import Runner
 
+from mapsage.host.optim_wrappers import built_wrappers
 from mapsage.host.runner import OptimWrappers
 
 from .env_cfg import ConfigError
@@ -150,10 +151,9 @@ def check_clipping(optim_wrapper: OptimWrappers) -> None:
     Raises:
         ConfigError: If the function that clips does not take one of the arguments.
     """
-    for wrapper in getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper}).values():
-        settings = getattr(wrapper, 'clip_grad_kwargs', None)
-        clip = getattr(type(wrapper), '_clip_grad', None)
-        if not getattr(clip, '__module__', '').startswith(('mmengine.', 'mapsage.')):
+    for wrapper in built_wrappers(optim_wrapper):
+        settings = wrapper.clip_grad_kwargs
+        if not type(wrapper)._clip_grad.__module__.startswith(('mmengine.', 'mapsage.')):
             # A user's own way to clip may take other arguments.
             continue
         mistake = settings and unknown_arguments(wrapper.clip_func, settings,

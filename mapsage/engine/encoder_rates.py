@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mapsage.host.runner import OptimWrappers
+from mapsage.host.segmentors import child_module
 from mapsage.models.frozen_weights import pretrained_source
 from mapsage.models.lora import is_adapter
 from mapsage.models.lora.inject import has_attention
@@ -53,8 +54,8 @@ def encoder_rate_warning(model: nn.Module, optim_wrapper: OptimWrappers,
         The warning; None if the encoder is frozen, begins from random weights, or trains slowly
         enough.
     """
-    backbone = getattr(model, 'backbone', None)
-    if not isinstance(backbone, nn.Module) or not has_attention(backbone):
+    backbone = child_module(model, 'backbone')
+    if backbone is None or not has_attention(backbone):
         return None
     source = pretrained_source(backbone) or load_from
     if not source:

@@ -11,17 +11,16 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Sized, Tuple
 
 import torch
 from mmengine.config import Config
 from torch.utils.data import Dataset
 
 from mapsage.distributed.launcher import ENCODERS_VARIABLE
+from mapsage.host.dataset_parts import innermost, lists_samples
 from mapsage.version import __version__
 from mapsage_launcher.nodes.elastic import ELASTIC_VARIABLE
-
-from .loading.dataset_parts import innermost
 
 # Largest number of config keys, and of machines, that an error names.
 MAX_NAMED = 4
@@ -51,12 +50,12 @@ def describe_data(dataset: Optional[Dataset]) -> Dict[str, Any]:
 
     Empty for a dataset without a length.
     """
-    if dataset is None or not hasattr(dataset, '__len__'):
+    if not isinstance(dataset, Sized):
         return {}
     count, digest, files = len(dataset), hashlib.blake2b(digest_size=4), 0
     for number in range(_COMPARED_SAMPLES if count else 0):
         inner, index = innermost(dataset, number * count // _COMPARED_SAMPLES)
-        info = inner.get_data_info(index) if hasattr(inner, 'get_data_info') else None
+        info = inner.get_data_info(index) if lists_samples(inner) else None
         for key in ('img_path', 'seg_map_path'):
             path = (info or {}).get(key)
             if isinstance(path, str) and os.path.isfile(path):

@@ -43,7 +43,8 @@ def most_opset() -> int:
         return int(symbolic_helper._onnx_main_opset)  # type: ignore[attr-defined]
     # PyTorch 2.6 and newer have the first name, older versions the second.
     names = ('ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET', 'ONNX_MAX_OPSET')
-    return int(next(getattr(_constants, name) for name in names if hasattr(_constants, name)))
+    constants = vars(_constants)
+    return int(next(constants[name] for name in names if name in constants))
 
 
 def trace(module: ImageToScores, target: Target, opset: int,

@@ -49,18 +49,20 @@ class ImageToScores(nn.Module):
         self.model = model
         self.channels, self.window = bands.count, window
         preprocessor = model.data_preprocessor
+        # A preprocessor of another class may lack them; _check_against then compares the results.
+        settings = vars(preprocessor)
         # MMSegmentation 1.2 uses the first name, the maintained fork the second.
-        converts = bands.count == 3 and any(getattr(preprocessor, name, False) for name in (
+        converts = bands.count == 3 and any(settings.get(name) for name in (
             'channel_conversion', '_channel_conversion'))
         # The exported input is RGB. The preprocessor expects BGR if OpenCV loads the images, and
         # swaps the channels itself if it converts.
         self._turned = bands.like_opencv != converts
         self.register_buffer('_order', torch.arange(bands.count - 1, -1, -1))
-        self._normalizes = bool(getattr(preprocessor, '_enable_normalize', False))
+        self._normalizes = bool(settings.get('_enable_normalize'))
         if self._normalizes:
             self.register_buffer('_mean', preprocessor.mean.detach().clone().view(1, -1, 1, 1))
             self.register_buffer('_std', preprocessor.std.detach().clone().view(1, -1, 1, 1))
-        self._pad_value = float(getattr(preprocessor, 'pad_val', 0))
+        self._pad_value = float(settings.get('pad_val', 0))
         self._padded = (window, window)
         head: Any = model.decode_head
         # A cascade has a list of heads, and the last one decides.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
 from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from mapsage.models.backbones import rope
 from mapsage.models.lora import adapted
+from mapsage.stand_ins import replaced
 
 # The C++ base class of tensors owns `shape` and `size`. Older versions of PyTorch call it
 # _TensorBase.
@@ -45,19 +45,6 @@ def rewritten(module: nn.Module, example: torch.Tensor, any_batch: bool,
 
 
 @contextmanager
-def _replaced(owner: ModuleType, **replacements: Any) -> Iterator[None]:
-    """Replace those attributes of a module that exist, and restore them at the end."""
-    originals = {name: getattr(owner, name) for name in replacements if hasattr(owner, name)}
-    for name in originals:
-        setattr(owner, name, replacements[name])
-    try:
-        yield
-    finally:
-        for name, value in originals.items():
-            setattr(owner, name, value)
-
-
-@contextmanager
 def _explicit_attention() -> Iterator[None]:
     """Compute attention as two matrix products around a softmax.
 
@@ -66,8 +53,8 @@ def _explicit_attention() -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module in (rope, adapted):
-            stack.enter_context(_replaced(module, _fused_attention=None))
-        stack.enter_context(_replaced(functional, scaled_dot_product_attention=attend))
+            stack.enter_context(replaced(module, _fused_attention=None))
+        stack.enter_context(replaced(functional, scaled_dot_product_attention=attend))
         mha = getattr(torch.backends, 'mha', None)
         if mha is not None:
             stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
@@ -102,7 +89,7 @@ def _pooling_by_matrices() -> Iterator[None]:
     ONNX has no such operator, and the exporter refuses cells of unequal size, such as 6 cells of 16
     rows. A common workaround averages over ``16 // 6`` rows instead, which is a different model.
     """
-    with _replaced(functional, adaptive_avg_pool2d=pool):
+    with replaced(functional, adaptive_avg_pool2d=pool):
         yield
 
 

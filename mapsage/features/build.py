@@ -63,6 +63,9 @@ class Surroundings:
         log: Function that logs a text at a level of :mod:`logging`.
         replicas: Head replicas if several ranks train one head; None if each rank trains a whole
             head.
+        cast_dtype: Dtype of mixed precision, or None.
+        view_seeds: Seeds with which the samples are loaded, from :func:`view_seeds`; None if the
+            training loader draws other seeds.
     """
 
     encoder: nn.Module
@@ -74,6 +77,8 @@ class Surroundings:
     timeout: float
     log: Log = log_plainly
     replicas: Optional[Replicas] = None
+    cast_dtype: Optional[torch.dtype] = None
+    view_seeds: Optional[ViewSeeds] = None
 
 
 def build_source(config: Mapping[str, Any], surroundings: Surroundings) -> FeatureSource:
@@ -178,14 +183,11 @@ def _cached(around: Surroundings, *, folder: str, views: int = 1,
     # The hook uses `load_images`, before the first sample is loaded.
     run = around.runner
     dataset = run.train_loop.dataloader.dataset
-    # The ViewSeeds of view_seeds, which a hook has set before the first sample was loaded.
-    seeds = getattr(getattr(run.train_loop.dataloader, 'samples', None), 'reseed', None)
-    slots = seeds.slots if isinstance(seeds, ViewSeeds) else None
+    slots = None if around.view_seeds is None else around.view_seeds.slots
     samples = sample_hashes(dataset) if slots is None else []
     channel = open_channel()
     with all_ranks_or_none('opening the cache of features'):
-        keys = keys_of_run(run.cfg, samples, around.encoder,
-                           getattr(run.optim_wrapper, 'cast_dtype', None))
+        keys = keys_of_run(run.cfg, samples, around.encoder, around.cast_dtype)
         return Cached(folder, views, around.device, keys, slots, channel.rank == channel.ranks[0])
 
 
@@ -243,10 +245,12 @@ def _meet_encoders(around: Surroundings, encoders: int, receivers: range,
 
 
 def _dtype(name: Optional[str]) -> Optional[torch.dtype]:
-    if name not in (None, 'float32', 'float16', 'bfloat16'):
+    dtypes = {None: None, 'float32': torch.float32, 'float16': torch.float16,
+              'bfloat16': torch.bfloat16}
+    if name not in dtypes:
         raise FeatureSourceError(f"wire_dtype={name!r}, expected None, 'float32', 'float16' or "
                                  f"'bfloat16'.")
-    return None if name is None else getattr(torch, name)
+    return dtypes[name]
 
 
 _BUILDERS: Dict[str, Callable[..., FeatureSource]] = dict(

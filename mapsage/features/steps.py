@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
+from mapsage.stand_ins import Delegate
+
 from .source import FeatureSource, Item
 
 
-class FeatureSteps:
+class FeatureSteps(Delegate):
     """Batches of a loop that requests their items from the feature source ahead of time.
 
     Args:
@@ -28,7 +30,7 @@ class FeatureSteps:
     def __init__(self, batches: Iterable[Any], make_items: Callable[[Any], List[Item]],
                  source: FeatureSource, taken: Callable[[List[Item]], None],
                  still_wanted: Callable[[], int]) -> None:
-        self._loader_batches = batches
+        super().__init__(batches)
         self._batches: Optional[Iterator[Any]] = None
         self._make_items, self._source = make_items, source
         self._taken, self._still_wanted = taken, still_wanted
@@ -39,7 +41,7 @@ class FeatureSteps:
 
     def __next__(self) -> object:
         if self._batches is None:
-            self._batches = iter(self._loader_batches)
+            self._batches = iter(self.original)
         left = 1 + max(0, self._still_wanted())
         while len(self._queue) < left and not self._enough():
             try:
@@ -64,14 +66,8 @@ class FeatureSteps:
         items = sum(len(step_items) for _, step_items in self._queue)
         return bool(self._queue) and items - len(self._queue[0][1]) >= self._source.ahead
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith('__') or name == '_loader_batches':
-            raise AttributeError(name)
-        # For example skip_iter.
-        return getattr(self._loader_batches, name)
 
-
-class FeatureEpochs:
+class FeatureEpochs(Delegate):
     """Replaces the loader of an epoch-based loop; it has all other attributes of the loader.
 
     Args:
@@ -80,13 +76,14 @@ class FeatureEpochs:
     """
 
     def __init__(self, loader: Any, steps: Callable[[Iterable[Any]], FeatureSteps]) -> None:
-        self._loader, self._steps = loader, steps
+        super().__init__(loader)
+        self._steps = steps
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.original)
 
     def __iter__(self) -> FeatureSteps:
-        return self._steps(self._loader)
+        return self._steps(self.original)
 
     def rest_of_epoch(self, done: int,
                       cut: Callable[[Any, int], Iterable[Any]]) -> FeatureSteps:
@@ -96,9 +93,4 @@ class FeatureEpochs:
             done: Number of batches to leave out.
             cut: Function that returns the batches of a loader without the first ones.
         """
-        return self._steps(cut(self._loader, done))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == '_loader':
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        return self._steps(cut(self.original, done))

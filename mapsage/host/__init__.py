@@ -2,7 +2,8 @@
 
 Hooks of several rooms, and the engine, meet here: the typed view of a runner (`runner.py`), the
 base class of our hooks (`hook.py`), stages between a loop and its loader (`loop_stage.py`), and
-what hooks ask of optimizers, batches and segmentors.
+what hooks ask of datasets, optimizers, batches, metrics and segmentors. These may be a user's and
+lack what MMEngine's have, so the questions whether they have it are here.
 """
 from .hook import MapSageHook
 

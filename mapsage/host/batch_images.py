@@ -15,6 +15,8 @@ import torch
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader
 
+from mapsage.host.dataset_parts import metainfo_of
+
 _RGB = (0, 1, 2)
 Channels = Optional[Tuple[int, ...]]
 """Channels that are red, green and blue. None is for images as MMCV's loader gives them: blue,
@@ -113,6 +115,17 @@ def sample_in_batch(batch: object, index: int) -> Optional[BaseDataElement]:
     return samples[0] if samples and isinstance(samples[0], BaseDataElement) else None
 
 
+def packed_mask(sample: object) -> Optional[torch.Tensor]:
+    """Return the mask of a sample as its pipeline packed it, (1, H, W) or (H, W).
+
+    None for a sample without one, or that MMSegmentation's ``PackSegInputs`` has not packed.
+    """
+    data_sample = sample.get('data_samples') if isinstance(sample, dict) else None
+    mask = data_sample.get('gt_sem_seg') if isinstance(data_sample, BaseDataElement) else None
+    data = mask.get('data') if isinstance(mask, BaseDataElement) else None
+    return data if isinstance(data, torch.Tensor) else None
+
+
 def _views(batch: object, index: int) -> Iterator[Tuple[object, object]]:
     """Yield inputs and data sample of each view; a single one without test-time augmentation."""
     if not isinstance(batch, dict):
@@ -158,6 +171,4 @@ def _types(config: object) -> Iterator[object]:
 
 def dataset_metainfo(dataloader: DataLoader) -> Dict[str, Any]:
     """Return the metainfo of a loader's dataset, such as names of classes; {} without any."""
-    # A user's dataset may have no metainfo.
-    metainfo = getattr(dataloader.dataset, 'metainfo', None)
-    return dict(metainfo) if isinstance(metainfo, Mapping) else {}
+    return metainfo_of(dataloader.dataset)

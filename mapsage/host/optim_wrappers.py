@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Union
 
+import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
 from mapsage.host.runner import OptimWrappers
@@ -27,6 +28,15 @@ def enabled_scaler(wrapper: OptimWrapper) -> Optional[Any]:
     """
     scaler = getattr(wrapper, 'loss_scaler', None)
     return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def cast_dtype(wrapper: object) -> Optional[torch.dtype]:
+    """Return the dtype of mixed precision.
+
+    None without mixed precision, and for several optimizers.
+    """
+    # Only wrappers for mixed precision have one.
+    return getattr(wrapper, 'cast_dtype', None)
 
 
 def inside_cycle(optim_wrapper: Union[OptimWrappers, dict, None]) -> bool:

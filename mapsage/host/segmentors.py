@@ -8,7 +8,7 @@ Shapes: N images, C classes, H x W pixels.
 """
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -25,6 +25,26 @@ def is_segmentor(model: nn.Module) -> bool:
 def gives_scores(head: nn.Module) -> bool:
     """Return whether a decode head returns scores, whose sum over the classes is 1 or less."""
     return bool(getattr(head, 'gives_scores', False))
+
+
+def child_module(model: nn.Module, name: str) -> Optional[nn.Module]:
+    """Return a part of a model, such as its ``backbone``, or None if the model has no such part."""
+    # Not read from the model's children, because a user's model may have a property for it.
+    child = getattr(model, name, None)
+    return child if isinstance(child, nn.Module) else None
+
+
+def padded_size(model: nn.Module) -> Optional[Tuple[int, int]]:
+    """Return the size to which a model's preprocessor pads all images; None without one."""
+    # Only MMSegmentation's preprocessors have a size.
+    return getattr(child_module(model, 'data_preprocessor'), 'size', None)
+
+
+def channel_means(preprocessor: nn.Module) -> Optional[torch.Tensor]:
+    """Return the means that a preprocessor subtracts from the channels; None without any."""
+    # MMEngine's BaseDataPreprocessor and preprocessors without normalization have none.
+    mean = getattr(preprocessor, 'mean', None)
+    return mean if isinstance(mean, torch.Tensor) else None
 
 
 def batch_augments(model: Any) -> Optional[List[Any]]:

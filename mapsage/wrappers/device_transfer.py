@@ -86,7 +86,7 @@ def _override(module: nn.Module, method: str, enter: Callable[..., object]) -> N
     """Replace a method by ``enter(method, *args, **kwargs)``."""
     function = getattr(module, method).__func__
     # If the module was split before, the original method instead of the earlier override.
-    inner = getattr(function, '_mapsage_inner', function)
+    inner = vars(function).get('_mapsage_inner', function)
 
     @functools.wraps(inner)
     def crossing(self: nn.Module, *args: Any, **kwargs: Any) -> object:

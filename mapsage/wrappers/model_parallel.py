@@ -144,7 +144,7 @@ class MMModelParallel(nn.Module):
         for name, child in model.named_children():
             self._connect_part(name, child)
         bring_outputs(model, 'forward', self.output_device)
-        if hasattr(model, 'slide_inference'):
+        if _has_method(model, 'slide_inference'):
             # slide_inference sums the logits of crops on the device of the image. Crops are smaller
             # than logits, so the image is moved to the logits.
             bring_inputs(model, 'slide_inference', self.output_device)
@@ -165,9 +165,9 @@ class MMModelParallel(nn.Module):
             self.device_map[name] = home
         if not is_container(module):
             for entry in _ENTRIES:
-                if callable(getattr(module, entry, None)):
-                    bring_inputs(module, entry, home, lazily=hasattr(module, 'loss'))
-        if split and hasattr(module, 'loss_by_feat'):
+                if _has_method(module, entry):
+                    bring_inputs(module, entry, home, lazily=_has_method(module, 'loss'))
+        if split and _has_method(module, 'loss_by_feat'):
             bring_together(module, 'loss_by_feat')
         if split or is_container(module):
             for child_name, child in module.named_children():
@@ -198,6 +198,11 @@ class MMModelParallel(nn.Module):
                 blamed = name if len(set(self._spans[name])) > 1 else None
             trace = trace.tb_next
         return blamed
+
+
+def _has_method(module: nn.Module, name: str) -> bool:
+    """Return whether a module has a method. Users' heads and segmentors share no base class."""
+    return callable(getattr(module, name, None))
 
 
 def _find_devices(devices: Optional[Sequence[_Device]]) -> Tuple[torch.device, ...]:

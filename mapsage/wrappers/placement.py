@@ -77,4 +77,4 @@ def restore_ties(ties: List[List[Tuple[nn.Module, str]]]) -> None:
     for (first_owner, first_name), *sharers in ties:
         for owner, name in sharers:
             # setattr, because recurrent layers refresh their list of flat weights in it.
-            setattr(owner, name, getattr(first_owner, first_name))
+            setattr(owner, name, first_owner.get_parameter(first_name))

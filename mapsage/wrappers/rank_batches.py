@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, List, Sequence, Tuple, TypeVar, Union
 
 from mapsage.distributed.virtual_ranks import VirtualRanksError
+from mapsage.stand_ins import Delegate
 
 # A batch as MMEngine's loops hand it to a model.
 Batch = Union[dict, tuple, list]
@@ -25,7 +26,7 @@ class RankList(list):
     """A list batch that can carry the batches of other virtual ranks in its ``__dict__``."""
 
 
-class RankTuple(tuple):
+class RankTuple(tuple, Delegate):
     """A tuple batch that can carry the batches of other virtual ranks in its ``__dict__``.
 
     Args:
@@ -44,12 +45,6 @@ class RankTuple(tuple):
 
     def __getnewargs__(self) -> Tuple[tuple]:
         return (self.original,)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only for missing attributes. Pickle asks for special methods before there is an original.
-        if name.startswith('__') or name == 'original':
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
 
 def pack_rank_batches(batches: Sequence[_AnyBatch]) -> _AnyBatch:

@@ -10,6 +10,7 @@ what was collected.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import tempfile
 from contextlib import contextmanager, suppress
@@ -20,6 +21,9 @@ from mmengine.dist import is_main_process
 from mmengine.fileio import BaseStorageBackend
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
+from mmengine.utils import is_method_overridden
+
+from mapsage.stand_ins import Delegate
 
 from .background import Save
 from .clock import SaveClock, parse_minutes
@@ -58,7 +62,8 @@ def guard_saves(hook: CheckpointHook) -> None:
             of the three arguments has an invalid value.
     """
     for name in (*_HOOK_POINTS, *_SAVE_METHODS):
-        if hasattr(getattr(hook, name), '__wrapped__'):
+        method = getattr(hook, name)
+        if inspect.unwrap(method) is not method:
             raise ValueError(
                 f'{type(hook).__name__}.{name} is wrapped in a decorator such as master_only. All '
                 f'ranks must call it, because the checkpoint contains state of every rank: '
@@ -67,9 +72,10 @@ def guard_saves(hook: CheckpointHook) -> None:
     copies_to_neighbor = _take_neighbor_copy(hook)
     # Like the two above: takes its argument out of those that the hook passes to save_checkpoint.
     minutes = parse_minutes(hook)
-    for name in _SAVE_METHODS:
-        setattr(hook, name, _guard(hook, getattr(hook, name), background,
-                                   copies_to_neighbor and name == '_save_checkpoint_with_step'))
+    hook._save_checkpoint_with_step = _guard(hook, hook._save_checkpoint_with_step, background,
+                                             copies_to_neighbor)
+    hook._save_best_checkpoint = _guard(hook, hook._save_best_checkpoint, background,
+                                        copies_to_neighbor=False)
     if minutes is not None:
         SaveClock(hook, minutes * 60).attach()
 
@@ -90,7 +96,7 @@ def _take_background(hook: CheckpointHook) -> bool:
 
 
 def _overrides_saves(hook: CheckpointHook) -> bool:
-    return any(getattr(type(hook), name) is not getattr(CheckpointHook, name)
+    return any(is_method_overridden(name, CheckpointHook, hook)
                for name in (*_HOOK_POINTS, *_SAVE_METHODS, '_save_checkpoint'))
 
 
@@ -145,9 +151,10 @@ def _collecting_removals(hook: CheckpointHook, pending: Save) -> Iterator[None]:
         yield
     finally:
         hook.file_backend = backend
-    # The hook sets the attributes about best checkpoints only if it has save_best.
-    current_paths = [hook.last_ckpt, getattr(hook, 'best_ckpt_path', None),
-                     *getattr(hook, 'best_ckpt_path_dict', {}).values()]
+    # The hook sets one of these two only if it has save_best.
+    attributes = vars(hook)
+    current_paths = [hook.last_ckpt, attributes.get('best_ckpt_path'),
+                     *attributes.get('best_ckpt_path_dict', {}).values()]
     pending.removals += [functools.partial(_remove, remove, path, current_paths)
                          for remove, path in collector.removals]
 
@@ -160,21 +167,20 @@ def _remove(remove: Callable[[str], object], path: str,
             remove(path)
 
 
-class _RemovalCollector:
+class _RemovalCollector(Delegate):
     """A file backend that collects removals instead of carrying them out."""
 
+    original: BaseStorageBackend
+
     def __init__(self, backend: BaseStorageBackend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self.removals: List[Tuple[Callable[[str], object], str]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
     def remove(self, path: str) -> None:
-        self.removals.append((self._backend.remove, path))
+        self.removals.append((self.original.remove, path))
 
     def rmtree(self, path: str) -> None:
-        self.removals.append((self._backend.rmtree, path))
+        self.removals.append((self.original.rmtree, path))
 
 
 @contextmanager
@@ -196,29 +202,25 @@ def _collecting_pointer(hook: CheckpointHook, runner: SavingRunner,
             pending.pointers.append((os.path.join(runner.work_dir, _POINTER), written.read_text()))
 
 
-class _RunnerView:
+class _RunnerView(Delegate):
     """A runner with another ``work_dir``, and with a logger that collects calls of ``info``."""
 
     def __init__(self, runner: SavingRunner, work_dir: str,
                  reports: List[Callable[[], object]]) -> None:
-        self._runner, self.work_dir = runner, work_dir
+        super().__init__(runner)
+        self.work_dir = work_dir
         self.logger = _ReportCollector(runner.logger, reports)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
 
-
-class _ReportCollector:
+class _ReportCollector(Delegate):
     """A logger that delays reports such as "the best checkpoint is saved" until they are true."""
 
     def __init__(self, logger: MMLogger, reports: List[Callable[[], object]]) -> None:
-        self._logger, self._reports = logger, reports
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
+        super().__init__(logger)
+        self._reports = reports
 
     def info(self, *args: Any, **kwargs: Any) -> None:
-        self._reports.append(functools.partial(self._logger.info, *args, **kwargs))
+        self._reports.append(functools.partial(self.original.info, *args, **kwargs))
 
 
 def _is_same_file(first: str, second: str) -> bool:

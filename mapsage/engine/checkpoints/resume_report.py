@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple, TypeVar, Union
 
+import numpy as np
+import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict, _ParamScheduler
 from mmengine.optim.scheduler import ConstantParamScheduler, LinearParamScheduler
 
@@ -133,6 +135,6 @@ def _all_equal(values: Sequence[object]) -> bool:
 def _to_plain(value: Any) -> object:
     """Return ``value`` so that a list equals the tuple with the same elements."""
     # Arrays and tensors have no single truth value.
-    if hasattr(value, 'tolist'):
+    if isinstance(value, (np.ndarray, np.generic, torch.Tensor)):
         value = value.tolist()
     return tuple(map(_to_plain, value)) if isinstance(value, (list, tuple)) else value

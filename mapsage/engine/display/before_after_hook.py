@@ -23,6 +23,7 @@ from mapsage.accelerator import current_accelerator
 from mapsage.errors import UserError
 from mapsage.evaluation import scores
 from mapsage.evaluation.confusion_matrix import mean_of_defined
+from mapsage.host.metrics import confusion_matrix
 from mapsage.host.runner import HostRunner
 
 # Key of the figures before the stage, in a checkpoint.
@@ -132,9 +133,8 @@ class BeforeAfterHook(Hook):
         """Return the metrics that are numbers, with the recall of the rare classes."""
         figures = {name: float(value) for name, value in metrics.items()
                    if isinstance(value, (int, float))}
-        # Any metric may have a confusion matrix, not only MapSage's.
         for metric in evaluator.metrics:
-            matrix = getattr(metric, 'matrix', None)
+            matrix = confusion_matrix(metric)
             if matrix is not None:
                 figures['rare_recall'] = rare_recall(matrix, self.rare_share)
                 break

@@ -5,7 +5,6 @@ versions of torch. Each of them may be missing; then less is reported, and never
 """
 from __future__ import annotations
 
-import importlib
 import logging
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
@@ -55,18 +54,22 @@ class CompileCounter:
     """
 
     def __init__(self) -> None:
-        counters = getattr(_import_optional('torch._dynamo.utils'), 'counters', None)
-        self.works = isinstance(counters, Mapping)
-        self._counters: Mapping[str, Mapping[str, int]] = \
-            counters if isinstance(counters, Mapping) else {}
+        self._counters: Mapping[str, Mapping[str, int]] = {}
+        try:
+            from torch._dynamo.utils import counters
+            self._counters = counters
+            self.works = True
+        except ImportError:
+            self.works = False
         # 'frame/time' of each compilation; None if this torch has no callbacks for them.
         self._identities: Optional[List[str]] = None
-        self._handler: Any = getattr(_import_optional('torch._dynamo.callback'),
-                                     'callback_handler', None)
-        register = getattr(self._handler, 'register_start_callback', None)
-        if register is not None:
-            self._identities = []
-            register(self._on_compilation)
+        self._handler: Any = None
+        try:
+            from torch._dynamo.callback import callback_handler
+            callback_handler.register_start_callback(self._on_compilation)
+            self._handler, self._identities = callback_handler, []
+        except (ImportError, AttributeError):
+            pass
         self._before = self._read()
 
     def counts(self) -> CompileCounts:
@@ -83,14 +86,17 @@ class CompileCounter:
 
     def close(self) -> None:
         """Stop counting recompilations."""
-        remove = getattr(self._handler, 'remove_start_callback', None)
-        if self._identities is not None and remove is not None:
-            remove(self._on_compilation)
+        if self._handler is not None:
+            self._handler.remove_start_callback(self._on_compilation)
 
     def _on_compilation(self, event: Any = None) -> None:
-        trigger = getattr(getattr(event, 'callback_trigger', None), 'name', None)
-        if trigger == 'DYNAMO' and self._identities is not None:
-            self._identities.append(str(getattr(event, 'compile_id', '')))
+        try:
+            is_dynamo, identity = event.callback_trigger.name == 'DYNAMO', str(event.compile_id)
+        except AttributeError:
+            # Older versions of torch call back without an event.
+            return
+        if is_dynamo and self._identities is not None:
+            self._identities.append(identity)
 
     def _read(self) -> Tuple[int, Dict[str, int]]:
         """Return the number of graphs, and the number of graph breaks by reason."""
@@ -177,11 +183,3 @@ def _first_line(reason: object) -> str:
 
 def _count(number: Union[int, str], noun: str) -> str:
     return f'{number} {noun}' + ('' if number == 1 else 's')
-
-
-def _import_optional(name: str) -> Any:
-    """Return a module, or None if this torch does not have it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None

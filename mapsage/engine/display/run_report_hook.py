@@ -10,11 +10,10 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 from mmengine.dist import get_world_size, is_main_process
-from mmengine.evaluator import BaseMetric
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
 from mmseg.evaluation import IoUMetric
@@ -25,6 +24,7 @@ from mapsage.distributed.nodes.writer_lease import SupersededError, check_writer
 from mapsage.engine.guards.reproducibility_hook import ReproducibilityHook
 from mapsage.evaluation import scores
 from mapsage.host.hook import MapSageHook
+from mapsage.host.metrics import confusion_matrix, metrics_of
 from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
 from mapsage.report import write_report
 from mapsage.report.record import flat_config, percentages, write_record
@@ -209,26 +209,19 @@ class _AreaRecorder:
 
 
 def _record_areas(loop: Optional[BaseLoop]) -> None:
-    for metric in _metrics(loop):
+    for metric in metrics_of(loop):
         # A subclass with other results has its own way to show them.
         if isinstance(metric, IoUMetric) and type(metric).process is IoUMetric.process \
                 and not isinstance(metric.compute_metrics, _AreaRecorder):
             metric.compute_metrics = _AreaRecorder(metric)  # type: ignore[method-assign]
 
 
-def _metrics(loop: Optional[BaseLoop]) -> Sequence[BaseMetric]:
-    """Return the metrics of a loop; empty for a user's loop without an evaluator."""
-    metrics = getattr(getattr(loop, 'evaluator', None), 'metrics', ())
-    return [metric for metric in metrics if isinstance(metric, BaseMetric)]
-
-
 def _class_tables(loop: Optional[BaseLoop]) -> List[Dict[str, Any]]:
     """Return the figures by class of each metric that has them, in percent."""
     tables = []
-    for metric in _metrics(loop):
+    for metric in metrics_of(loop):
         figures: Optional[Dict[str, Any]] = None
-        # Any metric may have a confusion matrix, not only MapSage's.
-        matrix = getattr(metric, 'matrix', None)
+        matrix = confusion_matrix(metric)
         names = (metric.dataset_meta or {}).get('classes') or ()
         recorder = metric.compute_metrics
         if isinstance(recorder, _AreaRecorder) and recorder.areas is not None:

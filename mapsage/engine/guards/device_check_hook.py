@@ -41,6 +41,7 @@ from mapsage.engine.guards.non_finite_loss_hook import NonFiniteLossHook
 from mapsage.errors import UserError
 from mapsage.host.hook import mapsage_hooks
 from mapsage.host.runner import HostRunner, hooks_of_type, plain_model
+from mapsage.host.segmentors import padded_size
 from mapsage.wrappers import MMModelParallel, whole_model
 from mapsage.wrappers.rank_batches import Batch
 
@@ -152,13 +153,11 @@ class DeviceCheckHook(Hook):
         if self._batch_checked:
             return
         self._batch_checked = True
-        # A preprocessor with a size pads all images to it.
-        preprocessor = getattr(plain_model(runner), 'data_preprocessor', None)
-        padded_size = getattr(preprocessor, 'size', None)
+        size = padded_size(plain_model(runner))
         uneven = any(hook.uneven_batches for hook in mapsage_hooks(runner.hooks))
 
         def describe(report: DeviceReport) -> None:
-            report.batch = describe_batch(data_batch, padded_size, uneven)
+            report.batch = describe_batch(data_batch, size, uneven)
 
         when = 'of the first batch'
         reports = _gather(when, describe)

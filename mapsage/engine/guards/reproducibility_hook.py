@@ -16,6 +16,7 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank, open_channel
 from mapsage.host.runner import HostRunner, MapSageRun
+from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 
 from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_warning, unlike_ranks
 
@@ -75,5 +76,6 @@ def _reduction(runner: HostRunner) -> str:
 
 
 def _adds_in_order(runner: HostRunner) -> bool:
-    # Wrappers of MapSage have an attribute for it, and wrappers of MMEngine add natively.
-    return getattr(runner.model, 'reduction', 'native') == 'ordered'
+    # Other wrappers, such as MMEngine's, add natively.
+    return isinstance(runner.model, (MMDistributedDataParallel, VirtualDataParallel)) \
+        and runner.model.reduction == 'ordered'

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import mmengine.dist.dist
 import mmengine.dist.utils
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mapsage.distributed import all_ranks_or_none, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
+from mapsage.stand_ins import Delegate, replaced
 from mapsage.wrappers.rank_batches import pack_rank_batches
 
 from .data_order import ResumableSampler
@@ -94,29 +95,25 @@ class _RoundRobin:
             yield from items
 
 
-class _BlockIterator:
+class _BlockIterator(Delegate):
     """A loader's iterator that packs several batches into one."""
 
     def __init__(self, batches: Any, size: int) -> None:
-        self._batches, self._size = batches, size
+        super().__init__(batches)
+        self._size = size
 
     def __iter__(self) -> _BlockIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._batches) // self._size
+        return len(self.original) // self._size
 
     def __next__(self) -> Any:
-        return pack_rank_batches([next(self._batches) for _ in range(self._size)])
+        return pack_rank_batches([next(self.original) for _ in range(self._size)])
 
     # MMEngine's loop calls it to skip batches.
     def _next_index(self) -> List[object]:
-        return [self._batches._next_index() for _ in range(self._size)]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == '_batches':
-            raise AttributeError(name)
-        return getattr(self._batches, name)
+        return [self.original._next_index() for _ in range(self._size)]
 
 
 def build_block_loader(config: Dict[str, Any], build: Callable[[Dict[str, Any]], DataLoader],
@@ -181,25 +178,13 @@ def as_rank(rank: int, world_size: int) -> Iterator[None]:
     Raises:
         VirtualRanksError: From a collective of torch.distributed.
     """
-    utils: Any = mmengine.dist.utils
-    collectives: Any = mmengine.dist.dist
-    stand_ins: List[Tuple[Any, str, Any]] = [
-        (dist, 'get_rank', lambda group=None: rank),
-        (dist, 'get_world_size', lambda group=None: world_size),
-        (dist, 'is_initialized', lambda: True),
-        (dist, 'get_backend', lambda group=None: 'gloo'),
-        (utils, 'get_default_group', lambda: None),
-        (collectives, 'get_default_group', lambda: None)]
-    stand_ins += [(dist, name, functools.partial(_refuse, name, rank, world_size))
-                  for name in _COLLECTIVES]
-    originals = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
-    for module, name, stand_in in stand_ins:
-        setattr(module, name, stand_in)
-    try:
+    refusals = {name: functools.partial(_refuse, name, rank, world_size) for name in _COLLECTIVES}
+    with replaced(dist, get_rank=lambda group=None: rank,
+                  get_world_size=lambda group=None: world_size, is_initialized=lambda: True,
+                  get_backend=lambda group=None: 'gloo', **refusals), \
+            replaced(mmengine.dist.utils, get_default_group=lambda: None), \
+            replaced(mmengine.dist.dist, get_default_group=lambda: None):
         yield
-    finally:
-        for module, name, function in originals:
-            setattr(module, name, function)
 
 
 def _refuse(name: str, rank: int, world_size: int, *args: object, **kwargs: object) -> None:

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mapsage.datasets import GeoTiffDataset
 from mapsage.datasets.geotiff.summary import summarize
+from mapsage.host.dataset_parts import innermost, parts
+from mapsage.host.runner import dataset_of
 
 from .data_checks import build_checked, check_labels, explain_error
 from .data_order import ResumableSampler
-from .dataset_parts import innermost, parts
 from .keyed_loader import KeyedLoader
 
 # A loop of the Runner: built, as a config, or missing.
@@ -71,7 +72,7 @@ def set_test_mode(loop: Loop) -> Loop:
 
     A loop that is not built yet, or that reads no scenes, is returned as it is.
     """
-    score_once(getattr(getattr(loop, 'dataloader', None), 'dataset', None))
+    score_once(dataset_of(loop))
     return loop
 
 

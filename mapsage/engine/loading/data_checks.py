@@ -23,12 +23,12 @@ from typing import (
     Optional,
     Sequence,
     Set,
+    Sized,
     Tuple,
     Union,
 )
 
 import numpy as np
-import torch
 from mmengine.logging import print_log
 from mmseg.models.decode_heads import STDCHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
@@ -37,8 +37,17 @@ from torch import nn
 
 from mapsage.distributed import error_text
 from mapsage.errors import UserError
-
-from .dataset_parts import innermost, loads_images, loads_masks, parts, reads_remotely
+from mapsage.host.batch_images import packed_mask
+from mapsage.host.dataset_parts import (
+    ignored_label,
+    innermost,
+    lists_samples,
+    loads_images,
+    loads_masks,
+    metainfo_of,
+    parts,
+    reads_remotely,
+)
 
 # MMSegmentation's default, for a dataset that does not set ignore_index.
 IGNORE_INDEX = 255
@@ -89,7 +98,7 @@ def build_checked(build: Callable[[Dict[str, Any]], Any], config: Dict[str, Any]
             raise DataError(f'{_name(kind)}: {error}') from error
         dataset = ()
     # A stream has no length.
-    if not hasattr(dataset, '__len__'):
+    if not isinstance(dataset, Sized):
         return dataset
     if len(dataset) == 0:
         raise DataError(
@@ -160,7 +169,7 @@ def check_files_exist(dataset: object) -> None:
     """
     for inner in parts(dataset):
         keys = _local_file_keys(inner)
-        if keys and hasattr(inner, 'get_data_info'):
+        if keys and lists_samples(inner):
             _check_files(inner, keys)
 
 
@@ -203,18 +212,18 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
     Raises:
         DataError: If the mask has another value, or several channels. The message names its file.
     """
-    labels = getattr(getattr(_data_sample(sample), 'gt_sem_seg', None), 'data', None)
+    labels = packed_mask(sample)
     outer, (dataset, index) = dataset, innermost(dataset, index)
     # A user's wrapper may change the classes, and then has the new ones in its metainfo.
     classes = _classes(outer) or _classes(dataset)
-    if not isinstance(labels, torch.Tensor) or not classes:
+    if labels is None or not classes:
         return
     if labels.ndim == 3 and labels.shape[0] > 1 and labels.shape[-1] in (2, 3, 4):
         raise DataError(
             f'mask {_mask_name(_read_info(dataset, index)[0], index)} has '
             f'{labels.shape[-1]} channels, expected one, whose values are class indices. Save it '
             f'with one channel, or with a palette (docs/datasets.md).')
-    ignore = getattr(outer, 'ignore_index', getattr(dataset, 'ignore_index', IGNORE_INDEX))
+    ignore = ignored_label(outer, dataset, IGNORE_INDEX)
     # This runs on every sample, so it compares instead of sorting the values.
     bad = (labels != ignore) & ((labels >= len(classes)) | (labels < 0))
     if not bool(bad.any()):
@@ -276,8 +285,7 @@ def compare_heads(model: nn.Module, dataset: object) -> None:
 
 
 def _classes(dataset: object) -> Sequence[str]:
-    metainfo = getattr(dataset, 'metainfo', None)
-    classes = metainfo.get('classes') if isinstance(metainfo, Mapping) else None
+    classes = metainfo_of(dataset).get('classes')
     return classes if isinstance(classes, (list, tuple)) else ()
 
 
@@ -353,13 +361,9 @@ def _explain_unreadable(path: object) -> Optional[str]:
     return None
 
 
-def _data_sample(sample: object) -> object:
-    return sample.get('data_samples') if isinstance(sample, dict) else None
-
-
 def _read_info(dataset: Any, index: object) -> Tuple[Mapping[str, Any], Optional[Exception]]:
     """Return a dataset's facts about a sample, or none and the error of reading them."""
-    if not hasattr(dataset, 'get_data_info'):
+    if not lists_samples(dataset):
         return {}, None
     try:
         info = dataset.get_data_info(index)

@@ -53,7 +53,7 @@ def with_seed(index: Any, seed: Tuple[int, ...]) -> Any:
     NumPy's numbers and elements of tensors, such as those of ``torch.randperm``, become plain ones.
     """
     # A tensor with a shape stays as it is: a dataset may read one of one element as a batch.
-    if not getattr(index, 'shape', ()):
+    if not (isinstance(index, (np.ndarray, torch.Tensor)) and index.shape):
         try:
             return SampleKey(operator.index(index), seed)
         except TypeError:
@@ -127,7 +127,7 @@ class ResumableSampler(Sampler):
 
     # pickle would trust __class__.
     def __reduce__(self) -> Tuple[Any, ...]:
-        return _unpickle, ({name: getattr(self, name) for name in _ATTRIBUTES},)
+        return _unpickle, (vars(self),)
 
     def lead(self, followers: Sequence[ResumableSampler]) -> None:
         """Let the samplers of other virtual ranks follow what is set on this one from now on."""
@@ -190,8 +190,7 @@ _ATTRIBUTES = ('_sampler', '_seed', '_rank', '_world_size', '_batch_size', '_dro
 
 def _unpickle(attributes: Dict[str, object]) -> ResumableSampler:
     sampler = ResumableSampler.__new__(ResumableSampler)
-    for name, value in attributes.items():
-        setattr(sampler, name, value)
+    vars(sampler).update(attributes)
     return sampler
 
 

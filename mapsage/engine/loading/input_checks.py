@@ -13,6 +13,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmseg.models import SegDataPreProcessor
 from torch import nn
 
+from mapsage.host.segmentors import channel_means
 from mapsage_launcher.shipped import program
 
 from .data_checks import DataError
@@ -68,8 +69,8 @@ def _check_inputs(preprocessor: BaseDataPreprocessor, arguments: Tuple[Any, ...]
 
 
 def _check_mean(preprocessor: BaseDataPreprocessor, images: Images) -> None:
-    mean = getattr(preprocessor, 'mean', None)
-    if not isinstance(mean, torch.Tensor):
+    mean = channel_means(preprocessor)
+    if mean is None:
         return
     for image in images:
         channels = image.shape[0] if getattr(image, 'ndim', 0) == 3 else 1

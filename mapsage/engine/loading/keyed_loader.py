@@ -15,6 +15,7 @@ from typing import Any, Callable, Hashable, List, Optional, Tuple
 
 import numpy as np
 import torch
+from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -93,7 +94,7 @@ class KeyedDataset(torch.utils.data.Dataset):
 
 
 def _has_metainfo(sample: object) -> bool:
-    return isinstance(sample, dict) and hasattr(sample.get('data_samples'), 'set_metainfo')
+    return isinstance(sample, dict) and isinstance(sample.get('data_samples'), BaseDataElement)
 
 
 class KeyedLoader(DataLoader):

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -161,7 +162,7 @@ def canonical(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [canonical(element) for element in value]
     # Arrays, tensors and NumPy's numbers.
-    if hasattr(value, 'tolist'):
+    if isinstance(value, (np.ndarray, np.generic, torch.Tensor)):
         return canonical(value.tolist())
     # Classes and functions.
     if hasattr(value, '__qualname__'):

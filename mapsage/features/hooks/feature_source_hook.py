@@ -16,6 +16,7 @@ import torch
 from mmengine.dist import get_rank, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS
+from mmengine.runner import BaseLoop
 from mmseg.models import EncoderDecoder
 from torch import nn
 
@@ -29,8 +30,9 @@ from mapsage.features.steps import FeatureEpochs, FeatureSteps
 from mapsage.host.hook import MapSageHook
 from mapsage.host.keyed_samples import KeyedSamples, keyed_samples
 from mapsage.host.loop_stage import LoopStage, insert_stage
-from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type, plain_model
-from mapsage.host.segmentors import batch_augments
+from mapsage.host.optim_wrappers import cast_dtype
+from mapsage.host.runner import HostRunner, MapSageRun, dataset_of, hooks_of_type, plain_model
+from mapsage.host.segmentors import batch_augments, child_module
 from mapsage.sampling.hooks.dynamic_sampling_hook import DynamicSamplingHook, log_interval
 from mapsage.wrappers import HeadReplicas, VirtualDataParallel
 from mapsage.wrappers.rank_batches import Batch, unpack_rank_batches
@@ -70,6 +72,7 @@ class FeatureSourceHook(MapSageHook):
         self._block = range(1)
         self._source: Optional[FeatureSource] = None
         self._gate: Optional[EncoderGate] = None
+        self._view_seeds: Optional[ViewSeeds] = None
         self._report: Dict[str, float] = {}
         self._restore_images: Optional[Callable[[], None]] = None
 
@@ -79,10 +82,12 @@ class FeatureSourceHook(MapSageHook):
         This happens before any sample is loaded.
         """
         loop: Any = runner._train_loop
-        samples = keyed_samples(getattr(loop, 'dataloader', None))
+        self._view_seeds = None
+        samples = keyed_samples(loop.dataloader) if isinstance(loop, BaseLoop) else None
         if samples is not None:
             seeds = view_seeds(self._config, samples.dataset)
             if seeds is not None:
+                self._view_seeds = seeds
                 samples.reseed, samples.keep_keys = seeds, True
                 self._leave_images_out(runner, samples, seeds)
 
@@ -93,21 +98,21 @@ class FeatureSourceHook(MapSageHook):
         _check_model(model)
         self._gate = EncoderGate(model.backbone)
         accelerator = current_accelerator()
-        # Only wrappers for mixed precision have a cast_dtype.
-        cast_dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
+        precision = cast_dtype(runner.optim_wrapper)
 
         def encode(images: torch.Tensor) -> Features:
             assert self._gate is not None
-            if cast_dtype is None:
+            if precision is None:
                 return self._gate.encode(images)
-            with accelerator.autocast(cast_dtype):
+            with accelerator.autocast(precision):
                 return self._gate.encode(images)
 
         self._source = build_source(self._config, Surroundings(
             encoder=model.backbone, encode=encode, accelerator=accelerator,
             local_rank=runner.local_rank, device=accelerator.device(runner.local_rank),
             runner=runner, timeout=self._timeout, log=log_on_any_rank,
-            replicas=runner.model.replicas if isinstance(runner.model, HeadReplicas) else None))
+            replicas=runner.model.replicas if isinstance(runner.model, HeadReplicas) else None,
+            cast_dtype=precision, view_seeds=self._view_seeds))
         if _samples_dynamically(runner) and self._source.may_wait:
             self._source.ahead = 0
         if self._source.ahead and _samples_dynamically(runner):
@@ -188,7 +193,7 @@ class FeatureSourceHook(MapSageHook):
 
     def _insert_source(self, loop: Any, source: FeatureSource) -> None:
         """Let the loop take its batches from this hook's steps."""
-        dataset = getattr(loop.dataloader, 'dataset', None)
+        dataset = dataset_of(loop)
         if not source.needs_images and keyed_samples(loop.dataloader) is None:
             raise FeatureSourceError(
                 f"feature_source of type {self._config['type']!r} finds features by the number of "
@@ -258,7 +263,7 @@ def keys_of(batch: Dict[str, Any]) -> Tuple[Tuple[int, Tuple[int, ...]], ...]:
 
 
 def _check_model(model: nn.Module) -> None:
-    if not isinstance(getattr(model, 'backbone', None), nn.Module):
+    if child_module(model, 'backbone') is None:
         raise FeatureSourceError(
             f'feature_source takes the place of model.backbone, but {type(model).__name__} has '
             f'none. Take feature_source out of the config.')

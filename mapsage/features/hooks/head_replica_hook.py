@@ -14,12 +14,12 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import EMAHook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
-from torch import nn
 
 from mapsage.features.encoder_gate import FeatureSourceError
 from mapsage.features.split_head.trained_shares import TrainedShares
 from mapsage.host.hook import MapSageHook
 from mapsage.host.runner import HostRunner, MapSageRun, hooks_of_type
+from mapsage.host.segmentors import child_module
 from mapsage.sampling.hooks.dynamic_sampling_hook import DynamicSamplingHook
 from mapsage.wrappers import HeadReplicas
 from mapsage.wrappers.rank_batches import Batch
@@ -129,7 +129,7 @@ def _check_run(runner: HostRunner, model: HeadReplicas) -> None:
                 f'feature_source.ranks_per_head={model.replicas.size} with '
                 f'{kind.__name__}: this hook {reason}. Take it out of the config, or set '
                 f'ranks_per_head=1.')
-    if not isinstance(getattr(model.module, 'decode_head', None), nn.Module):
+    if child_module(model.module, 'decode_head') is None:
         raise FeatureSourceError(
             f'feature_source.ranks_per_head splits model.decode_head, but '
             f'{type(model.module).__name__} has none. Set ranks_per_head=1.')

@@ -11,9 +11,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform, LoadImageFromFile
+from mmengine.dataset import Compose
 from PIL import Image
 
 from mapsage.features.cache.keys import ViewSeeds
+from mapsage.host.batch_images import packed_mask
 from mapsage.host.keyed_samples import KeyedSamples
 from mapsage.random_state import same_random_numbers
 
@@ -76,7 +78,7 @@ def leave_images_out(samples: KeyedSamples, seeds: ViewSeeds) -> Optional[Callab
     if not loads or any(seeds.slot(index) < 0 for index in indexes):
         return None
     with same_random_numbers():
-        decoded_masks = [_mask(samples.load(index, seeds.of(index, 0))) for index in indexes]
+        decoded_masks = [packed_mask(samples.load(index, seeds.of(index, 0))) for index in indexes]
 
     def restore() -> None:
         for transforms, position in loads:
@@ -86,7 +88,7 @@ def leave_images_out(samples: KeyedSamples, seeds: ViewSeeds) -> Optional[Callab
         transforms[position] = StandIn(transforms[position])
     try:
         with same_random_numbers():
-            equal = all(_equal(mask, _mask(samples.load(index, seeds.of(index, 0))))
+            equal = all(_equal(mask, packed_mask(samples.load(index, seeds.of(index, 0))))
                         for index, mask in zip(indexes, decoded_masks))
     except Exception:  # any transform may fail on a black image; then images are decoded
         equal = False
@@ -98,9 +100,9 @@ def leave_images_out(samples: KeyedSamples, seeds: ViewSeeds) -> Optional[Callab
 
 def _pipelines(dataset: Any) -> Iterator[List[Any]]:
     """Yield the transforms of a dataset and of the datasets that it wraps."""
-    transforms = getattr(vars(dataset).get('pipeline'), 'transforms', None)
-    if isinstance(transforms, list):
-        yield transforms
+    pipeline = vars(dataset).get('pipeline')
+    if isinstance(pipeline, Compose):
+        yield pipeline.transforms
     wrapped = vars(dataset).get('dataset')
     for inner in [wrapped] * (wrapped is not None) + list(vars(dataset).get('datasets') or ()):
         yield from _pipelines(inner)
@@ -110,11 +112,7 @@ def _is_plain(transform: BaseTransform) -> bool:
     """Return whether an image has the size, three channels and the dtype that its header says."""
     return (type(transform) is LoadImageFromFile and transform.color_type == 'color'
             and transform.imdecode_backend in ('cv2', 'pillow')
-            and not transform.backend_args and not getattr(transform, 'file_client_args', None))
-
-
-def _mask(sample: Dict[str, Any]) -> Optional[torch.Tensor]:
-    return getattr(getattr(sample['data_samples'], 'gt_sem_seg', None), 'data', None)
+            and not transform.backend_args and not transform.file_client_args)
 
 
 def _equal(first: Optional[torch.Tensor], second: Optional[torch.Tensor]) -> bool:

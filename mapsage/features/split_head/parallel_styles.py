@@ -41,7 +41,7 @@ def show_plain(module: nn.Module, child: str, plain: Callable[[Any], torch.Tenso
         child: Name of the child whose parameters are split; empty for ``module`` itself.
         plain: Function that makes a plain tensor of a split parameter.
     """
-    owner = getattr(module, child) if child else module
+    owner = module.get_submodule(child)
     split = list(owner.named_parameters(recurse=False))
     # Stored on the module and not in a hook, because a copy of a module shares the hooks of the
     # original.

@@ -216,7 +216,7 @@ def plan_of(head: nn.Module, ranks: int) -> Dict[str, Any]:
         if _reads_qkv(module):
             plan[name] = GatherQkv()
         *inner, last = _mlp_layers(module) or ['']
-        if inner and all(getattr(module, layer).out_features % ranks == 0 for layer in inner):
+        if inner and all(module.get_submodule(layer).out_features % ranks == 0 for layer in inner):
             plan.update({f'{prefix}{layer}': ColwiseParallel() for layer in inner})
             plan[f'{prefix}{last}'] = RowwiseParallel()
     within = {f'{name}.qkv' for name, style in plan.items() if isinstance(style, GatherQkv)}

@@ -95,7 +95,7 @@ def encode_header(header: Header) -> torch.Tensor:
     """
     fields = [_MAGIC, int(header.kind)]
     for name in _NUMBERS:
-        value = getattr(header, name)
+        value = vars(header)[name]
         if not 0 <= value <= _LIMIT:
             raise ValueError(f'header.{name}={value!r}, expected 0 to 2**63 - 1.')
         fields.append(value)

@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from mapsage.datasets import HideLabels
 from mapsage.engine.loading.data_checks import check_files_exist, check_labels
-from mapsage.engine.loading.dataset_parts import innermost
+from mapsage.host.dataset_parts import innermost
 
 LOAD = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', reduce_zero_label=True)]
 WEAK = [*LOAD, dict(type='HideLabels'), dict(type='RandomCrop', crop_size=(24, 24)),

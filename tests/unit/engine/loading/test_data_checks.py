@@ -28,8 +28,8 @@ from mapsage.engine.loading.data_checks import (
     explain_error,
     head_differences,
 )
-from mapsage.engine.loading.dataset_parts import innermost, parts, reads_remotely
 from mapsage.engine.loading.keyed_loader import KeyedDataset
+from mapsage.host.dataset_parts import innermost, parts, reads_remotely
 
 
 def config(root: Path, **more: Any) -> dict:

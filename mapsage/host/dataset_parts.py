@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 import bisect
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from mmcv.transforms import LoadAnnotations
 from mmengine.dataset import ClassBalancedDataset, RepeatDataset
@@ -57,6 +57,32 @@ def parts(dataset: object) -> Iterator[Any]:
         yield from parts(inner)
     if not inside:
         yield dataset
+
+
+def lists_samples(dataset: object) -> bool:
+    """Return whether a dataset names the files of its samples, as MMEngine's datasets do.
+
+    Other datasets of torch and of users have no ``get_data_info``.
+    """
+    return hasattr(dataset, 'get_data_info')
+
+
+def metainfo_of(dataset: object) -> Dict[str, Any]:
+    """Return the metainfo of a dataset, such as names of classes; {} without any."""
+    # A user's dataset may have no metainfo.
+    metainfo = getattr(dataset, 'metainfo', None)
+    return dict(metainfo) if isinstance(metainfo, Mapping) else {}
+
+
+def ignored_label(outer: object, inner: object, default: int) -> int:
+    """Return the label of ignored pixels.
+
+    Args:
+        outer: Dataset of a loader, whose label wins.
+        inner: Dataset inside of its wrappers.
+        default: Label if neither names one; only MMSegmentation's datasets do.
+    """
+    return getattr(outer, 'ignore_index', getattr(inner, 'ignore_index', default))
 
 
 def reads_remotely(dataset: object) -> bool:
