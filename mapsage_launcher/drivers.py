@@ -11,7 +11,12 @@ import os
 import runpy
 from typing import Optional
 
-VENDOR_MODULES = ('torch_gcu', 'torch_xla')
+# Plugins that add a device to PyTorch as PrivateUse1 -> name of the device.
+PLUGINS = {'torch_gcu': 'gcu', 'torch_npu': 'npu', 'torch_mlu': 'mlu', 'torch_musa': 'musa',
+           'torch_fl': 'flagos'}
+VENDOR_MODULES = (*PLUGINS, 'torch_xla')
+# PyTorch 2.5 and newer imports every package with this entry point, unless the variable is 0.
+AUTOLOAD, AUTOLOAD_GROUP = 'TORCH_DEVICE_BACKEND_AUTOLOAD', 'torch.backends'
 
 # Device files of NVIDIA's driver, also on Jetson and under WSL, and of AMD's driver.
 _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg', '/dev/kfd')

@@ -255,3 +255,15 @@ def check_finished(finished: Finished) -> None:
     """Assert that a launch ended well and left nothing."""
     assert finished.status == 0, finished.output[-6000:]
     assert finished.left_running == []
+
+
+def why_no_make() -> str:
+    """Return why the doubles of other makes cannot run here, '' if they can.
+
+    They are devices of the simulator under other names, in processes where it is not loaded.
+    """
+    from mapsage.accelerator.simulator.build import compiler
+    version = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2]))
+    if version < (2, 13) or compiler() is None or torch.version.cuda is not None:
+        return 'the simulated backend is for the main leg, with a C++ compiler'
+    return ''

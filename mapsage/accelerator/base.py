@@ -33,6 +33,8 @@ class Supports:
         int64: Whether 64-bit integers keep their range on the device.
         compile: Whether ``torch.compile`` has a backend for the device.
         fused_optimizer: Whether ``torch.optim`` accepts ``fused=True`` on the device.
+        foreach_optimizer: Whether steps of ``torch.optim`` over lists of tensors are right, which
+            is how it computes them by default.
     """
 
     sync_bn: bool = False
@@ -40,6 +42,7 @@ class Supports:
     int64: bool = True
     compile: bool = False
     fused_optimizer: bool = False
+    foreach_optimizer: bool = True
 
 
 class Accelerator(abc.ABC):
@@ -61,15 +64,15 @@ class Accelerator(abc.ABC):
             ``--gpus-per-task=1`` and MIG show each rank one card only, which is device 0 there.
     """
 
-    name: ClassVar[str]
-    device_type: ClassVar[str]
-    communication: ClassVar[str]
+    name: str
+    device_type: str
+    communication: str
     lazy: ClassVar[bool] = False
-    supports: ClassVar[Supports] = Supports()
-    amp_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    supports: Supports = Supports()
+    amp_dtype: torch.dtype = torch.bfloat16
     simulated: ClassVar[bool] = False
     native_group: ClassVar[bool] = False
-    masks: ClassVar[Tuple[str, ...]] = ()
+    masks: Tuple[str, ...] = ()
 
     @classmethod
     @abc.abstractmethod
@@ -156,6 +159,13 @@ class Accelerator(abc.ABC):
 
     def native_bfloat16(self) -> Optional[bool]:
         """Return whether the device computes in bfloat16 itself; None if that is not known."""
+        return None
+
+    def describe_probes(self) -> Optional[str]:
+        """Return a line for the log with the capabilities that were tried on the device, or None.
+
+        It needs a usable current device.
+        """
         return None
 
     def flush(self) -> None:
@@ -265,7 +275,7 @@ class Accelerator(abc.ABC):
         return f'{self.name} ({self.device_count()} {kind}, gradients {path})'
 
     def _index(self, local_rank: int) -> int:
-        """Return the index of a local rank's device; raise AcceleratorError if there is none."""
+        """Return the index of a local rank's device; AcceleratorError without one."""
         count = self.device_count()
         if os.environ.get('LOCAL_RANK') == str(local_rank) and self.one_card_a_rank():
             return 0

@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 import torch
 from torch import nn
 
-from ._vendor import ask_vendor, import_vendor
+from ._vendor import ask_vendor, has_device_objects, import_vendor, vendor_version
 from .base import Accelerator, AcceleratorError, Supports
 from .xla_batch_norm import replace_batch_norm
 
@@ -41,7 +41,7 @@ class GcuT20Accelerator(Accelerator):
         vendor = import_vendor('torch_gcu')
         if vendor is None:
             return 'torch_gcu is not installed'
-        if not hasattr(vendor, 'gcu_device'):
+        if not has_device_objects(vendor):
             return 'torch_gcu is the S60 line: use accelerator=gcu'
         if ask_vendor('torch_gcu', vendor.device_count) < 1:
             return 'torch_gcu is installed and shows no device (see `efsmi`)'
@@ -121,7 +121,7 @@ class GcuT20Accelerator(Accelerator):
         return str(self._gcu.get_device_name(self._index(local_rank)))
 
     def software(self) -> Dict[str, str]:
-        return {'torch_gcu': str(getattr(import_vendor('torch_gcu'), '__version__', 'unknown'))}
+        return {'torch_gcu': vendor_version('torch_gcu')}
 
     def memory_allocated(self) -> Optional[int]:
         return int(self._gcu.get_hbm_alloc_size(self._gcu.current_device()))

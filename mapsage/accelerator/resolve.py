@@ -3,18 +3,21 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple, Type
 
+from mapsage_launcher.drivers import PLUGINS
+
 from .base import Accelerator, AcceleratorError
 from .cpu import CpuAccelerator
 from .cuda import CudaAccelerator
 from .gcu import GcuAccelerator
 from .gcu_t20 import GcuT20Accelerator
+from .private_use1 import PrivateUse1Accelerator, is_plugin_device, why_no_device
 from .sim import SimAccelerator
 from .xla import XlaAccelerator
 
 # The order in which `auto` searches. The CPU is always available, so the simulator is not reached.
 ACCELERATORS: Tuple[Type[Accelerator], ...] = (
-    CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, CpuAccelerator,
-    SimAccelerator)
+    CudaAccelerator, GcuAccelerator, GcuT20Accelerator, XlaAccelerator, PrivateUse1Accelerator,
+    CpuAccelerator, SimAccelerator)
 
 _current: Optional[Accelerator] = None
 
@@ -23,9 +26,10 @@ def resolve_accelerator(name: str = 'auto') -> Accelerator:
     """Return the accelerator called ``name``, or the best available one.
 
     Args:
-        name: Name ``'auto'`` or one of ``cuda``, ``gcu``, ``gcu_t20``, ``xla``, ``cpu``, ``sim``.
-            ``auto`` searches in this order, chooses ``xla`` only if its platform is not the CPU,
-            and never chooses ``sim``.
+        name: Name ``'auto'``, or one of ``cuda``, ``gcu``, ``gcu_t20``, ``xla``, ``plugin``,
+            ``cpu``, ``sim``, or the device of a plugin of PyTorch, such as ``npu``. ``auto``
+            searches in this order, chooses ``xla`` only if its platform is not the CPU, and never
+            chooses ``sim``. ``plugin`` is the device of whichever plugin is installed.
 
     Raises:
         AcceleratorError: If the name is unknown, the accelerator is not available, or a vendor's
@@ -34,17 +38,24 @@ def resolve_accelerator(name: str = 'auto') -> Accelerator:
     if name == 'auto':
         return next(kind for kind in ACCELERATORS if why_not(kind) is None)()
     kinds = {kind.name: kind for kind in ACCELERATORS}
-    if name not in kinds:
+    if name in kinds:
+        reason = kinds[name].why_unavailable()
+        if reason is None:
+            return kinds[name]()
+    elif is_plugin_device(name):
+        reason = why_no_device(name)
+        if reason is None:
+            return PrivateUse1Accelerator(name)
+    else:
+        devices = [device for device in PLUGINS.values() if device not in kinds]
         raise AcceleratorError(
-            f"unknown accelerator {name!r}: expected auto, {', '.join(kinds)}. It is set by "
-            f'env_cfg.accelerator, --accelerator or ACCELERATOR.')
-    reason = kinds[name].why_unavailable()
-    if reason is not None:
-        present = [kind.name for kind in ACCELERATORS if _present(kind)]
-        raise AcceleratorError(
-            f'accelerator {name!r} cannot be used here: {reason}. Present: '
-            f"{', '.join(present)}. Choose one of them, or 'auto'.")
-    return kinds[name]()
+            f"unknown accelerator {name!r}: expected auto, {', '.join(kinds)}, or the device of a "
+            f"plugin of PyTorch ({', '.join(devices)}, or that of another plugin that is "
+            f'installed). It is set by env_cfg.accelerator, --accelerator or ACCELERATOR.')
+    present = [kind.name for kind in ACCELERATORS if _present(kind)]
+    raise AcceleratorError(
+        f'accelerator {name!r} cannot be used here: {reason}. Present: '
+        f"{', '.join(present)}. Choose one of them, or 'auto'.")
 
 
 def why_not(kind: Type[Accelerator]) -> Optional[str]:
@@ -67,7 +78,7 @@ def explain(chosen: Accelerator, requested: str = 'auto') -> str:
         return f'accelerator {chosen.describe()} [chosen by name]'
     refusals: List[str] = []
     for kind in ACCELERATORS:
-        if isinstance(chosen, kind):
+        if type(chosen) is kind:
             break
         refusals.append(f'{kind.name}: {why_not(kind)}')
     return f'accelerator {chosen.describe()}' + (f" [{'; '.join(refusals)}]" if refusals else '')

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Dict, Optional
 
 from . import simulator
+from .base import Supports
 from .cuda import set_workspace
 from .gcu import GcuAccelerator
 
@@ -17,12 +18,21 @@ class SimAccelerator(GcuAccelerator):
 
     name = 'sim'
     simulated = True
+    # As on the S60 line, also where the CPU's kernels could do more: a rehearsal takes the same
+    # paths as the cards.
+    supports = Supports(sync_bn=False, float64=False, int64=False)
 
     def __init__(self) -> None:
         self.settings = simulator.load_simulator()
 
     def make_deterministic(self) -> Optional[str]:
         return set_workspace() if self.settings.needs_workspace_setting else None
+
+    def native_bfloat16(self) -> Optional[bool]:
+        return None
+
+    def describe_probes(self) -> Optional[str]:
+        return None
 
     def software(self) -> Dict[str, str]:
         return {}

@@ -39,6 +39,9 @@ def log_start(run: EngineRun, determinism: Optional[str],
     backend = f', backend {dist.get_backend()}' if run.distributed else ''
     run.logger.info(f'{explain(run.accelerator, run.env.accelerator)}; '
                     f'world size {run.world_size}{backend}')
+    probes = run.accelerator.describe_probes()
+    if probes:
+        run.logger.info(probes)
     if determinism:
         run.logger.info(determinism)
     for warning in warnings:

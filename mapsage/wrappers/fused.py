@@ -23,7 +23,7 @@ _Config = TypeVar('_Config')
 
 def why_not_fused(kind: type, accelerator: Accelerator) -> Optional[str]:
     """Return why optimizers of a class cannot be fused on an accelerator, or None if they can."""
-    if not _takes_fused(kind):
+    if not _takes(kind, 'fused'):
         return f'torch {torch.__version__} has no fused {kind.__name__}'
     if not accelerator.supports.fused_optimizer:
         return f'torch {torch.__version__} has no fused optimizers for {accelerator.name}'
@@ -31,13 +31,15 @@ def why_not_fused(kind: type, accelerator: Accelerator) -> Optional[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def _takes_fused(kind: type) -> bool:
-    return 'fused' in inspect.signature(kind).parameters
+def _takes(kind: type, argument: str) -> bool:
+    return argument in inspect.signature(kind).parameters
 
 
 def without_missing_fusion(config: _Config,
                            accelerator: Accelerator) -> Tuple[_Config, List[str]]:
     """Return ``optim_wrapper`` of a config without ``fused=True`` where torch has no such kernels.
+
+    Where steps over lists of tensors are wrong too, it has ``foreach=False``.
 
     Args:
         config: Config of one optimizer wrapper or of several by name. It is not changed.
@@ -54,15 +56,25 @@ def without_missing_fusion(config: _Config,
             config[key], wrapper_notes = without_missing_fusion(value, accelerator)
             notes += wrapper_notes
     optimizer = config.get('optimizer')
-    if not isinstance(optimizer, dict) or not optimizer.get('fused'):
+    if not isinstance(optimizer, dict):
+        return config, notes
+    fused = optimizer.get('fused')
+    if not fused and accelerator.supports.foreach_optimizer:
         return config, notes
     name_or_class = optimizer.get('type')
     kind = OPTIMIZERS.get(name_or_class) if isinstance(name_or_class, str) else name_or_class
-    reason = why_not_fused(kind, accelerator) if isinstance(kind, type) else None
+    if not isinstance(kind, type):
+        return config, notes
+    reason = why_not_fused(kind, accelerator) if fused else None
     if reason is not None:
         config['optimizer'] = {key: value for key, value in optimizer.items() if key != 'fused'}
         notes.append(f'optimizer.fused=True has no effect: {reason}. The steps are the same, by '
                      f'other kernels.')
+    if (not fused or reason is not None) and not accelerator.supports.foreach_optimizer \
+            and _takes(kind, 'foreach') and optimizer.get('foreach') is not False:
+        config['optimizer'] = {**config['optimizer'], 'foreach': False}
+        notes.append(f'optimizer.foreach=False is set, because steps over lists of tensors are '
+                     f'wrong on this {accelerator.name} device.')
     return config, notes
 
 

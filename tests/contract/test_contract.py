@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Dict, List, Union
 
 import pytest
-from doubles import T20  # the T20 line's torch_gcu; only its own ranks may see it
+from doubles import MAKES, T20, make  # vendors' packages; only their own ranks may see them
 from ranks import run_ranks
+from support import why_no_make
 
 from mapsage.accelerator import ACCELERATORS
 
@@ -17,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checks import ONE_PROCESS, SEVERAL_PROCESSES, run_checks  # noqa: E402
 
 # Real cards draw from a generator each; by default simulated ones draw what the CPU does.
-ENVIRON = {'gcu_t20': T20, 'sim': {'MAPSAGE_SIM_RANDOM': 'device'}}
-NAMES = [kind.name for kind in ACCELERATORS]
+ENVIRON = {'gcu_t20': T20, 'sim': {'MAPSAGE_SIM_RANDOM': 'device'},
+           **{name: make(name) for name in MAKES}}
+# The makes stand for `plugin`, which is whichever of them is installed.
+NAMES = [*(kind.name for kind in ACCELERATORS if kind.name != 'plugin'), *MAKES]
 
 
 def on_rank(name: str, kind: str) -> Dict[str, str]:
@@ -32,6 +35,8 @@ def why_not(name: str) -> str:
         except ImportError:
             return 'its double stands on torch_xla, which is in the xla leg'
         return ''
+    if name in MAKES:
+        return why_no_make()
     return next(kind for kind in ACCELERATORS if kind.name == name).why_unavailable() or ''
 
 
@@ -68,8 +73,9 @@ def test_one_process(name: str, check: str) -> None:
 
 
 @pytest.mark.parametrize('check', SEVERAL_PROCESSES)
-@pytest.mark.parametrize('ranks', [2, 4])
-@pytest.mark.parametrize('name', NAMES)
+# Makes differ in names and in how they register, which 2 ranks show.
+@pytest.mark.parametrize('name, ranks', [
+    (name, ranks) for name in NAMES for ranks in ((2, ) if name in MAKES else (2, 4))])
 def test_several_processes(name: str, ranks: int, check: str) -> None:
     if name == 'cuda':
         import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+from types import ModuleType
 from typing import Optional
 
 import torch
@@ -67,6 +68,21 @@ def load_simulator() -> SimulatorSettings:
     if torch.cuda.is_initialized():
         raise SimulatorError(f'CUDA is in use in this process, and {ONE_OF_BOTH}: use another '
                              f'process for the simulator.')
+    add_devices(settings, 'gcu', device_module)
+    _loaded = settings
+    return settings
+
+
+def add_devices(settings: SimulatorSettings, device_type: str, module: ModuleType) -> None:
+    """Add simulated devices to PyTorch under a name, such as ``gcu``.
+
+    The tests' doubles of other makes have other names and modules, over the same backend.
+
+    Args:
+        settings: Settings of the simulated machine.
+        device_type: Name of the devices.
+        module: Module that becomes ``torch.<device_type>``.
+    """
     library = ctypes.CDLL(str(build_library()))
     library.mapsage_sim_configure(
         ctypes.c_int(settings.devices), ctypes.c_int64(settings.memory or 0),
@@ -81,8 +97,6 @@ def load_simulator() -> SimulatorSettings:
     library.mapsage_sim_initial_seed.restype = ctypes.c_uint64
     library.mapsage_sim_register()
     device_module.attach(library, settings)
-    torch.utils.rename_privateuse1_backend('gcu')
-    torch._register_device_module('gcu', device_module)
+    torch.utils.rename_privateuse1_backend(device_type)
+    torch._register_device_module(device_type, module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    _loaded = settings
-    return settings

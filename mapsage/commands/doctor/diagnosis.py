@@ -182,7 +182,7 @@ class Doctor:
         except AcceleratorError as error:
             findings.append(Finding('problem', str(error)))
         for kind in ACCELERATORS:
-            if self.accelerator is None or kind.name != self.accelerator.name:
+            if type(self.accelerator) is not kind:
                 findings.append(Finding('no', f'{kind.name}: {_reason_against(kind)}'))
 
     def _examine_strategy(self, accelerator: Accelerator, needed_bytes: Optional[int]) -> None:
@@ -210,6 +210,9 @@ class Doctor:
         size = '' if memory is None else f', {format_bytes(memory)}'
         findings += [Finding('problem', text) for text in check_device(accelerator, rank)] or [
             Finding('ok', f'{self.device} allocates and computes{size}')]
+        probes = accelerator.describe_probes()
+        if probes and findings[-1].level == 'ok':
+            findings.append(Finding('ok', probes))
 
 
 def diagnose(args: argparse.Namespace,

@@ -147,7 +147,8 @@ def test_unknown_name() -> None:
 
 
 def test_auto_looks_in_the_documented_order() -> None:
-    assert [kind.name for kind in ACCELERATORS] == ['cuda', 'gcu', 'gcu_t20', 'xla', 'cpu', 'sim']
+    assert [kind.name for kind in ACCELERATORS] == [
+        'cuda', 'gcu', 'gcu_t20', 'xla', 'plugin', 'cpu', 'sim']
 
 
 def test_the_one_in_force() -> None:

@@ -19,6 +19,7 @@ from mapsage_launcher import drivers
     (None, "cuda = None\nhip = '6.1'", True, 'auto', 'cuda'),
     ('torch_gcu', "cuda = None", False, 'cpu', 'torch_gcu'),
     ('torch_xla', "cuda = None", False, None, 'torch_xla'),
+    ('torch_npu', "cuda = None", False, 'auto', 'torch_npu'),
 ])
 def test_possible_driver(vendor: Optional[str], torch: str, files: bool,
                          accelerator: Optional[str], expected: Optional[str], tmp_path: Path,

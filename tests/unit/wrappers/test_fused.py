@@ -92,6 +92,20 @@ def test_where_there_is_none_a_sentence_says_so(config: Any) -> None:
         f'torch {torch.__version__} has no fused optimizers for unfused')
 
 
+def test_where_steps_over_lists_are_wrong_they_are_switched_off() -> None:
+    class NoLists(Unfused):
+        supports = Supports(foreach_optimizer=False)
+
+    config = dict(optimizer=dict(type='SGD', lr=0.1))
+    found, (note,) = without_missing_fusion(config, NoLists())
+    assert found == dict(optimizer=dict(type='SGD', lr=0.1, foreach=False))
+    assert note.startswith('optimizer.foreach=False is set') and len(config['optimizer']) == 2
+    both, notes = without_missing_fusion(dict(optimizer=dict(type='SGD', fused=True)), NoLists())
+    assert both == dict(optimizer=dict(type='SGD', foreach=False)) and len(notes) == 2
+    off = dict(optimizer=dict(type='SGD', foreach=False))
+    assert without_missing_fusion(off, NoLists()) == (off, [])
+
+
 def test_what_asks_for_nothing_or_can_be_had_is_left_as_it_is() -> None:
     built = torch.optim.SGD([weight(False)], lr=0.1)
     configs: List[Any] = [built, dict(optimizer=built), dict(optimizer=dict(type='SGD', lr=0.1)),
