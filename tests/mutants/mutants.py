@@ -265,7 +265,7 @@ MUTANTS = (
            ('tests/distributed/test_saving_ranks.py',)),
     Mutant('removed_before', 'mapsage/engine/checkpoints/guard.py',
            'the last good checkpoint is removed before the next one is written',
-           'self.removals.append((self._backend.remove, path))', 'self._backend.remove(path)',
+           'self.removals.append((self.original.remove, path))', 'self.original.remove(path)',
            ('tests/unit/engine/checkpoints/test_saving.py',)),
     Mutant('cache_of_scenes', 'mapsage/features/cache/keys.py',
            'another scene behind the same name has the features of the first',
