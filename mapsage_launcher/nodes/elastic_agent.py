@@ -1,8 +1,8 @@
 """Torch's elastic agent for jobs in which machines leave and join.
 
-Torch's agent starts the ranks of a machine and restarts them after a loss. The subclass here
-decides differently in four cases (:func:`agent_class`); `membership.py` finds out who takes part in
-a round. :func:`run` is torchrun with this agent, until the job has ended.
+Torch's agent starts the ranks of a machine and restarts them after a loss. :class:`ElasticAgent`
+decides differently in four cases; `membership.py` finds out who takes part in a round. :func:`run`
+is torchrun with this agent, until the job has ended.
 
 A "round" is the time between two meetings of the launchers, with the same machines and ranks.
 """
@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
 
 from .elastic import (
     ASKED,
@@ -34,6 +34,13 @@ from .elastic import (
 )
 from .membership import Membership, describe_node
 
+# The base class is torch's agent, which this package must not import before a job starts. So
+# `agent_class` adds it, and a type checker knows nothing about it.
+if TYPE_CHECKING:
+    _TorchAgent = Any
+else:
+    _TorchAgent = object
+
 
 class SpareError(Exception):
     """The job has ended while this machine waited for a free place in it.
@@ -42,8 +49,8 @@ class SpareError(Exception):
     """
 
 
-def agent_class(base: Any, notes: Path, settings: Settings) -> Any:
-    """Return a subclass of torch's LocalElasticAgent for an elastic job.
+class ElasticAgent(_TorchAgent):
+    """Torch's LocalElasticAgent for an elastic job; :func:`agent_class` makes it complete.
 
     It differs from torch's agent as follows:
 
@@ -53,115 +60,130 @@ def agent_class(base: Any, notes: Path, settings: Settings) -> Any:
     - If the rendezvous store ends, the training continues without it.
     - A machine that joined late and never finished a step, or has a faulty device, leaves and the
       job continues. Torch would close the rendezvous for all machines.
+    """
+
+    # Set in the subclass, because torch calls the constructor.
+    _settings: Settings
+    _notes: Path
+
+    def __init__(self, spec: Any, *args: Any, **kwargs: Any) -> None:
+        # Torch 1.10 has no local_addr; it uses this address only on the machine of rank 0.
+        if not hasattr(spec, 'local_addr'):
+            spec.master_addr = own_address(self._settings)
+        self._membership = Membership(
+            spec.rdzv_handler, (self._settings.host, self._settings.port),
+            lambda: _connect(self._settings), (self._notes / MET_FILE).exists, say)
+        spec.rdzv_handler.num_nodes_waiting = self._membership.waiting
+        super().__init__(spec, *args, **kwargs)
+        self._furthest_step = -1
+        # Whether the job continues without this machine after its ranks have failed.
+        self._leaves_job = False
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the ranks until the job has ended on this machine, as torch's agent does.
+
+        Raises:
+            SpareError: If the job ended while this machine waited for a free place in it.
+        """
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.rendezvous import (
+            RendezvousClosedError,
+            RendezvousConnectionError,
+            RendezvousTimeoutError,
+        )
+        try:
+            result = super().run(*args, **kwargs)
+        except (SignalException, RendezvousTimeoutError, RendezvousConnectionError):
+            self._membership.leave()
+            raise
+        except RendezvousClosedError:
+            if self._membership.came_late:
+                raise
+            raise SpareError(self._membership) from None
+        if result is None:
+            raise SpareError(self._membership)
+        if not result.is_failed():
+            self._membership.note('stopped' if (self._notes / LEFT).exists() else 'complete')
+            self._membership.close()
+        elif self._leaves_job:
+            self._membership.leave()
+        return result
+
+    def _exit_barrier(self) -> None:
+        # After a failure, torch 1.10 would wait here for the other machines.
+        if self._worker_group.state not in _failed_states():
+            super()._exit_barrier()
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        result = super()._monitor_workers(worker_group)
+        if result.state in _failed_states():
+            self._decide_restart(worker_group.spec.max_restarts, result.failures)
+        return result
+
+    def _decide_restart(self, max_restarts: int, failures: Mapping[int, Any]) -> None:
+        """Set the number of remaining restarts after ranks have failed, and say why."""
+        iteration, finished_at = read_step(self._notes)
+        if iteration > self._furthest_step:
+            self._furthest_step, self._remaining_restarts = iteration, max_restarts
+        _tell_ranks(iteration=iteration, last_step=finished_at, noticed=time.time())
+        # Before the first step the error comes from the config, the data or the code. Later it
+        # may come from a single machine, without which the others can continue.
+        final = iteration < 0 and (self._notes / FINAL_FILE).exists()
+        broken = (self._notes / BROKEN_FILE).exists()
+        self._leaves_job = broken or (iteration < 0 and bool(self._membership.first_round))
+        if final or broken:
+            self._remaining_restarts = 0
+        failed_ranks = ', '.join(f'rank {rank} ({_describe_exit(failure.exitcode)})'
+                                 for rank, failure in sorted(failures.items()))
+        if broken:
+            consequence = 'the fault is in this machine, which leaves the job'
+        elif final:
+            consequence = 'this error would come again, so the ranks are not restarted'
+        elif self._remaining_restarts:
+            consequence = (
+                f'the ranks are restarted, {max_restarts - self._remaining_restarts + 1} of '
+                f'{max_restarts} times in a row without getting further than step '
+                f'{iteration + 1}')
+        else:
+            consequence = (
+                f'{max_restarts} starts in a row got no further than step {iteration + 1}: '
+                f'this machine gives up (MAX_RESTARTS={max_restarts})')
+        say(f'elastic: ended: {failed_ranks or "a rank"}; {consequence}')
+
+    def _restart_workers(self, worker_group: Any) -> None:
+        from torch.distributed.elastic.agent.server.api import WorkerState
+        # Healthy ranks are restarted because the machines change.
+        if worker_group.state == WorkerState.HEALTHY:
+            iteration, finished_at = read_step(self._notes)
+            _tell_ranks(iteration=iteration, last_step=finished_at, noticed=time.time())
+            say(f'elastic: {self._membership.reason}; the ranks are restarted')
+        super()._restart_workers(worker_group)
+
+    def _rendezvous(self, worker_group: Any) -> None:
+        _clear_notes(self._notes)
+        if self._membership.arrive():
+            say(f'elastic: all {self._settings.nodes[1]} places are taken; this machine waits for '
+                f'one of the others to leave')
+        super()._rendezvous(worker_group)
+        os.environ[ROUND_VARIABLE] = str(self._membership.formed())
+        if RESTART_VARIABLE in os.environ:
+            _tell_ranks(**dict(json.loads(os.environ[RESTART_VARIABLE]), formed=time.time()))
+
+
+def agent_class(base: type, notes: Path, settings: Settings) -> type:
+    """Return the class of the agent that torchrun creates.
 
     Args:
         base: ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``.
         notes: Folder in which the ranks leave their errors and the last step.
         settings: Settings of the job.
     """
+    return type('ElasticAgent', (ElasticAgent, base), dict(_settings=settings, _notes=notes))
+
+
+def _failed_states() -> Tuple[Any, ...]:
     from torch.distributed.elastic.agent.server.api import WorkerState
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.rendezvous import (
-        RendezvousClosedError,
-        RendezvousConnectionError,
-        RendezvousTimeoutError,
-    )
-    failed_states = (WorkerState.FAILED, WorkerState.UNHEALTHY)
-
-    class ElasticAgent(base):
-
-        def __init__(self, spec: Any, *args: Any, **kwargs: Any) -> None:
-            # Torch 1.10 has no local_addr; it uses this address only on the machine of rank 0.
-            if not hasattr(spec, 'local_addr'):
-                spec.master_addr = own_address(settings)
-            self._membership = Membership(
-                spec.rdzv_handler, (settings.host, settings.port), lambda: _connect(settings),
-                (notes / MET_FILE).exists, say)
-            spec.rdzv_handler.num_nodes_waiting = self._membership.waiting
-            super().__init__(spec, *args, **kwargs)
-            self._furthest_step = -1
-            # Whether the job continues without this machine after its ranks have failed.
-            self._leaves_job = False
-
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = super().run(*args, **kwargs)
-            except (SignalException, RendezvousTimeoutError, RendezvousConnectionError):
-                self._membership.leave()
-                raise
-            except RendezvousClosedError:
-                if self._membership.came_late:
-                    raise
-                raise SpareError(self._membership) from None
-            if result is None:
-                raise SpareError(self._membership)
-            if not result.is_failed():
-                self._membership.note('stopped' if (notes / LEFT).exists() else 'complete')
-                self._membership.close()
-            elif self._leaves_job:
-                self._membership.leave()
-            return result
-
-        def _exit_barrier(self) -> None:
-            # After a failure, torch 1.10 would wait here for the other machines.
-            if self._worker_group.state not in failed_states:
-                super()._exit_barrier()
-
-        def _monitor_workers(self, worker_group: Any) -> Any:
-            result = super()._monitor_workers(worker_group)
-            if result.state in failed_states:
-                self._decide_restart(worker_group.spec.max_restarts, result.failures)
-            return result
-
-        def _decide_restart(self, max_restarts: int, failures: Mapping[int, Any]) -> None:
-            """Set the number of remaining restarts after ranks have failed, and say why."""
-            iteration, finished_at = read_step(notes)
-            if iteration > self._furthest_step:
-                self._furthest_step, self._remaining_restarts = iteration, max_restarts
-            _tell_ranks(iteration=iteration, last_step=finished_at, noticed=time.time())
-            # Before the first step the error comes from the config, the data or the code. Later it
-            # may come from a single machine, without which the others can continue.
-            final = iteration < 0 and (notes / FINAL_FILE).exists()
-            broken = (notes / BROKEN_FILE).exists()
-            self._leaves_job = broken or (iteration < 0 and bool(self._membership.first_round))
-            if final or broken:
-                self._remaining_restarts = 0
-            failed_ranks = ', '.join(f'rank {rank} ({_describe_exit(failure.exitcode)})'
-                                     for rank, failure in sorted(failures.items()))
-            if broken:
-                consequence = 'the fault is in this machine, which leaves the job'
-            elif final:
-                consequence = 'this error would come again, so the ranks are not restarted'
-            elif self._remaining_restarts:
-                consequence = (
-                    f'the ranks are restarted, {max_restarts - self._remaining_restarts + 1} of '
-                    f'{max_restarts} times in a row without getting further than step '
-                    f'{iteration + 1}')
-            else:
-                consequence = (
-                    f'{max_restarts} starts in a row got no further than step {iteration + 1}: '
-                    f'this machine gives up (MAX_RESTARTS={max_restarts})')
-            say(f'elastic: ended: {failed_ranks or "a rank"}; {consequence}')
-
-        def _restart_workers(self, worker_group: Any) -> None:
-            # Healthy ranks are restarted because the machines change.
-            if worker_group.state == WorkerState.HEALTHY:
-                iteration, finished_at = read_step(notes)
-                _tell_ranks(iteration=iteration, last_step=finished_at, noticed=time.time())
-                say(f'elastic: {self._membership.reason}; the ranks are restarted')
-            super()._restart_workers(worker_group)
-
-        def _rendezvous(self, worker_group: Any) -> None:
-            _clear_notes(notes)
-            if self._membership.arrive():
-                say(f'elastic: all {settings.nodes[1]} places are taken; this machine waits for '
-                    f'one of the others to leave')
-            super()._rendezvous(worker_group)
-            os.environ[ROUND_VARIABLE] = str(self._membership.formed())
-            if RESTART_VARIABLE in os.environ:
-                _tell_ranks(**dict(json.loads(os.environ[RESTART_VARIABLE]), formed=time.time()))
-
-    return ElasticAgent
+    return WorkerState.FAILED, WorkerState.UNHEALTHY
 
 
 def _clear_notes(notes: Path) -> None:
