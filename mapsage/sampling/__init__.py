@@ -16,12 +16,12 @@ from .scores import TileHistory, WeightedRewards
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
 from .statistics import StepStatistics, Totals
 from .step import EndOfData, SampledBatch
-from .validity import Validity, Verdict
+from .validity import Scores, Validity, Verdict
 
 __all__ = [
     'BatchShare', 'BlockSampler', 'Candidate', 'Decision', 'DynamicSampler', 'EndOfData',
     'ExchangePlan', 'LockstepError', 'Move', 'POLICIES', 'PassRate', 'SampleMismatchError',
-    'SampledBatch', 'ScoreWindow', 'Scorer', 'ShortfallError', 'StepStatistics', 'SurplusPool',
-    'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict', 'WeightedRewards', 'as_scorer',
-    'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
+    'SampledBatch', 'ScoreWindow', 'Scorer', 'Scores', 'ShortfallError', 'StepStatistics',
+    'SurplusPool', 'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict', 'WeightedRewards',
+    'as_scorer', 'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
 ]

@@ -9,7 +9,18 @@ import copy
 import os
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 import torch.distributed as dist
@@ -227,7 +238,8 @@ class _Routes:
                     f'{len(rank_samples)}: plan and samples belong to different steps.')
 
 
-def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes) -> Any:
+def _prepare(samples: Sequence[Sequence[Any]], routes: _Routes
+             ) -> Tuple[List[Parcel], List[_Letter], Optional[Exception]]:
     """Return a parcel and a letter for every process, and the exception if that failed."""
     world = routes.processes
     try:

@@ -14,7 +14,7 @@ from mapsage.accelerator import derived_seed
 
 from .pool import Group
 from .step import Findings, StepInProgress
-from .validity import NOT_FINITE, Validity
+from .validity import NOT_FINITE, Scores, Validity
 
 
 class Judge:
@@ -33,7 +33,7 @@ class Judge:
     """
 
     def __init__(self, fetch: Callable[[int], Sequence[Any]],
-                 score: Callable[[int, Sequence[Any]], Any], validity: Validity, *,
+                 score: Callable[[int, Sequence[Any]], Scores], validity: Validity, *,
                  local_target: int, group_size: int, scores_per_sample: int,
                  keep_fraction: float, seed: int,
                  observe: Optional[Callable[[Sequence[Any], str], None]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import io
 import pickle
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -106,9 +106,9 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
         self.arrays: List[Array] = []
-        self._known: Dict[int, Tuple[int, Any]] = {}
+        self._known: Dict[int, Tuple[int, object]] = {}
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> Optional[int]:
         if not (type(obj) is torch.Tensor and not obj.__dict__) and not (
                 type(obj) is np.ndarray and obj.dtype.kind in 'biufc'):
             return None
@@ -118,7 +118,7 @@ class _Pickler(pickle.Pickler):
             self.arrays.append(_to_host(obj))
         return self._known[id(obj)][0]
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         # A class that computes by itself (__torch_dispatch__) also knows how it is pickled.
         if not isinstance(obj, torch.Tensor) or _dispatch_of(type(obj)) != _dispatch_of(
                 torch.Tensor):
@@ -134,7 +134,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._arrays = arrays
 
-    def persistent_load(self, pid: Any) -> Array:
+    def persistent_load(self, pid: int) -> Array:
         return self._arrays[pid]
 
 
@@ -147,7 +147,7 @@ def _with_class(plain: torch.Tensor, kind: type, attributes: Dict[str, Any],
     return tensor
 
 
-def _dispatch_of(kind: type) -> Any:
+def _dispatch_of(kind: type) -> object:
     return getattr(kind, '__torch_dispatch__', None)  # since torch 1.11
 
 

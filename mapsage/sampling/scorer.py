@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+from torch import nn
+
 from .shortfall import FALLBACK
 from .step import SampledBatch
-from .validity import Validity
+from .validity import Scores, Validity
 
 
 class BatchShare(NamedTuple):
@@ -80,7 +82,7 @@ class Scorer:
         """Return the score of one sample. Called in the loader's workers."""
         raise NotImplementedError(f'{self.name} overrides neither score() nor __call__().')
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: Sequence[Any]) -> Scores:
         """Return the scores of a batch.
 
         Args:
@@ -91,7 +93,7 @@ class Scorer:
         """
         return [self.score(sample) for sample in samples]
 
-    def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
+    def bind(self, model: nn.Module, collate: Callable[[List[Any]], Any]) -> None:
         """Take the model in training and the loader's collate function, before the first score."""
 
     def check_sampling(self, validity: Validity, settings: Dict[str, Any]) -> None:
@@ -143,10 +145,10 @@ class _AdaptedScorer(Scorer):
     def score(self, sample: Any) -> float:
         return self._users.score(sample)
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: Sequence[Any]) -> Scores:
         return super().__call__(samples) if self.scores_in_workers else self._users(samples)
 
-    def bind(self, model: Any, collate: Callable[[List[Any]], Any]) -> None:
+    def bind(self, model: nn.Module, collate: Callable[[List[Any]], Any]) -> None:
         self._call('bind', model, collate)
 
     def check_sampling(self, validity: Validity, settings: Dict[str, Any]) -> None:

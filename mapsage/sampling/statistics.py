@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Dict, Optional
 
 import torch
@@ -137,9 +137,17 @@ class Totals:
     def add(self, step: StepStatistics) -> None:
         """Add the figures of one step."""
         self.steps += 1
-        for name in ('attempts', 'rounds', 'judged', 'passed', 'not_finite', 'missing',
-                     'moved_samples', 'used', 'replicated', 'unfiltered', 'seconds'):
-            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.attempts += step.attempts
+        self.rounds += step.rounds
+        self.judged += step.judged
+        self.passed += step.passed
+        self.not_finite += step.not_finite
+        self.missing += step.missing
+        self.moved_samples += step.moved_samples
+        self.used += step.used
+        self.replicated += step.replicated
+        self.unfiltered += step.unfiltered
+        self.seconds += step.seconds
         self.sent_bytes += step.traffic.sent_bytes
         self.received_bytes += step.traffic.received_bytes
         if step.missing:
@@ -168,7 +176,8 @@ class Totals:
         Raises:
             RankLostError: Naming the ranks that did not come.
         """
-        local = torch.tensor([self.seconds] + [getattr(self, name) or 0 for name in _LOCAL]
+        figures = asdict(self)
+        local = torch.tensor([self.seconds] + [figures[name] or 0 for name in _LOCAL]
                              + [self.dropped.get(reason, 0) for reason in REASONS],
                              dtype=torch.float64)
         rows = torch.stack(channel.gather(local))

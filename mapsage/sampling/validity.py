@@ -3,11 +3,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence, SupportsFloat, Union
 
 import torch
 
 NOT_FINITE, NO_SPREAD, TOO_LOW, TOO_HIGH = 'not_finite', 'no_spread', 'too_low', 'too_high'
+
+Scores = Union[torch.Tensor, Sequence[SupportsFloat]]
+"""One number for each sample: a tensor of any device, dtype and shape, or a sequence of numbers."""
 
 
 class Verdict(NamedTuple):
@@ -80,12 +83,11 @@ class Validity:
         return ', '.join(f'{name}={value:g}' for name, value in criteria.items()
                          if value is not None)
 
-    def judge(self, scores: Any, group_size: int, threshold: Optional[float] = None) -> Verdict:
+    def judge(self, scores: Scores, group_size: int, threshold: Optional[float] = None) -> Verdict:
         """Decide about every group. Pure.
 
         Args:
-            scores: One number for each sample, the groups one after the other: a tensor of any
-                device, dtype and shape, or a sequence of numbers.
+            scores: One number for each sample, the groups one after the other.
             group_size: Number of scores in a group.
             threshold: Quantile of the latest scores, for the criterion ``quantile``. None while
                 there are no scores: then every finite mean meets the criterion.
@@ -117,7 +119,7 @@ class Validity:
                        torch.where(finite, mean, torch.full_like(mean, math.nan)))
 
 
-def to_float64(scores: Any) -> torch.Tensor:
+def to_float64(scores: Scores) -> torch.Tensor:
     """Return scores as a flat float64 CPU tensor."""
     if isinstance(scores, torch.Tensor):
         # Move to the CPU first, because not every device has float64.

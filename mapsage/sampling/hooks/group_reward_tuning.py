@@ -11,11 +11,12 @@ Shapes: N tiles, G label maps of a tile, C classes, H x W pixels, R regions of a
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.logging import print_log
 from mmengine.registry import TASK_UTILS
+from mmengine.structures import BaseDataElement
 from torch import nn
 
 from mapsage.host.runner import unwrap
@@ -31,6 +32,8 @@ from mapsage.sampling import BatchShare, Scorer, Validity
 from mapsage.sampling.hooks.model_score import evaluating
 
 from .reward_functions import Rewards
+
+Loss = Union[torch.Tensor, List[torch.Tensor], Tuple[torch.Tensor, ...]]
 
 
 @TASK_UTILS.register_module()
@@ -191,8 +194,8 @@ class GroupRewardTuning(Scorer):
                 group_reward=mean.float()[None]))
         return rewards
 
-    def _loss(self, model_loss: Callable[[Any, Any], Dict[str, torch.Tensor]],
-              inputs: torch.Tensor, data_samples: Sequence[Any]) -> Dict[str, torch.Tensor]:
+    def _loss(self, model_loss: Callable[[Any, Any], Dict[str, Loss]],
+              inputs: torch.Tensor, data_samples: Sequence[Any]) -> Dict[str, Loss]:
         """Return the losses of the anchor and of the reward.
 
         Args:
@@ -204,7 +207,7 @@ class GroupRewardTuning(Scorer):
         if batch is None:
             raise ValueError('GroupRewardTuning has no batch of dynamic sampling: expected it as '
                              'the score of a DynamicSamplingHook.')
-        losses: Dict[str, torch.Tensor] = {}
+        losses: Dict[str, Loss] = {}
         if self.anchor:
             initial_batch = self._initial_batches[batch.slot]
             data = self._model.data_preprocessor(
@@ -235,7 +238,7 @@ class GroupRewardTuning(Scorer):
         return class_logits(self._model.decode_head, self._model.encode_decode(inputs, metas))
 
 
-def _scale(value: Any, factor: float) -> Any:
+def _scale(value: Loss, factor: float) -> Loss:
     """Return a loss, or a list of losses, times a factor."""
     if isinstance(value, (list, tuple)):
         return [factor * loss for loss in value]
@@ -247,7 +250,7 @@ def _labels(data_samples: Sequence[Any]) -> torch.Tensor:
     return torch.stack([sample.gt_sem_seg.data[0] for sample in data_samples]).long()
 
 
-def _tile_name(data_sample: Any) -> str:
+def _tile_name(data_sample: BaseDataElement) -> str:
     return str(data_sample.metainfo.get('img_path') or 'a tile')
 
 

@@ -10,7 +10,18 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import torch
 from mmengine.registry import TASK_UTILS
@@ -22,6 +33,9 @@ from mapsage.evaluation import reward_variance
 from mapsage.host.runner import unwrap
 from mapsage.host.segmentors import batch_augments, class_logits, is_segmentor
 from mapsage.sampling import Scorer
+
+# One entry of a collated batch, such as inputs (N, C, H, W) or a list of N data samples.
+Column = Union[torch.Tensor, Sequence[Any]]
 
 METRICS = ('loss', 'one_minus_iou', 'reward_variance')
 # Side lengths in pixels are multiples of this, as strides and windows of common backbones need.
@@ -160,9 +174,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _repeat_last(batch: Any, count: int) -> Any:
+def _repeat_last(batch: Mapping[str, Column], count: int) -> Dict[str, Column]:
     """Return a collated batch of ``count`` samples, in which the last sample repeats."""
-    def lengthen(column: Any) -> Any:
+    def lengthen(column: Column) -> Column:
         if isinstance(column, torch.Tensor):
             return torch.cat([column] + [column[-1:]] * (count - len(column)))
         return list(column) + [copy.deepcopy(column[-1]) for _ in range(count - len(column))]

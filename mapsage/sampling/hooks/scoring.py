@@ -14,7 +14,7 @@ from mmengine.registry import TASK_UTILS
 from torch import nn
 
 from mapsage.accelerator import seed_generators
-from mapsage.sampling import Candidate, Scorer, TileHistory, WeightedRewards, as_scorer
+from mapsage.sampling import Candidate, Scorer, Scores, TileHistory, WeightedRewards, as_scorer
 from mapsage.wrappers import VirtualDataParallel
 
 
@@ -111,7 +111,7 @@ class CandidateScoring:
         self._batches: Counter = Counter()
         self._step = 0
 
-    def __call__(self, rank: int, candidates: Sequence[Candidate]) -> Any:
+    def __call__(self, rank: int, candidates: Sequence[Candidate]) -> Scores:
         """Return the scores of a virtual rank's batch, and write them into its candidates.
 
         Args:

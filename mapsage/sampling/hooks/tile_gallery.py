@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Deque, Dict, NamedTuple, Sequence
 
 import numpy as np
+import torch
 
 from mapsage.atomic_write import atomic_write
 from mapsage.datasets.label_score import label_map
@@ -61,10 +62,11 @@ class TileGallery:
         pause = _PAUSE if len(tiles) == LENGTH else 1
         if tiles and iteration - tiles[-1].iteration < pause:
             return
-        sample: Any = candidate.sample
-        inputs: Any = sample.get('inputs') if isinstance(sample, dict) else None
+        sample = candidate.sample
+        inputs = sample.get('inputs') if isinstance(sample, dict) else None
         labels = label_map(candidate.sample)
-        if getattr(inputs, 'ndim', 0) != 3 or 0 in inputs.shape or labels is None:
+        if (not isinstance(inputs, torch.Tensor) or inputs.dim() != 3 or 0 in inputs.shape
+                or labels is None):
             return
         image = _shrink(choose_channels(inputs.cpu().numpy().transpose(1, 2, 0), self._channels))
         score = float('nan') if candidate.score is None else float(candidate.score)
