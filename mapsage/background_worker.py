@@ -81,7 +81,8 @@ class BackgroundWorker:
                 self._prepare()
             is_prepared = True
             result = function(*arguments)
-        # Handed to the thread that asks for the result.
+        # Any error is raised in the thread that asks for the result, because this thread has no
+        # caller.
         except BaseException as error:
             future.set_exception(error)
         else:

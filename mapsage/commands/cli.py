@@ -264,7 +264,7 @@ def run(main: Callable[[Optional[Sequence[str]]], Optional[int]]) -> None:
     except KeyboardInterrupt:
         # 128 + SIGINT, as a shell reports it.
         status = 130
-    # The outermost frame: any error is reported, and ends the process with status 1.
+    # This is the outermost frame. Any error is reported and ends the process with status 1.
     except Exception as caught:
         error = explain_config_error(_without_worker_traceback(caught))
         tell_why(error)
@@ -324,7 +324,7 @@ def _without_worker_traceback(error: Exception) -> Exception:
         return error
     try:
         text = str(error)
-    # A faulty __str__, which `error_text` copes with.
+    # The __str__ of the error is faulty and may raise anything; `error_text` reports it.
     except Exception:
         return error
     wrapped = text.startswith('Caught ') and mark in text

@@ -33,6 +33,7 @@ def read_config(args: argparse.Namespace) -> Config:
         return cli.load_config(args)
     except ConfigError:
         raise
+    # A config is a Python file, which may raise anything.
     except Exception as error:
         raise ConfigError(f'{args.config} cannot be read: {error_text(error)}') from error
 
@@ -54,6 +55,7 @@ def build_model(cfg: Config) -> nn.Module:
             # The run shows these warnings.
             warnings.simplefilter('ignore')
             return watch_inputs(MODELS.build(config))
+    # A user's model may raise anything.
     except Exception as error:
         raise ConfigError(f"the config's model cannot be built: "
                           f'{error_text(explain_config_error(error))}') from error

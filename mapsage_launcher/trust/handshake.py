@@ -191,6 +191,7 @@ def connect(address: Tuple[str, int], handshake: ClientHandshake, seconds: float
     close_in_children(connection)
     try:
         _prove(connection, handshake, deadline)
+    # Also for KeyboardInterrupt: the caller has no connection yet that it could close.
     except BaseException:
         connection.close()
         raise

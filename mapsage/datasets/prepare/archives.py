@@ -199,6 +199,8 @@ def _run(jobs: List[_Job], workers: int) -> Iterator[_Written]:
             raise PrepareError('a worker process was killed, most likely for want of memory; '
                                'run again with fewer --workers, finished files stay'
                                ) from error
+        # Also for KeyboardInterrupt and a closed generator: the pool would write all remaining
+        # files before it ends.
         except BaseException:
             for future in futures:
                 future.cancel()
