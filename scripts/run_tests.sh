@@ -12,10 +12,10 @@
 #                  again by themselves, in one process; they do not fail the run. No test runs again
 #                  where more than ten failed, unless they share a file, and perhaps a fixture.
 #
-# Two workers share the test files; the argument `-n 0` of pytest runs them in one process. Without
-# arguments of pytest, tests/long, tests/cluster and tests/browser are left out, which .ci/run runs by
-# themselves, the main leg also runs ruff, mypy, import-linter and check_wording.py, and the cuda leg
-# runs the tests that use a device.
+# Three workers share the test files, because tests with ranks mostly wait; the argument `-n 0` of
+# pytest runs them in one process. Without arguments of pytest, tests/long, tests/cluster and
+# tests/browser are left out, which .ci/run runs by themselves, the main leg also runs ruff, mypy,
+# import-linter and check_wording.py, and the cuda leg runs the tests that use a device.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -48,13 +48,13 @@ static_checks() {
 run_pytest() {
     local status=0 cache failed_first failed_again
     # a test that ends its worker is given to the next one, and would end that too
-    local two_workers=(-n 2 --dist loadfile --max-worker-restart 1 --durations 15)
+    local workers=(-n 3 --dist loadfile --max-worker-restart 1 --durations 15)
     if [ -z "$again" ]; then
-        "$2" -m pytest "${two_workers[@]}" "${paths[@]}"
+        "$2" -m pytest "${workers[@]}" "${paths[@]}"
         return
     fi
     cache=$(mktemp -d)  # of this leg alone: pytest remembers here which tests failed
-    "$2" -m pytest -o cache_dir="$cache" "${two_workers[@]}" "${paths[@]}" || status=$?
+    "$2" -m pytest -o cache_dir="$cache" "${workers[@]}" "${paths[@]}" || status=$?
     if [ $status -eq 1 ]; then  # there are tests that failed, and nothing else is wrong
         failed_first=$(failures "$2" "$cache")
         if few "$failed_first"; then

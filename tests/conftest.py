@@ -9,7 +9,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Iterator, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import pytest
 from hypothesis import settings
@@ -92,6 +92,9 @@ ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
     'distributed/test_lora_runs.py', 'distributed/test_mask_ranks.py',
     'distributed/test_saving_alone.py', 'integration/test_geotiff_pictures.py'))
 
+# Folders of tests whose processes mostly wait for each other.
+WAITING = (('distributed', ), ('integration', ))
+
 STACKS = pytest.StashKey[int]()  # file to which the stacks of a hanging process go
 
 
@@ -101,10 +104,28 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
             item.add_marker(on_host)
         if str(item.path).startswith(ON_MAIN_LEG_ALONE):
             item.add_marker(main_leg)
+    items[:] = spread_waiting_files(items)
+
+
+def spread_waiting_files(items: List[pytest.Item]) -> List[pytest.Item]:
+    """Spread the files whose ranks wait for each other evenly among the files that compute.
+
+    Workers take files in this order. With all files of ranks at first, as in the order of their
+    names, the processors would be idle for half of that time and too few for the rest. The files
+    of ranks end a little before the others, because one of them may take a minute.
+    """
+    files: Dict[Path, List[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.relative_to(ROOT).parts[1:2] in WAITING]
+    others = [path for path in files if path not in set(waiting)]
+    share = {path: 0.85 * number / len(waiting) for number, path in enumerate(waiting)}
+    share.update({path: number / len(others) for number, path in enumerate(others)})
+    return [item for path in sorted(files, key=share.__getitem__) for item in files[path]]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare what the workers of ``-n 2`` share, before they are started."""
+    """Prepare what the workers of ``-n 3`` share, before they are started."""
     config.stash[STACKS] = os.dup(2)  # which is not captured yet
     # and of its forks: what .ci/run ends shows where it hangs
     faulthandler.register(signal.SIGQUIT, file=config.stash[STACKS], chain=True)
@@ -115,7 +136,7 @@ def pytest_configure(config: pytest.Config) -> None:
                                                        io.outfile.fileno()))
     if getattr(config.option, 'numprocesses', None):
         warm_python()  # its address is in the environment that the workers inherit
-        # Files start in the order of their names: those with ranks, which take minutes, first.
+        # Files start in the order of spread_waiting_files, not by their number of tests.
         config.option.loadscopereorder = False
 
 

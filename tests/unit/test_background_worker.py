@@ -1,14 +1,15 @@
 """A thread that makes calls one after the other."""
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import List
 
 import pytest
+from warm_python import warm_python
 
 from mapsage.background_worker import BackgroundWorker
 
@@ -85,11 +86,15 @@ def test_it_starts_again_after_it_was_closed() -> None:
     assert not _threads('again')
 
 
-def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
-    program = ('import threading; from mapsage.background_worker import BackgroundWorker; '
-               'begun = threading.Event(); '
-               'BackgroundWorker("x").submit(lambda: (begun.set(), threading.Event().wait())); '
-               'begun.wait()')
+def test_a_call_that_hangs_does_not_keep_the_process_alive(tmp_path: Path) -> None:
+    program = tmp_path / 'hang.py'
+    program.write_text('''
+import threading
+from mapsage.background_worker import BackgroundWorker
+begun = threading.Event()
+BackgroundWorker('x').submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+''')
     root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, '-c', program], cwd=str(root), timeout=120,
-                          check=False).returncode == 0
+    assert subprocess.run([warm_python(), str(program)], timeout=120, check=False,
+                          env=dict(os.environ, PYTHONPATH=str(root))).returncode == 0

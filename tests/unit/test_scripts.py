@@ -149,7 +149,7 @@ GOOD = 'def test_passes():\n    pass\n'
 
 @main_leg  # nothing of it depends on torch
 @pytest.mark.parametrize('files, arguments, status, told, passed_alone', [
-    # twelve tests of one fixture, with two workers
+    # twelve tests of one fixture, with the workers
     (dict(second=SECOND, good=GOOD), [], 0, ['1 passed, 12 errors', '12 passed'], 12),
     (dict(second=SECOND.replace('11', '8'), broken=BROKEN % 1), ['-n', '0'], 1,
      ['1 failed, 9 errors', '1 failed, 9 passed'], 9),

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Set, Tuple
 
@@ -14,6 +13,7 @@ import pytest
 import rasterio
 import rasterio.shutil
 from geo_scenes import CLASSES, DEGREES, PALETTE, PIXELS, UTM, draw_classes, write_raster
+from warm_python import warm_python
 
 from mapsage.geo import (
     CONFIDENCE_NODATA,
@@ -173,9 +173,12 @@ for stage, (size, action) in stages.items():
 
 
 def test_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
-    script = FULL_DISK.format(root=str(ROOT), tests=str(ROOT / 'tests'))
-    done = subprocess.run([sys.executable, '-c', script, str(tmp_path)], stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, universal_newlines=True, timeout=120)
+    script = tmp_path / 'full_disk.py'
+    script.write_text(FULL_DISK.format(root=str(ROOT), tests=str(ROOT / 'tests')))
+    (tmp_path / 'disk').mkdir()
+    done = subprocess.run([warm_python(), str(script), str(tmp_path / 'disk')],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True, timeout=120)
     for stage, name in (('work', 'work.tif'), ('map', 'map.tif'), ('polygons', 'map.gpkg')):
         assert f'{stage} GeoError: cannot write {name}: ' in done.stdout, done.stdout[-3000:]
         assert f"{stage} left ['work.tif']" in done.stdout
