@@ -108,21 +108,24 @@ class SyntheticStep:
         return torch.autocast(inputs.device.type, dtype=self.amp)
 
 
-def build_step(cfg: Config, model: nn.Module, crop: Optional[int] = None,
+def build_step(cfg: Config, built_model: nn.Module, crop: Optional[int] = None,
                amp_dtype: torch.dtype = torch.bfloat16) -> SyntheticStep:
     """Return a step of a config's model.
 
     Args:
         cfg: Complete config.
-        model: Model of the config, on the device of the step; SyncBN becomes BatchNorm.
+        built_model: Model of the config, on the device of the step; SyncBN becomes BatchNorm.
         crop: Height and width of the images in pixels; None for the config's crop size.
         amp_dtype: Data type of mixed precision, if the config trains in it and names none.
 
     Raises:
         ConfigError: If the optimizer cannot be built.
     """
-    model = revert_sync_batchnorm(model)
+    model: Any = revert_sync_batchnorm(built_model)
     height, width = (crop, crop) if crop else _crop_size(cfg, model)
+    if getattr(model.data_preprocessor, 'size', None) is not None:
+        # Otherwise it pads smaller images to the config's size.
+        model.data_preprocessor.size = (height, width)
     generator = torch.Generator().manual_seed(0)
     inputs, samples = [], []
     for _ in range(IMAGES):

@@ -3,6 +3,7 @@
     python tools/doctor.py [CONFIG] [--accelerator NAME]    one process
     bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate
     python tools/doctor.py CONFIG --operators               what a card leaves to the CPU
+    python tools/doctor.py CONFIG --compare                 which kernels of a card are wrong
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Optional, Sequence
 
 from mapsage.commands import cli
 from mapsage.commands.doctor.diagnosis import diagnose
+from mapsage.commands.doctor.kernels import compare_kernels
 from mapsage.commands.doctor.operators import report_operators
 
 
@@ -23,7 +25,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--crop-size', type=_pixels, metavar='N',
                         help="height and width of the images of that step in pixels (default: the "
                         "config's)")
+    parser.add_argument('--compare', action='store_true',
+                        help='compute that step on the card and name each operator whose result '
+                        "differs from the CPU's by more than rounding; exit status 1 if one does")
     args = parser.parse_args(argv)
+    if args.compare:
+        return compare_kernels(args)
     if args.operators:
         return report_operators(args)
     return diagnose(args)
