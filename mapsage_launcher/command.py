@@ -45,6 +45,8 @@ COMMANDS: Dict[str, Command] = {
     'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
     'compare': Command('compare', 'compare runs: scores, classes, settings, curves',
                        without_hosts=True),
+    'assess': Command('assess', 'how right is a map: areas and accuracies with intervals',
+                      without_hosts=True),
     'configs': Command('list_configs', 'list the configs that come with MapSage, or copy them',
                        without_hosts=True),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
-from typing import Dict, Sequence, Tuple
+from typing import Dict, Sequence
 from xml.etree import ElementTree
 
 from mapsage.xml_text import xml_text
@@ -34,6 +34,9 @@ _TABLE = '''CREATE TABLE IF NOT EXISTS layer_styles (
     update_time DATETIME DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')))'''
 
 STYLES = 'layer_styles'
+
+# Color of points without a class.
+_UNLABELED = 214, 39, 40
 
 
 def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> bytes:
@@ -98,7 +101,54 @@ def add_polygon_style(path: PathName, layer: str, field: str, class_names: Seque
     Raises:
         OSError: If the file cannot be written.
     """
-    style = polygon_style(field, class_names, palette, hollow)
+    _add_style(path, layer, polygon_style(field, class_names, palette, hollow))
+
+
+def add_point_form(path: PathName, layer: str, field: str, class_names: Sequence[str],
+                   palette: Sequence[Sequence[int]]) -> None:
+    """Give points a form in which a class is chosen from a list, and show which have a class.
+
+    Args:
+        path: Path of the GeoPackage, which no other program may have open.
+        layer: Name of the layer.
+        field: Name of the text field for the class.
+        class_names: Names of the classes.
+        palette: Red, green and blue (0 to 255) of each class.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    root = ElementTree.Element('qgis', dict(_VERSION, styleCategories='Symbology|Fields|Forms'))
+    renderer = ElementTree.SubElement(root, 'renderer-v2', type='categorizedSymbol', attr=field,
+                                      symbollevels='0', enableorderby='0', forceraster='0')
+    categories = ElementTree.SubElement(renderer, 'categories')
+    symbols = ElementTree.SubElement(renderer, 'symbols')
+    entries = [(name, name, color) for name, color in zip(class_names, palette)]
+    # QGIS draws every other value, and points without a value, as the category with no value.
+    for number, (value, label, color) in enumerate([*entries, ('', 'to be labeled', _UNLABELED)]):
+        ElementTree.SubElement(categories, 'category', symbol=str(number), value=xml_text(value),
+                               label=xml_text(label), render='true', type='string')
+        symbol = ElementTree.SubElement(symbols, 'symbol', name=str(number), type='marker',
+                                        alpha='1', clip_to_extent='1', force_rhr='0')
+        _add_symbol_layer(symbol, 'SimpleMarker', dict(
+            name='circle', color='{},{},{},255'.format(*map(int, color)), size='3',
+            size_unit='MM', outline_color='255,255,255,255', outline_width='0.4',
+            outline_width_unit='MM'))
+    configuration = ElementTree.SubElement(root, 'fieldConfiguration')
+    widget = ElementTree.SubElement(
+        ElementTree.SubElement(configuration, 'field', name=field), 'editWidget', type='ValueMap')
+    options = ElementTree.SubElement(ElementTree.SubElement(
+        ElementTree.SubElement(widget, 'config'), 'Option', type='Map'), 'Option', name='map',
+        type='List')
+    for name in class_names:
+        ElementTree.SubElement(
+            ElementTree.SubElement(options, 'Option', type='Map'), 'Option', name=xml_text(name),
+            type='QString', value=xml_text(name))
+    _add_style(path, layer, _document(root))
+
+
+def _add_style(path: PathName, layer: str, style: str) -> None:
+    """Make a QML the default style of a layer of a GeoPackage."""
     try:
         with contextlib.closing(sqlite3.connect(str(path))) as file, file:
             column = file.execute('SELECT column_name FROM gpkg_geometry_columns '
@@ -123,14 +173,17 @@ def _add_fill(symbol: ElementTree.Element, color: Sequence[int], hollow: bool) -
         color=rgba, style='no' if hollow else 'solid',
         outline_color=rgba if hollow else '35,35,35,255', outline_style='solid',
         outline_width='0.8' if hollow else '0.1', outline_width_unit='MM', joinstyle='bevel')
+    _add_symbol_layer(symbol, 'SimpleFill', options)
+
+
+def _add_symbol_layer(symbol: ElementTree.Element, kind: str, options: Dict[str, str]) -> None:
     layer = ElementTree.SubElement(symbol, 'layer', {
-        'class': 'SimpleFill', 'enabled': '1', 'locked': '0', 'pass': '0'})
+        'class': kind, 'enabled': '1', 'locked': '0', 'pass': '0'})
     # QGIS from 3.18 on reads the elements `Option`, and older versions the elements `prop`.
     group = ElementTree.SubElement(layer, 'Option', type='Map')
-    pairs: Sequence[Tuple[str, str]] = list(options.items())
-    for name, value in pairs:
+    for name, value in options.items():
         ElementTree.SubElement(group, 'Option', name=name, type='QString', value=value)
-    for name, value in pairs:
+    for name, value in options.items():
         ElementTree.SubElement(layer, 'prop', k=name, v=value)
 
 

@@ -1,0 +1,120 @@
+"""Everything that a plan must know of a map, from one pass over it.
+
+The pass counts pixels and areas by mapped class and level of confidence, adds up the probabilities,
+and computes the digest that ties a plan to its map. Strata follow from these tables, so the map is
+read only once more, to draw the points.
+
+Shapes (K classes, L levels of confidence):
+    pixels, area       (K, L)
+    probability        (K, L, K) sum of area times probability of each class
+"""
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Callable, List, Optional
+
+import numpy as np
+
+from .errors import AssessError
+from .map_reader import LEVELS, MapReader, MapWindow
+
+# Share of the pixels where the mapped class may lack the largest probability. The map and its
+# probabilities are rounded differently, and a model of one score may have another threshold.
+_MOST_CONTRADICTED = 0.1
+
+Advance = Callable[[int], None]
+"""Function that counts finished windows."""
+
+
+@dataclass(frozen=True)
+class MapCensus:
+    """Tables of a map.
+
+    Attributes:
+        class_names: Names of the K classes.
+        unit: Unit of ``area``: ``'m2'`` or ``'px'``.
+        pixels: Pixels by mapped class and confidence in percent, int64 ``(K, L)``.
+        area: Area of these pixels, float64 ``(K, L)``.
+        probability: Sum of area times probability, float64 ``(K, L, K)``, or None.
+        digest: Text that names the map: changes with its grid and its classes.
+    """
+
+    class_names: List[str]
+    unit: str
+    pixels: np.ndarray
+    area: np.ndarray
+    probability: Optional[np.ndarray]
+    digest: str
+
+    @property
+    def class_shares(self) -> np.ndarray:
+        """Share of the area that each class has on the map, ``(K,)``."""
+        return self.area.sum(1) / self.area.sum()
+
+
+def take_census(reader: MapReader, advance: Advance) -> MapCensus:
+    """Read a map once.
+
+    Args:
+        reader: The map.
+        advance: Function that counts finished windows.
+
+    Raises:
+        AssessError: If the map has no pixel with a class, or the probabilities contradict it.
+    """
+    classes = len(reader.class_names)
+    pixels, area = np.zeros(classes * LEVELS, np.int64), np.zeros(classes * LEVELS)
+    probability = np.zeros((classes, classes * LEVELS)) if reader.has_probabilities else None
+    digest, contradicted = hashlib.sha256(reader.grid_key()), 0
+    for window in reader.windows():
+        digest.update(window.classes.tobytes())
+        valid = window.classes >= 0
+        cells = window.classes[valid].astype(np.int64) * LEVELS + window.level[valid]
+        weights = np.broadcast_to(window.row_area[:, None], valid.shape)[valid]
+        pixels += np.bincount(cells, minlength=len(pixels))
+        area += np.bincount(cells, weights, len(area))
+        if probability is not None and window.probabilities is not None:
+            for number, plane in enumerate(window.probabilities):
+                probability[number] += np.bincount(cells, weights * plane[valid], len(area))
+            contradicted += _count_contradicted(window, valid)
+        advance(1)
+    if not pixels.sum():
+        raise AssessError(f'{reader.path} has no pixel with a class; check its no-data value.')
+    if contradicted > _MOST_CONTRADICTED * pixels.sum():
+        raise AssessError(
+            f'at {100 * contradicted / pixels.sum():.0f} % of the pixels of {reader.path} another '
+            'class has a larger probability, so the probabilities do not belong to this map. Name '
+            'the file that mapsage predict --probabilities wrote with it.')
+    shape = classes, LEVELS
+    return _without_absent_values(reader, MapCensus(
+        reader.class_names, reader.unit, pixels.reshape(shape), area.reshape(shape),
+        None if probability is None else np.moveaxis(probability.reshape(classes, *shape), 0, 2),
+        digest.hexdigest()[:32]))
+
+
+def digest_of(reader: MapReader, advance: Advance) -> str:
+    """Return the digest of a map, as in :class:`MapCensus`."""
+    digest = hashlib.sha256(reader.grid_key())
+    for window in reader.windows():
+        digest.update(window.classes.tobytes())
+        advance(1)
+    return digest.hexdigest()[:32]
+
+
+def _count_contradicted(window: MapWindow, valid: np.ndarray) -> int:
+    """Return how many pixels have a class with a clearly larger probability than the mapped one."""
+    assert window.probabilities is not None, 'called for windows with probabilities'
+    mapped = np.take_along_axis(
+        window.probabilities, np.maximum(window.classes, 0)[None].astype(np.int64), 0)[0]
+    return int((valid & (mapped < window.probabilities.max(0) - 0.01)).sum())
+
+
+def _without_absent_values(reader: MapReader, census: MapCensus) -> MapCensus:
+    """Drop the values that do not occur, for a map that does not name its classes."""
+    if reader.has_names:
+        return census
+    present = np.flatnonzero(census.pixels.sum(1))
+    reader.keep_classes(present)
+    return MapCensus(reader.class_names, census.unit, census.pixels[present], census.area[present],
+                     census.probability, census.digest)

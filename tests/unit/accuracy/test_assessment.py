@@ -1,0 +1,184 @@
+"""The published tables of Olofsson 2014 and 2013 and Stehman 2014, to the last printed digit."""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+import pytest
+
+from mapsage.accuracy.assessment import (
+    AREA,
+    LABELS_ONLY,
+    OVERALL,
+    PRODUCERS,
+    USERS,
+    Assessment,
+    Sample,
+    assess,
+)
+from mapsage.accuracy.errors import AssessError
+from mapsage.accuracy.intervals import Z
+
+
+def sample_of_matrix(matrix: Sequence[Sequence[int]], pixels: Sequence[float],
+                     names: Sequence[str] = 'ABCD', finite: bool = False) -> Sample:
+    """Return a sample with the map's classes as strata, from its error matrix."""
+    mapped, reference = (np.repeat(index, np.ravel(matrix))
+                         for index in map(np.ravel, np.indices(np.shape(matrix))))
+    size = np.array(pixels, float)
+    classes = len(matrix)
+    return Sample(mapped, mapped, reference, list(names[:classes]), size,
+                  size if finite else np.full(classes, np.inf), np.eye(classes, dtype=bool),
+                  list(names[:classes]))
+
+
+OLOFSSON_2014 = dict(matrix=[[66, 0, 5, 4], [0, 55, 8, 12], [1, 0, 153, 11], [2, 1, 9, 313]],
+                     pixels=[200000, 150000, 3200000, 6450000])
+
+
+def half(assessment: Assessment, quantity: str, name: str = '') -> float:
+    return Z * assessment.get(quantity, name).error
+
+
+def test_table_8_of_olofsson_2014() -> None:
+    assessment = assess(sample_of_matrix(**OLOFSSON_2014))
+    hectares = 10000000 * 900 / 10000
+    printed = []
+    for name in 'ABCD':
+        row = [f'{assessment.get(quantity, name).value:.6f} {half(assessment, quantity, name):.6f}'
+               for quantity in (USERS, PRODUCERS)]
+        area = assessment.get(AREA, name)
+        printed.append([*row, f'{area.value * hectares:.2f} '
+                        f'{half(assessment, AREA, name) * hectares:.2f}'])
+    assert printed == [
+        ['0.880000 0.074040', '0.748661 0.213306', '21157.76 6157.52'],
+        ['0.733333 0.100755', '0.847156 0.254404', '11686.15 3755.76'],
+        ['0.927273 0.039745', '0.934509 0.034324', '285769.93 15509.55'],
+        ['0.963077 0.020533', '0.961609 0.018361', '581386.15 16281.36']]
+    overall = assessment.get(OVERALL)
+    assert f'{overall.value:.6f} {half(assessment, OVERALL):.6f}' == '0.946512 0.018483'
+
+
+def test_the_finite_population_correction_of_table_8() -> None:
+    assessment = assess(sample_of_matrix(**OLOFSSON_2014, finite=True))
+    assert f'{half(assessment, AREA, "A") * 900000:.2f}' == '6157.32'
+
+
+def test_example_1_of_olofsson_2013() -> None:
+    assessment = assess(sample_of_matrix(
+        [[97, 0, 3], [3, 279, 18], [2, 1, 97]], [22353, 1122543, 610228]))
+    pixels = 22353 + 1122543 + 610228
+    area = assessment.get(AREA, 'A')
+    assert f'{area.value * pixels:.1f}' == '45112.4'
+    # Other programs print 10751.9: the formula with these counts gives 10751.4.
+    assert area.error * pixels == pytest.approx(10751.9, rel=1e-4)
+    assert f'{assessment.get(OVERALL).value:.6f}' == '0.944417'
+    assert f'{assessment.get(PRODUCERS, "A").value:.6f}' == '0.480631'
+
+
+def stehman_2014() -> Sample:
+    stratum = np.repeat(np.arange(4), 10)
+    mapped = 'AAAAAAABBB' + 'A' + 'B' * 9 + 'BB' + 'CCCCCC' + 'BB' + 'D' * 10
+    reference = 'AAAAACBABC' + 'A' + 'BBBBB' + 'AABB' + 'CCCCCDDBBADDDDDDDCCB'
+    assert len(mapped) == len(reference) == 40
+    size = np.array([40000, 30000, 20000, 10000.])
+    return Sample(stratum, np.array(['ABCD'.index(name) for name in mapped]),
+                  np.array(['ABCD'.index(name) for name in reference]), list('ABCD'), size, size,
+                  np.ones((4, 4), bool), list('ABCD'))
+
+
+def test_the_example_of_stehman_2014_whose_strata_are_not_the_map_classes() -> None:
+    assessment = assess(stehman_2014())
+    keys = [(AREA, 'A'), (AREA, 'C'), (OVERALL, ''), (USERS, 'B'), (PRODUCERS, 'B')]
+    printed = {key: f'{assessment.get(*key).value:.6f} {assessment.get(*key).error:.6f}'
+               for key in keys}
+    assert printed == {
+        (AREA, 'A'): '0.350000 0.082248', (AREA, 'C'): '0.200000 0.064280',
+        (OVERALL, ''): '0.630000 0.084642', (USERS, 'B'): '0.574468 0.124782',
+        (PRODUCERS, 'B'): '0.794118 0.116548'}
+    assert round(float(assessment.matrix[1, 2]), 6) == 0.08
+
+
+def test_standard_errors_agree_with_the_jackknife() -> None:
+    """The delete-one jackknife by stratum knows none of the formulas of variance."""
+    sample = stehman_2014()
+    infinite = Sample(**{**vars(sample), 'pixels': np.full(4, np.inf)})
+    full = assess(infinite)
+    variance = {}
+    for stratum in range(4):
+        members = np.flatnonzero(sample.stratum == stratum)
+        values = {key: [] for key in [(OVERALL, ''), (AREA, 'A'), (USERS, 'B'), (PRODUCERS, 'B')]}
+        for point in members:
+            rest = np.delete(np.arange(40), point)
+            left = assess(Sample(**{**vars(infinite), **{
+                name: getattr(sample, name)[rest] for name in ('stratum', 'mapped', 'reference')}}))
+            for key in values:
+                values[key].append(left.get(*key).value)
+        for key, column in values.items():
+            size = len(column)
+            variance[key] = variance.get(key, 0) + (size - 1) / size * sum(
+                (np.array(column) - np.mean(column)) ** 2)
+    for key, expected in variance.items():
+        # Equal for means; for ratios of so few points up to the linearization.
+        tolerance = 1e-9 if key[0] in (OVERALL, AREA) else 0.1
+        assert full.get(*key).error == pytest.approx(np.sqrt(expected), rel=tolerance)
+
+
+def test_a_census_has_no_standard_error() -> None:
+    assessment = assess(sample_of_matrix([[8, 2], [1, 9]], [10, 10], finite=True))
+    overall = assessment.get(OVERALL)
+    assert overall.value == pytest.approx(0.85) and overall.error == 0
+
+
+@pytest.mark.parametrize('matrix, text', [
+    ([[1, 0], [5, 5]], "stratum 'A' has 1 labeled point"),
+    ([[0, 0], [5, 5]], "stratum 'A' has 0 labeled point")])
+def test_a_stratum_needs_two_points(matrix: Any, text: str) -> None:
+    with pytest.raises(AssessError, match=text):
+        assess(sample_of_matrix(matrix, [100, 100]))
+
+
+def test_a_class_that_no_point_shows_has_an_upper_bound_and_no_accuracy() -> None:
+    assessment = assess(sample_of_matrix([[0, 50, 0], [0, 40, 10], [0, 5, 45]], [10, 500, 490]))
+    area = assessment.get(AREA, 'A')
+    assert area.value == 0 and 0.02 < area.high < 0.1 and 'may still cover' in area.warning
+    assert np.isnan(assessment.get(PRODUCERS, 'A').value)
+    assert assessment.get(USERS, 'A').value == 0
+
+
+def test_omissions_in_a_large_stratum_are_warned_of_and_a_balanced_map_is_not() -> None:
+    rare = assess(sample_of_matrix([[160, 20, 20], [0, 190, 10], [0, 4, 196]],
+                                   [5000, 300000, 695000]))
+    area = rare.get(AREA, 'A')
+    assert "stratum 'C'" in area.warning
+    # The textbook interval ends below the true 0.53 %, the cautious one does not.
+    assert area.value + Z * area.error < 0.0053 < area.high
+    balanced = assess(sample_of_matrix([[170, 20, 10], [12, 176, 12], [10, 14, 176]],
+                                       [200000, 300000, 500000]))
+    assert [result.warning for result in balanced.results if result.warning] == []
+
+
+def probabilities(sample: Sample, random: np.random.RandomState, worth: float) -> Sample:
+    """Return a sample of two classes with probabilities that know the truth to a degree."""
+    noise = random.uniform(0, 1, len(sample.reference))
+    truth = (sample.reference == 0) * worth + noise * (1 - worth)
+    # In the strata, 40 and 10 % of the pixels are of the first class.
+    means = np.array([0.4, 0.1]) * worth + 0.5 * (1 - worth)
+    known = np.einsum('hm,hk->hmk', np.eye(2), np.stack([means, 1 - means], 1))
+    return Sample(**{**vars(sample), 'probability': np.stack([truth, 1 - truth], 1),
+                     'known': known})
+
+
+def test_probabilities_that_know_something_narrow_the_interval() -> None:
+    sample = sample_of_matrix([[80, 120], [20, 180]], [5e5, 5e5])
+    assisted = assess(probabilities(sample, np.random.RandomState(0), 0.7))
+    assert assisted.get(AREA, 'A').error < 0.6 * assisted.get(LABELS_ONLY, 'A').error
+    assert assisted.get(OVERALL).error < 0.8 * assess(sample).get(OVERALL).error
+    assert assisted.get(LABELS_ONLY, 'A').error == assess(sample).get(AREA, 'A').error
+
+
+def test_probabilities_that_know_nothing_change_little() -> None:
+    sample = sample_of_matrix([[80, 120], [20, 180]], [5e5, 5e5])
+    assisted = assess(probabilities(sample, np.random.RandomState(0), 0.0))
+    expected = assess(sample).get(AREA, 'A').error
+    assert assisted.get(AREA, 'A').error == pytest.approx(expected, rel=0.02)

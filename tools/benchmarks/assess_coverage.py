@@ -1,0 +1,157 @@
+"""How often the intervals of `mapsage assess` contain the truth, in simulated surveys.
+
+    python tools/benchmarks/assess_coverage.py [--surveys 10000] [--markdown]
+
+A scenario is a population (share of each stratum, and in it the shares of map class and true class)
+and the number of points in each stratum. The surveys are drawn from it at random and go through the
+estimators of `mapsage/accuracy/`, all at a time. A row is one estimate of a scenario: coverage of
+the textbook interval (+- 1.96 standard errors) and of the printed one, the share of surveys with a
+warning, and the share of surveys that miss the truth without a warning. The exit status is 1 if a
+row that warns in less than a tenth of its surveys covers less than 93 or more than 97 %.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from mapsage.accuracy.estimators import Estimate, Survey, estimate_mean, estimate_ratio
+from mapsage.accuracy.intervals import Z, find_interval, span_of_cells
+
+
+class Scenario(NamedTuple):
+    """A population and a design.
+
+    Attributes:
+        name: Name in the table.
+        shares: Share of each stratum, ``(H,)``.
+        joint: Shares of map class and true class in each stratum, ``(H, K, K)``.
+        points: Points in each stratum.
+    """
+
+    name: str
+    shares: np.ndarray
+    joint: np.ndarray
+    points: Sequence[int]
+
+
+class Row(NamedTuple):
+    """Results of an estimate in all surveys of a scenario, as shares of the surveys."""
+
+    scenario: str
+    quantity: str
+    truth: float
+    textbook: float
+    printed: float
+    warned: float
+    missed_unwarned: float
+    half_width: float
+
+
+def by_class(confusion: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the joint shares of strata that are the map's classes."""
+    rows = np.array(confusion)
+    return np.einsum('hm,hk->hmk', np.eye(len(rows)), rows)
+
+
+def scenarios() -> List[Scenario]:
+    """Return a rare class without and with a doubtful stratum, and three balanced populations."""
+    # Change covers 0.5 % of the map; 0.2 % of the mapped forest and 0.1 % of the rest are change.
+    shares = np.array([.005, .30, .695])
+    rare = by_class([[.80, .10, .10], [.002, .95, .048], [.001, .02, .979]])
+    listed = [Scenario('rare class, 200 each', shares, rare, (200, 200, 200)),
+              Scenario('rare class, 75/180/345', shares, rare, (75, 180, 345)),
+              Scenario('rare class, proportional', shares, rare, (3, 180, 417))]
+    listed += [Scenario(f'rare class, doubtful stratum, {"/".join(map(str, points))}', *_doubtful(),
+                        points) for points in ((200, 200, 200), (150, 300, 150), (75, 180, 345))]
+    listed.append(Scenario('balanced, 3 classes', np.array([.2, .3, .5]), by_class(
+        [[.85, .10, .05], [.06, .88, .06], [.05, .07, .88]]), (200, 200, 200)))
+    listed.append(Scenario('balanced, 4 classes', np.array([.15, .25, .25, .35]), by_class(
+        [[.80, .10, .05, .05], [.05, .85, .05, .05], [.04, .06, .82, .08], [.03, .03, .06, .88]]),
+        (150, 150, 150, 150)))
+    listed.append(Scenario('balanced, 2 classes', np.array([.4, .6]), by_class(
+        [[.85, .15], [.1, .9]]), (300, 300)))
+    return listed
+
+
+def _doubtful() -> Tuple[np.ndarray, np.ndarray]:
+    """Return strata and joint shares of the rare class with 90 % of its omissions in 3 %."""
+    omitted = np.array([.30 * .002, .695 * .001])
+    shares, joint = np.array([.005, .03, .965]), np.zeros((3, 3, 3))
+    joint[0, 0] = .8, .1, .1
+    forest = .285 / .965
+    for number, parts, hidden in ((1, ((.5, .80), (.5, .80)), .9),
+                                  (2, ((forest, .96), (1 - forest, .985)), .1)):
+        for mapped, (share, right) in enumerate(parts, 1):
+            change = hidden * omitted[mapped - 1] / shares[number]
+            joint[number, mapped] = change, 0, 0
+            joint[number, mapped, mapped] = right * share - right * change
+            joint[number, mapped, 3 - mapped] = (1 - right) * (share - change)
+    return shares, joint
+
+
+def quantities(classes: int) -> Iterator[Tuple[str, np.ndarray, np.ndarray]]:
+    """Yield the name of an estimate and its y and x, ``(K, K)``; x is 1 where it is a mean."""
+    same, one = np.eye(classes), np.ones((classes, classes))
+    yield 'overall accuracy', same, one
+    for number in range(classes):
+        right, mapped, true = np.zeros_like(one), np.zeros_like(one), np.zeros_like(one)
+        right[number, number], mapped[number], true[:, number] = 1, 1, 1
+        yield f'area of class {number + 1}', true, one
+        yield f"user's accuracy of class {number + 1}", right, mapped
+        yield f"producer's accuracy of class {number + 1}", right, true
+
+
+def simulate(scenario: Scenario, surveys: int, random: np.random.Generator) -> List[Row]:
+    """Return the rows of a scenario."""
+    strata, classes = scenario.joint.shape[:2]
+    counts = np.stack([random.multinomial(points, cells.ravel() / cells.sum(), surveys)
+                       for points, cells in zip(scenario.points, scenario.joint)], 1)
+    survey = Survey(counts.astype(float), scenario.shares, np.full(strata, np.inf))
+    population = np.einsum('h,hmk->mk', scenario.shares, scenario.joint)
+    occurs = scenario.joint.sum(2) > 0
+    rows = []
+    for name, y, x in quantities(classes):
+        truth = float((population * y).sum() / (population * x).sum())
+        estimate = _estimate(survey, y, x)
+        span = span_of_cells(estimate.residual.reshape(-1, classes, classes), occurs)
+        interval = find_interval(survey, estimate, span)
+        half = Z * np.sqrt(estimate.variance)
+        inside = (interval.low <= truth) & (truth <= interval.high)
+        rows.append(Row(
+            scenario.name, name, truth, float((abs(estimate.value - truth) <= half).mean()),
+            float(inside.mean()), float(interval.is_doubtful.mean()),
+            float((~inside & ~interval.is_doubtful).mean()), float(np.nanmean(half))))
+    return rows
+
+
+def _estimate(survey: Survey, y: np.ndarray, x: np.ndarray) -> Estimate:
+    surveys = len(survey.counts)
+    flat_y, flat_x = (np.broadcast_to(table.ravel(), (surveys, table.size)) for table in (y, x))
+    return estimate_mean(survey, flat_y) if x.all() else estimate_ratio(survey, flat_y, flat_x)
+
+
+def main() -> int:
+    """Print the table; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('--surveys', type=int, default=10000)
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--markdown', action='store_true')
+    args = parser.parse_args()
+    random = np.random.default_rng(args.seed)
+    rows = [row for scenario in scenarios() for row in simulate(scenario, args.surveys, random)]
+    separator = ' | ' if args.markdown else '  '
+    for row in rows:
+        print(separator.join([
+            f'{row.scenario:42}', f'{row.quantity:32}', f'{row.truth:.4f}',
+            *(f'{100 * value:5.1f}' for value in row[3:7]), f'{row.half_width:.4f}']))
+    wrong = [row for row in rows if row.warned < 0.1 and not 0.93 <= row.printed <= 0.97]
+    for row in wrong:
+        print(f'outside 93 to 97 %: {row.scenario}, {row.quantity}: {100 * row.printed:.1f} %')
+    return int(bool(wrong))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
