@@ -125,7 +125,8 @@ SAMPLING['prefetch'] = [dict(SAMPLING['plain'][0], prefetch=True)]
 
 CONFIG = '''
 custom_imports = dict(imports=['mapsage', 'planted_faults'])
-env_cfg = dict(accelerator='cpu', dist_cfg=dict(timeout={timeout}))
+env_cfg = dict(accelerator={accelerator!r}, reduction={reduction!r},
+               dist_cfg=dict(timeout={timeout}))
 train_pipeline.insert(-1, dict(type='PlantedTransform'))
 train_dataloader.update(num_workers={workers}, persistent_workers={persistent},
                         collate_fn=dict(type='planted_collate'))
@@ -160,6 +161,13 @@ class Fault:
     batch: int = 2
     again: bool = False  # whether each later item or sample fails too
     delay: float = 0.0  # seconds behind the begin of the step, for the place 'moment'
+    accelerator: str = 'cpu'
+
+    @property
+    def reduction(self) -> Optional[str]:
+        # The sum of a backend over more than two ranks has other bits after DDP has regrouped its
+        # buckets, so a resumed run would differ.
+        return 'ordered' if self.accelerator != 'cpu' and self.ranks > 2 else None
 
     @property
     def heads(self) -> int:
@@ -168,13 +176,28 @@ class Fault:
     @property
     def reference(self) -> Tuple[Any, ...]:
         """What the bits of the run depend on."""
-        return self.heads, bool(self.source), self.loop, self.sampling != 'none'
+        return (self.heads, bool(self.source), self.loop, self.sampling != 'none',
+                self.accelerator)
 
     def __str__(self) -> str:
         settings = {name: value for name, value in asdict(self).items() if value and name not in
                     ('seed', 'kind', 'action', 'place', 'rank', 'ranks', 'batch')}
         return (f'seed {self.seed}: {self.kind} ({self.action}, {self.place}) on rank {self.rank} '
                 f'of {self.ranks}, ' + ', '.join(f'{k}={v}' for k, v in settings.items()))
+
+
+# Faults over the simulated cards, whose eccl reports no lost rank: survivors hang in native code.
+CARD_FAULTS = [Fault(10_000 + index, kind, action, place, rank=1, ranks=ranks, accelerator='sim')
+               for index, (kind, action, place, ranks) in enumerate([
+                   ('killed', 'SIGKILL', 'before the step', 3),
+                   ('killed', 'SIGKILL', 'forward', 2),
+                   ('stopped', 'SIGSTOP', 'before the step', 2),
+                   ('stopped', 'SIGSTOP', 'after the step', 3),
+                   ('hang', 'hang', 'forward', 2),
+                   ('hang in C', 'hang in C', 'before the step', 3),
+                   ('alone in a collective', 'all-reduce on the card', 'after the step', 3),
+                   ('forward', 'exception', 'forward', 2),
+                   ('slow rank', 'sleep', 'forward', 2)])]
 
 
 def draw(seed: int) -> Fault:
@@ -226,7 +249,8 @@ def config_of(fault: Fault, data: Path, cache: Path) -> str:
     """Return the text of the run's config."""
     epoch = -(-SAMPLES // (2 * fault.heads))  # steps
     text = TINY_CONFIG.replace('{data_root!r}', repr(str(data))) + CONFIG.format(
-        timeout=TIMEOUT, workers=fault.workers, persistent=fault.persistent, every=EVERY,
+        timeout=TIMEOUT, accelerator=fault.accelerator,
+        reduction=fault.reduction, workers=fault.workers, persistent=fault.persistent, every=EVERY,
         sampling=SAMPLING[fault.sampling],
         checkpoint=dict(by_epoch=True, interval=-(-EVERY // epoch)) if fault.by_epoch
         else dict(by_epoch=False, interval=EVERY))

@@ -27,6 +27,7 @@ sys.path[:0] = [str(HERE / 'distributed'), str(HERE.parent)]
 
 import torch  # noqa: E402
 from fault_kinds import (  # noqa: E402
+    CARD_FAULTS,
     GOES_ON,
     KINDS,
     LEAVES,
@@ -359,6 +360,8 @@ def main() -> int:
     parser.add_argument('--count', type=int, default=20, help='number of seeds, from --first on')
     parser.add_argument('--first', type=int, default=0)
     parser.add_argument('--seed', type=int, nargs='*', help='these seeds alone')
+    parser.add_argument('--cards', action='store_true',
+                        help='the faults over simulated cards, instead of seeds')
     parser.add_argument('--jobs', type=int, default=2, help='runs at a time')
     parser.add_argument('--out', type=Path, default=Path(tempfile.gettempdir(), 'mapsage-faults'))
     args = parser.parse_args()
@@ -366,12 +369,13 @@ def main() -> int:
 
     def tell(outcome: Outcome) -> None:
         print(outcome, flush=True)
-        if outcome.wrong or args.seed:
+        if outcome.wrong or args.seed or args.cards:
             (args.out / f'{outcome.fault.seed}.log').write_text(f'{outcome}\n\n{outcome.output}')
 
     seeds = args.seed or range(args.first, args.first + args.count)
     with tempfile.TemporaryDirectory(prefix='mapsage-faults-') as folder:
-        outcomes = run_faults([draw(seed) for seed in seeds], Path(folder), args.jobs, tell)
+        faults = CARD_FAULTS if args.cards else [draw(seed) for seed in seeds]
+        outcomes = run_faults(faults, Path(folder), args.jobs, tell)
     (args.out / 'table.md').write_text(table(outcomes) + '\n')
     print(table(outcomes))
     return int(any(outcome.wrong for outcome in outcomes))

@@ -60,6 +60,9 @@ class Accelerator(abc.ABC):
             about the vendor's.
         native_group: Whether :attr:`communication` is a separate library of the vendor, with its
             own process group and DDP, instead of a backend of torch.distributed.
+        silent_backend: Whether the native backend raises no error for a collective that does not
+            complete, also if a peer has ended, and ends the process by SIGABRT after its timeout.
+        collectives_of_64_bits: Whether the native backend adds and sends 64-bit numbers whole.
         masks: Names of the environment variables that hide cards from a process. Slurm's
             ``--gpus-per-task=1`` and MIG show each rank one card only, which is device 0 there.
     """
@@ -72,6 +75,8 @@ class Accelerator(abc.ABC):
     amp_dtype: torch.dtype = torch.bfloat16
     simulated: ClassVar[bool] = False
     native_group: ClassVar[bool] = False
+    silent_backend: ClassVar[bool] = False
+    collectives_of_64_bits: ClassVar[bool] = True
     masks: Tuple[str, ...] = ()
 
     @classmethod

@@ -37,6 +37,9 @@ _QUIET_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
+# How NCCL and eccl name a call that they refuse.
+_REFUSALS = ('ncclInvalidArgument', 'ecclInvalidArgument')
+
 # Numbers of the blocks, for their keys in the store; equal on all ranks.
 _blocks = itertools.count()
 
@@ -138,6 +141,9 @@ def _make_lost_error(ranks: Dict[int, str], error: Exception, activity: str) -> 
 
 def _is_broken_collective(error: BaseException) -> bool:
     """Return whether an error comes from a backend, because of another rank."""
+    # A tensor or an operation that the backend does not take, such as int64 with eccl.
+    if any(refusal in str(error) for refusal in _REFUSALS):
+        return False
     # torch 1.10 has none of these classes, and raises RuntimeError.
     kinds: Tuple[type, ...] = tuple(
         getattr(dist, name) for name in ('DistBackendError', 'DistNetworkError')

@@ -270,7 +270,7 @@ class OrderedSum:
         Returns:
             The work to wait for before ``received`` is read; empty if it is complete already.
         """
-        if carries(sent.device, self._group):
+        if carries(sent.device, self._group, sent.dtype):
             return [dist.all_to_all_single(received, sent, sizes, sent_sizes, group=self._group,
                                            async_op=True)]
         on_host = received.device.type == 'cpu'
@@ -376,15 +376,21 @@ def resolve_reduction(reduction: Optional[str], accelerator: Accelerator,
     return 'native' if native else 'ordered'
 
 
-def carries(device: torch.device, group: Optional[dist.ProcessGroup] = None) -> bool:
+def carries(device: torch.device, group: Optional[dist.ProcessGroup] = None,
+            dtype: Optional[torch.dtype] = None) -> bool:
     """Return whether a process group takes tensors of an accelerator without a copy to the host.
 
     False for the CPU: its tensors travel as bytes, because some versions of gloo lack bfloat16.
+    False also for 64-bit numbers if the accelerator's backend narrows or refuses them (eccl).
 
     Args:
         device: Device of the tensors.
         group: Process group; the default group when None.
+        dtype: Data type of the tensors; None if it is not one of 64 bits.
     """
+    if dtype in (torch.int64, torch.float64) \
+            and not current_accelerator().collectives_of_64_bits:
+        return False
     # 'cpu:gloo,cuda:nccl', or a single name without a colon for all devices.
     backends = dist.get_backend(group).split(',')
     for_device = [name.split(':')[1] for name in backends if name.split(':')[0] == device.type]

@@ -105,7 +105,7 @@ def _broadcast_message(tensors: Sequence[torch.Tensor]) -> None:
     first = tensors[0]
     in_place = len(tensors) == 1 and first.is_contiguous()
     flat = first.view(-1) if in_place else torch.cat([tensor.reshape(-1) for tensor in tensors])
-    if carries(flat.device):
+    if carries(flat.device, dtype=flat.dtype):
         dist.broadcast(flat, src=0)
     else:
         host = to_host(flat)

@@ -28,6 +28,7 @@ from mmengine.registry import FUNCTIONS, HOOKS
 from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS, MODELS, TRANSFORMS
 
+from mapsage.accelerator import resolve_accelerator
 from mapsage.distributed.channels import mesh
 from mapsage.models import DINOv3ViT
 
@@ -108,6 +109,10 @@ def _receive() -> None:
     dist.recv(torch.ones(3), src=(dist.get_rank() + 1) % dist.get_world_size())
 
 
+def _reduce_on_the_card() -> None:
+    dist.all_reduce(torch.ones(3, device=resolve_accelerator('sim').device(_RANK)))
+
+
 def _close_mesh() -> None:
     for connections in list(mesh._meshes):
         for connection in list(connections._sockets):
@@ -158,6 +163,7 @@ _ACTIONS: Dict[str, Callable[[], Any]] = {
     'sleep': lambda: time.sleep(4),
     'hang in C': _hang_in_c,
     'receive': _receive,
+    'all-reduce on the card': _reduce_on_the_card,
     'close mesh': _close_mesh,
     'no descriptors': _forbid_descriptors,
     'small files': _forbid_large_files,

@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import os
 from types import SimpleNamespace, TracebackType
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 import torch
 
@@ -14,6 +14,8 @@ DeviceLike = Union[int, str, torch.device, None]
 
 _library: Any = None
 _settings = SimulatorSettings()
+# Functions that wait for work which the simulated eccl has queued.
+_waits: List[Callable[[], None]] = []
 
 
 class DeviceProperties(NamedTuple):
@@ -70,7 +72,19 @@ def set_device(device: DeviceLike) -> None:
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Wait for a device. Work is finished when it is queued, so there is nothing to wait for."""
+    """Wait for the collectives under way. Kernels are finished when they are queued."""
+    for wait in list(_waits):
+        wait()
+
+
+def on_synchronize(wait: Callable[[], None]) -> None:
+    """Call ``wait`` in every :func:`synchronize` from now on."""
+    _waits.append(wait)
+
+
+def off_synchronize(wait: Callable[[], None]) -> None:
+    """Undo :func:`on_synchronize`."""
+    _waits.remove(wait)
 
 
 def empty_cache() -> None:

@@ -12,7 +12,7 @@ from .profiles import DEFAULT, PROFILES, GcuProfile
 
 MAX_DEVICES = 64  # as in backend.cpp
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30}
-_FAULTS = ('allocation', 'absent', 'stall')
+_FAULTS = ('allocation', 'absent', 'stall', 'destroy')
 _S60_CHECKS = ('float64', 'int64', 'sync_bn')
 _CHECKS = (*_S60_CHECKS, 'cublas')
 _RANDOM_STREAMS = ('cpu', 'device')
@@ -41,6 +41,8 @@ class SimulatorSettings:
         absent: Indices of devices that are counted but do not respond.
         stalled_collective: Number (from 1) of the collective of the simulated ``eccl`` that never
             completes; 0 for none.
+        aborting_destroy: Whether the end of a group of the simulated ``eccl`` aborts the process.
+        traffic_folder: Folder for a list of the collectives of device tensors; '' for no list.
         refuse_float64: Whether float64 operations on a device are errors.
         refuse_wide_int64: Whether int64 results on a device that exceed 32 bits are errors.
         needs_workspace_setting: Whether matrix products refuse to run deterministically unless
@@ -57,6 +59,8 @@ class SimulatorSettings:
     failing_allocation: int = 0
     absent: FrozenSet[int] = frozenset()
     stalled_collective: int = 0
+    aborting_destroy: bool = False
+    traffic_folder: str = ''
     refuse_float64: bool = False
     refuse_wide_int64: bool = False
     needs_workspace_setting: bool = False
@@ -80,8 +84,11 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     - ``MAPSAGE_SIM_MEMORY``: memory of each device in bytes, or with a unit (``512M``, ``2G``);
       default: no limit.
     - ``MAPSAGE_SIM_FAULTS``: comma-separated list of ``allocation=N`` (the N-th allocation fails),
-      ``absent=K`` (device K does not respond) and ``stall=N`` (the N-th collective never
-      completes). Each applies to every rank, or with ``@RANK`` appended to one: ``stall=5@2``.
+      ``absent=K`` (device K does not respond), ``stall=N`` (the N-th collective never completes)
+      and ``destroy=1`` (the end of a process group aborts the process). Each applies to every rank,
+      or with ``@RANK`` appended to one: ``stall=5@2``.
+    - ``MAPSAGE_SIM_TRAFFIC``: existing folder in which every process lists the operation, dtype and
+      calling module of its collectives of device tensors.
     - ``MAPSAGE_SIM_STRICT``: ``1`` to refuse what the S60 line lacks (``float64,int64,sync_bn`` and
       fused optimizers), or a list of these three, of operator names (``aten::bernoulli_``) and
       ``cublas``, which refuses what CUDA does in deterministic mode.
@@ -116,6 +123,8 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
         failing_allocation=min(faults['allocation'], default=0),
         absent=frozenset(i for i, card in enumerate(cards) if card in faults['absent']),
         stalled_collective=min(faults['stall'], default=0),
+        aborting_destroy=bool(faults['destroy']),
+        traffic_folder=environ.get('MAPSAGE_SIM_TRAFFIC') or '',
         refuse_float64='float64' in checks,
         refuse_wide_int64='int64' in checks,
         needs_workspace_setting='cublas' in checks,
@@ -173,8 +182,9 @@ def _fault(fault: str) -> Tuple[str, int, Optional[str]]:
     if not match or match.group(1) not in _FAULTS:
         near = difflib.get_close_matches(fault.split('=')[0], _FAULTS, 1)
         raise SimulatorError(
-            f'MAPSAGE_SIM_FAULTS holds {fault!r}: expected allocation=N, absent=K or stall=N, each '
-            f'with @RANK behind it or not.' + (f' Did you mean {near[0]}=...?' if near else ''))
+            f'MAPSAGE_SIM_FAULTS holds {fault!r}: expected allocation=N, absent=K, stall=N or '
+            f'destroy=1, each with @RANK behind it or not.'
+            + (f' Did you mean {near[0]}=...?' if near else ''))
     return match.group(1), int(match.group(2)), match.group(3)
 
 

@@ -16,6 +16,8 @@ from types import FrameType
 from typing import Dict, List, NamedTuple, Optional
 
 _CHANNELS = __name__.rpartition('.')[0]
+# Process groups written in Python, which wait as torch's do.
+_GROUPS = 'mapsage.distributed.groups'
 
 
 class Activity(enum.IntEnum):
@@ -88,7 +90,8 @@ def find_stragglers(positions: Dict[int, Position]) -> List[int]:
 
 def _classify(frame: Optional[FrameType]) -> Activity:
     innermost = _module(frame)
-    if innermost.startswith('torch.distributed.distributed_c10d') or _waits_in_channel(frame):
+    if innermost.startswith(('torch.distributed.distributed_c10d', _GROUPS)) \
+            or _waits_in_channel(frame):
         return Activity.IN_COLLECTIVE
     # The engine itself is native code: a hook in Python would be the innermost frame.
     if innermost.startswith('torch.autograd'):
@@ -122,7 +125,8 @@ def _describe(frame: Optional[FrameType]) -> str:
 
 def _is_waiting(frame: FrameType) -> bool:
     return _module(frame).startswith(
-        (_CHANNELS, 'torch.distributed', 'torch.autograd', 'threading', 'selectors'))
+        (_CHANNELS, _GROUPS, 'torch.distributed', 'torch.futures', 'torch.autograd', 'threading',
+         'selectors'))
 
 
 def _format_line(frame: FrameType, number: int) -> str:

@@ -18,7 +18,7 @@ import hashlib
 import json
 import threading
 import time
-from typing import Callable, Dict, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from mapsage.distributed.store import LockedStore
 
@@ -49,7 +49,11 @@ class Lane:
         key: Number made from the name.
         entered: Number of collectives that this rank has entered.
         inside: Whether this rank is inside a collective now.
+        stuck_together: Whether all ranks may wait in it for ever, because one of them has started
+            another collective than the others.
     """
+
+    stuck_together = False
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
         self.name, self.ranks = name, list(ranks)
@@ -296,6 +300,8 @@ class RollCall:
         disturbed = self._read_pauses(lane) or self._read_broken_connections(lane)
         if disturbed:
             return Missing(list(disturbed), False, disturbed)
+        if lane.stuck_together and not behind:
+            return Missing(self._find_lonely(lane), False, {})
         positions = {rank: self._read_position(lane.name, rank) or Position(Activity.RUNS, '')
                      for rank in outside or behind}
         stragglers = find_stragglers(positions)
@@ -304,6 +310,14 @@ class RollCall:
             rank: reasons.get(rank) or f'{self.mesh.locate(rank)} answers'
             f'{describe_position(positions[rank])}'
             for rank in [*stragglers, *waiting[:_SHOWN_WAITING]]})
+
+    def _find_lonely(self, lane: Lane) -> List[int]:
+        """Return the smallest group of ranks on one line; empty if several groups are as small."""
+        positions = {rank: self._read_position(lane.name, rank) for rank in lane.ranks}
+        lines = {rank: Position(Activity.IN_COLLECTIVE, position.line)
+                 for rank, position in positions.items() if position is not None}
+        lonely = find_stragglers(lines)
+        return lonely if len(lonely) < len(lane.ranks) else []
 
     def _write_position(self, prefix: str) -> None:
         self.store.set(f'{prefix}/position/{self.rank}', json.dumps(main_thread_position()))

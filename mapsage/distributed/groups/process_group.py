@@ -7,14 +7,15 @@ variables are set (``apply_launcher_environment``).
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import itertools
 import os
 import socket
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Iterator, List, Union
+from typing import Any, Iterator, List, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,6 @@ from mapsage.distributed.launcher import local_rank
 from mapsage.errors import UserError
 from mapsage_launcher.stop_request import StoppedEarly
 
-from .simulated_eccl import register_simulated_backend
 from .staged import BACKEND as STAGED
 from .staged import SUPPORTED as PER_DEVICE_BACKENDS
 from .staged import register_staged_backend
@@ -37,6 +37,9 @@ from .staged import register_staged_backend
 DEFAULT_TIMEOUT_SECONDS = 1800
 # Three years, which datetime.timedelta and gloo accept.
 _MAX_TIMEOUT_SECONDS = 10**8
+# How much longer a backend waits that would end the process without naming a rank
+# (``Accelerator.silent_backend``). A roll call takes up to 33 s, and backend_watch.py begins it.
+SILENT_BACKEND_EXTRA_SECONDS = 60
 # Numbers of the default groups of this process; equal on all ranks.
 _groups = itertools.count()
 
@@ -116,22 +119,61 @@ def init_process_group(accelerator: Accelerator, backend: str = 'auto',
         # return unreduced.
         resolved = 'gloo'
     elif isinstance(accelerator, SimAccelerator):
+        # Not at the top of the file, because torch 1.10 has no groups written in Python.
+        from .simulated_eccl import register_simulated_backend
         register_simulated_backend(accelerator)
     elif not PER_DEVICE_BACKENDS:
         # In torch < 2.0 a group has a single backend. MMEngine then sends CPU tensors over nccl.
         resolved = resolved.rsplit(':', 1)[-1]
-    meshes = ('gloo' in resolved) + (STAGED in resolved)
+    # The simulated eccl is over gloo, too.
+    meshes = ('gloo' in resolved) + (STAGED in resolved or accelerator.simulated)
     check_descriptors(int(os.environ.get('WORLD_SIZE', '1')), meshes)
     keep_on_loopback(os.environ)
     store = private_store(timeout) or shared_store(timeout)
     # A number in the prefix, because keys of an earlier default group may still be in the store.
     dist.init_process_group(
-        resolved, timeout=timedelta(seconds=timeout),
+        resolved, timeout=_backend_timeout(accelerator, resolved, timeout),
         store=dist.PrefixStore(f'mapsage/group/{next(_groups)}', store),
         rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE']))
-    atexit.register(_destroy_at_clean_exit)
+    _limit_gloo(accelerator, dist.distributed_c10d._get_default_group(), timeout)
+    atexit.register(_destroy_at_clean_exit, accelerator)
     if native:
         _init_native_group(accelerator, timedelta(seconds=timeout))
+
+
+def new_group(ranks: Sequence[int], accelerator: Accelerator,
+              timeout: float) -> dist.ProcessGroup:
+    """Make a process group with the backends of the default group. Collective over all ranks.
+
+    Args:
+        ranks: Global ranks of the group.
+        accelerator: Accelerator in use.
+        timeout: Seconds a collective may wait for the other ranks.
+
+    Returns:
+        The group; ``dist.GroupMember.NON_GROUP_MEMBER`` on ranks outside of it.
+    """
+    group = dist.new_group(
+        list(ranks), timeout=_backend_timeout(accelerator, dist.get_backend(), timeout))
+    if dist.get_rank() in ranks:
+        _limit_gloo(accelerator, group, timeout)
+    return group
+
+
+def _is_silent(accelerator: Accelerator, backend: str) -> bool:
+    return accelerator.silent_backend and STAGED not in backend
+
+
+def _backend_timeout(accelerator: Accelerator, backend: str, timeout: float) -> timedelta:
+    extra = SILENT_BACKEND_EXTRA_SECONDS if _is_silent(accelerator, backend) else 0
+    return timedelta(seconds=timeout + extra)
+
+
+def _limit_gloo(accelerator: Accelerator, group: dist.ProcessGroup, timeout: float) -> None:
+    """Give the CPU tensors of a group their own timeout, if the device's backend waits longer."""
+    if _is_silent(accelerator, dist.get_backend(group)):
+        gloo: Any = group._get_backend(torch.device('cpu'))
+        gloo._set_default_timeout(timedelta(seconds=timeout))
 
 
 def uses_native_group(accelerator: Accelerator) -> bool:
@@ -202,9 +244,24 @@ def kept_when_interrupted() -> Iterator[None]:
         raise
 
 
-def _destroy_at_clean_exit() -> None:
+def _destroy_at_clean_exit(accelerator: Accelerator) -> None:
     # If gloo's threads still run when the interpreter ends, they sometimes abort the process.
     if dist.is_initialized() and not _interrupted and not hasattr(sys, 'last_type'):
+        if accelerator.silent_backend:
+            _keep_backends(accelerator.device_type)
         # A wrapper in a reference cycle would keep the group alive.
         gc.collect()
         dist.destroy_process_group()
+
+
+def _keep_backends(device_type: str) -> None:
+    """Let the backends of a device live until the process has ended.
+
+    The destructor of ``ProcessGroupECCL`` aborts the process if ``ecclCommDestroy`` fails, after a
+    run whose results are all written (C10D_ECCL_ASSERT of torch_gcu 2.10). So no destructor runs.
+    """
+    for group in list(dist.distributed_c10d._world.pg_map):
+        # A group without a backend for the device raises RuntimeError.
+        with suppress(RuntimeError):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(
+                group._get_backend(torch.device(device_type))))

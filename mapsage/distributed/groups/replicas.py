@@ -7,11 +7,14 @@ which gradients are averaged over which group.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+
+from mapsage.accelerator import current_accelerator
+
+from .process_group import new_group
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,11 @@ def make_replicas(size: int, timeout: float) -> Replicas:
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     count = world // size
-    limit = timedelta(seconds=timeout)
+    accelerator = current_accelerator()
     # new_group() is collective, so every rank makes every group, in the same order.
-    groups = [dist.new_group(list(range(first, first + size)), timeout=limit)
+    groups = [new_group(range(first, first + size), accelerator, timeout)
               for first in range(0, world, size)]
-    peers = [dist.new_group(list(range(position, world, size)), timeout=limit)
+    peers = [new_group(range(position, world, size), accelerator, timeout)
              for position in range(size)]
     index, position = divmod(rank, size)
     return Replicas(size, count, index, position, groups[index], peers[position])

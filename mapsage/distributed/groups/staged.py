@@ -83,17 +83,6 @@ class StagedProcessGroup(_Base):
         """
         return self._gloo if device.type == 'cpu' else self
 
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which tensors of ``dtype`` are sent."""
-        return dtype
-
-    def before_collective(self, number: int) -> None:
-        """Run before a collective of device tensors; subclasses override it.
-
-        Args:
-            number: Number of this rank's device collective, from 1.
-        """
-
     def allreduce(self, tensors: Tensors, opts: Optional[object] = None) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
         return self._in_place(tensors, lambda host: self._gloo.allreduce(host, opts))
@@ -165,7 +154,7 @@ class StagedProcessGroup(_Base):
                  opts: Optional[object] = None) -> dist.Work:
         sizes_out = [t.numel() for t in outputs]
         sizes_in = [t.numel() for t in inputs]
-        received = torch.empty(sum(sizes_out), dtype=self.wire_dtype(outputs[0].dtype))
+        received = torch.empty(sum(sizes_out), dtype=outputs[0].dtype)
         sent = torch.cat([t.detach().reshape(-1) for t in self._to_host(inputs)])
         self.alltoall_base(received, sent, sizes_out, sizes_in).wait()
         for output, chunk in zip(outputs, received.split(sizes_out)):
@@ -187,13 +176,11 @@ class StagedProcessGroup(_Base):
     def _to_host(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         if any(not tensor.is_cpu for tensor in tensors):
             current_accelerator().flush()
-        return [tensor if tensor.is_cpu else tensor.detach().cpu().to(self.wire_dtype(tensor.dtype))
-                for tensor in tensors]
+        return [tensor if tensor.is_cpu else tensor.detach().cpu() for tensor in tensors]
 
     def _complete(self, start: Callable[[], Any]) -> None:
         """Start a collective of host copies and wait for it; CollectiveError if it fails."""
         self._collectives += 1
-        self.before_collective(self._collectives)
         try:
             start().wait()
         except RuntimeError as error:
@@ -236,7 +223,7 @@ class StagedProcessGroup(_Base):
             return collective(targets, sources)
         # Not empty_like(), which makes an XLA tensor without memory that gloo could write to.
         host_outputs = _map(
-            targets, lambda t: torch.empty(t.shape, dtype=self.wire_dtype(t.dtype)))
+            targets, lambda t: torch.empty(t.shape, dtype=t.dtype))
         host_flat = iter(self._to_host(_flatten(sources)))
         host_inputs = _map(sources, lambda _: next(host_flat))
         self._complete(lambda: collective(host_outputs, host_inputs))
@@ -245,7 +232,7 @@ class StagedProcessGroup(_Base):
 
 
 def register_staged_backend(device_type: str, name: str = BACKEND,
-                            kind: Callable[..., StagedProcessGroup] = StagedProcessGroup) -> None:
+                            kind: Callable[..., dist.ProcessGroup] = StagedProcessGroup) -> None:
     """Register ``kind`` with torch.distributed as the backend ``name`` of one device type.
 
     Raises:

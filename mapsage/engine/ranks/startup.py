@@ -118,5 +118,5 @@ def join_ranks(launcher: str, accelerator: Accelerator, backend: str,
                 f'rank(s) {absent} have not come ({error_text(error).splitlines()[0]}). They hang, '
                 f'were stopped, or still start: look at the last lines in their log.',
                 absent) from error
-        watch_backends(accelerator.device_type)
+        watch_backends(accelerator, timeout)
     check_own_cards(accelerator, local_rank())

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mapsage.accelerator import current_accelerator
+from mapsage.distributed import open_channel
 from mapsage.errors import UserError
 
 # The oldest torch whose distribute_tensor takes src_data_rank.
@@ -121,12 +123,9 @@ def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
     Returns:
         Norm before the scaling, equal on every rank.
     """
-    squares = torch.zeros((), dtype=torch.float64, device=[*shares, *whole][0].device)
-    for grad in shares:
-        squares += grad.double().square().sum()
-    dist.all_reduce(squares, group=group)
-    for grad in whole:
-        squares += grad.double().square().sum()
+    channel = open_channel(group, purpose='gradient norm')
+    # In host memory, because a card may neither have float64 nor add it over ranks.
+    squares = torch.stack(channel.gather(_sum_squares(shares))).sum() + _sum_squares(whole)
     norm = float(squares.sqrt())
     # The formula of torch's clip_grad_norm_.
     scale = max_norm / (norm + 1e-6)
@@ -135,6 +134,15 @@ def scale_to_norm(shares: Sequence[torch.Tensor], whole: Sequence[torch.Tensor],
         for grad in [*shares, *whole]:
             grad.mul_(scale)
     return norm
+
+
+def _sum_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the squares of all elements, a float64 scalar in host memory."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    wide = torch.float64 if current_accelerator().supports.float64 else torch.float32
+    sums = torch.stack([tensor.to(wide).square().sum() for tensor in tensors])
+    return sums.cpu().double().sum()
 
 
 def parallelize_head(head: nn.Module, ranks: Union[dist.ProcessGroup, Any]) -> SplitHead:

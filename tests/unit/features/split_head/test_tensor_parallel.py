@@ -7,9 +7,13 @@ from typing import Any, Dict, Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from support import main_leg
 from torch import nn
 
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
+from mapsage.accelerator.sim import SimAccelerator
+from mapsage.distributed import init_process_group
 from mapsage.features.split_head import tensor_parallel
 from mapsage.features.split_head.tensor_parallel import (
     TensorParallelError,
@@ -96,6 +100,26 @@ def test_a_gradient_that_is_no_number_spreads(one_rank: Any) -> None:
     share, whole = torch.tensor([1., float('nan')]), torch.ones(2)
     scale_to_norm([share], [whole], one_rank, 1.)
     assert share.isnan().all() and whole.isnan().all()
+
+
+def clip_on_cards() -> Any:
+    """Clip gradients of which each rank holds a part, on simulated cards."""
+    sim = set_current_accelerator(resolve_accelerator('sim'))
+    init_process_group(sim, timeout=60)
+    device = sim.device(dist.get_rank())
+    share = torch.full((4,), 3. + dist.get_rank(), device=device)
+    whole = torch.full((2,), 5., device=device)
+    norm = scale_to_norm([share], [whole], dist.distributed_c10d._get_default_group(), 1.)
+    return norm, share.tolist()
+
+
+@pytest.mark.skipif(SimAccelerator.why_unavailable() is not None, reason='no simulated cards')
+def test_cards_that_add_no_64_bit_numbers(tmp_path: Path) -> None:
+    answers = run_ranks(clip_on_cards, 2, tmp_path, environ={'MAPSAGE_SIM_GCU': '2.11'})
+    want = (4 * 9 + 4 * 16 + 2 * 25) ** 0.5
+    for rank, (norm, share) in enumerate(answers):
+        assert norm == pytest.approx(want, rel=1e-12)
+        assert share == pytest.approx([(3 + rank) / want] * 4)
 
 
 @main_leg
