@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, NoReturn
 
 from mapsage_launcher import hosts, shipped
+from mapsage_launcher.drivers import no_plugins_loaded
 from mapsage_launcher.version import __version__
 
 
@@ -122,7 +123,9 @@ def run_program(name: str, arguments: List[str]) -> None:
         _need_hosts(f'mapsage {name}')
     # The program's usage begins with the first of these.
     sys.argv = [f'mapsage {name}', *arguments]
-    importlib.import_module(module).run()
+    with no_plugins_loaded():
+        program = importlib.import_module(module)
+    program.run()
 
 
 def launch(arguments: List[str]) -> NoReturn:

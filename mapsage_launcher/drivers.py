@@ -5,11 +5,12 @@ and a process that has asked a driver for its devices must not fork such ranks.
 """
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import os
 import runpy
-from typing import Optional
+from typing import Iterator, Optional
 
 # Plugins that add a device to PyTorch as PrivateUse1 -> name of the device.
 PLUGINS = {'torch_gcu': 'gcu', 'torch_npu': 'npu', 'torch_mlu': 'mlu', 'torch_musa': 'musa',
@@ -20,6 +21,24 @@ AUTOLOAD, AUTOLOAD_GROUP = 'TORCH_DEVICE_BACKEND_AUTOLOAD', 'torch.backends'
 
 # Device files of NVIDIA's driver, also on Jetson and under WSL, and of AMD's driver.
 _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg', '/dev/kfd')
+
+
+@contextlib.contextmanager
+def no_plugins_loaded() -> Iterator[None]:
+    """Within the block, ``import torch`` imports no vendor's plugin; MapSage imports what it uses.
+
+    A plugin that is broken would end the program here in a traceback, also a training on the CPU.
+    The variable is restored, since PyTorch in a child process reads it too.
+    """
+    before = os.environ.get(AUTOLOAD)
+    os.environ[AUTOLOAD] = '0'
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(AUTOLOAD, None)
+        else:
+            os.environ[AUTOLOAD] = before
 
 
 def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, List
 
 from mapsage_launcher import shipped, stop_request
+from mapsage_launcher.drivers import no_plugins_loaded
 from mapsage_launcher.nodes import elastic, elastic_agent
 from mapsage_launcher.ranks.failure_report import describe_failure
 from mapsage_launcher.ranks.leftover_encoders import EncoderWatch
@@ -40,7 +41,8 @@ def run() -> None:
     """Start the ranks of the command line, wait for them, and exit with their status."""
     ranks = RankStart(sys.argv[1:])
     count = RankCount(sys.argv[1:], shipped.SHIPPED / 'tools' / 'count_cards.py', ranks.driver)
-    from torch.distributed import run as torchrun
+    with no_plugins_loaded():
+        from torch.distributed import run as torchrun
     args = torchrun.parse_args(sys.argv[1:])
     _check_config(args)
     try:

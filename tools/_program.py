@@ -11,7 +11,9 @@ def run(module: str) -> None:
     if (ROOT / 'mapsage').is_dir():  # in a wheel this folder is mapsage/.mim/tools
         sys.path.insert(0, str(ROOT))
     try:
-        program = importlib.import_module(module)
+        from mapsage_launcher.drivers import no_plugins_loaded
+        with no_plugins_loaded():
+            program = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or 'mapsage').startswith('mapsage'):
             raise

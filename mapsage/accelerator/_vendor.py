@@ -213,10 +213,8 @@ class DeviceModule:
         if uuid is None:
             uuids, position = self._find('_raw_device_uuid_efml'), self._find(
                 '_get_efml_device_index')
-            identifiers = uuids() if uuids is not None and position is not None else None
-            # None also where EFML is not installed.
-            if identifiers is not None and position is not None:
-                uuid = identifiers[position(index)]
+            if uuids is not None and position is not None:
+                uuid = _efml_uuid(uuids, position, index)
         return None if uuid is None else str(uuid)
 
     def bfloat16(self) -> Optional[bool]:
@@ -262,6 +260,16 @@ class DeviceModule:
             f'{self.package} has no torch.{self.device_type}.{name}, which MapSage needs, and '
             f'torch {torch.__version__} has no replacement for it. Update {self.package}, or '
             f'choose another accelerator by name, for example accelerator=cpu.')
+
+
+def _efml_uuid(uuids: Callable[[], Optional[List[str]]], position: Callable[[int], int],
+               index: int) -> Optional[str]:
+    """Return a card's identifier from EFML; None where EFML is not installed."""
+    try:
+        identifiers = uuids()
+        return None if identifiers is None else identifiers[position(index)]
+    except OSError:
+        return None
 
 
 def _answer(function: Callable[[], T]) -> Optional[T]:

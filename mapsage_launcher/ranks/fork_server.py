@@ -399,7 +399,10 @@ def _import_everything(preloads: Sequence[str]) -> None:
     sys.path[:] = [root] + [path for path in sys.path if path != folder]
     # Imports leave hardly any garbage.
     gc.disable()
-    import torch
+    from mapsage_launcher.drivers import no_plugins_loaded
+
+    with no_plugins_loaded():
+        import torch
 
     # Once a process has asked CUDA for its devices, its forks cannot use CUDA. So the question is
     # answered without CUDA during the imports.
@@ -410,9 +413,23 @@ def _import_everything(preloads: Sequence[str]) -> None:
         importlib.import_module(name)
     if count_devices is not None:
         torch._C._cuda_getDeviceCount = count_devices
+    _refuse_devices_in_use(torch)
     sys.path.remove(root)
     freeze_imports()
     gc.enable()
+
+
+def _refuse_devices_in_use(torch: Any) -> None:
+    """Raise RuntimeError if an import has begun to use cards of a plugin, such as ``torch.gcu``.
+
+    A fork cannot use cards that its parent has used: torch_gcu raises "Cannot re-initialize GCU in
+    forked subprocess" there, and other makes do likewise.
+    """
+    device = getattr(torch._C, '_get_privateuse1_backend_name', lambda: '')()
+    is_initialized = getattr(getattr(torch, device, None), 'is_initialized', None)
+    if is_initialized is not None and is_initialized():
+        raise RuntimeError(f'it begins to use the devices of torch.{device}, which a forked '
+                           f'process cannot use afterwards')
 
 
 def _serve(listener: int, parent: int, more: Sequence[str]) -> NoReturn:

@@ -13,3 +13,7 @@ def make(device_type: str) -> dict:
     """Return what a process needs to find the double of a make's plugin, such as ``'npu'``."""
     folder = Path(__file__).parent / 'makes'
     return {'PYTHONPATH': f'{folder / device_type}:{folder}'}
+
+
+# What a process needs to find the double of the S60 line's torch_gcu.
+S60 = {'PYTHONPATH': str(Path(__file__).parent / 's60')}

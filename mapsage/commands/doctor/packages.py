@@ -18,6 +18,8 @@ _DISTRIBUTIONS = {
     'mmseg': ('onedl-mmsegmentation', 'mmsegmentation'),
     'numpy': ('numpy',),
 }
+# Of the plugins of other makes, the section of accelerators says that none is installed.
+_NAMED_IF_ABSENT = ('torch_gcu', 'torch_xla')
 
 
 def check_installed() -> Iterator[Finding]:
@@ -35,9 +37,10 @@ def check_installed() -> Iterator[Finding]:
             yield Finding('problem', f'{module} is not installed', 'bash scripts/setup_env.sh, or '
                           f'pip install {distributions[0]}')
     for vendor in VENDOR_MODULES:
-        if importlib.util.find_spec(vendor) is None:
+        present = importlib.util.find_spec(vendor) is not None
+        if not present and vendor in _NAMED_IF_ABSENT:
             yield Finding('no', f'{vendor} is not installed')
-        else:
+        elif present:
             version = next(iter(_versions((vendor,)).values()), 'of unknown version')
             yield Finding('ok', f'{vendor} {version}')
 

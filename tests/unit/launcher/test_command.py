@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from support import ROOT
 
 from mapsage_launcher import command
+from mapsage_launcher.drivers import AUTOLOAD
 
 TOOLS = {path.stem: path for path in (ROOT / 'tools').glob('[!_]*.py')}
 
@@ -43,3 +44,21 @@ def test_a_file_of_tools_runs_from_any_folder(tmp_path: Path) -> None:
                           universal_newlines=True)
     assert done.returncode == 0
     assert done.stdout.startswith('geotiff/efficientnet_lite0_fpn_geotiff.py')
+
+
+@pytest.mark.parametrize('before', [None, '1'])
+def test_a_program_is_imported_without_plugins(before: Optional[str], tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch imports plugins while it is imported; the program's children get the user's value."""
+    (tmp_path / 'look_at_plugins.py').write_text(
+        f'import os\nseen = [os.environ[{AUTOLOAD!r}]]\n'
+        f'def run():\n    seen.append(os.environ.get({AUTOLOAD!r}))\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(command, 'program_modules', lambda: {'train': 'look_at_plugins'})
+    monkeypatch.setattr(sys, 'argv', sys.argv)
+    if before is None:
+        monkeypatch.delenv(AUTOLOAD, raising=False)
+    else:
+        monkeypatch.setenv(AUTOLOAD, before)
+    command.run_program('train', [])
+    assert sys.modules.pop('look_at_plugins').seen == ['0', before]

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import pytest
 from support import PATIENT, ROOT, on_host
 from warm_python import rank_start, warm_python
+
+from mapsage_launcher.ranks import fork_server
 
 pytestmark = on_host
 
@@ -177,3 +180,15 @@ def has_handler(pid: int, number: int) -> bool:
     line = next(line for line in Path(f'/proc/{pid}/status').read_text().splitlines()
                 if line.startswith('SigCgt:'))
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_cards_in_use_are_no_fork(tmp_path: Path) -> None:
+    """An import that begins to use a plugin's cards would leave its forks without them."""
+    torch = SimpleNamespace(_C=SimpleNamespace(_get_privateuse1_backend_name=lambda: 'npu'))
+    fork_server._refuse_devices_in_use(torch)
+    torch.npu = SimpleNamespace(is_initialized=lambda: False)
+    fork_server._refuse_devices_in_use(torch)
+    torch.npu.is_initialized = lambda: True
+    with pytest.raises(RuntimeError, match='begins to use the devices of torch.npu'):
+        fork_server._refuse_devices_in_use(torch)
+    fork_server._refuse_devices_in_use(SimpleNamespace(_C=SimpleNamespace()))

@@ -1,0 +1,2 @@
+"""Stands where a user's ``import distributed`` must not arrive."""
+VENDORS = True
