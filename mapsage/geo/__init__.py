@@ -36,7 +36,7 @@ from .gdal_names import (
     without_secrets,
 )
 from .globe import EARTH_RADIUS, Globe
-from .labels import UNLABELED, VECTOR_SUFFIXES, RasterLabels, find_labels
+from .labels import UNLABELED, VECTOR_SUFFIXES, LabelFiles, RasterLabels
 from .mosaic import Mosaic
 from .polygons import write_polygons
 from .pool import open_raster
@@ -48,11 +48,11 @@ from .vsi import forbid_servers
 
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
-    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'MapInfo', 'Mosaic', 'PARTS',
-    'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels',
+    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles', 'MapInfo', 'Mosaic',
+    'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels',
     'SCENE_SUFFIXES', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'confidence_path', 'content_of', 'files_of', 'find_labels',
-    'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster',
-    'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'remote_file',
-    'reprojected', 'server_in', 'stamp', 'suffix_of', 'to_map', 'window_outline',
-    'without_secrets', 'write_cog', 'write_polygons']
+    'band_statistics', 'confidence_path', 'content_of', 'files_of', 'forbid_servers',
+    'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster', 'output_name',
+    'pixel_side', 'probabilities_path', 'read_classes', 'remote_file', 'reprojected', 'server_in',
+    'stamp', 'suffix_of', 'to_map', 'window_outline', 'without_secrets', 'write_cog',
+    'write_polygons']

@@ -7,7 +7,7 @@ label. `LoadGeoTiffLabels` turns them into class indices. Labels from polygons a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -85,28 +85,44 @@ class RasterLabels:
                             == UNLABELED).sum()) for row in range(0, raster.height, _ROWS))
 
 
-def find_labels(labels: str, scene: str) -> str:
-    """Return the path of the label file of a scene.
+class LabelFiles:
+    """Label files by scene.
+
+    A folder is listed once: listing it for each of its thousands of scenes takes minutes.
 
     Args:
-        labels: Path of a label file, which is returned, or of a folder with label files.
-        scene: Path of the scene, or a name for GDAL. In a folder, the label file is chosen whose
-            stem equals ``output_name(scene)``.
-
-    Raises:
-        GeoError: If the folder contains no such file, or more than one.
+        labels: Path of a label file, which belongs to every scene, or of a folder with label files.
     """
-    folder = Path(labels)
-    if not folder.is_dir():
-        return labels
-    stem = output_name(scene)
-    matches = [path for path in sorted(folder.glob('*'))
-               if path.stem == stem and path.suffix.lower() in RASTER_SUFFIXES + VECTOR_SUFFIXES]
-    if len(matches) != 1:
-        names = ', '.join(path.name for path in matches) or 'none'
-        raise GeoError(f'scene {scene} needs one label file {stem}.* in {folder}, found {names}; '
-                       f'expected one of {", ".join(RASTER_SUFFIXES + VECTOR_SUFFIXES)}.')
-    return str(matches[0])
+
+    def __init__(self, labels: str) -> None:
+        self._labels = labels
+        self._by_stem: Optional[Dict[str, List[Path]]] = None
+        if Path(labels).is_dir():
+            self._by_stem = {}
+            for path in sorted(Path(labels).iterdir()):
+                if path.suffix.lower() in RASTER_SUFFIXES + VECTOR_SUFFIXES:
+                    self._by_stem.setdefault(path.stem, []).append(path)
+
+    def find(self, scene: str) -> str:
+        """Return the path of the label file of a scene.
+
+        Args:
+            scene: Path of the scene, or a name for GDAL. In a folder, the label file is chosen
+                whose stem equals ``output_name(scene)``.
+
+        Raises:
+            GeoError: If the folder contains no such file, or more than one.
+        """
+        if self._by_stem is None:
+            return self._labels
+        stem = output_name(scene)
+        matches = self._by_stem.get(stem, [])
+        if len(matches) != 1:
+            names = ', '.join(path.name for path in matches) or 'none'
+            raise GeoError(f'scene {scene} needs one label file {stem}.* in {self._labels}, found '
+                           f'{names}; expected one of '
+                           f'{", ".join(RASTER_SUFFIXES + VECTOR_SUFFIXES)}.')
+        return str(matches[0])
 
 
 def _check_same_grid(labels: Raster, scene: Raster) -> None:

@@ -27,10 +27,10 @@ from mapsage.geo import (
     VECTOR_SUFFIXES,
     BurntLabels,
     GeoError,
+    LabelFiles,
     Raster,
     RasterLabels,
     VectorLabels,
-    find_labels,
     locate,
     match,
     stamp,
@@ -158,6 +158,8 @@ class GeoTiffDataset(BaseSegDataset):
         counts: Dict[int, str] = {}
         rasters: List[Raster] = []
         area = SceneAreas(self.data_root, self.aoi)
+        label_files = (None if self.labels is None
+                       else LabelFiles(locate(self.data_root, self.labels)))
         for path in self._find_scenes():
             with Raster(path, self.bands) as scene:
                 rasters.append(scene)
@@ -165,7 +167,8 @@ class GeoTiffDataset(BaseSegDataset):
                 counts.setdefault(len(scene.bands), path)
                 scene_part = None if self.split is None else self.split.of_scene(scene)
                 self.scene_facts.append(dict(scene=path, bands=scene.bands, part=scene_part,
-                                         labels=self._labels_of(scene), area=area.of(scene),
+                                         labels=self._labels_of(scene, label_files),
+                                         area=area.of(scene),
                                          scene_shape=(scene.height, scene.width)))
         area.check()
         for vector in self.vector_labels.values():
@@ -316,9 +319,10 @@ class GeoTiffDataset(BaseSegDataset):
                            f'a file, a folder or a pattern of {", ".join(SCENE_SUFFIXES)}.')
         return paths
 
-    def _labels_of(self, scene: Raster) -> Union[None, RasterLabels, BurntLabels]:
+    def _labels_of(self, scene: Raster, label_files: Optional[LabelFiles]
+                   ) -> Union[None, RasterLabels, BurntLabels]:
         """Return the labels of a scene, or None if the dataset has no labels."""
-        if self.labels is None:
+        if label_files is None:
             return None
         classes = self.file_classes()
         if not classes:
@@ -327,7 +331,7 @@ class GeoTiffDataset(BaseSegDataset):
         if not (0 <= self.outside < len(classes) or self.outside == self.ignore_index):
             raise GeoError(f'outside={self.outside}, expected a class index 0 to '
                            f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
-        path = find_labels(locate(self.data_root, self.labels), scene.path)
+        path = label_files.find(scene.path)
         if suffix_of(path) not in VECTOR_SUFFIXES:
             for name, value, lacking in (('layer', self.layer, 'layers'),
                                          ('default_class', self.default_class, 'polygons')):

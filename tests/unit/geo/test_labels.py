@@ -1,6 +1,7 @@
 """Label rasters, and which label file belongs to a scene."""
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from affine import Affine
 from geo_scenes import PIXELS, UTM, draw_classes, paint, write_raster
 from geotiff_data import build_dataset, write_scene
 
-from mapsage.geo import UNLABELED, GeoError, Raster, RasterLabels, find_labels
+from mapsage.geo import UNLABELED, GeoError, LabelFiles, Raster, RasterLabels
 
 
 def test_label_rasters_that_do_not_fit(tmp_path: Path) -> None:
@@ -69,10 +70,23 @@ def test_pixels_without_a_label_are_marked(tmp_path: Path) -> None:
 def test_a_label_file_is_found_by_the_name_of_its_scene(tmp_path: Path) -> None:
     folder = tmp_path / 'labels'
     folder.mkdir()
-    assert find_labels(str(folder / 'all.gpkg'), 'scenes/a.tif') == str(folder / 'all.gpkg')
+    assert LabelFiles(str(folder / 'all.gpkg')).find('scenes/a.tif') == str(folder / 'all.gpkg')
     for name in ('a.gpkg', 'a.txt', 'ab.tif'):
         (folder / name).touch()
-    assert find_labels(str(folder), 'scenes/a.tif') == str(folder / 'a.gpkg')
+    assert LabelFiles(str(folder)).find('scenes/a.tif') == str(folder / 'a.gpkg')
     (folder / 'a.TIF').touch()
     with pytest.raises(GeoError, match=r'needs one label file a\.\* .*found a\.TIF, a\.gpkg'):
-        find_labels(str(folder), 'scenes/a.tif')
+        LabelFiles(str(folder)).find('scenes/a.tif')
+
+
+def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (tmp_path / f'{number}.tif').touch()
+    scan, listed = os.scandir, []
+    monkeypatch.setattr(os, 'scandir', lambda path: (listed.append(path), scan(path))[1])
+    monkeypatch.setattr(os, 'listdir', lambda path, list_of=os.listdir: (
+        listed.append(path), list_of(path))[1])
+    files = LabelFiles(str(tmp_path))
+    assert [files.find(f'scenes/{number}.tif') for number in range(50)] == [
+        str(tmp_path / f'{number}.tif') for number in range(50)]
+    assert len(listed) == 1
