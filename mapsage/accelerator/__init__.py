@@ -8,10 +8,10 @@ from .resolve import (
                       resolve_accelerator,
                       set_current_accelerator,
 )
-from .seeds import derived_seed, seed_generators
+from .seeds import derived_seed, generator_states, restore_generators, seed_generators
 
 __all__ = [
     'ACCELERATORS', 'Accelerator', 'AcceleratorError', 'Supports', 'current_accelerator',
-    'derived_seed', 'explain', 'is_out_of_memory', 'resolve_accelerator', 'seed_generators',
-    'set_current_accelerator'
+    'derived_seed', 'explain', 'generator_states', 'is_out_of_memory', 'resolve_accelerator',
+    'restore_generators', 'seed_generators', 'set_current_accelerator'
 ]

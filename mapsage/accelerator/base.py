@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -126,6 +126,22 @@ class Accelerator(abc.ABC):
 
         A model that is split over several devices draws on each of them.
         """
+
+    def random_state(self) -> List[torch.Tensor]:
+        """Return the states of the CPU's generator and of the current device's, uint8 on the CPU.
+
+        For eager devices. Their module of torch, such as ``torch.cuda``, has ``get_rng_state``.
+        """
+        states = [torch.get_rng_state()]
+        if self.device_type != 'cpu':
+            states.append(getattr(torch, self.device_type).get_rng_state().cpu())
+        return states
+
+    def set_random_state(self, states: Sequence[torch.Tensor]) -> None:
+        """Restore what :meth:`random_state` returned, here or on a rank with such a device."""
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            getattr(torch, self.device_type).set_rng_state(state)
 
     def make_deterministic(self) -> Optional[str]:
         """Set what the stack needs for deterministic results; return a line for the log, or None.

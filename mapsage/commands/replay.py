@@ -158,7 +158,7 @@ def _replay_config(cfg: Config, iteration: int, start: _Start) -> Config:
     if cfg.get('visualizer'):
         # Backends may write to other folders, or send to a tracking server.
         cfg.visualizer.vis_backends = None
-    cfg.env_cfg = dict(cfg.get('env_cfg') or {})
+    cfg.env_cfg = dict(cfg.get('env_cfg') or {}, cross_check=None)
     if cfg.env_cfg.get('virtual_ranks') is None:
         # Set explicitly, so that a config that rules out virtual ranks in one process is an error.
         cfg.env_cfg.virtual_ranks = _virtual_ranks(start)

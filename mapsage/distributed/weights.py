@@ -133,7 +133,7 @@ def weight_digests(module: nn.Module, buffers: bool = True) -> Dict[str, int]:
     tensors = (
         {**dict(module.named_buffers()), **module.state_dict()}
         if buffers else dict(module.named_parameters()))
-    return {name: _digest(tensor) for name, tensor in tensors.items()
+    return {name: tensor_digest(tensor) for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor)}
 
 
@@ -201,7 +201,8 @@ def first_difference(copies: Sequence[Mapping[str, int]]) -> Tuple[str, List[int
     return name, [i for i, value in enumerate(values) if value != values[usual]], usual
 
 
-def _digest(tensor: torch.Tensor) -> int:
+def tensor_digest(tensor: torch.Tensor) -> int:
+    """Return the CRC-32 of a tensor's bytes, see :func:`weight_digests`."""
     host = tensor.detach().cpu().contiguous().reshape(-1)
     if host.dtype == torch.bfloat16:
         # NumPy has no bfloat16.

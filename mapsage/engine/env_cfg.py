@@ -17,7 +17,7 @@ from mapsage.errors import UserError
 # Keys of MMEngine, then of MapSage.
 _KEYS = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit',
          'accelerator', 'use_model_parallel', 'virtual_ranks', 'reduction',
-         'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32')
+         'cross_check', 'channels_last', 'float32_matmul_precision', 'cudnn_allow_tf32')
 _DIST_KEYS = ('backend', 'timeout', 'port', 'init_backend',
               'heartbeat_timeout')
 _REDUCTIONS = ('ordered', 'native')
@@ -51,6 +51,8 @@ class EnvCfg:
             :func:`mapsage.distributed.resolve_reduction`.
         heartbeat_timeout: Seconds without a sign after which a node is lost; 0 for no heartbeat
             between nodes.
+        cross_check_interval: Number of iterations between two checks of gradients by another rank,
+            ``cross_check=dict(interval=...)``; None for no checks.
         channels_last: Whether convolutions store the channels last in memory.
         float32_matmul_precision: Precision of float32 matrix products on cuda: ``'highest'``,
             ``'high'`` (TF32) or ``'medium'`` (bfloat16); None for PyTorch's default, highest.
@@ -70,6 +72,7 @@ class EnvCfg:
     channels_last: bool = False
     float32_matmul_precision: Optional[str] = None
     cudnn_allow_tf32: Optional[bool] = None
+    cross_check_interval: Optional[int] = None
 
 
 def parse_env_cfg(env_cfg: Mapping[str, Any],
@@ -116,7 +119,8 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
                   heartbeat_timeout=_heartbeat(dist_cfg.get('heartbeat_timeout')),
                   channels_last=_channels_last(env_cfg.get('channels_last')),
                   float32_matmul_precision=_precision(env_cfg.get('float32_matmul_precision')),
-                  cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')))
+                  cudnn_allow_tf32=_allow_tf32(env_cfg.get('cudnn_allow_tf32')),
+                  cross_check_interval=_cross_check(env_cfg.get('cross_check')))
 
 
 def _port(value: object) -> Optional[int]:
@@ -144,6 +148,22 @@ def _reduction(value: object) -> Optional[str]:
             f"that depends only on the virtual ranks), 'native' (as the backend adds them), or "
             f'None for what suits the backend.')
     return value
+
+
+def _cross_check(value: object) -> Optional[int]:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f'env_cfg.cross_check={value!r}: expected dict(interval=N), which has another rank '
+            f'compute a gradient again every N iterations, or None for no such checks.')
+    _refuse_unknown('env_cfg.cross_check', value, ('interval',))
+    interval = value.get('interval', 200)
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ConfigError(
+            f'env_cfg.cross_check.interval={interval!r}: expected a whole number of iterations '
+            f'from 1 on. Set env_cfg.cross_check=None for no checks.')
+    return interval
 
 
 def _channels_last(value: object) -> bool:

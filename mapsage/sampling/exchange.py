@@ -69,7 +69,7 @@ class _Letter(NamedTuple):
 def exchange(samples: Sequence[Any], plan: ExchangePlan,
              group: Optional[dist.ProcessGroup] = None,
              place: Optional[Callable[[Any], Any]] = None, timeout: Optional[float] = None,
-             traffic: Optional[Traffic] = None) -> List[Any]:
+             traffic: Optional[Traffic] = None, purpose: str = PURPOSE) -> List[Any]:
     """Return this rank's batch of a plan. Collective, unless nothing moves.
 
     Only samples that move are sent. Each destination gets one byte buffer: a header with the
@@ -85,6 +85,7 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
             device where this rank needs it. Samples stay in host memory when None.
         timeout: Seconds a rank may be late; the group's own timeout when None.
         traffic: Counters to which this exchange adds its bytes.
+        purpose: Name of the use: two exchanges may be under way at once under different names.
 
     Returns:
         ``plan.targets[rank]`` samples, all different objects: a sample that the plan gives to this
@@ -97,14 +98,15 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
     """
     world = len(plan.targets)
     [batch] = exchange_blocks([samples], plan, VirtualRanks(world, world), group, place, timeout,
-                              traffic)
+                              traffic, purpose)
     return batch
 
 
 def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks: VirtualRanks,
                     group: Optional[dist.ProcessGroup] = None,
                     place: Optional[Callable[[Any], Any]] = None, timeout: Optional[float] = None,
-                    traffic: Optional[Traffic] = None) -> List[List[Any]]:
+                    traffic: Optional[Traffic] = None, purpose: str = PURPOSE
+                    ) -> List[List[Any]]:
     """Return the batches of this process's virtual ranks.
 
     Collective, unless no sample moves to another process. Samples that move between two virtual
@@ -115,7 +117,7 @@ def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks:
         plan: Plan of the exchange between virtual ranks, equal on every process.
         ranks: Virtual ranks, and the process of the group that runs each.
     """
-    channel = open_channel(group, timeout, PURPOSE)
+    channel = open_channel(group, timeout, purpose)
     routes = _Routes(plan, ranks, channel.ranks.index(channel.rank))
     if not routes.crossed:
         return _assemble(samples, routes, [], torch.empty(0), None)

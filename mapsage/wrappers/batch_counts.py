@@ -37,6 +37,7 @@ from typing import (
     Protocol,
     Sequence,
     Tuple,
+    Union,
     runtime_checkable,
 )
 
@@ -257,6 +258,12 @@ class _HasCounts(Protocol):
 def gives_counts(wrapper: nn.Module) -> bool:
     """Return whether a model wrapper has :class:`BatchCounts`, as its attribute ``counts``."""
     return isinstance(wrapper, _HasCounts) and isinstance(wrapper.counts, BatchCounts)
+
+
+def counters_of(module: nn.Module) -> List[Union[LabelCounter, PredictionCounter]]:
+    """Return the losses of a module that need sums over the global batch, in its order."""
+    return [child for child in module.modules()
+            if isinstance(child, (LabelCounter, PredictionCounter))]
 
 
 def names_of_counters(module: nn.Module) -> List[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 # Path of a module -> name of a buffer -> value. None where the buffer is registered as None.
-_Buffers = Dict[str, Dict[str, Optional[torch.Tensor]]]
+Buffers = Dict[str, Dict[str, Optional[torch.Tensor]]]
 
 
 class RankBuffers:
@@ -33,7 +33,7 @@ class RankBuffers:
         self._module, self._block = module, block
         self._current = block.start
         # Buffers of the virtual ranks that are not in the module.
-        self._stored: Dict[int, _Buffers] = {}
+        self._stored: Dict[int, Buffers] = {}
 
     def begin(self) -> None:
         """Give each virtual rank without stored buffers a copy of the module's buffers."""
@@ -50,19 +50,24 @@ class RankBuffers:
         if virtual_rank == self._current:
             return
         self._store(self._current)
-        self._write(self._stored[virtual_rank])
+        self.write(self._stored[virtual_rank])
         self._current = virtual_rank
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore the buffers at the end of the context."""
-        saved = self._read({})
+        saved = self.read()
         try:
             yield
         finally:
-            self._write(saved)
+            self.write(saved)
 
-    def _write(self, buffers: _Buffers) -> None:
+    def read(self) -> Buffers:
+        """Return a copy of the module's buffers."""
+        return self._read({})
+
+    def write(self, buffers: Buffers) -> None:
+        """Give the module these buffers, which must be on its device, and no others."""
         with torch.no_grad():
             for path, module in self._module.named_modules():
                 values = buffers.get(path, {})
@@ -74,7 +79,7 @@ class RankBuffers:
     def _store(self, virtual_rank: int) -> None:
         self._stored[virtual_rank] = self._read(self._stored.get(virtual_rank, {}))
 
-    def _read(self, memory: _Buffers) -> _Buffers:
+    def _read(self, memory: Buffers) -> Buffers:
         """Return a copy of the module's buffers, in the tensors of ``memory`` where they fit."""
         with torch.no_grad():
             return {path: {name: _copy(buffer, memory.get(path, {}).get(name))

@@ -9,7 +9,7 @@ from typing import Tuple, Type
 
 from mapsage.engine.run_extension import RunExtension
 
-from .checks import ConfigTypos, DataChecks, Determinism, ModelInputs, StartChecks
+from .checks import ConfigTypos, CrossChecks, DataChecks, Determinism, ModelInputs, StartChecks
 from .frozen_encoders import EncoderFeatures, SharedHeads
 from .machines import CheckpointCopies, Nodes, StopRequests
 from .resume import Resume
@@ -27,6 +27,7 @@ EXTENSIONS: Tuple[Type[RunExtension], ...] = (
     Resume,
     StartChecks,
     Determinism,
+    CrossChecks,
     StopRequests,
     # After Nodes, which learns whether the machines share a disk, and after Resume, because copies
     # of a run that starts over are removed.

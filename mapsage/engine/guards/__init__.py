@@ -5,6 +5,7 @@ registers them; `engine/runner_parts.py` has those that every run gets.
 """
 from .accelerator_hook import AcceleratorHook
 from .accumulated_gradients_hook import AccumulatedGradientsHook
+from .cross_check_hook import CrossCheckError, CrossCheckHook
 from .device_check_hook import DeviceCheckError, DeviceCheckHook
 from .equal_buffers_hook import EqualBuffersHook
 from .nodes_hook import NodesHook
@@ -15,7 +16,7 @@ from .stop_hook import StopHook
 from .trained_weights_hook import TrainedWeightsHook
 
 __all__ = [
-    'AcceleratorHook', 'AccumulatedGradientsHook', 'DeviceCheckError', 'DeviceCheckHook',
-    'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError', 'NonFiniteLossHook',
-    'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook'
+    'AcceleratorHook', 'AccumulatedGradientsHook', 'CrossCheckError', 'CrossCheckHook',
+    'DeviceCheckError', 'DeviceCheckHook', 'EqualBuffersHook', 'NodesHook', 'NonFiniteLossError',
+    'NonFiniteLossHook', 'ReproducibilityHook', 'SlowestRankHook', 'StopHook', 'TrainedWeightsHook'
 ]

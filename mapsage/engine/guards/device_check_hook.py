@@ -50,16 +50,18 @@ class DeviceCheckError(UserError, RuntimeError):
     """The device check found problems on at least one rank.
 
     Attributes:
+        check: Name of the check, for the message.
         problems: Texts by rank that say what is wrong there and what to do.
         compared: Whether ranks differ, so that nobody knows which of them is wrong.
     """
 
     on_every_rank = True
+    check = 'device check'
 
     def __init__(self, when: str, problems: Dict[int, List[str]], compared: bool = False) -> None:
         self.problems, self.compared = problems, compared
         lines = [f'  rank {rank}: {text}' for rank in sorted(problems) for text in problems[rank]]
-        super().__init__('\n'.join([f'the device check {when} failed:', *lines]))
+        super().__init__('\n'.join([f'the {self.check} {when} failed:', *lines]))
 
 
 @dataclass

@@ -104,6 +104,21 @@ def group_ranks(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> Lis
     return groups
 
 
+def promises_bits(facts: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether all ranks compute a step of given inputs with the same bits, each time.
+
+    They do if they agree in all facts, and if their kernels are deterministic: those of the CPU
+    are, others with ``randomness.deterministic=True``, unless ``cudnn_benchmark`` chooses them.
+
+    Args:
+        facts: :func:`facts_of_process` of each rank.
+    """
+    first = facts[0]
+    deterministic = first['device'].startswith(_COMPUTED_BY_CPU) or (
+        first['deterministic'] == 'True' and first.get('cudnn_benchmark') != 'True')
+    return deterministic and all(rank_facts == first for rank_facts in facts)
+
+
 def unlike_ranks(groups: Sequence[Mapping[str, Any]]) -> str:
     """Return a warning about ranks that do not compute alike; '' if all agree."""
     if len(groups) < 2:

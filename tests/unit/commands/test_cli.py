@@ -16,7 +16,7 @@ from mapsage.commands import cli
 from mapsage.distributed import RankError
 from mapsage.engine import DataError
 from mapsage.engine.env_cfg import ConfigError
-from mapsage.engine.guards import DeviceCheckError
+from mapsage.engine.guards import CrossCheckError, DeviceCheckError
 from mapsage.evaluation import ConfusionMatrixMetric
 from mapsage_launcher.nodes.elastic import BROKEN_FILE, FINAL_FILE
 
@@ -212,7 +212,10 @@ def test_a_workers_traceback_is_taken_off() -> None:
                                                      BROKEN_FILE),
     (DeviceCheckError('', {1: ['']}), ''), (DeviceCheckError('', {5: ['']}), ''),
     (DeviceCheckError('', {3: [''], 4: ['']}), FINAL_FILE),
-    (DeviceCheckError('', {2: ['']}, compared=True), FINAL_FILE)])
+    (DeviceCheckError('', {2: ['']}, compared=True), FINAL_FILE),
+    # Either of two cards may be faulty: the machines of both leave.
+    (CrossCheckError('', {3: [''], 4: ['']}), BROKEN_FILE), (CrossCheckError('', {4: ['']}), ''),
+    (CrossCheckError('', {0: [''], 5: ['']}), '')])
 def test_whose_fault_an_error_is(error: Exception, kind: str) -> None:
     assert cli._kind(error, dict(GROUP_RANK='1', LOCAL_WORLD_SIZE='2')) == kind
 

@@ -26,6 +26,9 @@ from mapsage.engine.env_cfg import ConfigError, EnvCfg, parse_env_cfg
     (dict(float32_matmul_precision=None, cudnn_allow_tf32=None), EnvCfg()),
     (dict(float32_matmul_precision='high', cudnn_allow_tf32=False),
      EnvCfg(float32_matmul_precision='high', cudnn_allow_tf32=False)),
+    (dict(cross_check=None), EnvCfg()),
+    (dict(cross_check={}), EnvCfg(cross_check_interval=200)),
+    (dict(cross_check=dict(interval=7)), EnvCfg(cross_check_interval=7)),
     (dict(cudnn_benchmark=True, mp_cfg=dict(mp_start_method='fork'), resource_limit=4096,
           dist_cfg=dict(backend='gloo')), EnvCfg('auto', 'gloo')),
 ])
@@ -61,6 +64,13 @@ def test_stock_nccl_reads_as_auto_and_says_so(named: dict) -> None:
     (dict(float32_matmul_precision=''), "precision='': expected"),
     (dict(cudnn_allow_tf32=1), 'cudnn_allow_tf32=1: expected True .*, False .*, or None'),
     (dict(cudnn_allow_tf32='no'), "cudnn_allow_tf32='no': expected"),
+    (dict(cross_check=200), r'cross_check=200: expected dict\(interval=N\)'),
+    (dict(cross_check=True), r'cross_check=True: expected dict\(interval=N\)'),
+    *((dict(cross_check=dict(interval=wrong)),
+       f'cross_check.interval={wrong!r}: expected a whole number of iterations from 1 on')
+      for wrong in (0, -1, 'x', True, 1.5, None)),
+    (dict(cross_check=dict(intervall=3)),
+     "cross_check has an unknown key 'intervall'.*Did you mean 'interval'"),
     (dict(zzz=1), "unknown key 'zzz': expected cudnn_benchmark"),
     (dict(use_model_parallel='auto'), "must be True, False or None, got 'auto'"),
     (dict(use_model_parallel=2), 'must be True, False or None, got 2'),

@@ -9,7 +9,13 @@ import torch
 from toy_runs import log_of, toy_train
 
 from mapsage.commands.compare_checkpoints import compare_checkpoints
-from mapsage.engine.guards.reproducibility import META_KEY, differences, group_ranks, resume_warning
+from mapsage.engine.guards.reproducibility import (
+    META_KEY,
+    differences,
+    group_ranks,
+    promises_bits,
+    resume_warning,
+)
 
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 FACTS = {'device': 'cpu AVX2', 'threads': '1', 'torch': '2.13.0', 'cv2': '4.1', 'mapsage': '0.1'}
@@ -93,3 +99,16 @@ def test_what_is_no_longer_exact(device: str, fact: str, no_longer_exact: str) -
                                for facts in (before, {**before, fact: '7'})))
     ends = ('losses and weights', 'augmented images', 'order of the samples')
     assert [end for end in ends if end in warning] == [no_longer_exact]
+
+
+@pytest.mark.parametrize('facts, promised', [
+    (dict(device='cpu AVX2'), True), (dict(device='sim GCU'), True),
+    (dict(device='cuda H100'), False),
+    (dict(device='cuda H100', deterministic='True', cudnn_benchmark='False'), True),
+    (dict(device='cuda H100', deterministic='True', cudnn_benchmark='True'), False),
+    (dict(device='gcu S60', deterministic='True'), True)])
+def test_which_ranks_promise_the_same_bits(facts: Dict[str, str], promised: bool) -> None:
+    facts = dict(dict(deterministic='False'), **facts)
+    assert promises_bits([facts, dict(facts)]) is promised
+    assert promises_bits([facts]) is promised
+    assert promises_bits([facts, dict(facts, threads='2')]) is False
