@@ -1,8 +1,8 @@
 """Polygons of the regions of a class map, in memory that does not grow with the map's height.
 
 The map is read in strips. `_pieces` outlines the regions of a strip, `_OpenRegions` joins pieces
-of neighboring strips and tiles, and `_Layer` simplifies and writes what is complete. Two neighbors
-get the same simplified border because both keep the same `_Nodes` (see `outlines.py`).
+of neighboring strips and tiles, and `PolygonLayer` simplifies and writes what is complete. Two
+neighbors get the same simplified border because both keep the same `_Nodes` (see `outlines.py`).
 
 Shapes:
     labels           (rows + 2, width + 2) int16: a strip with a border of one pixel; -1: no class
@@ -12,51 +12,28 @@ Shapes:
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-import pyogrio.raw
 import rasterio
 import rasterio.features
 import shapely
 from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
 from rasterio.windows import Window
 
-from mapsage.xml_text import xml_text
-
 from .cog import disk_message, temporary_beside
-from .coordinates import to_map
-from .ellipsoid import EllipsoidArea
 from .errors import GeoError, PathName
 from .gdal_files import open_file
-from .outlines import Rings, build_polygons, polygon_areas, rebuild, ring_areas, simplify, walk
+from .outlines import build_polygons, rebuild, walk
+from .polygon_layer import LAYER, Piece, PolygonLayer
 from .qgis_style import add_polygon_style
-
-LAYER = 'map'
 
 TILE = 1024
 """Side of a tile in pixels. A region that is wider or higher is cut at the edges of tiles."""
 
 # Pixels of a strip. The pieces of its regions are in memory at the same time.
 _STRIP_PIXELS = 2 << 20
-# Pixel corners on outlines that are simplified and written at a time.
-_BATCH_POINTS = 1 << 20
-
-
-class Piece(NamedTuple):
-    """A region, or the section of a region in a strip or a tile.
-
-    Attributes:
-        label: Class index.
-        polygon: Shapely polygon, in pixels.
-        is_cut: Whether the region continues beyond the edge of a tile.
-    """
-
-    label: int
-    polygon: shapely.Polygon
-    is_cut: bool = False
 
 
 Span = Tuple[int, int, int, int]
@@ -107,7 +84,7 @@ def write_polygons(class_map_path: PathName, destination: PathName, class_names:
     destination = Path(destination)
     with open_file(class_map_path) as source, temporary_beside(destination) as folder:
         temporary = folder / destination.name
-        layer = _Layer(temporary, source, class_names, simplify, min_area)
+        layer = PolygonLayer(temporary, source, class_names, simplify, min_area)
         try:
             excluded = np.atleast_1d([] if background is None else background)
             for pieces, nodes in _regions(source, len(class_names), excluded):
@@ -372,74 +349,3 @@ def _join(polygons: Sequence[shapely.Polygon]) -> Optional[shapely.Geometry]:
                                             for edge in polygon.bounds[1::2]])
     touching |= rings.points[:, 0] % TILE == 0
     return shapely.coverage_union_all(rebuild(rings, rings.corner | touching))
-
-
-class _Layer:
-    """The layer of the GeoPackage, written in batches."""
-
-    def __init__(self, path: Path, source: rasterio.DatasetReader, class_names: Sequence[str],
-                 tolerance: float, min_area: float) -> None:
-        self.count = 0
-        self._path, self._names = path, np.array(list(map(xml_text, class_names)), object)
-        self._tolerance, self._min_area = tolerance, min_area
-        self._transform, self._stride = source.transform, source.width + 1
-        self._crs = source.crs.to_wkt() if source.crs else None
-        self._area = EllipsoidArea(self._crs, source.transform, source.width, source.height)
-
-    def append(self, pieces: Sequence[Piece], nodes: np.ndarray) -> None:
-        """Write the regions that are large enough; ``nodes`` holds sorted keys."""
-        polygons = np.array([piece.polygon for piece in pieces], object)
-        is_cut = np.array([piece.is_cut for piece in pieces], bool)
-        large = np.flatnonzero(is_cut | (shapely.area(polygons) >= self._min_area))
-        # The length of an outline in pixels is the number of pixel corners on it.
-        batch = np.cumsum(shapely.length(polygons[large])) // _BATCH_POINTS
-        for numbers in np.split(large, 1 + np.flatnonzero(np.diff(batch))):
-            if len(numbers):
-                rings = walk(polygons[numbers])
-                self._write(np.array([pieces[number].label for number in numbers], np.int32),
-                            is_cut[numbers], self._outlines(rings, nodes), rings)
-
-    def close(self) -> None:
-        """Write an empty layer if no region was written, and check the number of polygons.
-
-        Raises:
-            OSError: If a polygon is missing from the file.
-        """
-        if not self.count:
-            empty = np.empty(0)
-            self._write_batch(np.empty(0, np.int32), np.empty(0, bool), np.empty(0, object), empty,
-                              empty)
-        stored = pyogrio.read_info(str(self._path), layer=LAYER)['features']
-        if stored != self.count:
-            raise OSError(f'{stored} of {self.count} polygons are in the file')
-
-    def _outlines(self, rings: Rings, nodes: np.ndarray) -> np.ndarray:
-        """Return the simplified polygons of exact outlines, in pixels."""
-        if self._tolerance <= 0:
-            return rebuild(rings, rings.corner)
-        keys = rings.points[:, 1] * self._stride + rings.points[:, 0]
-        # The key -1 stands behind the last node, where a larger key would be inserted.
-        is_node = np.append(nodes, -1)[np.searchsorted(nodes, keys)] == keys
-        return simplify(rings, is_node, self._tolerance)
-
-    def _write(self, labels: np.ndarray, is_cut: np.ndarray, outlines: np.ndarray,
-               rings: Rings) -> None:
-        pixels = polygon_areas(ring_areas(rings.points[rings.corner], rings.ring[rings.corner]),
-                               rings.polygon)
-        outlines = shapely.transform(outlines, lambda points: to_map(self._transform, points))
-        self._write_batch(labels, is_cut, outlines, self._area.of(rings), pixels)
-
-    def _write_batch(self, labels: np.ndarray, is_cut: np.ndarray, outlines: np.ndarray,
-                     square_meters: np.ndarray, pixels: np.ndarray) -> None:
-        fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,
-                      area_px=pixels.astype(np.int64), is_cut=is_cut)
-        with warnings.catch_warnings():
-            # A map in pixels has no CRS.
-            warnings.filterwarnings('ignore', "'crs' was not provided")
-            # Version 1.2, because GDAL below 3.7, as in QGIS 3.22, supports later ones partly.
-            pyogrio.raw.write(
-                str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
-                field_mask=[None, None, np.isnan(square_meters), None, None], layer=LAYER,
-                driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0,
-                VERSION='1.2')
-        self.count += len(labels)

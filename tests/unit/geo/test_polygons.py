@@ -23,6 +23,7 @@ from geo_scenes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mapsage.geo.polygon_layer as polygon_layer
 import mapsage.geo.polygons as module
 from mapsage.geo import GeoError, write_polygons
 
@@ -145,7 +146,7 @@ def test_regions_larger_than_a_tile_are_cut(tmp_path: Path, height: int, width: 
     tile = 8
     monkeypatch.setattr(module, 'TILE', tile)
     monkeypatch.setattr(module, '_STRIP_PIXELS', rows * width)
-    monkeypatch.setattr(module, '_BATCH_POINTS', 500)
+    monkeypatch.setattr(polygon_layer, '_BATCH_POINTS', 500)
     _, exact, fields = map_polygons(tmp_path, drawn, PIXELS, simplify=0)
     assert shapely.is_valid(exact).all()
     burnt = rasterio.features.rasterize(
