@@ -1,8 +1,7 @@
 """Training windows read directly from GeoTIFF scenes of any size and number of bands.
 
 The dataset lists windows and gives the pipeline what it needs to read them; it reads no pixels of a
-sample itself. To find out which windows have data, it reads the scenes once at a low resolution,
-and `shared_scan.py` caches the result.
+sample itself. Windows lie on a grid (`window_grid.py`) or at random positions (`windows.py`).
 
 Shapes:
     window of the pipeline  (column, row, side) in pixels of the scene
@@ -11,10 +10,9 @@ Shapes:
 """
 from __future__ import annotations
 
-import bisect
 import logging
 import operator
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from mmengine.dist import get_dist_info
@@ -41,11 +39,8 @@ from .area import SceneAreas
 from .shared_scan import scan_scenes
 from .split import SceneSplit
 from .transforms import LoadGeoTiffLabels
+from .window_grid import WindowGrid
 from .windows import RandomWindows
-
-# Number of pixels examined in each direction of a window. If none is valid, the whole window is
-# read.
-_SAMPLES = 32
 
 
 @DATASETS.register_module()
@@ -134,6 +129,7 @@ class GeoTiffDataset(BaseSegDataset):
             window, window if stride is None else stride))
         if self.window < 1 or self.stride < 1:
             raise GeoError(f'window={window} and stride={stride}, expected pixels, at least 1.')
+        self._grid = WindowGrid(self.window, self.stride)
         if windows is not None and stride is not None:
             raise GeoError(f'stride={stride} is the step of a grid, and windows={windows} has no '
                            'grid; leave one of them out.')
@@ -182,7 +178,7 @@ class GeoTiffDataset(BaseSegDataset):
             entries = self._random_entries(rasters, self.windows)
         else:
             entries = [dict(scene=number, corner=corner)
-                       for number, corners in enumerate(self._grid_corners(rasters))
+                       for number, corners in enumerate(self._grid.corners(rasters))
                        for corner in corners if self._is_in_limits(number, corner)]
         if not entries:
             raise GeoError(f'{len(self.scene_facts)} scene(s), the first '
@@ -257,8 +253,8 @@ class GeoTiffDataset(BaseSegDataset):
         """Return ``info`` with all keys that the loading transforms read."""
         scene = self.scene_facts[info['scene']]
         height, width = scene['scene_shape']
-        counted = (*_share(row, height, self.window, self.stride),
-                   *_share(column, width, self.window, self.stride)) if self.test_mode else None
+        counted = (*self._grid.share(row, height), *self._grid.share(column, width)
+                   ) if self.test_mode else None
         return dict(info, **scene, window=(column, row, self.window), counted=counted,
                     ignore_index=self.ignore_index, num_classes=len(self.file_classes()),
                     label_map=self.label_map, reduce_zero_label=self.reduce_zero_label,
@@ -367,40 +363,11 @@ class GeoTiffDataset(BaseSegDataset):
                 f'label_nodata=None if they are of that class, label_nodata={value} if they '
                 f'have no label.', logger='current', level=logging.WARNING)
 
-    def _grid_corners(self, scenes: List[Raster]) -> List[List[Tuple[int, int]]]:
-        """Return (column, row) of each window with a valid pixel, for each scene."""
-        def scan(scene: Raster) -> np.ndarray:
-            with scene:
-                return np.array(list(self._scan_windows(scene)), np.int32).reshape(-1, 2)
-
-        scanned = iter(scan_scenes([scene for scene in scenes if scene.may_have_gaps],
-                                   ('windows', self.window, self.stride), scan))
-        return [list(map(tuple, next(scanned).tolist())) if scene.may_have_gaps
-                else list(self._scan_windows(scene)) for scene in scenes]
-
     def _is_in_limits(self, scene: int, corner: Tuple[int, int]) -> bool:
         """Return whether a window contains a pixel that counts in ``split`` and one in ``aoi``."""
         limits = self.scene_facts[scene]['part'], self.scene_facts[scene]['area']
         return all(limit is None or limit.meets(*corner, self.window, self.window)
                    for limit in limits)
-
-    def _scan_windows(self, scene: Raster) -> Iterator[Tuple[int, int]]:
-        """Yield (column, row) of each window with a valid pixel."""
-        factor = max(1, self.window // _SAMPLES)
-        for row in _grid(scene.height, self.window, self.stride):
-            # Row by row of windows, so that memory does not grow with the scene.
-            valid: Optional[np.ndarray] = None
-            if scene.may_have_gaps:
-                rows = min(self.window, scene.height - row)
-                valid = np.logical_or.reduce(scene.read_reduced(factor, row, rows)[1])
-            for column in _grid(scene.width, self.window, self.stride):
-                if valid is None or valid[
-                        _reduced_window(column, self.window, scene.width, len(valid))].any() \
-                        or self._has_data(scene, column, row):
-                    yield column, row
-
-    def _has_data(self, scene: Raster, column: int, row: int) -> bool:
-        return bool(scene.read(column, row, self.window, self.window)[1].any())
 
 
 def _integers(name: str, values: Iterable[Any]) -> List[int]:
@@ -420,28 +387,3 @@ def _stamps(paths: List[str]) -> Optional[List[Any]]:
     except (OSError, GeoError):
         return None
     return stamps if all(len(file_stamp) > 1 for file_stamp in stamps) else None
-
-
-def _grid(size: int, window: int, stride: int) -> List[int]:
-    """Return the start of each window along a side; the last window ends with the scene."""
-    starts = list(range(0, max(size - window, 0) + 1, stride))
-    return starts if starts[-1] + window >= size else starts + [size - window]
-
-
-def _share(start: int, size: int, window: int, stride: int) -> Tuple[int, int]:
-    """Return which pixels of a window along a side count, as (start, end) with the end excluded.
-
-    The overlap of two neighbors is divided in its middle.
-    """
-    starts = _grid(size, window, stride)
-    number = bisect.bisect_left(starts, start)
-    cuts = [(starts[i - 1] + window + starts[i]) // 2 - start
-            for i in (number, number + 1) if 0 < i < len(starts)]
-    first = max(0, cuts[0]) if number > 0 else 0
-    last = min(window, cuts[-1]) if number + 1 < len(starts) else window
-    return first, last
-
-
-def _reduced_window(start: int, window: int, size: int, cells: int) -> slice:
-    """Return which pixels of a reduced side (``cells`` for ``size`` pixels) lie in a window."""
-    return slice(-(-start * cells // size), (start + window) * cells // size)
