@@ -42,7 +42,7 @@ import math
 import socket
 from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapperDict
 
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import Channel, SerialChannel, all_ranks_or_none, local_rank, open_channel
@@ -112,7 +112,8 @@ class CrossCheckHook(MapSageHook):
 
     def before_train(self, runner: HostRunner) -> None:
         """Find out whether the ranks promise the same bits. Collective."""
-        if not isinstance(runner.optim_wrapper, OptimWrapper):
+        # MMEngine's OptimWrapperDict is an OptimWrapper, too.
+        if isinstance(runner.optim_wrapper, OptimWrapperDict):
             raise ConfigError(
                 f'env_cfg.cross_check with {type(runner.optim_wrapper).__name__}: expected one '
                 f'optimizer, whose steps can be computed again. Remove env_cfg.cross_check.')
@@ -143,7 +144,6 @@ class CrossCheckHook(MapSageHook):
         """Record this iteration, if it is checked."""
         if self._bound is not None and (runner.iter + 1) % self.interval:
             return
-        assert isinstance(runner.optim_wrapper, OptimWrapper)
         self._capture = StepCapture(plain_model(runner), runner.optim_wrapper, self._exact)
         pairing = self._pairing(runner)
         self._record_number = pairing.number
