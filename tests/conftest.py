@@ -2,6 +2,7 @@
 import atexit
 import faulthandler
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -43,7 +44,7 @@ import quick_host  # noqa: E402, F401
 import torch  # noqa: E402
 from mmengine.registry import DefaultScope  # noqa: E402
 from range_server import IMPATIENT, RangeServer  # noqa: E402
-from support import main_leg, on_host, write_tiny_config, write_tiny_data  # noqa: E402
+from support import main_leg, no_simulated_cards, on_host, write_tiny_config, write_tiny_data  # noqa: E402
 from warm_python import warm_python  # noqa: E402
 
 import mapsage  # noqa: E402, F401  (closes the hosts' gaps before a test imports mmseg)
@@ -52,7 +53,6 @@ from mapsage.accelerator import (  # noqa: E402
     set_current_accelerator,
     simulator,
 )
-from mapsage.accelerator.sim import SimAccelerator  # noqa: E402
 from mapsage_launcher.stop_request import SIGNALS  # noqa: E402
 
 PID = os.getpid()
@@ -61,14 +61,15 @@ PID = os.getpid()
 def load_in_a_fork() -> simulator.SimulatorSettings:
     """Load the simulator in a fork of this process; skip a test that wants it in this process."""
     if os.getpid() == PID:
-        pytest.skip(f'needs a process of its own where there are cards: {simulator.ONE_OF_BOTH}')
+        pytest.skip(f'simulated cards need a process of their own where there are other devices: '
+                    f'{simulator.ONE_OF_BOTH}')
     return load_simulator()
 
 
 load_simulator = simulator.load_simulator
-if torch.cuda.device_count():
+if torch.cuda.device_count() or importlib.util.find_spec('torch_xla') is not None:
     simulator.load_simulator = load_in_a_fork
-elif SimAccelerator.why_unavailable() is None:
+elif no_simulated_cards() is None:
     # Before any test: PyTorch counts the devices at the first backward pass of the process.
     resolve_accelerator('sim')
 

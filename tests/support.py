@@ -35,6 +35,19 @@ main_leg = pytest.mark.skipif(
     not ON_MAIN_LEG,
     reason='the main leg runs this; time is short on the others')
 
+
+def no_simulated_cards() -> Optional[str]:
+    """Why a test of simulated cards does not run here, or None; not on the xla leg.
+
+    There, tests/contract, one file with ranks and one with launches try the simulator with another
+    version of torch. They ask the simulator itself.
+    """
+    from mapsage.accelerator import simulator
+    if importlib.util.find_spec('torch_xla') is not None:
+        return 'the main leg runs this; time is short on the xla leg'
+    return simulator.why_unavailable()
+
+
 UNDECODABLE = b'\xb5\xd8'.decode('utf-8', 'surrogateescape')  # a GBK name, as os.listdir gives
 PATIENT = 300.0  # seconds: a test that waits for this deadline is a test that fails
 

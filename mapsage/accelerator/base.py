@@ -54,6 +54,8 @@ class Accelerator(abc.ABC):
         communication: Name of the native ``torch.distributed`` backend of the device, or
             ``'staged'`` if its tensors must go through host memory.
         lazy: Whether operations are recorded first, and run at :meth:`flush`.
+        native_bincount: Whether the device computes ``torch.bincount`` itself. Where it does not,
+            the vendor's software copies the tensor to the host and back.
         supports: Capabilities of the stack.
         amp_dtype: Data type of autocast if a config does not name one.
         simulated: Whether the devices are simulated, so that no measurement on them says anything
@@ -71,6 +73,7 @@ class Accelerator(abc.ABC):
     device_type: str
     communication: str
     lazy: ClassVar[bool] = False
+    native_bincount: bool = True
     supports: Supports = Supports()
     amp_dtype: torch.dtype = torch.bfloat16
     simulated: ClassVar[bool] = False

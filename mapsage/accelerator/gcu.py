@@ -31,6 +31,8 @@ class GcuAccelerator(PrivateUse1Accelerator):
     silent_backend = True
     # It narrows them, moves the first half of their bytes, or refuses to add them, by its version.
     collectives_of_64_bits = False
+    # torch_gcu 2.10, gcu_op_fallback.yaml
+    native_bincount = False
     amp_dtype = torch.bfloat16
     masks = ('TOPS_VISIBLE_DEVICES',)
 

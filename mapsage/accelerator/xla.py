@@ -22,6 +22,8 @@ class XlaAccelerator(Accelerator):
     device_type = 'xla'
     communication = 'staged'
     lazy = True
+    # The output shape depends on values.
+    native_bincount = False
     supports = Supports(sync_bn=False)
 
     @classmethod

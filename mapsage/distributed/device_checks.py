@@ -164,7 +164,9 @@ def not_finite_tensors(named: Iterable[Tuple[str, torch.Tensor]]) -> Set[str]:
         if tensor.is_floating_point():
             tensor = tensor.detach().cpu() if tensor.device.type == 'xla' else tensor
             # At least float32, because a float16 sum may overflow although its terms are finite.
-            total = tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+            # Converted first: the kernel of a GCU refuses a sum in another type than its input's.
+            wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+            total = wide.sum()
             sums.setdefault(tensor.device, []).append((name, tensor, total.float()))
     names: Set[str] = set()
     for entries in sums.values():

@@ -89,8 +89,7 @@ def _table(prediction: torch.Tensor, truth: torch.Tensor, low: int, high: int,
 
 def _histogram(codes: torch.Tensor, bins: int) -> torch.Tensor:
     """Return the number of occurrences of every code, int32 ``(N,)`` -> int64 ``(bins,)``."""
-    if codes.device.type != 'cpu' and current_accelerator().lazy:
-        # The output shape of bincount depends on values, so torch_xla would run it on the host.
+    if codes.device.type != 'cpu' and not current_accelerator().native_bincount:
         indices = codes.long()
         return indices.new_zeros(bins).scatter_add_(0, indices, torch.ones_like(indices))
     return torch.bincount(codes, minlength=bins)

@@ -10,16 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from support import launch, write_tiny_config
+from support import launch, no_simulated_cards, write_tiny_config
 from torch import nn
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import local_rank
 from mapsage.engine.ranks.startup import choose_accelerator, identify_process, join_ranks
 from mapsage.wrappers import MMDistributedDataParallel
 
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 

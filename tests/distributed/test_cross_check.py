@@ -12,11 +12,10 @@ from forked import fork_ranks, fork_scenarios
 from mmengine.hooks import Hook
 from mmengine.registry import MODELS
 from scaled_on_cpu import HAS_SCALER
-from support import launch, main_leg, write_tiny_config
+from support import launch, main_leg, no_simulated_cards, write_tiny_config
 from test_moving_virtual_ranks import CountedToy
 from toy_runs import ToyRegression, log_of, toy_train
 
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import CrossCheckError
 
@@ -175,7 +174,7 @@ def test_a_resumed_run_has_the_bits_of_a_sound_one(tmp_path: Path) -> None:
         checkpoint_bits(tmp_path / 'sound' / 'iter_8.pth')
 
 
-simulator_missing = SimAccelerator.why_unavailable()
+simulator_missing = no_simulated_cards()
 
 
 @pytest.mark.skipif(simulator_missing is not None, reason=str(simulator_missing))

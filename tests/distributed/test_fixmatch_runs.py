@@ -13,14 +13,12 @@ from forked import DIED, fork_ranks, fork_scenarios
 from mmengine.hooks import Hook
 from sampling_ranks import Answers, answers_of
 from semi_runs import OF_FEATURES, semi_config, semi_train, write_semi_data
-from support import on_host
-
-from mapsage.accelerator.sim import SimAccelerator
+from support import no_simulated_cards, on_host
 
 pytestmark = on_host
 V = 3
 LOAD: Dict[str, Any] = {} if torch.__version__ < '2' else dict(weights_only=False)
-NO_SIM = SimAccelerator.why_unavailable()
+NO_SIM = no_simulated_cards()
 # A checkpoint after every iteration is also inside of the accumulation cycles of two.
 ACCUMULATED: Dict[str, Any] = {'optim_wrapper.accumulative_counts': 2,
                                'optim_wrapper.type': 'AmpOptimWrapper',

@@ -9,12 +9,10 @@ import pytest
 import torch
 from mask_runs import config_of, run_of, weights_of
 from ranks import run_ranks
-from support import check_finished, launch
-
-from mapsage.accelerator.sim import SimAccelerator
+from support import check_finished, launch, no_simulated_cards
 
 V = 4
-NO_SIM = SimAccelerator.why_unavailable()
+NO_SIM = no_simulated_cards()
 LOAD = {'weights_only': False} if torch.__version__ >= '2' else {}
 
 

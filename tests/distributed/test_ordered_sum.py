@@ -15,12 +15,11 @@ from forked import DIED, fork_scenarios
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from sampling_ranks import Answers, answers_of
-from support import on_host
+from support import no_simulated_cards, on_host
 from torch import nn
 from toy_runs import ToyRegression, same_weights, toy_train
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import (
     Fold,
     OrderedSum,
@@ -33,7 +32,7 @@ from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.wrappers import AmpOptimWrapper, MMDistributedDataParallel, OptimWrapper
 
 pytestmark = on_host
-SIM = SimAccelerator.why_unavailable()
+SIM = no_simulated_cards()
 # Virtual ranks and processes: whole subtrees, cut ones, uneven blocks, one each.
 WORLDS = [(8, 1), (8, 2), (8, 3), (8, 5), (8, 8), (12, 5), (3, 3)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from forked import fork_scenarios
 from ranks import run_ranks
 from sampling_ranks import Answers, answers_of, batches, sampler_of, start
+from support import no_simulated_cards
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
 from mapsage.distributed.channels.group_channel import GroupChannel
 from mapsage.distributed.nested_tensors import move
@@ -202,8 +202,8 @@ def check_devices(every: List[Any]) -> None:
                                     for k in range(8))
 
 
-@pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
-                    reason=str(SimAccelerator.why_unavailable()))
+@pytest.mark.skipif(no_simulated_cards() is not None,
+                    reason=str(no_simulated_cards()))
 def test_samples_of_four_simulated_cards_meet_in_one_stack(tmp_path: Path) -> None:
     for said in run_ranks(without_our_code, 4, tmp_path / 'without'):
         assert 'Expected all tensors to be on the same device' in said

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import List, Tuple
 
 import pytest
-from support import ROOT, main_leg, write_tiny_config
+from support import ROOT, main_leg, no_simulated_cards, write_tiny_config
 from warm_python import warm_python
 
-from mapsage.accelerator.sim import SimAccelerator
-
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 
 
 def accept(folder: Path, *steps: str, **environ: str) -> Tuple[int, str]:

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, Finished, check_finished, launch
-
-from mapsage.accelerator import ACCELERATORS, AcceleratorError
+from support import ROOT, Finished, check_finished, launch, no_simulated_cards
 
 MISSING_ON_RANK_1 = '''
 if __import__('os').environ['RANK'] == '1':
@@ -28,12 +26,8 @@ def doctor(*arguments: Any, **settings: Any) -> Finished:
 
 @pytest.fixture(scope='module')
 def sim() -> None:
-    kind = {kind.name: kind for kind in ACCELERATORS}.get('sim')
-    try:
-        reason = 'there is no simulator' if kind is None else kind.why_unavailable()
-    except AcceleratorError as error:
-        reason = str(error)
-    if reason:
+    reason = no_simulated_cards()
+    if reason is not None:
         pytest.skip(reason)
 
 

@@ -8,12 +8,17 @@ from typing import Any, List
 
 import pytest
 import torch
-from support import Finished, check_finished, launch, write_tiny_config, write_tiny_data
+from support import (
+    Finished,
+    check_finished,
+    launch,
+    no_simulated_cards,
+    write_tiny_config,
+    write_tiny_data,
+)
 
-from mapsage.accelerator.sim import SimAccelerator
-
-pytestmark = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
-                                reason=f'sim: {SimAccelerator.why_unavailable()}')
+pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
+                                reason=f'sim: {no_simulated_cards()}')
 
 SETTINGS = '''
 env_cfg.update(accelerator='sim', use_model_parallel={wanted})

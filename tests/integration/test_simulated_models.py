@@ -7,11 +7,9 @@ from typing import Any, Dict, List
 import pytest
 import torch
 from ranks import run_ranks
-from support import write_tiny_config
+from support import no_simulated_cards, write_tiny_config
 
-from mapsage.accelerator.sim import SimAccelerator
-
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import check_finished, launch, write_tiny_config, write_tiny_data
-
-from mapsage.accelerator import ACCELERATORS
+from support import check_finished, launch, no_simulated_cards, write_tiny_config, write_tiny_data
 
 SHORT = ('--accelerator', 'cpu', '--cfg-options', 'train_cfg.max_iters=1')
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='10.255.255.1',
@@ -59,9 +57,8 @@ train_dataloader['batch_size'] = 1
      'model_parallel_single_process: use_model_parallel=True: 2 devices share the model'),
 ], ids=['too big', 'wanted'])
 def test_model_parallel_trains(memory: str, options: list, strategy: str, tmp_path: Path) -> None:
-    kind = {kind.name: kind for kind in ACCELERATORS}.get('sim')
-    reason = 'there is no simulator' if kind is None else kind.why_unavailable()
-    if reason:
+    reason = no_simulated_cards()
+    if reason is not None:
         pytest.skip(reason)
     data = write_tiny_data(tmp_path / 'data', train=2, val=1, size=32)
     config = write_tiny_config(tmp_path / 'fat.py', data, FAT)

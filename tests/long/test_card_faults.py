@@ -10,10 +10,9 @@ from typing import Dict, List
 import pytest
 from fault_kinds import CARD_FAULTS, Fault
 from fault_runs import Outcome, run_faults
+from support import no_simulated_cards
 
-from mapsage.accelerator.sim import SimAccelerator
-
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 # At a time: most of them wait for a deadline.

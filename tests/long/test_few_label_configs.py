@@ -15,13 +15,12 @@ import torch
 from checkpoint_bits import checkpoint_bits
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from support import ROOT, check_finished, launch, main_leg
+from support import ROOT, check_finished, launch, main_leg, no_simulated_cards
 
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.datasets import DemoParams, write_demo_data
 
 pytestmark = main_leg
-NO_SIM = SimAccelerator.why_unavailable()
+NO_SIM = no_simulated_cards()
 NO_SIM_HERE = pytest.mark.skipif(NO_SIM is not None, reason=str(NO_SIM))
 NWPU = os.environ.get('MAPSAGE_NWPU', '')
 RANKS, STEPS = 8, 2

@@ -6,16 +6,18 @@
 // step costs about what it costs on the CPU, and the numbers are the CPU's.
 //
 // Python reaches the settings and counters at the end of this file through ctypes.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
+
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -30,31 +32,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include "narrowing.h"
+#include "random_streams.h"
+#include "settings.h"
+
 namespace {
 
-constexpr auto kDevice = c10::DeviceType::PrivateUse1;
-constexpr int kMaxDevices = 64;
+using namespace sim;
 
-// ---------------------------------------------------------------- settings and accounts
-
-struct Settings {
-  int devices = 8;
-  int64_t memory = 0;              // bytes a device holds; 0: no limit
-  int64_t failing_allocation = 0;  // the n-th allocation of this process fails; 0: none
-  std::set<int> absent;            // devices that are counted and cannot be used
-  bool refuse_float64 = false;
-  bool refuse_wide_int64 = false;      // values that 32 bits do not hold
-  bool needs_workspace_setting = false;  // as CUDA's matrix products in deterministic mode
-  bool own_streams = false;              // of random numbers, one a device
-  std::set<std::string> refused_ops;     // schema names, "aten::bernoulli_"
-};
+// ---------------------------------------------------------------- accounts
 
 struct Account {
   std::atomic<int64_t> allocated{0};
   std::atomic<int64_t> peak{0};
 };
 
-Settings settings;
 std::array<Account, kMaxDevices> accounts;
 std::atomic<int64_t> allocations{0};
 thread_local int current_device = 0;
@@ -63,19 +55,18 @@ c10::Device device_at(int index) {
   return {kDevice, static_cast<c10::DeviceIndex>(index)};
 }
 
-// The generator behind a device's random numbers: its own, or the one of the CPU, with which a
-// rehearsal draws what a CPU run draws.
-const at::Generator& generator_of(int index) {
-  if (!settings.own_streams) return at::detail::getDefaultCPUGenerator();
-  static auto* generators = [] {
-    auto* made = new std::array<at::Generator, kMaxDevices>;
-    for (auto& each : *made) each = at::detail::createCPUGenerator();
-    return made;
-  }();
-  return (*generators)[index];
+// A driver that was in use cannot be used in a forked process.
+std::atomic<bool> in_use{false};
+std::atomic<bool> in_bad_fork{false};
+
+void after_fork_in_child() {
+  if (in_use && !profile.usable_after_fork) in_bad_fork = true;
 }
 
 void check_usable(int index) {
+  TORCH_CHECK(!in_bad_fork, "Cannot re-initialize GCU in forked subprocess. To use GCU with "
+              "multiprocessing, you must use the 'spawn' start method");
+  in_use = true;
   TORCH_CHECK(index >= 0 && index < settings.devices, "gcu:", index, " does not exist: there are ",
               settings.devices, " simulated devices (MAPSAGE_SIM_DEVICES)");
   TORCH_CHECK(!settings.absent.count(index), "gcu:", index,
@@ -202,7 +193,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.has_index()) current_device = device.index();
   }
-  c10::Stream getStream(c10::Device device) const override {
+  c10::Stream getStream(c10::Device device) const noexcept override {
     return c10::Stream(c10::Stream::DEFAULT, device);
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
@@ -210,7 +201,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return getStream(device);
   }
   c10::Stream getNewStream(c10::Device device, int) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override {
     return static_cast<c10::DeviceIndex>(settings.devices);
   }
@@ -233,8 +224,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return settings.devices > 0; }
+  // The first two override nothing in torch 2.6.
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return settings.devices > 0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override {
     return static_cast<c10::DeviceIndex>(settings.devices);
@@ -243,8 +235,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return static_cast<c10::DeviceIndex>(current_device);
   }
   void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
-    return generator_of(index < 0 ? current_device : index);
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::detail::createCPUGenerator();
@@ -283,6 +275,13 @@ c10::Storage host_storage_over(const c10::Storage& storage) {
       c10::GetCPUAllocator(), /*resizable=*/true));
 }
 
+// The CPU tensor over the memory of a device's tensor.
+at::Tensor host_copy_view(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  check_usable(tensor.device().index());
+  return tensor_over(host_storage_over(tensor.storage()), c10::DispatchKey::CPU, tensor);
+}
+
 void check_narrow(const at::Tensor& tensor, const std::string& op) {
   if (tensor.scalar_type() != at::kLong || tensor.numel() == 0 || !tensor.is_contiguous()) return;
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
@@ -294,35 +293,6 @@ void check_narrow(const at::Tensor& tensor, const std::string& op) {
   }
 }
 
-// While it lives, the CPU's kernels draw from a device's generator.
-class DrawFrom {
- public:
-  explicit DrawFrom(const at::Generator& device)
-      : lock_(mutex()), device_(device), host_(at::detail::getDefaultCPUGenerator()) {
-    host_state_ = state(host_);
-    host_.set_state(state(device_));
-  }
-  ~DrawFrom() {
-    device_.set_state(state(host_));
-    host_.set_state(host_state_);
-  }
-
-  static at::Tensor state(at::Generator generator) {  // a handle, not a copy
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    return generator.get_state();
-  }
-
- private:
-  static std::mutex& mutex() {
-    static std::mutex one;
-    return one;
-  }
-
-  std::lock_guard<std::mutex> lock_;
-  at::Generator device_, host_;
-  at::Tensor host_state_;
-};
-
 // One call of an operator, lent to the CPU.
 class HostCall {
  public:
@@ -331,17 +301,21 @@ class HostCall {
   void run() {
     const auto& schema = op_.schema();
     const auto name = schema.name();
-    TORCH_CHECK(!settings.refused_ops.count(name), name,
-                " has no kernel on this device (simulated strictness: MAPSAGE_SIM_STRICT)");
+    if (settings.refused_ops.count(name)) {
+      refuse(name, "has no kernel on this device", "MAPSAGE_SIM_STRICT");
+    }
     find_device();
     refuse_float64();
     refuse_unset_workspace();
+    refuse_int64_arithmetic();
+    refuse_mixed_precision();
     const auto count = schema.arguments().size();
     for (size_t i = stack_->size() - count; i < stack_->size(); ++i) lend((*stack_)[i]);
+    hide_nan();
     {
       std::optional<DrawFrom> stream;
       if (settings.own_streams && op_.hasTag(at::Tag::nondeterministic_seeded)) {
-        stream.emplace(generator_of(device_.index()));
+        stream.emplace(random_streams[device_.index()]);
       }
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
     }
@@ -349,6 +323,7 @@ class HostCall {
     const auto returns = schema.returns().size();
     for (size_t i = stack_->size() - returns; i < stack_->size(); ++i) take_back((*stack_)[i]);
     refuse_wide_int64();
+    narrow();
   }
 
  private:
@@ -548,6 +523,64 @@ class HostCall {
     }
   }
 
+  c10::IValue& argument(size_t i) const {
+    return (*stack_)[stack_->size() - op_.schema().arguments().size() + i];
+  }
+
+  // With int64 whole on a card, its kernels still do not compute it.
+  void refuse_int64_arithmetic() const {
+    static const std::set<std::string> arithmetic = {
+        "aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::max", "aten::masked_fill",
+        "aten::masked_fill_"};
+    const auto& name = op_.schema().name();
+    if (profile.int64_arithmetic || !arithmetic.count(name)) return;
+    bool has_int64 = false, all_integral = true;
+    for_each_tensor([&](const at::Tensor& tensor, size_t) {
+      if (!tensor.defined()) return;
+      has_int64 |= tensor.device().type() == kDevice && tensor.scalar_type() == at::kLong;
+      all_integral &= at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+    });
+    if (has_int64 && all_integral) refuse(name, "int64 tensors are not supported");
+  }
+
+  // sum, cumsum and prod compute in the data type of their input.
+  void refuse_mixed_precision() const {
+    static const std::set<std::string> reductions = {"aten::sum", "aten::cumsum", "aten::prod"};
+    const auto& schema = op_.schema();
+    if (profile.mixed_precision_sum || !reductions.count(schema.name())) return;
+    const auto dtype = schema.argumentIndexWithName("dtype");
+    if (!dtype || argument(*dtype).isNone()) return;
+    const auto from = argument(0).toTensor().scalar_type();
+    const auto to = argument(*dtype).toScalarType();
+    if (from != to && at::isFloatingType(from) && at::isFloatingType(to)) {
+      refuse(schema.name(), std::string("dtype ") + c10::toString(to) + " of a tensor of " +
+             c10::toString(from) + " is not supported");
+    }
+  }
+
+  // max and min take no notice of NaN; numbers of which none is left are infinite.
+  void hide_nan() const {
+    const auto& name = op_.schema().name();
+    const bool is_max = name == "aten::max";
+    if (profile.max_of_nan_is_nan || !(is_max || name == "aten::min")) return;
+    const auto values = argument(0).toTensor();
+    if (!at::isFloatingType(values.scalar_type())) return;
+    const auto is_nan = values.isnan();
+    if (!is_nan.any().item<bool>()) return;
+    const double infinity = std::numeric_limits<double>::infinity();
+    argument(0) = values.masked_fill(is_nan, is_max ? -infinity : infinity);
+  }
+
+  void narrow() const {
+    if (moves_data_only()) return;
+    const auto how = op_.schema().name() == "aten::fill_" ? Narrowing::kClamp : Narrowing::kWrap;
+    for (const auto& result : results_) narrow_host(host_copy_view(result), how);
+    if (op_.schema().is_mutable()) {
+      // The memory of an output that was resized is no longer that of its view.
+      for (const auto& [tensor, host] : views_) narrow_host(host_copy_view(tensor), how);
+    }
+  }
+
   bool moves_data_only() const {
     static const std::set<std::string> movers = {
         "aten::_local_scalar_dense", "aten::clone", "aten::zero_", "aten::resize_", "aten::set_",
@@ -596,16 +629,22 @@ void run_convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* sta
 }
 
 // A copy is the one thing that may cross devices.
-at::Tensor host_copy_view(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return tensor;
-  check_usable(tensor.device().index());
-  return tensor_over(host_storage_over(tensor.storage()), c10::DispatchKey::CPU, tensor);
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  const auto host = host_copy_view(to);
+  host.copy_(host_copy_view(from));
+  if (!to.is_cpu()) {
+    if (settings.refuse_wide_int64) check_narrow(to, "aten::copy_");
+    narrow_host(host, Narrowing::kWrap);
+  }
+  return to;
 }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  host_copy_view(to).copy_(host_copy_view(from));
-  if (settings.refuse_wide_int64 && !to.is_cpu()) check_narrow(to, "aten::copy_");
-  return to;
+at::Tensor view_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  if (!profile.dtype_views && dtype != tensor.scalar_type()) {
+    refuse("aten::view", std::string("a view of ") + c10::toString(tensor.scalar_type()) +
+           " memory as " + c10::toString(dtype) + " is not supported; compute it on the CPU");
+  }
+  return at::native::view_dtype(tensor, dtype);
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
@@ -620,6 +659,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("view.dtype", &view_dtype);
   m.impl("convolution_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&run_convolution>());
   m.impl("convolution_backward_overrideable",
@@ -639,11 +679,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  using namespace at;  // the signatures in PyTorch's macros name its types without it
 #define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define FLOAT32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define FLOAT32_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
 #define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
   AT_FORALL_LOWER_PRECISION_FP(LOWER)
   AT_FORALL_FP32(FLOAT32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(FLOAT32_DTYPE)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
   AT_FORALL_PROMOTE(PROMOTE)
 }
 
@@ -681,10 +725,24 @@ void mapsage_sim_configure(int devices, int64_t memory, int64_t failing_allocati
   if (!name.empty()) settings.refused_ops.insert(name);
 }
 
+void mapsage_sim_set_profile(int int64_wraps, int float64_narrows, int int64_arithmetic,
+                             int mixed_precision_sum, int max_of_nan_is_nan, int dtype_views,
+                             int usable_after_fork) {
+  profile = {int64_wraps != 0,         float64_narrows != 0,   int64_arithmetic != 0,
+             mixed_precision_sum != 0, max_of_nan_is_nan != 0, dtype_views != 0,
+             usable_after_fork != 0};
+}
+
 void mapsage_sim_register() {
   static Hooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
+  pthread_atfork(nullptr, nullptr, &after_fork_in_child);
 }
+
+// Count this process as one that uses the devices.
+void mapsage_sim_use() { in_use = true; }
+int mapsage_sim_is_in_use() { return in_use; }
+int mapsage_sim_is_in_bad_fork() { return in_bad_fork; }
 
 int mapsage_sim_is_usable(int device) {
   return device >= 0 && device < settings.devices && !settings.absent.count(device);
@@ -693,24 +751,14 @@ int mapsage_sim_current_device() { return current_device; }
 void mapsage_sim_set_device(int device) { current_device = device; }
 int64_t mapsage_sim_allocated(int device) { return accounts[device].allocated; }
 int64_t mapsage_sim_peak(int device) { return accounts[device].peak; }
-void mapsage_sim_seed(int device, uint64_t seed) {
-  auto generator = generator_of(device);
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(seed);
-}
-uint64_t mapsage_sim_initial_seed(int device) { return generator_of(device).current_seed(); }
+void mapsage_sim_seed(int device, uint64_t seed) { set_seed(device, seed); }
+uint64_t mapsage_sim_initial_seed(int device) { return seed_of(device); }
 // Bytes of a generator's state, which is copied into `bytes` unless that is null.
 int64_t mapsage_sim_get_rng_state(int device, uint8_t* bytes) {
-  const auto state = DrawFrom::state(generator_of(device));
-  if (bytes) std::memcpy(bytes, state.const_data_ptr<uint8_t>(), state.numel());
-  return state.numel();
+  return get_random_state(device, bytes);
 }
-void mapsage_sim_set_rng_state(int device, const uint8_t* bytes) {
-  auto generator = generator_of(device);
-  auto state = DrawFrom::state(generator).clone();
-  std::memcpy(state.data_ptr<uint8_t>(), bytes, state.numel());
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+int mapsage_sim_set_rng_state(int device, const uint8_t* bytes) {
+  return set_random_state(device, bytes);
 }
 void mapsage_sim_reset_peak(int device) {
   accounts[device].peak = accounts[device].allocated.load();

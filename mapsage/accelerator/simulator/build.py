@@ -15,6 +15,8 @@ import torch
 from .settings import SimulatorError
 
 SOURCE = Path(__file__).with_name('backend.cpp')
+# SOURCE includes the headers.
+_SOURCES = (SOURCE, *sorted(SOURCE.parent.glob('*.h')))
 # The headers of torch 2.13 need C++20. The build takes half a minute on one core.
 _FLAGS = ('-O1', '-std=c++20', '-fPIC', '-shared', '-w')
 _TIMEOUT_SECONDS = 900
@@ -36,7 +38,8 @@ def library_path() -> Path:
     The user's cache folder (``XDG_CACHE_HOME``) has one file for each source and installed torch.
     """
     build = [torch.__version__, torch.__file__, *_FLAGS]
-    key = hashlib.sha256('\n'.join(build).encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    code = b''.join(source.read_bytes() for source in _SOURCES)
+    key = hashlib.sha256('\n'.join(build).encode() + code).hexdigest()[:16]
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     return cache / 'mapsage' / 'simulator' / f'{key}.so'
 

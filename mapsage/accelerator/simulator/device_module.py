@@ -1,38 +1,84 @@
 """``torch.gcu`` with the interface of torch_gcu 2.10 (S60 line), for the simulated devices."""
 from __future__ import annotations
 
-import ctypes
 import os
-from types import SimpleNamespace, TracebackType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
+import sys
+from types import SimpleNamespace
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from .settings import SimulatorSettings
+from .devices import (
+    DeviceLike,
+    attach,
+    current_device,
+    device,
+    device_count,
+    device_index,
+    device_of,
+    initialize,
+    is_in_bad_fork,
+    is_initialized,
+    library,
+    off_synchronize,
+    on_synchronize,
+    set_device,
+    settings,
+    synchronize,
+)
+from .random_state import (
+    default_generators,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from .streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
 
-DeviceLike = Union[int, str, torch.device, None]
+__all__ = [
+    'DeviceProperties', 'Event', 'Stream', 'StreamContext', 'amp', 'attach',
+    'can_device_access_peer', 'current_device', 'current_stream', 'default_generators',
+    'default_stream', 'device', 'device_count', 'device_of', 'empty_cache', 'gcu_device',
+    'get_amp_supported_dtype', 'get_device_capability', 'get_device_name',
+    'get_device_properties', 'get_rng_state', 'get_rng_state_all', 'init', 'initial_seed',
+    'is_available', 'is_bf16_supported', 'is_current_stream_capturing', 'is_fp16_supported',
+    'is_initialized', 'manual_seed', 'manual_seed_all', 'max_memory_allocated',
+    'max_memory_reserved', 'mem_get_info', 'memory_allocated', 'memory_reserved',
+    'memory_stats', 'off_synchronize', 'on_synchronize', 'reset_peak_memory_stats', 'seed',
+    'seed_all', 'set_device',
+    'set_rng_state', 'set_rng_state_all', 'set_stream', 'stream', 'synchronize']
 
-_library: Any = None
-_settings = SimulatorSettings()
-# Functions that wait for work which the simulated eccl has queued.
-_waits: List[Callable[[], None]] = []
+# Major version 3 is the S60 (torch_gcu 2.10, gcu_hardware.cpp:18); the minor one is not published.
+_CAPABILITY = (3, 0)
+# A stream of the S60 can be limited to 1 or 2 clusters of 1 to 12 processors.
+_CLUSTERS, _PROCESSORS = 2, 24
 
 
 class DeviceProperties(NamedTuple):
     """Result of ``get_device_properties``; ``total_memory`` is in bytes.
 
-    ``uuid`` names the card whatever the device masks of a process are, as on CUDA.
+    As with torch_gcu, there is no ``uuid``: :func:`_raw_device_uuid_efml` has the cards' names.
     """
 
     name: str
+    major: int
+    minor: int
+    multi_processor_count: int
     total_memory: int
-    uuid: str
-
-
-def attach(library: Any, settings: SimulatorSettings) -> None:
-    """Use the compiled backend ``library`` with the given settings."""
-    global _library, _settings
-    _library, _settings = library, settings
+    sip_count: int
 
 
 def is_available() -> bool:
@@ -40,51 +86,9 @@ def is_available() -> bool:
     return device_count() > 0
 
 
-def is_initialized() -> bool:
-    """Return True, because nothing is initialized later."""
-    return True
-
-
-def device_count() -> int:
-    """Return the number of devices, including those that do not respond."""
-    return _settings.devices
-
-
-def current_device() -> int:
-    """Return the index of the current device of this thread."""
-    return int(_library.mapsage_sim_current_device())
-
-
-def set_device(device: DeviceLike) -> None:
-    """Make ``device`` the current one of this thread.
-
-    Raises:
-        RuntimeError: If there is no such device or it does not respond.
-    """
-    index = _index(device)
-    if not _library.mapsage_sim_is_usable(index):
-        raise RuntimeError(
-            f'gcu:{index} does not answer (simulated fault: MAPSAGE_SIM_FAULTS)'
-            if 0 <= index < _settings.devices else
-            f'gcu:{index} does not exist: there are {_settings.devices} simulated devices '
-            f'(MAPSAGE_SIM_DEVICES)')
-    _library.mapsage_sim_set_device(index)
-
-
-def synchronize(device: DeviceLike = None) -> None:
-    """Wait for the collectives under way. Kernels are finished when they are queued."""
-    for wait in list(_waits):
-        wait()
-
-
-def on_synchronize(wait: Callable[[], None]) -> None:
-    """Call ``wait`` in every :func:`synchronize` from now on."""
-    _waits.append(wait)
-
-
-def off_synchronize(wait: Callable[[], None]) -> None:
-    """Undo :func:`on_synchronize`."""
-    _waits.remove(wait)
+def init() -> None:
+    """Count this process as one that uses the devices."""
+    initialize()
 
 
 def empty_cache() -> None:
@@ -93,17 +97,34 @@ def empty_cache() -> None:
 
 def memory_allocated(device: DeviceLike = None) -> int:
     """Return the bytes of all tensors on a device."""
-    return int(_library.mapsage_sim_allocated(_index(device)))
+    return int(library().mapsage_sim_allocated(device_index(device)))
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """Return the highest :func:`memory_allocated` since the last reset, in bytes."""
-    return int(_library.mapsage_sim_peak(_index(device)))
+    return int(library().mapsage_sim_peak(device_index(device)))
+
+
+def memory_reserved(device: DeviceLike = None) -> int:
+    """Return :func:`memory_allocated`, because the simulator caches no memory."""
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    """Return :func:`max_memory_allocated`, because the simulator caches no memory."""
+    return max_memory_allocated(device)
+
+
+def memory_stats(device: DeviceLike = None) -> Dict[str, int]:
+    """Return the current bytes and the peak, under the keys that CUDA has for them."""
+    current, peak = memory_allocated(device), max_memory_allocated(device)
+    return {f'{kind}_bytes.all.{name}': value for kind in ('allocated', 'reserved')
+            for name, value in (('current', current), ('peak', peak))}
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Make the current :func:`memory_allocated` the peak."""
-    _library.mapsage_sim_reset_peak(_index(device))
+    library().mapsage_sim_reset_peak(device_index(device))
 
 
 def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
@@ -112,22 +133,47 @@ def mem_get_info(device: DeviceLike = None) -> Tuple[int, int]:
     Without ``MAPSAGE_SIM_MEMORY``, each device has an equal part of the machine's memory.
     """
     machine = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    total = _settings.memory or machine // _settings.devices
+    total = settings().memory or machine // device_count()
     return max(total - memory_allocated(device), 0), total
 
 
 def get_device_name(device: DeviceLike = None) -> str:
     """Return the model of a card, with a word that no real card has."""
-    return f'Simulated {_settings.models[_index(device)]}'
+    return f'Simulated {settings().models[device_index(device)]}'
+
+
+def get_device_capability(device: DeviceLike = None) -> Tuple[int, int]:
+    """Return the major and minor version of the hardware."""
+    return _CAPABILITY
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    """Return name, memory and identity of a device."""
-    return DeviceProperties(get_device_name(device), mem_get_info(device)[1],
-                            f'SIM-{_settings.cards[_index(device)]}')
+    """Return model and memory of a device.
+
+    Raises:
+        RuntimeError: In a process forked from one that has used the devices.
+    """
+    initialize()
+    return DeviceProperties(get_device_name(device), *_CAPABILITY, _CLUSTERS,
+                            mem_get_info(device)[1], _PROCESSORS)
+
+
+def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
+    """Return whether two devices are different ones: each simulated device can read the others."""
+    return device_index(device) != device_index(peer_device)
+
+
+def is_current_stream_capturing() -> bool:
+    """Return False: graphs are not simulated."""
+    return False
 
 
 def is_bf16_supported() -> bool:
+    """Return True, as the S60 line does."""
+    return True
+
+
+def is_fp16_supported() -> bool:
     """Return True, as the S60 line does."""
     return True
 
@@ -137,63 +183,9 @@ def get_amp_supported_dtype() -> List[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
-def manual_seed(seed: int) -> None:
-    """Seed the generator of the current device; by default all devices share the CPU's."""
-    _library.mapsage_sim_seed(current_device(), ctypes.c_uint64(seed))
-
-
-def manual_seed_all(seed: int) -> None:
-    """Seed the generators of all devices."""
-    for index in range(device_count()):
-        _library.mapsage_sim_seed(index, ctypes.c_uint64(seed))
-
-
-def initial_seed() -> int:
-    """Return the last seed of the current device."""
-    return int(_library.mapsage_sim_initial_seed(current_device()))
-
-
-def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
-    """Return the state of a device's generator, a uint8 CPU tensor."""
-    index = _index(device)
-    state = torch.empty(_library.mapsage_sim_get_rng_state(index, None), dtype=torch.uint8)
-    _library.mapsage_sim_get_rng_state(index, ctypes.c_void_p(state.data_ptr()))
-    return state
-
-
-def set_rng_state(state: torch.Tensor, device: DeviceLike = None) -> None:
-    """Restore what :func:`get_rng_state` returned.
-
-    Raises:
-        RuntimeError: If ``state`` does not have the bytes of a state.
-    """
-    index = _index(device)
-    expected = _library.mapsage_sim_get_rng_state(index, None)
-    host = state.detach().to('cpu', torch.uint8).contiguous()
-    if host.numel() != expected:
-        raise RuntimeError(f'a random state has {expected} bytes, got {host.numel()}')
-    _library.mapsage_sim_set_rng_state(index, ctypes.c_void_p(host.data_ptr()))
-
-
 def gcu_device(index: int) -> torch.device:
     """Return ``torch.device('gcu', index)``."""
     return torch.device('gcu', index)
-
-
-class device:  # noqa: N801  (named as in torch)
-    """A context in which ``device`` is the current one."""
-
-    def __init__(self, device: DeviceLike) -> None:
-        self._index = _index(device)
-        self._before = 0
-
-    def __enter__(self) -> None:
-        self._before = current_device()
-        set_device(self._index)
-
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
-        set_device(self._before)
 
 
 class _Autocast(torch.autocast):
@@ -202,23 +194,32 @@ class _Autocast(torch.autocast):
         super().__init__('gcu', dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
-def _grad_scaler(**kwargs: Dict[str, Any]) -> torch.amp.GradScaler:
-    return torch.amp.GradScaler('gcu', **kwargs)  # type: ignore[arg-type]
+class _GradScaler(torch.amp.GradScaler):
+    """The scaler of ``torch.gcu.amp``, which tells of an overflow on the standard output."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__('gcu', **kwargs)
+
+    def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, optimizer_state: Dict[str, Any],
+                        *args: Any, **kwargs: Any) -> Optional[float]:
+        if settings().profile.scaler_prints_overflow and any(
+                flag.item() for flag in optimizer_state['found_inf_per_device'].values()):
+            sys.stdout.write('Gradient overflow. Skipping step\n')
+        return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
 
 
-amp = SimpleNamespace(autocast=_Autocast, GradScaler=_grad_scaler)
+amp = SimpleNamespace(autocast=_Autocast, GradScaler=_GradScaler)
 
 
-def _is_in_bad_fork() -> bool:
-    return False
+def _raw_device_uuid_efml() -> List[str]:
+    """Return the names of all cards of the machine, whatever the masks of a process are."""
+    return [f'SIM-{card}' for card in range(settings().machine_cards)]
 
 
-def _lazy_init() -> None:
-    return None
+def _get_efml_device_index(device: DeviceLike = None) -> int:
+    """Return the position of a device's card in :func:`_raw_device_uuid_efml`."""
+    return settings().cards[device_index(device)]
 
 
-def _index(device: DeviceLike) -> int:
-    if isinstance(device, int):
-        return device
-    index = None if device is None else torch.device(device).index
-    return current_device() if index is None else index
+_is_in_bad_fork = is_in_bad_fork
+_lazy_init = initialize

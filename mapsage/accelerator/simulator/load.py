@@ -11,10 +11,11 @@ import torch
 
 from . import device_module
 from .build import build_library, compiler, library_path
+from .profiles import GcuProfile
 from .settings import SimulatorError, SimulatorSettings, read_settings
 
-# The backend is written against the headers of this version.
-_MIN_TORCH = (2, 13)
+# The oldest version with which the backend was compiled; docs/simulator.md lists all.
+_MIN_TORCH = (2, 6)
 
 # The engine asserts that a gradient's device is the one accelerator of the process, and takes a
 # PrivateUse1 device for it if one is loaded (torch 2.13, 2.14: "opt_ready_stream INTERNAL ASSERT").
@@ -34,7 +35,7 @@ def why_unavailable() -> Optional[str]:
         return None
     version = tuple(map(int, torch.__version__.split('+')[0].split('.')[:2]))
     if version < _MIN_TORCH:
-        return f'the simulator needs torch>=2.13 (the main leg), this is {torch.__version__}'
+        return f'the simulator needs torch>=2.6, this is {torch.__version__}'
     if importlib.util.find_spec('torch_gcu') is not None:
         return 'the real torch_gcu is installed, and PyTorch has room for one of them'
     name = torch._C._get_privateuse1_backend_name()
@@ -92,6 +93,7 @@ def add_devices(settings: SimulatorSettings, device_type: str, module: ModuleTyp
         ctypes.c_int(settings.needs_workspace_setting),
         ctypes.c_int(settings.random_streams == 'device'),
         ','.join(settings.refused_ops).encode())
+    set_profile(library, settings.profile)
     for counter in ('mapsage_sim_allocated', 'mapsage_sim_peak', 'mapsage_sim_get_rng_state'):
         getattr(library, counter).restype = ctypes.c_int64
     library.mapsage_sim_initial_seed.restype = ctypes.c_uint64
@@ -100,3 +102,11 @@ def add_devices(settings: SimulatorSettings, device_type: str, module: ModuleTyp
     torch.utils.rename_privateuse1_backend(device_type)
     torch._register_device_module(device_type, module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def set_profile(library: ctypes.CDLL, profile: GcuProfile) -> None:
+    """Give the devices of the compiled backend the quirks of a profile."""
+    library.mapsage_sim_set_profile(*map(ctypes.c_int, (
+        profile.int64_wraps, profile.float64_narrows, profile.int64_arithmetic,
+        profile.mixed_precision_sum, profile.max_of_nan_is_nan, profile.dtype_views,
+        profile.usable_after_fork)))

@@ -46,14 +46,17 @@ class GcuProfile:
     Attributes:
         name: Value of ``MAPSAGE_SIM_GCU``.
         software: Versions and variables that the profile stands for.
-        int64_wraps: Whether a card keeps 64-bit numbers in 32 bits: a copy to the card wraps
-            integers and makes large floats infinite, ``fill_`` clamps, and a warning says so once.
+        int64_wraps: Whether a card keeps 64-bit integers in 32 bits: copies and kernels wrap them,
+            ``fill_`` clamps. A warning says so once.
+        float64_narrows: Whether a card keeps 64-bit floats in 32 bits, in which large ones are
+            infinite. A warning says so once.
         int64_arithmetic: Whether a card has kernels for the arithmetic of int64 tensors.
         mixed_precision_sum: Whether ``sum(dtype=...)`` accepts another data type than its input's.
         max_of_nan_is_nan: Whether ``max`` and ``min`` of values with a NaN are NaN.
         dtype_views: Whether ``Tensor.view(dtype)`` works on a card.
         uuid_in_properties: Whether ``get_device_properties`` has the card's ``uuid``.
-        rng_state_bytes: Size of ``torch.gcu.get_rng_state()``: a seed and an offset.
+        rng_state_bytes: Size of ``torch.gcu.get_rng_state()``: a seed and an offset that is a
+            multiple of 4 (with ``MAPSAGE_SIM_RANDOM=device``).
         usable_after_fork: Whether a forked process can use the cards if its parent has.
         scaler_prints_overflow: Whether ``torch.gcu.amp.GradScaler`` prints a line on overflow.
         wire_64: What ``eccl`` does with 64-bit tensors.
@@ -79,7 +82,9 @@ class GcuProfile:
 
     # ------------------------------------------------------------------ a card
     int64_wraps: bool = _quirk(
-        True, 3, 'aten/gcu_copy.cpp; aten/gcu_tensor_factories.cpp:35-63; gcu_utils.h:19-37')
+        True, 3, 'csrc/aten/aot_ops/gcu_copy.cpp:330-350, gcu_tensor_factories.cpp:18-104; '
+        'csrc/gcu/gcu_utils.h:19-37, gcu_hardware.h:42')
+    float64_narrows: bool = _quirk(True, 3, 'csrc/gcu/gcu_hardware.h:42, also with the variable')
     int64_arithmetic: bool = _quirk(
         True, 4, 'flagos-ai/vllm-plugin-FL#532: topsatenAdd NOT_SUPPORT with the variable set')
     mixed_precision_sum: bool = _quirk(False, 7, "operator list in the vendor's documents")

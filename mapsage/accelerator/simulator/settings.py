@@ -34,6 +34,7 @@ class SimulatorSettings:
 
     Attributes:
         cards: Index of the card behind each device that this process can see.
+        machine_cards: Number of cards of the machine, with those that a mask hides.
         models: Name of the model of each of these cards.
         memory: Memory of a device in bytes; None for no limit.
         failing_allocation: Number (from 1) of the allocation of this process that fails as on a
@@ -54,6 +55,7 @@ class SimulatorSettings:
     """
 
     cards: Tuple[int, ...] = tuple(range(8))
+    machine_cards: int = 8
     models: Tuple[str, ...] = (_MODEL,) * 8
     memory: Optional[int] = None
     failing_allocation: int = 0
@@ -118,6 +120,7 @@ def read_settings(environ: Mapping[str, str]) -> SimulatorSettings:
     models = _models(environ.get('MAPSAGE_SIM_MODELS'), int(devices))
     return SimulatorSettings(
         cards=cards,
+        machine_cards=int(devices),
         models=tuple(models[card] for card in cards),
         memory=_memory(environ.get('MAPSAGE_SIM_MEMORY')),
         failing_allocation=min(faults['allocation'], default=0),

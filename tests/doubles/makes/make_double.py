@@ -41,13 +41,13 @@ def add_make(device_type: str, mask: str, functions: Iterable[str] = FULL) -> ty
         environ['TOPS_VISIBLE_DEVICES'] = environ[mask]
     settings = read_settings(environ)
     # What torch_gcu does otherwise than a CPU is no other make's.
-    plain = {name: value for name, value in dict(
-        int64_wraps=False, int64_arithmetic=True, mixed_precision_sum=True, max_of_nan_is_nan=True,
-        dtype_views=True, usable_after_fork=True).items() if hasattr(settings.profile, name)}
+    plain = replace(
+        settings.profile, int64_wraps=False, float64_narrows=False, int64_arithmetic=True,
+        mixed_precision_sum=True, max_of_nan_is_nan=True, dtype_views=True, usable_after_fork=True)
     module = types.ModuleType(f'torch.{device_type}')
     for name in functions:
         setattr(module, name, getattr(device_module, name))
-    add_devices(replace(settings, profile=replace(settings.profile, **plain)), device_type, module)
+    add_devices(replace(settings, profile=plain), device_type, module)
     return module
 
 

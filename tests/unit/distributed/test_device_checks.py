@@ -6,9 +6,10 @@ from typing import Any, Callable, Optional
 import pytest
 import torch
 from mmengine.structures import BaseDataElement, PixelData
+from support import no_simulated_cards
 from torch import nn
 
-from mapsage.accelerator import AcceleratorError
+from mapsage.accelerator import AcceleratorError, resolve_accelerator
 from mapsage.accelerator.cpu import CpuAccelerator
 from mapsage.distributed.device_checks import (
     card_identity,
@@ -97,6 +98,18 @@ def test_a_number_that_is_none_is_named(name: str, value: float) -> None:
     (problem,) = check_finite(made)
     assert f'{name!r} holds NaN or infinity' in problem
     assert check_finite(made, known=[name]) == []
+
+
+def test_halves_on_a_gcu_are_checked() -> None:
+    """Its kernel refuses the sum of a half-precision tensor in float32."""
+    reason = no_simulated_cards()
+    if reason is not None:
+        pytest.skip(reason)
+    resolve_accelerator('sim')
+    made = module().to('gcu:0')
+    assert not_finite(made) == set()
+    made.state_dict()['halves'].view(-1)[-1] = float('inf')
+    assert not_finite(made) == {'halves'}
 
 
 def test_a_mask_is_infinite_on_purpose() -> None:

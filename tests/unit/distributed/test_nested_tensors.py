@@ -6,9 +6,9 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 from mmengine.structures import BaseDataElement, PixelData
+from support import no_simulated_cards
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed.nested_tensors import move
 
 CPU = torch.device('cpu')
@@ -21,8 +21,8 @@ def test_what_is_there_is_not_copied() -> None:
     assert move(value, CPU) is value
 
 
-@pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
-                    reason=f'sim: {SimAccelerator.why_unavailable()}')
+@pytest.mark.skipif(no_simulated_cards() is not None,
+                    reason=f'sim: {no_simulated_cards()}')
 def test_everything_arrives_and_keeps_its_kind() -> None:
     resolve_accelerator('sim')
     device = torch.device('gcu:3')

@@ -11,11 +11,11 @@ from checkpoint_bits import checkpoint_bits
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from ranks import run_ranks
+from support import no_simulated_cards
 from torch import nn
 from toy_runs import log_of, same_weights, toy_runner, toy_train
 
 from mapsage.accelerator.cpu import CpuAccelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.engine.env_cfg import ConfigError
 
 LAST: Dict[str, Any] = {'env_cfg.channels_last': True}
@@ -132,7 +132,7 @@ def of_rank(folder: Path, accelerator: str, *options: Dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize('accelerator', ['cpu', pytest.param('sim', marks=pytest.mark.skipif(
-    SimAccelerator.why_unavailable() is not None, reason='no simulated cards'))])
+    no_simulated_cards() is not None, reason='no simulated cards'))])
 def test_three_ranks_train_as_without(accelerator: str, tmp_path: Path) -> None:
     plain = run_ranks(of_rank, 3, tmp_path / 'a', tmp_path / 'plain', 'cpu', ADAM)
     found = run_ranks(of_rank, 3, tmp_path / 'b', tmp_path / 'run', accelerator, LAST, FUSED)

@@ -11,20 +11,19 @@ import torch.distributed as dist
 from mmengine.model import MMDistributedDataParallel as HostDataParallel
 from mmengine.registry import MODEL_WRAPPERS
 from ranks import run_ranks
-from support import main_leg, on_host
+from support import main_leg, no_simulated_cards, on_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from toy_runs import ToyRegression, toy_train
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.accelerator.cpu import CpuAccelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.engine import ConfigError
 from mapsage.engine.wrapping import wrap_for_ranks
 
-SIM_ABSENT = SimAccelerator.why_unavailable()
+SIM_ABSENT = no_simulated_cards()
 
 
 @MODEL_WRAPPERS.register_module(force=True)

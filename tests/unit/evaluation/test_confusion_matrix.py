@@ -8,7 +8,9 @@ import pytest
 import torch
 from label_pairs import label_maps
 from mmseg.evaluation import IoUMetric
+from support import no_simulated_cards
 
+from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.evaluation import (
     confusion_matrix,
     count_pixels,
@@ -43,6 +45,22 @@ def test_counts_of_a_large_image_and_of_none() -> None:
     assert not confusion_matrix(prediction[:0], truth[:0], 7).any()
     strided = prediction.t().contiguous().t(), truth.t().contiguous().t()
     np.testing.assert_array_equal(confusion_matrix(*strided, 7), expected)
+
+
+def test_a_gcu_counts_on_the_card(monkeypatch: pytest.MonkeyPatch,
+                                  own_environment: None) -> None:
+    """Its software would take bincount to the host and back, in every batch."""
+    reason = no_simulated_cards()
+    if reason is not None:
+        pytest.skip(reason)
+    prediction, truth = label_maps(3, 7)
+    expected = count_pixels(prediction, truth, 7)
+    set_current_accelerator(resolve_accelerator('sim'))
+    monkeypatch.delattr(torch, 'bincount')
+    counts = count_pixels(prediction.to('gcu:1'), truth.to('gcu:1'), 7)
+    assert counts.matrix.device == torch.device('gcu:1')
+    assert torch.equal(counts.matrix.cpu(), expected.matrix)
+    assert torch.equal(counts.outside.cpu(), expected.outside)
 
 
 @pytest.mark.parametrize('dtype', [torch.uint8, torch.int16, torch.int32, torch.float32])

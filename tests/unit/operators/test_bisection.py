@@ -8,12 +8,12 @@ from typing import Callable
 import pytest
 import torch
 from planted_steps import SmallStep
+from support import no_simulated_cards
 from test_comparison import compare
 
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.operators.bisection import Bisection, wrong_results
 
-with_cards = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
+with_cards = pytest.mark.skipif(no_simulated_cards() is not None,
                                 reason='no simulated cards here')
 
 

@@ -6,11 +6,12 @@ from typing import Iterator
 import pytest
 import torch
 from planted_steps import SmallStep
+from support import no_simulated_cards
 
 from mapsage.accelerator.sim import SimAccelerator
 from mapsage.operators.comparison import OperatorComparison
 
-pytestmark = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
+pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
                                 reason='no simulated cards here')
 
 

@@ -5,12 +5,13 @@ from typing import Any, Callable
 
 import pytest
 import torch
+from support import no_simulated_cards
 
 from mapsage.accelerator.sim import SimAccelerator
 from mapsage.operators.host_calls import HostCall, run_on_host
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
+pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
                                 reason='no simulated cards here')
 
 

@@ -23,14 +23,14 @@ from small_segmentors import (
     segformer,
     vit_upernet,
 )
+from support import no_simulated_cards
 from torch import nn
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.wrappers import AmpOptimWrapper, CrossDeviceError, MMModelParallel, OptimWrapper
 
-pytestmark = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
-                                reason=f'sim: {SimAccelerator.why_unavailable()}')
+pytestmark = pytest.mark.skipif(no_simulated_cards() is not None,
+                                reason=f'sim: {no_simulated_cards()}')
 
 CHECKS: Dict[str, Callable[[], Any]] = {}
 

@@ -11,18 +11,17 @@ from typing import Any, Callable
 
 import pytest
 import torch
-from support import ROOT
+from support import ROOT, no_simulated_cards
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator, simulator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.accelerator.simulator import SimulatorError
 from mapsage.accelerator.simulator.build import library_path
 
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
@@ -259,11 +258,13 @@ attempt('relu', lambda: F.relu(torch.ones(2).gcu(0)))
 ''', tmp_path, MAPSAGE_SIM_STRICT='float64,int64,sync_bn,aten::relu')
     assert done.returncode == 0, done.stdout
     found = {line.split(' refused:')[0].rsplit(' ran')[0]: 'refused' in line
-             for line in done.stdout.splitlines()}
+             for line in done.stdout.splitlines()
+             if line.endswith(' ran') or ' refused:' in line}
     assert found == {'moving float64': False, 'float64': True, 'narrow int64': False,
                      'wide int64': True, 'wide copy': True, 'batch norm': False,
                      'labels': False, 'sync_bn': True, 'relu': True}, done.stdout
     assert '2147483648' in done.stdout and 'MAPSAGE_SIM_STRICT' in done.stdout
+    assert 'TOPSATEN_STATUS_NOT_SUPPORT!\ntopsatenRelu (aten::relu): has no kernel' in done.stdout
 
 
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
@@ -338,6 +339,9 @@ with torch.gcu.device(0):
     torch.gcu.manual_seed(5)
 assert draw(0) != draw(1)
 state = torch.gcu.get_rng_state(1)
+assert state.numel() == sim.settings.profile.rng_state_bytes == 16
+seed, offset = state.view(torch.int64).tolist()
+assert seed == 3 and offset > 0 and offset % 4 == 0, (seed, offset)
 first = [draw(1), draw(0)]
 torch.gcu.set_rng_state(state, 1)
 assert [draw(1)] == first[:1] and draw(0) != first[1]
@@ -346,8 +350,43 @@ try:
     torch.gcu.set_rng_state(torch.zeros(3, dtype=torch.uint8), 1)
 except RuntimeError as error:
     assert 'got 3' in str(error)
-print('held')
+try:
+    torch.gcu.set_rng_state(torch.tensor([3, 6]).view(torch.uint8), 1)
+except RuntimeError as error:
+    assert 'offset must be a multiple of 4' in str(error)
+    print('held')
 '''
+
+
+FORK = '''
+import os
+def child(name):
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        assert name == 'unused' or torch.gcu._is_in_bad_fork() and not torch.gcu.is_initialized()
+        torch.manual_seed(3)
+        print(name, torch.ones(2, device='gcu:1').sum().item(), flush=True)
+    except RuntimeError as error:
+        print(name, error, flush=True)
+    os._exit(0)
+
+torch.gcu.is_available(), torch.gcu.device_count(), torch.manual_seed(3)
+assert not torch.gcu.is_initialized()
+child('unused')
+torch.ones(1, device='gcu:0')
+assert torch.gcu.is_initialized() and not torch.gcu._is_in_bad_fork()
+child('used')
+'''
+
+
+def test_a_fork_of_a_process_that_used_a_device_cannot(tmp_path: Path) -> None:
+    done = run_python(FORK, tmp_path)
+    assert 'unused 2.0\n' in done.stdout, done.stdout
+    assert 'used Cannot re-initialize GCU in forked subprocess. To use GCU with multiprocessing, ' \
+        "you must use the 'spawn' start method" in done.stdout, done.stdout
 
 
 def test_devices_with_generators_of_their_own(tmp_path: Path) -> None:

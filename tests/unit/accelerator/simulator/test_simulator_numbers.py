@@ -5,13 +5,13 @@ from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 import torch
+from support import no_simulated_cards
 from torch import nn
 from torch.nn import functional as F
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 # What docs/simulator.md excepts: PyTorch chooses an implementation by the kind of device.

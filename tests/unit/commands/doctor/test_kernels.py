@@ -5,17 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, no_simulated_cards
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.commands.programs import doctor
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.operators.dispatch import OperatorError
 
 sys.path.append(str(ROOT / 'tools' / 'benchmarks'))
 pytestmark = pytest.mark.usefixtures('own_environment')
-with_cards = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
+with_cards = pytest.mark.skipif(no_simulated_cards() is not None,
                                 reason='no simulated cards here')
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import free_port, run_ranks
+from support import no_simulated_cards
 from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
 
-reason = SimAccelerator.why_unavailable()
+reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 PROFILES = ['2.10', '2.10-int64', '2.11']
@@ -60,12 +60,12 @@ def run_collectives() -> Dict[str, Any]:
     work.wait()
     told['broadcast'] = [str(early), source.tolist()]
 
-    wide = torch.arange(1, 5, device=device) * (rank + 1)
+    wide = (torch.arange(1, 5) * (rank + 1)).to(device)
     told['int64 sum'] = [error(dist.all_reduce, wide), wide.tolist()]
     double = torch.full((1,), 0.5, dtype=torch.float64, device=device)
     told['float64 sum'] = [error(dist.reduce, double, 0), double.tolist()]
     gathered = [torch.full((4,), UNTOUCHED, device=device) for _ in range(2)]
-    dist.all_gather(gathered, torch.arange(1, 5, device=device) * (rank + 1))
+    dist.all_gather(gathered, (torch.arange(1, 5) * (rank + 1)).to(device))
     told['int64 gathered'] = [row.tolist() for row in gathered]
 
     told['int16'] = error(dist.broadcast, torch.zeros(2, dtype=torch.int16, device=device), 0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mmengine.device import get_device
+from support import no_simulated_cards
 
 from mapsage.accelerator import (
     AcceleratorError,
@@ -16,14 +17,13 @@ from mapsage.accelerator import (
     resolve_accelerator,
     set_current_accelerator,
 )
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import LauncherError, StrategyError, local_rank
 from mapsage.distributed.groups.process_group import select_device
 from mapsage.distributed.strategy import LAUNCHER_VARIABLES
 from mapsage.engine.ranks.startup import choose_accelerator, identify_process, join_ranks
 
-simulated = pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
-                               reason=str(SimAccelerator.why_unavailable()))
+simulated = pytest.mark.skipif(no_simulated_cards() is not None,
+                               reason=str(no_simulated_cards()))
 LEFTOVERS = dict(RANK='3', WORLD_SIZE='8', LOCAL_RANK='3', MASTER_ADDR='10.255.255.1')
 MPI = dict(OMPI_COMM_WORLD_RANK='5', OMPI_COMM_WORLD_SIZE='8', OMPI_COMM_WORLD_LOCAL_RANK='1',
            OMPI_COMM_WORLD_LOCAL_SIZE='4', MASTER_ADDR='10.255.255.1')

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from support import main_leg
+from support import main_leg, no_simulated_cards
 from torch import nn
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.distributed import init_process_group
 from mapsage.features.split_head import tensor_parallel
 from mapsage.features.split_head.tensor_parallel import (
@@ -113,7 +112,7 @@ def clip_on_cards() -> Any:
     return norm, share.tolist()
 
 
-@pytest.mark.skipif(SimAccelerator.why_unavailable() is not None, reason='no simulated cards')
+@pytest.mark.skipif(no_simulated_cards() is not None, reason='no simulated cards')
 def test_cards_that_add_no_64_bit_numbers(tmp_path: Path) -> None:
     answers = run_ranks(clip_on_cards, 2, tmp_path, environ={'MAPSAGE_SIM_GCU': '2.11'})
     want = (4 * 9 + 4 * 16 + 2 * 25) ** 0.5

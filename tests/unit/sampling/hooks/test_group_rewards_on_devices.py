@@ -9,16 +9,15 @@ import torch
 from mmengine.model import revert_sync_batchnorm
 from ranks import run_ranks
 from small_segmentors import batch, resnet_fcn
-from support import main_leg
+from support import main_leg, no_simulated_cards
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
-from mapsage.accelerator.sim import SimAccelerator
 from mapsage.evaluation import PolygonCount
 from mapsage.sampling.hooks import GroupRewardTuning
 from mapsage.wrappers import MMModelParallel, OptimWrapper
 
-pytestmark = [main_leg, pytest.mark.skipif(SimAccelerator.why_unavailable() is not None,
-                                           reason=f'sim: {SimAccelerator.why_unavailable()}')]
+pytestmark = [main_leg, pytest.mark.skipif(no_simulated_cards() is not None,
+                                           reason=f'sim: {no_simulated_cards()}')]
 
 
 class Step:
