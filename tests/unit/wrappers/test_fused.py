@@ -92,6 +92,8 @@ def test_where_there_is_none_a_sentence_says_so(config: Any) -> None:
         f'torch {torch.__version__} has no fused optimizers for unfused')
 
 
+@pytest.mark.skipif('foreach' not in inspect.signature(torch.optim.SGD).parameters,
+                    reason='this torch has no steps over lists')
 def test_where_steps_over_lists_are_wrong_they_are_switched_off() -> None:
     class NoLists(Unfused):
         supports = Supports(foreach_optimizer=False)
