@@ -10,11 +10,14 @@ from __future__ import annotations
 import glob
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
 from importlib import metadata
 from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from mapsage_launcher.errors import UserError
 
 _HOSTS = ('torch', 'mmengine', 'mmcv', 'mmseg')
 
@@ -29,6 +32,12 @@ _ONEDL_PYTHON = (3, 10)
 # Device files of NVIDIA's driver, also on Jetson and under WSL.
 _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg')
 _GCU_FILES, _ROCM_FILES = ('/dev/gcu*', '/dev/dtu*'), ('/dev/kfd', )
+
+
+class DistutilsError(UserError, ImportError):
+    """MMEngine would find no ``distutils``."""
+
+    on_every_rank = True
 
 
 class Machine(NamedTuple):
@@ -114,6 +123,9 @@ def _requirements(family: str, modules: Sequence[str]) -> List[str]:
     requirements: Dict[str, None] = {}
     for line in metadata.requires('mapsage') or []:
         requirement, _, marker = line.partition(';')
+        oldest = re.search(r'python_version >= "(\d+)\.(\d+)"', marker)
+        if oldest and sys.version_info[:2] < tuple(map(int, oldest.groups())):
+            continue
         name = requirement.translate(str.maketrans('<>=!~ ', '\n' * 6)).split('\n')[0]
         if family in marker and name not in excluded:
             requirements[requirement.strip()] = None
@@ -126,6 +138,21 @@ def _is_installed(distribution: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+def check_distutils() -> None:
+    """Check that MMEngine finds ``distutils``, with which it logs the environment of a run.
+
+    Python has it up to 3.11. For newer versions setuptools has a copy.
+
+    Raises:
+        DistutilsError: If it is missing.
+    """
+    if not _is_importable('distutils'):
+        version = '.'.join(map(str, sys.version_info[:2]))
+        raise DistutilsError(
+            f'MMEngine imports distutils, which Python {version} lacks and setuptools provides: '
+            f'{shlex.quote(sys.executable)} -m pip install setuptools')
 
 
 def absent_hosts() -> List[str]:

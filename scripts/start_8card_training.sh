@@ -16,8 +16,9 @@
 #                    the home folder)
 #                    NNODES=2:4: 2 to 4 machines, which come and go (docs/clusters.md). Then
 #   RENDEZVOUS       HOST:PORT that tools/rendezvous.py prints, in place of the three above
-#   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu (default: that of the config, else auto), or
-#                    sim: a rehearsal on simulated cards gcu:N, which needs only a C++ compiler
+#   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu, or the device of a plugin of PyTorch, such as
+#                    npu (default: that of the config, else auto); sim: a rehearsal on simulated
+#                    cards gcu:N, which needs only a C++ compiler
 #   ENCODERS         number of ranks, out of all ranks, that compute the features of the frozen
 #                    backbone; the others train the head (default 0; docs/feature-sources.md)
 #   WORK_DIR         folder of logs, checkpoints and pictures (default work_dirs/<config name>)

@@ -64,8 +64,9 @@ def build_parser(description: str, needs_config: bool = True,
                         'file, or the name of one that comes with MapSage')
     parser.add_argument('--work-dir', help='where logs, checkpoints and pictures go (default: '
                         "the config's work_dir, else work_dirs/<config name>)")
-    parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla, cpu or sim (default: '
-                        'env_cfg.accelerator of the config, else auto)')
+    parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla, cpu, sim, or the '
+                        'device of a plugin of PyTorch such as npu (default: env_cfg.accelerator '
+                        'of the config, else auto)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
                         help='override settings of the config: model.backbone.depth=18 '
                         'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside')

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from mapsage.distributed import local_rank
 from mapsage.host.runner import OptimWrappers
+from mapsage_launcher.hosts import check_distutils
 
 from . import config_mistakes, wrapping
 from .checkpoints.saving import SavingRunner
@@ -93,6 +94,7 @@ class MapSageRunner(SavingRunner, EngineRun):
         self.save_timeout = 0.9 * self.env.timeout
         self._cleared_variables = startup.identify_process(self.launcher, self.env.port)
         self.local_rank = local_rank()
+        check_distutils()
         self.accelerator = startup.choose_accelerator(self.env.accelerator)
         self._precision_warning = self.accelerator.set_float32_precision(
             self.env.float32_matmul_precision, self.env.cudnn_allow_tf32)

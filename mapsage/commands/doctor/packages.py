@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Dict, Iterator, Sequence
 
 from mapsage_launcher.drivers import VENDOR_MODULES
+from mapsage_launcher.hosts import DistutilsError, check_distutils
 
 from .finding import Finding
 
@@ -36,6 +37,10 @@ def check_installed() -> Iterator[Finding]:
         else:
             yield Finding('problem', f'{module} is not installed', 'bash scripts/setup_env.sh, or '
                           f'pip install {distributions[0]}')
+    try:
+        check_distutils()
+    except DistutilsError as error:
+        yield Finding('problem', str(error))
     for vendor in VENDOR_MODULES:
         present = importlib.util.find_spec(vendor) is not None
         if not present and vendor in _NAMED_IF_ABSENT:

@@ -88,5 +88,15 @@ def test_a_family_that_is_there_in_part_is_completed(
         'onedl-mmcv>=2.3.6; extra == "onedl"', "onedl-mmsegmentation>=1.4.2; extra == 'onedl'",
         'mmengine==0.10.7; extra == "upstream"', 'mmcv-lite==2.1.0; extra == "upstream"',
         'mmsegmentation==1.2.2; extra == "upstream"', 'ftfy; extra == "upstream"',
-        'regex; extra == "upstream"', 'onnx>=1.15; extra == "deploy"'])
+        'regex; extra == "upstream"', 'onnx>=1.15; extra == "deploy"',
+        'setuptools; python_version >= "9.0" and extra == "upstream"'])
     assert line(absent) == expected
+
+
+def test_where_python_has_no_distutils_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.check_distutils()
+    find_spec = hosts.importlib.util.find_spec
+    monkeypatch.setattr(hosts.importlib.util, 'find_spec',
+                        lambda name: None if name == 'distutils' else find_spec(name))
+    with pytest.raises(hosts.DistutilsError, match='lacks and setuptools provides: .* -m pip inst'):
+        hosts.check_distutils()
