@@ -194,7 +194,11 @@ class _Autocast(torch.autocast):
         super().__init__('gcu', dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
-class _GradScaler(torch.amp.GradScaler):
+# torch 1.10 imports this file and lacks the class; the simulator is refused there (load.py).
+_ScalerBase: Any = getattr(getattr(torch, 'amp', None), 'GradScaler', object)
+
+
+class _GradScaler(_ScalerBase):
     """The scaler of ``torch.gcu.amp``, which tells of an overflow on the standard output."""
 
     def __init__(self, **kwargs: Any) -> None:

@@ -43,7 +43,11 @@ class Stream(torch.Stream):
         return event
 
 
-class Event(torch.Event):
+# torch 1.10 imports this file and has no events; the simulator is refused there (load.py).
+_EventBase: Any = getattr(torch, 'Event', object)
+
+
+class Event(_EventBase):
     """A point in the work of a stream.
 
     Args:
