@@ -51,7 +51,7 @@ def draw_points(reader: MapReader, strata: Strata, points: np.ndarray, seed: int
     # Rows: key, column, row, class, area, and the probabilities.
     smallest: List[np.ndarray] = [np.empty((5, 0)) for _ in range(strata_count)]
     limits = np.full(strata_count, np.inf)
-    for number, window in enumerate(reader.windows()):
+    for number, window in enumerate(reader.windows(probabilities=False)):
         random = np.random.Generator(np.random.PCG64([seed, number]))
         keys, stratum = _keys(window, strata, random)
         rows, columns = np.nonzero(keys < np.append(limits, -1.0)[stratum])

@@ -71,7 +71,9 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
     seen = _rarer_points(survey, estimate.residual, span)
     moves = np.where(seen < _RARELY_SEEN, lever, 0.0)
     move = moves.max(-1)
-    is_doubtful = ~((carried_by >= FEWEST) & (move <= LARGEST_MOVE * Z * np.sqrt(variance)))
+    # Without a lever the estimate is known, such as the accuracy of a class that no map can have.
+    is_doubtful = (lever.sum(-1) != 0) & ~(
+        (carried_by >= FEWEST) & (move <= LARGEST_MOVE * Z * np.sqrt(variance)))
     # Half a point of the rarer kind in each stratum, so that unseen kinds count in the variance.
     cautious = variance + 0.5 * (lever ** 2).sum(-1)
     used = np.where(is_doubtful, cautious, variance)
@@ -83,8 +85,8 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
         # At a share of 0 or 1 the formula p (1 - p) / V knows no variance; the cautious interval
         # takes p one standard error away from it.
         inner = np.clip(share, np.minimum(np.sqrt(used), 0.5), 1 - np.minimum(np.sqrt(used), 0.5))
-        low, high = wilson(share, np.where(is_doubtful, inner * (1 - inner), share * (1 - share))
-                           / np.maximum(used, _TINY))
+        spread = np.where(is_doubtful, inner * (1 - inner), share * (1 - share))
+        low, high = wilson(share, np.where(used > 0, spread / np.maximum(used, _TINY), np.inf))
     return Interval(low, high, is_doubtful, carried_by, move, moves.argmax(-1))
 
 

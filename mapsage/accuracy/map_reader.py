@@ -27,7 +27,7 @@ from mapsage.geo.outlines import walk
 from .errors import AssessError
 
 # Side of a window in pixels, a multiple of the tiles of Cloud Optimized GeoTIFFs.
-_SIDE = 1024
+_SIDE = 512
 LEVELS = 101
 """Number of levels of confidence: 0 to 100 percent."""
 
@@ -114,17 +114,17 @@ class MapReader:
         return [(left, top, min(_SIDE, width - left), min(_SIDE, height - top))
                 for top in range(0, height, _SIDE) for left in range(0, width, _SIDE)]
 
-    def windows(self) -> Iterator[MapWindow]:
-        """Yield all windows.
+    def windows(self, probabilities: bool = True) -> Iterator[MapWindow]:
+        """Yield all windows, with their probabilities unless these are not needed.
 
         Raises:
             AssessError: If a pixel's value is no class, or lacks a confidence or probabilities.
             RasterBlockError: If a file is damaged.
         """
         for box in self.boxes():
-            yield self.read(box)
+            yield self.read(box, probabilities)
 
-    def read(self, box: Box) -> MapWindow:
+    def read(self, box: Box, probabilities: bool = True) -> MapWindow:
         """Return a window that lies within the map; errors as in :meth:`windows`."""
         values, valid = self.raster.read(*box)
         valid = valid & ~np.isin(values[0], self._nodata) if self._nodata else valid
@@ -140,13 +140,13 @@ class MapReader:
             level = self._confidence.read_with_nodata(*box)[0][0]
             self._check_cover(self._confidence, (level == CONFIDENCE_NODATA) & valid, box)
             level = np.minimum(level, LEVELS - 1)
-        probabilities = None
-        if self._probabilities is not None:
+        shares = None
+        if probabilities and self._probabilities is not None:
             steps, known = self._probabilities.read(*box)
             self._check_cover(self._probabilities, ~known & valid, box)
-            probabilities = steps * self._scale[:, None, None]
+            shares = steps * self._scale[:, None, None]
         row_area = np.ones(box[3]) if self.unit == 'px' else self._row_area(box)
-        return MapWindow(box, classes, level, probabilities, row_area)
+        return MapWindow(box, classes, level, shares, row_area)
 
     def grid_key(self) -> bytes:
         """Return bytes that change with the size, transform and CRS of the map."""
@@ -173,7 +173,7 @@ class MapReader:
         """Return the area of a pixel of each row of a window in square meters.
 
         Measured exactly in the first, middle and last row and interpolated by a parabola, which is
-        exact to 1e-6 for a window of 1,024 rows of 1 km.
+        exact to 1e-6 for 512 rows of 1 km.
         """
         left, top, width, height = box
         rows = np.array([0, height // 2, height - 1])

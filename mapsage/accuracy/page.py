@@ -212,7 +212,8 @@ def _matrix(assessment: Assessment, record: PlanRecord) -> str:
 
 def _warnings(results: Sequence[Result]) -> str:
     notes = ''.join(f'<li>{text(result.quantity)} {text(result.class_name)}: '
-                    f'{text(result.warning)}.</li>' for result in results if result.warning)
+                    f'{text(result.warning)}.</li>' for result in results
+                    if result.warning and result.quantity != LABELS_ONLY)
     return section('Warnings', f'<ul>{notes}</ul>' if notes else '',
                    'Where an interval has a "!", the points cannot support the textbook interval '
                    '(± 1.96 SE). The interval printed there is a wider, cautious one.'

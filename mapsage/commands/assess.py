@@ -185,7 +185,7 @@ def _print_report(assessment: Assessment, unit: AreaUnit, mapped: Sequence[float
     for name, share in zip(assessment.class_names, mapped):
         area = assessment.get(AREA, name)
         accuracies = [next((f'{percent(result.value, 1)} ± {percent(Z * result.error, 1)}'
-                            for result in assessment.results
+                            + (' !' if result.warning else '') for result in assessment.results
                             if (result.quantity, result.class_name) == (quantity, name)), '')
                       for quantity in (USERS, PRODUCERS)]
         rows.append([name, unit.format(share), unit.format(area.value),
@@ -194,7 +194,12 @@ def _print_report(assessment: Assessment, unit: AreaUnit, mapped: Sequence[float
     _print_rows(rows)
     _say('')
     _print_warnings([(f'{result.quantity} {result.class_name}'.strip(), result.warning)
-                     for result in assessment.results])
+                     for result in assessment.results if result.quantity in (AREA, OVERALL)])
+    doubtful = sum(bool(result.warning) for result in assessment.results
+                   if result.quantity in (USERS, PRODUCERS))
+    if doubtful:
+        _say(f"{doubtful} user's and producer's accuracies have a '!', too: ± 1.96 SE must not be "
+             'believed there. The page has a wider interval, and the reason.')
 
 
 def _print_warnings(warnings: Sequence[tuple]) -> None:

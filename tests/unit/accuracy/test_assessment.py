@@ -158,6 +158,18 @@ def test_omissions_in_a_large_stratum_are_warned_of_and_a_balanced_map_is_not() 
     assert [result.warning for result in balanced.results if result.warning] == []
 
 
+def test_a_class_that_the_map_lacks_has_an_area_and_no_right_pixel() -> None:
+    sample = sample_of_matrix([[170, 20], [12, 176]], [400000, 600000])
+    reference = sample.reference.copy()
+    reference[:40] = 2
+    extra = assess(Sample(**{**vars(sample), 'reference': reference,
+                             'class_names': ['A', 'B', 'tree']}))
+    missed = extra.get(PRODUCERS, 'tree')
+    assert (missed.value, missed.low, missed.warning) == (0, 0, '')
+    assert missed.high == pytest.approx(0, abs=1e-12)
+    assert extra.get(AREA, 'tree').value == pytest.approx(0.4 * 40 / 190)
+
+
 def probabilities(sample: Sample, random: np.random.RandomState, worth: float) -> Sample:
     """Return a sample of two classes with probabilities that know the truth to a degree."""
     noise = random.uniform(0, 1, len(sample.reference))

@@ -1,0 +1,88 @@
+"""Intervals hold in simulated surveys, or carry a warning; a sample of tools/benchmarks/."""
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import ROOT
+
+from mapsage.accuracy.estimators import Survey, estimate_mean, estimate_ratio
+from mapsage.accuracy.intervals import find_interval, hidden_share, wilson
+
+
+def load_benchmark(name: str) -> Any:
+    path = Path(ROOT) / 'tools/benchmarks' / f'{name}.py'
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+coverage = load_benchmark('assess_coverage')
+
+
+@pytest.mark.parametrize('scenario', coverage.scenarios(), ids=lambda scenario: scenario.name)
+def test_intervals_without_a_warning_contain_the_truth(scenario: Any) -> None:
+    rows = coverage.simulate(scenario, 1500, np.random.default_rng(1))
+    # 1,500 surveys know a share of 95 % to within 1.5 percentage points.
+    for row in rows:
+        assert row.missed_unwarned <= 0.07 + 0.015, row
+        if row.warned < 0.1:
+            assert 0.93 - 0.015 <= row.printed <= 0.97 + 0.015, row
+    if 'balanced' in scenario.name:
+        assert all(row.warned < 0.01 for row in rows)
+
+
+def test_the_textbook_interval_of_a_rare_class_fails_without_the_doubtful_stratum() -> None:
+    areas = {}
+    for scenario in coverage.scenarios()[:6]:
+        row = next(row for row in coverage.simulate(scenario, 1500, np.random.default_rng(1))
+                   if row.quantity == 'area of class 1')
+        areas[scenario.name] = row
+        assert row.warned > 0.99 and row.printed > 0.98
+    assert areas['rare class, 200 each'].textbook == pytest.approx(0.448, abs=0.04)
+    assert areas['rare class, 75/180/345'].textbook == pytest.approx(0.508, abs=0.04)
+    doubtful = [row.textbook for name, row in areas.items() if 'doubtful' in name]
+    assert all(0.88 < textbook < 0.93 for textbook in doubtful)
+
+
+def test_wilson_is_the_solution_of_its_quadratic_equation() -> None:
+    """The ends satisfy (p - q)^2 = z^2 q (1 - q) / n, which defines the score interval."""
+    for share, points in ((0.3, 40.0), (0.0, 25.0), (1.0, 9.0), (0.97, 312.5)):
+        for end in wilson(np.array(share), np.array(points)):
+            assert (share - end) ** 2 == pytest.approx(
+                1.959963984540054 ** 2 * end * (1 - end) / points, abs=1e-12)
+
+
+def test_what_a_stratum_may_hide_is_the_exact_binomial_bound() -> None:
+    bound = hidden_share(0.5, 60) / 0.5
+    # At this share, 60 points show nothing with a probability of 2.5 %.
+    assert (1 - bound) ** 60 == pytest.approx(0.025)
+
+
+def test_several_surveys_at_a_time_give_what_each_gives() -> None:
+    random = np.random.RandomState(0)
+    counts = random.multinomial(50, [.4, .3, .2, .1], (5, 2)).astype(float)
+    shares, sizes = np.array([.3, .7]), np.array([1e3, 1e5])
+    y, x = np.array([1., 0, 0, 0]), np.array([1., 1, 0, 0])
+    together = estimate_ratio(Survey(counts, shares, sizes), np.broadcast_to(y, (5, 4)),
+                              np.broadcast_to(x, (5, 4)))
+    for number in range(5):
+        single = estimate_ratio(Survey(counts[number], shares, sizes), y, x)
+        assert single.value == pytest.approx(together.value[number])
+        assert single.variance == pytest.approx(together.variance[number])
+
+
+def test_a_difference_has_a_symmetric_interval() -> None:
+    survey = Survey(np.array([[30., 60., 10.]]), np.ones(1), np.full(1, np.inf))
+    estimate = estimate_mean(survey, np.array([1., 0., -1.]))
+    interval = find_interval(survey, estimate, np.ones(1), is_difference=True)
+    assert not interval.is_doubtful
+    assert (interval.low + interval.high) / 2 == pytest.approx(0.2)
+    assert interval.high - 0.2 == pytest.approx(
+        1.959963984540054 * math.sqrt((0.4 - 0.04) / 99))

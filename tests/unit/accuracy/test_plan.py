@@ -1,0 +1,177 @@
+"""Plans: sizes and allocations of the papers, draws with known probabilities, expectations."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shapely
+from assess_maps import KnownMap, without_companions, write_map
+from geo_scenes import DEGREES, PIXELS
+
+from mapsage.accuracy.allocation import allocate, expected_error, required_points
+from mapsage.accuracy.census import take_census
+from mapsage.accuracy.draw import draw_points
+from mapsage.accuracy.errors import AssessError
+from mapsage.accuracy.intervals import Z
+from mapsage.accuracy.map_reader import MapReader
+from mapsage.accuracy.plan import PlanOptions, make_plan
+from mapsage.accuracy.strata import DOUBTFUL, build_strata
+from mapsage.geo import confidence_path, probabilities_path
+from mapsage.geo.ellipsoid import EllipsoidArea
+from mapsage.geo.outlines import walk
+
+# Table 5 of Olofsson et al. 2014.
+SHARES = np.array([.02, .015, .32, .645])
+DEVIATIONS = np.sqrt(np.array([.7, .6, .9, .95]) * np.array([.3, .4, .1, .05]))
+
+
+def ignore(_: int) -> None:
+    """Count nothing."""
+
+
+def reader_of(known: KnownMap) -> MapReader:
+    return MapReader(str(known.path), confidence_path(known.path), probabilities_path(known.path))
+
+
+def test_the_sample_size_of_olofsson_2014_is_641() -> None:
+    assert required_points('neyman', Z * 0.01, SHARES, DEVIATIONS) == 641
+
+
+@pytest.mark.parametrize('kind, minimum, points, expected', [
+    ('proportional', 2, 641, [13, 10, 205, 413]), ('neyman', 2, 641, [23, 19, 243, 356]),
+    # The paper rounds its compromise to 75, 75, 165, 325.
+    ('balanced', 75, 641, [75, 75, 163, 328])])
+def test_the_allocations_of_olofsson_2014(kind: str, minimum: int, points: int,
+                                          expected: list) -> None:
+    numbers = allocate(kind, points, SHARES, DEVIATIONS, minimum)
+    assert numbers.tolist() == expected and numbers.sum() == points
+
+
+@pytest.mark.parametrize('points, expected', [
+    ([160, 160, 160, 160], '0.01349'), ([12.82, 9.615, 205.12, 413.445], '0.01024'),
+    ([75, 75, 165, 325], '0.01089')])
+def test_expected_standard_errors(points: list, expected: str) -> None:
+    assert f'{expected_error(SHARES, DEVIATIONS, np.array(points)):.5f}' == expected
+
+
+def test_more_points_than_a_stratum_has_pixels_go_to_the_others() -> None:
+    assert allocate('balanced', 100, np.array([.01, .99]), np.ones(2), 50, [7, 1000]).tolist() == [
+        7, 93]
+    with pytest.raises(AssessError, match='3 points for 2 strata, expected 4'):
+        allocate('neyman', 3, np.array([.5, .5]), np.ones(2))
+
+
+def test_a_census_counts_every_pixel_once(tmp_path: Path) -> None:
+    known = write_map(tmp_path)
+    census = take_census(reader_of(known), ignore)
+    valid = known.mapped != 255
+    assert census.pixels.sum(1).tolist() == [int((known.mapped == k).sum()) for k in range(3)]
+    assert census.area.sum() == pytest.approx(valid.sum() * 0.25, rel=1e-3)
+    assert census.probability is not None
+    np.testing.assert_allclose(census.probability.sum((0, 1)) / census.area.sum(),
+                               known.probability[:, valid].mean(1), rtol=1e-5)
+
+
+def test_pixels_of_a_map_in_degrees_have_the_area_of_their_latitude(tmp_path: Path) -> None:
+    known = write_map(tmp_path, place=DEGREES)
+    window = reader_of(known).read((0, 0, 200, 200))
+    area = EllipsoidArea(DEGREES['crs'].to_wkt(), DEGREES['transform'], 200, 200)
+    for row in (0, 37, 150, 199):
+        expected = area.of(walk(np.array([shapely.box(0, row, 200, row + 1)])))[0] / 200
+        assert window.row_area[row] == pytest.approx(expected, rel=1e-9)
+    assert window.row_area[199] > window.row_area[0] * 1.001
+
+
+def test_the_doubtful_stratum_takes_the_least_confident_pixels_of_common_classes(
+        tmp_path: Path) -> None:
+    known = write_map(tmp_path)
+    strata = build_strata(take_census(reader_of(known), ignore), 0.05)
+    assert strata.names[-1] == DOUBTFUL and 0.02 < strata.shares[-1] <= 0.05
+    # Water is rare, so all its pixels stay in its stratum.
+    assert strata.pixels[2] == (known.mapped == 2).sum() and strata.composition[-1, 2] == 0
+    np.testing.assert_allclose(strata.joint.sum((1, 2)), 1)
+    np.testing.assert_allclose(strata.joint.sum(2), strata.composition)
+
+
+def test_points_are_drawn_without_replacement_from_their_strata(tmp_path: Path) -> None:
+    known = write_map(tmp_path)
+    reader = reader_of(known)
+    strata = build_strata(take_census(reader, ignore), 0.05)
+    numbers = np.array([40, 30, 12, 20])
+    drawn = draw_points(reader, strata, numbers, 3, ignore)
+    assert np.bincount(drawn.stratum).tolist() == numbers.tolist()
+    assert len(set(zip(drawn.column.tolist(), drawn.row.tolist()))) == 102
+    assert (known.mapped[drawn.row, drawn.column] == drawn.mapped).all()
+    np.testing.assert_allclose(drawn.probability, known.probability[:, drawn.row, drawn.column].T,
+                               atol=1e-6)
+    again = draw_points(reader, strata, numbers, 3, ignore)
+    assert (again.column == drawn.column).all() and (again.row == drawn.row).all()
+    assert (draw_points(reader, strata, numbers, 4, ignore).column != drawn.column).any()
+
+
+def test_every_pixel_has_the_same_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of 120 draws over four quarters of the map, in windows of 16 pixels."""
+    monkeypatch.setattr('mapsage.accuracy.map_reader._SIDE', 16)
+    known = write_map(tmp_path, side=32)
+    reader = MapReader(str(known.path))
+    strata = build_strata(take_census(reader, ignore), 0)
+    numbers = np.array([20, 2, 2])
+    counts = np.zeros((32, 32))
+    for seed in range(120):
+        drawn = draw_points(reader, strata, numbers, seed, ignore)
+        inside = drawn.stratum == 0
+        counts[drawn.row[inside], drawn.column[inside]] += 1
+    ground = known.mapped == 0
+    assert counts[~ground].sum() == 0
+    for quarter in (np.s_[:16, :16], np.s_[:16, 16:], np.s_[16:, :16], np.s_[16:, 16:]):
+        share = ground[quarter].sum() / ground.sum()
+        expected, spread = 2400 * share, np.sqrt(2400 * share * (1 - share))
+        assert abs(counts[quarter].sum() - expected) < 4 * spread
+
+
+def test_a_plan_knows_that_a_rare_class_needs_the_doubtful_stratum(tmp_path: Path) -> None:
+    known = write_map(tmp_path, side=400)
+    plan = make_plan(reader_of(known), PlanOptions(points=300), ignore)
+    assert sum(plan.record.points) == 300 and plan.record.threshold > 0
+    assert plan.points.inclusion.max() <= 1
+    # Horvitz-Thompson: the inverse inclusion probabilities add up to the pixels of the map.
+    assert (1 / plan.points.inclusion).sum() == pytest.approx(sum(plan.record.pixels), rel=1e-3)
+    assert [item.class_name for item in plan.expectations] == ['ground', 'house', 'water']
+    assert len(plan.without_doubtful) == 3
+
+
+def test_a_half_width_gives_the_number_of_points(tmp_path: Path) -> None:
+    reader = reader_of(write_map(tmp_path, side=400))
+    wide = make_plan(reader, PlanOptions(half_width=0.06), ignore)
+    narrow = make_plan(reader, PlanOptions(half_width=0.03), ignore)
+    assert wide.overall == pytest.approx(0.06, rel=0.02)
+    assert narrow.overall == pytest.approx(0.03, rel=0.02)
+    assert sum(narrow.record.points) > 2.5 * sum(wide.record.points)
+
+
+def test_a_map_without_companions_and_georeference(tmp_path: Path) -> None:
+    known = without_companions(write_map(tmp_path, place=PIXELS))
+    plan = make_plan(MapReader(str(known.path)), PlanOptions(points=100), ignore)
+    assert plan.record.unit == 'px' and plan.record.strata == ['ground', 'house', 'water']
+    assert plan.record.probability is None
+    with pytest.raises(AssessError, match='--target tree: the map has the classes ground, house'):
+        make_plan(MapReader(str(known.path)), PlanOptions(points=100, target='tree'), ignore)
+
+
+def test_a_class_as_no_data(tmp_path: Path) -> None:
+    known = write_map(tmp_path)
+    census = take_census(MapReader(str(known.path), nodata=[1]), ignore)
+    assert census.pixels.sum(1).tolist() == [(known.mapped == 0).sum(), 0,
+                                             (known.mapped == 2).sum()]
+
+
+def test_companions_of_another_map_are_refused(tmp_path: Path) -> None:
+    known, other = write_map(tmp_path / 'a'), write_map(tmp_path / 'b', seed=1)
+    small = write_map(tmp_path / 'c', side=150)
+    with pytest.raises(AssessError, match='% of the pixels .* do not belong to this map'):
+        take_census(MapReader(str(known.path), None, probabilities_path(other.path)), ignore)
+    with pytest.raises(AssessError, match='150 x 150 pixels.*does not lie on the grid'):
+        MapReader(str(known.path), confidence_path(small.path))
+    with pytest.raises(AssessError, match=r'1 band\(s\).* has 3 classes'):
+        MapReader(str(known.path), None, confidence_path(known.path))
