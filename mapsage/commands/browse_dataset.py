@@ -25,6 +25,7 @@ from mapsage.engine.loading.build import build_dataset, notes_on_scenes, score_o
 from mapsage.engine.loading.data_checks import build_checked, check_labels, explain_error
 from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.host.batch_images import choose_channels, shown_channels
+from mapsage.host.dataset_parts import metainfo_of
 from mapsage.random_state import same_random_numbers
 
 # Largest number of samples on a sheet.
@@ -87,7 +88,7 @@ def _browse(cfg: Config, split: str, folder: str, count: int, bands: Optional[Se
     drawn = [_labeled(cfg, number, samples.load(number, (seed, number)), bands)
              for number in numbers]
     drawn = _with_one_contrast(drawn)
-    metainfo = getattr(dataset, 'metainfo', None) or {}
+    metainfo = metainfo_of(dataset)
     classes, palette = metainfo.get('classes') or _numbered_classes(drawn), metainfo.get('palette')
     title = f'{Path(cfg.filename or "config").stem}: {split}'
     subtitle = f'of {len(dataset):,} samples of {type(dataset).__name__}, as they reach the model'

@@ -13,6 +13,8 @@ from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.keyed_loader import KeyedDataset
 from mapsage.features.cache.keys import ViewSeeds
 from mapsage.features.encoder_gate import check_frozen
+from mapsage.host.batch_images import packed_mask
+from mapsage.host.segmentors import child_module
 
 # Number of samples, and of loads of each sample, that are compared to find out whether the pipeline
 # is random. A flip of probability 0.05 is missed in 4 of 100 cases; the training then still gets
@@ -22,7 +24,7 @@ _SAMPLES, _LOADS = 8, 8
 
 def check_model(model: Any) -> None:
     """Raise ConfigError or FeatureSourceError unless the model's features can be cached."""
-    if not isinstance(getattr(model, 'backbone', None), torch.nn.Module):
+    if child_module(model, 'backbone') is None:
         raise ConfigError(f'features of model.backbone are cached, and {type(model).__name__} has '
                           f'none.')
     if getattr(model.data_preprocessor, 'batch_augments', None) is not None:
@@ -84,9 +86,7 @@ def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> Optional
     """Return ``'image'`` or ``'mask'`` if it differs between two loads of a sample, else None."""
     if not torch.equal(first['inputs'], second['inputs']):
         return 'image'
-    mask, second_mask = (getattr(getattr(sample['data_samples'], 'gt_sem_seg', None), 'data', None)
-                         for sample in (first, second))
-    if isinstance(mask, torch.Tensor) and isinstance(second_mask, torch.Tensor) \
-            and not torch.equal(mask, second_mask):
+    mask, second_mask = packed_mask(first), packed_mask(second)
+    if mask is not None and second_mask is not None and not torch.equal(mask, second_mask):
         return 'mask'
     return None

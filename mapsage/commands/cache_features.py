@@ -38,6 +38,7 @@ from mapsage.features.cache.shards import (
 )
 from mapsage.features.source import check_finite
 from mapsage.folder_claims import claimed
+from mapsage.host.optim_wrappers import cast_dtype
 from mapsage.host.runner import plain_model
 from mapsage.version import __version__
 
@@ -132,7 +133,7 @@ class FeatureCaching:
         self._samples = self._loader.samples
         # A segmentor of MMSegmentation, whose classes carry no types.
         self._model: Any = plain_model(runner)
-        self._dtype: Optional[torch.dtype] = getattr(runner.optim_wrapper, 'cast_dtype', None)
+        self._dtype: Optional[torch.dtype] = cast_dtype(runner.optim_wrapper)
         check_model(self._model)
 
     def _plan(self, stack: contextlib.ExitStack) -> _CachePlan:

@@ -16,6 +16,7 @@ from mmengine.config import Config
 
 from mapsage.engine.checkpoints.files import write_checkpoint
 from mapsage.engine.env_cfg import ConfigError
+from mapsage.host.segmentors import child_module
 from mapsage.maps.model import load_weights
 from mapsage.models.lora import describe_lora, merge_lora
 from mapsage.models.lora.adapted import Adapted
@@ -45,7 +46,7 @@ def export_lora(args: argparse.Namespace) -> int:
             raise ConfigError(f'{path} exists already: remove it, or give another name.')
     cfg = cli.load_config(args)
     model: Any = build_model(cfg)
-    backbone = getattr(model, 'backbone', None)
+    backbone = child_module(model, 'backbone')
     if backbone is None or not any(isinstance(module, Adapted) for module in backbone.modules()):
         raise ConfigError(f"the model of {args.config} has no LoRA adapters: expected "
                           f"model.backbone.lora=dict(rank=..., targets=...). Give the config that "

@@ -26,7 +26,7 @@ from mapsage.distributed import error_text
 from mapsage.export.errors import ExportError
 from mapsage.export.targets import TARGETS, Target, choose_opset
 from mapsage.geo import GeoError, Raster, pixel_side
-from mapsage.host.dataset_parts import innermost
+from mapsage.host.dataset_parts import innermost, lists_samples
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.model import (
     default_window,
@@ -205,7 +205,7 @@ def pixel_meters(dataset: Any) -> Optional[float]:
         dataset: Dataset of images or of scenes, wrapped or not.
     """
     inner, index = innermost(dataset, 0)
-    info = inner.get_data_info(index) if hasattr(inner, 'get_data_info') else {}
+    info = inner.get_data_info(index) if lists_samples(inner) else {}
     # A window of a scene, or an image file.
     path = info.get('scene') or info.get('img_path')
     if path is None:

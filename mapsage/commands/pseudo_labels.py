@@ -13,7 +13,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
@@ -22,6 +22,7 @@ from mmengine.registry import DefaultScope
 from mapsage.atomic_write import atomic_write
 from mapsage.engine.loading.build import build_dataset
 from mapsage.engine.loading.data_checks import build_checked
+from mapsage.host.dataset_parts import metainfo_of
 from mapsage.labeling import joined_config
 from mapsage.labeling.known_labels import KnownLabels
 from mapsage.labeling.pseudo_masks import Kept, MapPair, table, write_masks
@@ -75,7 +76,7 @@ class _PseudoLabels:
 
     def run(self) -> int:
         """Predict, write masks, report and config on rank 0, and return the exit status."""
-        training_classes = tuple(_metainfo(self._labeled).get('classes') or ())
+        training_classes = tuple(metainfo_of(self._labeled).get('classes') or ())
         model = self._prediction.model
         if training_classes != tuple(model.classes.names):
             raise PredictError(f"the model's classes are {', '.join(model.classes.names)}, and "
@@ -202,7 +203,7 @@ class _PseudoLabels:
 
         setup, path = self._prediction.setup, self._folder / CONFIG
         joined = joined_config.join(
-            self._cfg, result.pairs, self._folder, dict(_metainfo(self._labeled)),
+            self._cfg, result.pairs, self._folder, dict(metainfo_of(self._labeled)),
             max(setup.window), setup.bands, choose_repeats, self._work_dir())
         frequency = f', {repeats[0]} times in an epoch' if repeats[0] > 1 else ''
         joined_config.write_config(joined, path, (
@@ -224,10 +225,6 @@ def build_labeled_dataset(cfg: Config, loader: str) -> Optional[BaseDataset]:
         return None
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmseg')):
         return build_checked(build_dataset, config)
-
-
-def _metainfo(dataset: Any) -> Mapping[str, Any]:
-    return getattr(dataset, 'metainfo', None) or {}
 
 
 def _first_paths(paths: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from mapsage.engine.guards.reproducibility import META_KEY, differences
 from mapsage.engine.guards.step_recorder import StepDone, StepEnds, StepRecorder
 from mapsage.engine.virtual_settings import COMPUTED_IN_A_REPLAY
 from mapsage.errors import UserError
+from mapsage.host.dataset_parts import metainfo_of
 
 from .replay_files import StepFacts, write_step
 
@@ -202,7 +203,7 @@ def _step_facts(runner: Runner, recorder: StepRecorder, start: _Start) -> StepFa
     dataset = cast(DataLoader, runner.train_dataloader).dataset
     return StepFacts(
         iteration=recorder.iteration, checkpoint=start.path, learning_rate=recorder.learning_rate,
-        differences=changes, metainfo=dict(getattr(dataset, 'metainfo', None) or {}),
+        differences=changes, metainfo=metainfo_of(dataset),
         bgr='rgb' not in [hook.input_channel_order for hook in runner.hooks
                           if isinstance(hook, PreviewHook)])
 
