@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -153,6 +153,14 @@ class Accelerator(abc.ABC):
 
         Raises:
             AcceleratorError: If the environment rules deterministic results out.
+        """
+        return None
+
+    def environment_problem(self, environ: Mapping[str, str]) -> Optional[str]:
+        """Return why a variable lets the vendor's software fail or compute wrongly, or None.
+
+        Args:
+            environ: Environment of the process.
         """
         return None
 

@@ -6,14 +6,21 @@ not on a real GCU. Only what differs from other plugins is here, the rest is in 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
-from typing import Optional
+from typing import Mapping, Optional
 
 import torch
 
 from ._vendor import DeviceModule, import_vendor, torch_has_device
 from .base import Supports
 from .private_use1 import PrivateUse1Accelerator
+
+# Keeps int64 whole on a card, which has no kernels for it, and eccl counts 4 bytes for each number
+# (torch_gcu 2.10, gcu_hardware.h:42, ProcessGroupECCL.cpp:68; flagos-ai/vllm-plugin-FL#532). What
+# torch_gcu 2.11 does with it is not published.
+INT64_VARIABLE = 'TORCH_GCU_ENABLE_INT64_AND_UINT64'
+_INT64_UNKNOWN_FROM = (2, 11)
 
 
 class GcuAccelerator(PrivateUse1Accelerator):
@@ -52,7 +59,37 @@ class GcuAccelerator(PrivateUse1Accelerator):
             return 'torch_gcu is installed and shows no device (see `efsmi`)'
         return None
 
+    def environment_problem(self, environ: Mapping[str, str]) -> Optional[str]:
+        value = environ.get(INT64_VARIABLE, '')
+        if not _is_true(value):
+            return None
+        version = self.software().get('torch_gcu', '')
+        release = re.match(r'(\d+)\.(\d+)', version)
+        if release is not None and tuple(map(int, release.groups())) >= _INT64_UNKNOWN_FROM:
+            return None
+        return int64_problem(f'{INT64_VARIABLE}={value}', f'torch_gcu {version}')
+
     @functools.cached_property
     def supports(self) -> Supports:  # type: ignore[override]
         """Capabilities of the current card, tried at the first use."""
         return replace(self.capabilities.supports, fused_optimizer=False)
+
+
+def int64_problem(setting: str, software: str) -> str:
+    """Return the error of a run with whole int64 numbers on the cards.
+
+    Args:
+        setting: The variable and its value.
+        software: Name and version of the software that reads it.
+    """
+    return (f'{setting}: with it {software} keeps int64 in 64 bits on the card, where it has no '
+            f'kernels for adding them (BatchNorm counts its batches so), and eccl moves the first '
+            f'half of their bytes, so that ranks start with different weights. Unset the variable '
+            f'(unset {setting.split("=")[0]}) and start again; without it, int64 is kept in 32 '
+            f'bits, which labels and indices fit.')
+
+
+def _is_true(value: str) -> bool:
+    """Return how torch_gcu reads a switch: ``true``, or a number other than 0."""
+    number = re.match(r'\s*[+-]?(\d+)', value)
+    return value == 'true' or (number is not None and int(number.group(1)) != 0)

@@ -1,12 +1,12 @@
 """Simulated GCUs of the S60 line: the code of the ``gcu`` accelerator on simulated devices."""
 from __future__ import annotations
 
-from typing import Dict, Optional
+from typing import Dict, Mapping, Optional
 
 from . import simulator
 from .base import Supports
 from .cuda import set_workspace
-from .gcu import GcuAccelerator
+from .gcu import GcuAccelerator, int64_problem
 
 
 class SimAccelerator(GcuAccelerator):
@@ -27,6 +27,11 @@ class SimAccelerator(GcuAccelerator):
 
     def make_deterministic(self) -> Optional[str]:
         return set_workspace() if self.settings.needs_workspace_setting else None
+
+    def environment_problem(self, environ: Mapping[str, str]) -> Optional[str]:
+        profile = self.settings.profile
+        return None if profile.int64_arithmetic else int64_problem(
+            f'MAPSAGE_SIM_GCU={profile.name}', f'the simulated {profile.software}')
 
     def native_bfloat16(self) -> Optional[bool]:
         return None

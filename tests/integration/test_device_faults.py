@@ -33,6 +33,17 @@ def test_faulty_devices(fault: str, words: list, tiny_data: Path, tmp_path: Path
         assert word in finished.final_error, finished.output[-6000:]
 
 
+def test_whole_int64_is_refused_at_the_start(tiny_data: Path, tmp_path: Path) -> None:
+    """The ranks would start with different weights, and BatchNorm could not count."""
+    finished = launch(
+        write_tiny_config(tmp_path / 'tiny.py', tiny_data), '--work-dir', tmp_path / 'work',
+        environ={'ACCELERATOR': 'sim', 'MAPSAGE_SIM_GCU': '2.10-int64'})
+    assert finished.status != 0 and finished.left_running == []
+    assert 'MAPSAGE_SIM_GCU=2.10-int64: with it the simulated torch_gcu 2.10.0, ' \
+        'TORCH_GCU_ENABLE_INT64_AND_UINT64=1 keeps int64 in 64 bits' in finished.output
+    assert 'unset MAPSAGE_SIM_GCU' in finished.final_error, finished.output[-4000:]
+
+
 def test_a_buffer_registered_late_on_the_cpu(tiny_data: Path, tmp_path: Path) -> None:
     config = write_tiny_config(tmp_path / 'tiny.py', tiny_data, '''
 custom_imports = dict(imports=['mapsage', 'fault_hooks'])

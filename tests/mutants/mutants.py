@@ -47,7 +47,7 @@ MUTANTS = (
            "if rank in (None, environ.get('RANK', '0')):",
            "if rank in (None, environ.get('LOCAL_RANK', '0')):",
            ('tests/unit/accelerator/simulator/test_simulator_settings.py',)),
-    Mutant('device_context', 'mapsage/accelerator/simulator/device_module.py',
+    Mutant('device_context', 'mapsage/accelerator/simulator/devices.py',
            'a device context does not restore the device that was current',
            'set_device(self._before)', 'set_device(self._index)',
            ('tests/unit/accelerator/simulator/test_simulator.py::test_eight_devices_of_the_vendors_surface',)),

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Tuple
 
-INT64_VARIABLE = 'TORCH_GCU_ENABLE_INT64_AND_UINT64'
+from mapsage.accelerator.gcu import INT64_VARIABLE
 
 
 class Wire64(enum.Enum):

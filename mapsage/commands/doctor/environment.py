@@ -37,6 +37,9 @@ def check_environment(environ: Mapping[str, str], accelerator: Optional[Accelera
     findings: List[Finding] = []
     if accelerator is not None:
         findings += _check_masks(environ, accelerator, launcher)
+        problem = accelerator.environment_problem(environ)
+        if problem is not None:
+            findings.append(Finding('problem', problem))
     for name, instead in _UNREAD.items():
         if name in environ:
             findings.append(Finding(

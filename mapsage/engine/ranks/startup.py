@@ -13,7 +13,12 @@ from typing import Dict, Mapping, Optional, Union
 import mmengine.device.utils
 import torch.distributed as dist
 
-from mapsage.accelerator import Accelerator, resolve_accelerator, set_current_accelerator
+from mapsage.accelerator import (
+    Accelerator,
+    AcceleratorError,
+    resolve_accelerator,
+    set_current_accelerator,
+)
 from mapsage.distributed import (
     RankLostError,
     apply_launcher_environment,
@@ -73,9 +78,13 @@ def choose_accelerator(name: str) -> Accelerator:
         name: ``'auto'`` or an accelerator's name.
 
     Raises:
-        AcceleratorError: If this machine cannot use it.
+        AcceleratorError: If this machine cannot use it, or a variable of the environment lets it
+            compute wrongly.
     """
     accelerator = set_current_accelerator(resolve_accelerator(name))
+    problem = accelerator.environment_problem(os.environ)
+    if problem is not None:
+        raise AcceleratorError(problem)
     # get_device() reads this global of its module, so it works wherever the function was imported.
     mmengine.device.utils.DEVICE = accelerator.device_type
     return accelerator

@@ -6,6 +6,8 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from mapsage.accelerator import ACCELERATORS
+from mapsage.accelerator.gcu import INT64_VARIABLE
+from mapsage.accelerator.simulator import read_settings
 from mapsage.commands.doctor.environment import check_environment
 from mapsage.commands.doctor.finding import Finding
 
@@ -16,7 +18,10 @@ def found(environ: Dict[str, str], accelerator: Any = 'cpu',
           launcher: str = 'none') -> List[Tuple[str, str]]:
     kind = KINDS.get(accelerator)
     # an instance without its devices: only its name is asked for
-    instance = None if kind is None else object.__new__(kind)
+    instance: Any = None if kind is None else object.__new__(kind)
+    if accelerator == 'sim':
+        version = environ.get('MAPSAGE_SIM_GCU', '')
+        instance.settings = read_settings(dict(MAPSAGE_SIM_GCU=version))
     return [(each.level, f'{each.text} -> {each.next_step}')
             for each in check_environment(environ, instance, launcher)]
 
@@ -73,6 +78,14 @@ def test_faults_are_the_simulators() -> None:
     ((level, text),) = found(dict(MAPSAGE_SIM_FAULTS='stall=1'), 'sim')
     assert level == 'note' and 'MAPSAGE_SIM_FAULTS=stall=1' in text
     assert found(dict(MAPSAGE_SIM_FAULTS='stall=1'), 'cpu') == []
+
+
+def test_whole_int64_is_a_problem_of_the_gcus() -> None:
+    ((level, text),) = found({INT64_VARIABLE: '1'}, 'gcu')
+    assert level == 'problem' and f'{INT64_VARIABLE}=1' in text
+    assert found({INT64_VARIABLE: '1'}, 'cuda') == []
+    ((level, text),) = found(dict(MAPSAGE_SIM_GCU='2.10-int64'), 'sim')
+    assert level == 'problem' and 'unset MAPSAGE_SIM_GCU' in text
 
 
 def test_how_a_finding_prints() -> None:
