@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
+from support import ROOT
 
 from mapsage.accelerator.simulator.profiles import DEFAULT, PROFILES, GcuProfile, Wire64
 
@@ -23,3 +25,12 @@ def test_the_64_bit_regimes_of_the_versions() -> None:
                        '2.10-int64': (False, False, Wire64.FIRST_HALF),
                        '2.11': (True, True, Wire64.REDUCTIONS_REFUSED)}
     assert PROFILES[DEFAULT].name == DEFAULT == '2.10'
+
+
+def test_the_table_of_the_docs_has_every_quirk() -> None:
+    text = (ROOT / 'docs' / 'simulator.md').read_text()
+    rows = {int(line.split(' | ')[0].strip('| ')): line.split(' | ')[2]
+            for line in re.findall(r'^\| \d+ \|.*$', text, re.MULTILINE)}
+    assert sorted(rows) == list(range(1, 34))
+    for name, facts in QUIRKS.items():
+        assert f'`{name}`' in rows[facts['row']], name
