@@ -22,6 +22,8 @@ from .map_reader import LEVELS, MapReader, MapWindow
 # Share of the pixels where the mapped class may lack the largest probability. The map and its
 # probabilities are rounded differently, and a model of one score may have another threshold.
 _MOST_CONTRADICTED = 0.1
+# Side in pixels of the blocks of a digest, which plans store: it never changes.
+_BLOCK = 512
 
 Advance = Callable[[int], None]
 """Function that counts finished windows."""
@@ -66,9 +68,9 @@ def take_census(reader: MapReader, advance: Advance) -> MapCensus:
     classes = len(reader.class_names)
     pixels, area = np.zeros(classes * LEVELS, np.int64), np.zeros(classes * LEVELS)
     probability = np.zeros((classes, classes * LEVELS)) if reader.has_probabilities else None
-    digest, contradicted = hashlib.sha256(reader.grid_key()), 0
+    digest, contradicted = MapDigest(reader), 0
     for window in reader.windows():
-        digest.update(window.classes.tobytes())
+        digest.add(window)
         valid = window.classes >= 0
         cells = window.classes[valid].astype(np.int64) * LEVELS + window.level[valid]
         weights = np.broadcast_to(window.row_area[:, None], valid.shape)[valid]
@@ -90,16 +92,45 @@ def take_census(reader: MapReader, advance: Advance) -> MapCensus:
     return _without_absent_values(reader, MapCensus(
         reader.class_names, reader.unit, pixels.reshape(shape), area.reshape(shape),
         None if probability is None else np.moveaxis(probability.reshape(classes, *shape), 0, 2),
-        digest.hexdigest()[:32]))
+        digest.text()))
 
 
 def digest_of(reader: MapReader, advance: Advance) -> str:
     """Return the digest of a map, as in :class:`MapCensus`."""
-    digest = hashlib.sha256(reader.grid_key())
-    for window in reader.windows():
-        digest.update(window.classes.tobytes())
+    digest = MapDigest(reader)
+    for window in reader.windows(probabilities=False):
+        digest.add(window)
         advance(1)
-    return digest.hexdigest()[:32]
+    return digest.text()
+
+
+class MapDigest:
+    """A digest of the grid and the classes of a map, whatever the windows and their order.
+
+    It is the sum of the SHA-256 of all blocks, each with its position; the grid counts as a block.
+
+    Args:
+        reader: The map.
+    """
+
+    def __init__(self, reader: MapReader) -> None:
+        self._sum = _hash(reader.grid_key())
+
+    def add(self, window: MapWindow) -> None:
+        """Add a window; its edges lie on edges of blocks or of the map."""
+        left, top, width, height = window.box
+        for row in range(0, height, _BLOCK):
+            for column in range(0, width, _BLOCK):
+                block = window.classes[row:row + _BLOCK, column:column + _BLOCK]
+                self._sum += _hash(f'{left + column} {top + row} '.encode() + block.tobytes())
+
+    def text(self) -> str:
+        """Return the digest as 32 hexadecimal digits."""
+        return f'{self._sum % (1 << 128):032x}'
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest(), 'big')
 
 
 def _count_contradicted(window: MapWindow, valid: np.ndarray) -> int:

@@ -108,8 +108,12 @@ def compare_maps(args: argparse.Namespace) -> None:
               ('', 'first is better', 'second is better')[item.better]] for item in differences]
     _print_rows(rows)
     _say('')
-    _print_warnings([(f'{item.quantity} {item.class_name}'.strip(), item.warning)
-                     for item in differences])
+    _print_warnings([(item.quantity, item.warning) for item in differences
+                     if item.quantity == OVERALL])
+    doubtful = sum(bool(item.warning) for item in differences if item.quantity != OVERALL)
+    if doubtful:
+        _say(f"{doubtful} differences have a '!': the points cannot support the textbook interval, "
+             'and a wider one is printed. The page has the reasons.')
     stem = _stem(args, '_comparison')
     for path in write_comparison(stem, args.first, args.second, differences):
         _say(str(path))

@@ -75,7 +75,11 @@ def render_areas(lines: Sequence[AreaLine], unit: str, title: str, subtitle: str
         canvas.text(24, _HEADER + round(_LINE * (number + 0.5)) + 4, _shortened(line.name), size=10)
     axes.set_ylim(len(lines) - 0.5, -0.5)
     if is_wide:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
         axes.set_xscale('log')
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda area, _: f'{area:,.6g}'))
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(lowest, highest * (1.3 if is_wide else 1.05))
     axes.set_yticks([])
     axes.tick_params(labelsize=9, colors=FAINT)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rasterio
 import shapely
 from assess_maps import KnownMap, without_companions, write_map
 from geo_scenes import DEGREES, PIXELS
 
 from mapsage.accuracy.allocation import allocate, expected_error, required_points
-from mapsage.accuracy.census import take_census
+from mapsage.accuracy.census import digest_of, take_census
 from mapsage.accuracy.draw import draw_points
 from mapsage.accuracy.errors import AssessError
 from mapsage.accuracy.intervals import Z
@@ -157,6 +158,23 @@ def test_a_map_without_companions_and_georeference(tmp_path: Path) -> None:
     assert plan.record.probability is None
     with pytest.raises(AssessError, match='--target tree: the map has the classes ground, house'):
         make_plan(MapReader(str(known.path)), PlanOptions(points=100, target='tree'), ignore)
+
+
+def test_a_digest_depends_on_grid_and_classes_and_not_on_windows(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = write_map(tmp_path / 'a', side=1100)
+    digest = digest_of(reader_of(known), ignore)
+    assert take_census(reader_of(known), ignore).digest == digest
+    with rasterio.open(str(known.path), 'r+') as file:
+        block = file.read(1)
+        file.write(np.where(block == 1, 0, block), 1)
+    assert digest_of(MapReader(str(known.path)), ignore) != digest
+    with rasterio.open(str(known.path), 'r+') as file:
+        file.write(block, 1)
+    monkeypatch.setattr('mapsage.accuracy.map_reader._SIDE', 512)
+    assert digest_of(MapReader(str(known.path)), ignore) == digest
+    moved = write_map(tmp_path / 'b', side=1100, place=DEGREES)
+    assert digest_of(MapReader(str(moved.path)), ignore) != digest
 
 
 def test_a_class_as_no_data(tmp_path: Path) -> None:
