@@ -28,6 +28,7 @@ from mapsage.engine.loading.input_checks import watch_inputs
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.few_labels import FixMatchHook
 from mapsage.host.runner import dataset_of, hooks_of_type, plain_model
+from mapsage.sampling.hooks import DynamicSamplingHook
 from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 from mapsage.wrappers.memory_layout import put_channels_last
 
@@ -93,6 +94,9 @@ def cross_check_obstacle(run: EngineRun) -> str:
          'feature_source, whose features of a batch only one rank has'),
         (hooks_of_type(run, FixMatchHook),
          'FixMatchHook, whose teacher changes with the step'),
+        (any(hook.weighs_losses for hook in hooks_of_type(run, DynamicSamplingHook)),
+         "DynamicSamplingHook with unbiased=True, shortfall='shrink' or rewards, where weights of "
+         'the losses are not part of the batch'),
         (not isinstance(model, BaseModel),
          f'the model {kind.__name__}: expected a BaseModel of MMEngine'),
         (run.model is not model and not isinstance(

@@ -40,7 +40,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence
 
 from mmengine.optim import OptimWrapperDict
 
@@ -104,8 +104,9 @@ class CrossCheckHook(MapSageHook):
         self._recorded_rank = 0
         # Number of the check for which the current record was made.
         self._record_number = 0
-        # Iterations, counted from 1: of the last check, and how many there were since.
+        # Iteration, counted from 1, of the last check; number of checks, and of iterations since.
         self._last_good = 0
+        self._checks = 0
         self._steps_since = 0
         # Names of the ranks' hosts and devices.
         self._places: List[str] = []
@@ -118,7 +119,8 @@ class CrossCheckHook(MapSageHook):
                 f'env_cfg.cross_check with {type(runner.optim_wrapper).__name__}: expected one '
                 f'optimizer, whose steps can be computed again. Remove env_cfg.cross_check.')
         self._stop_recording()
-        self._capture, self._bound, self._steps_since = None, None, 0
+        self._capture, self._bound = None, None
+        self._checks = self._steps_since = 0
         self._channel = open_channel(purpose=_PURPOSE)
         world = len(self._channel.ranks)
         model = runner.model
@@ -175,7 +177,7 @@ class CrossCheckHook(MapSageHook):
         capture, when = self._capture, f'after iteration {runner.iter + 1}'
         self._compare_weights(runner, capture.weight_digests, when)
         if self._bound is None:
-            self._bound = self._measure(capture, capture.print)
+            self._bound = self._measure(capture.print)
         self._check(runner, capture.print, when, before_step=True)
         self._pass(runner.iter + 1)
 
@@ -196,6 +198,7 @@ class CrossCheckHook(MapSageHook):
 
     def after_train(self, runner: HostRunner) -> None:
         """End the checks; a later save has no iterations that were not checked."""
+        runner.logger.info(f'[CrossCheck] {self._checks} check(s) found no difference')
         self._close(runner)
 
     def end_run(self, runner: MapSageRun, error: Optional[BaseException]) -> None:
@@ -214,6 +217,9 @@ class CrossCheckHook(MapSageHook):
 
     def _pass(self, iteration: int) -> None:
         self._last_good, self._steps_since = iteration, 0
+        self._checks += 1
+        if self._capture is not None:
+            self._capture.release_weights()
 
     def _pairing(self, runner: HostRunner) -> Pairing:
         return Pairing((runner.iter + 1) // self.interval, len(self._channel.ranks))
@@ -231,16 +237,17 @@ class CrossCheckHook(MapSageHook):
 
     # --- what ranks do together
 
-    def _measure(self, capture: StepCapture, step: GradientPrint) -> float:
+    def _measure(self, step: GradientPrint) -> float:
         """Return the bound of differences; 0.0 where bits are promised. Collective.
 
         Raises:
             CrossCheckError: On every rank, if some of them cannot compute their step again.
             ConfigError: On every rank, if none of them can.
         """
-        name, drift = self._own_drift(step)
-        drifts = [json.loads(text) for text in self._channel.gather_texts(
-            json.dumps([name, drift]))]
+        with all_ranks_or_none('the cross-check'):
+            again = self._recompute(self._inputs(), before_step=True)
+            difference = largest_difference(step, again, self._exact)
+        drifts = self._gather(difference)
         limit = 0.0 if self._exact else LARGEST_BOUND
         odd = [rank for rank, (_, rank_drift) in enumerate(drifts) if rank_drift > limit]
         if len(odd) == len(drifts):
@@ -260,15 +267,6 @@ class CrossCheckHook(MapSageHook):
                 f'({_describe_difference(drifts[rank][1])}), unlike on the other ranks. '
                 f'Take this card out of service.'] for rank in odd})
         return 0.0 if self._exact else bound_of([rank_drift for _, rank_drift in drifts])
-
-    def _own_drift(self, step: GradientPrint) -> Tuple[str, float]:
-        """Return by which parameter, and how much, this rank's own repetition of a step differs.
-
-        Collective, because an error is one of every rank.
-        """
-        with all_ranks_or_none('the cross-check'):
-            again = self._recompute(self._inputs(), before_step=True)
-            return largest_difference(step, again, self._exact)
 
     def _check(self, runner: HostRunner, step: GradientPrint, when: str,
                before_step: bool) -> None:
@@ -364,11 +362,20 @@ class CrossCheckHook(MapSageHook):
     def _raise(self, runner: HostRunner, disputes: Sequence[Dispute], when: str) -> NoReturn:
         """Raise the error that names the ranks that may be at fault."""
         problems: Dict[int, List[str]] = {}
+        everywhere = not self._checks and len(disputes) == len(self._blocks) > 1
+        if everywhere and all(len(dispute.suspects) == 3 for dispute in disputes):
+            raise ConfigError(
+                f'env_cfg.cross_check: every rank gets another gradient from a batch of the first '
+                f'step: the step depends on something that only its rank has, such as the state '
+                f'of a hook (first at {disputes[0].parameter!r}). Remove env_cfg.cross_check.')
+        note = (' If sound cards show this too, the step depends on something that only its rank '
+                'has, such as the state of a hook: remove env_cfg.cross_check.'
+                if everywhere and len(self._blocks) == 2 else '')
         for position in guilty_ranks(disputes):
             dispute = next(dispute for dispute in disputes if position in dispute.suspects)
             problems[self._channel.ranks[position]] = [
                 f'({self._places[position]}) {self._describe(dispute, position)} '
-                f'{self._advice(runner)}']
+                f'{self._advice(runner)}{note}']
         raise CrossCheckError(when, problems)
 
     def _describe(self, dispute: Dispute, position: int) -> str:

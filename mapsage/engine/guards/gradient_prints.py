@@ -111,7 +111,7 @@ def _distance(one: float, other: float) -> float:
 def bound_of(drifts: Sequence[float]) -> float:
     """Return the bound of differences, from what each card differs by if it computes twice.
 
-    The lower median, so that a faulty card does not widen the bound for itself.
+    It follows the lower median, so that a faulty card does not widen the bound for itself.
     """
     return max(SMALLEST_BOUND, _MARGIN * statistics.median_low(drifts))
 
@@ -136,7 +136,7 @@ class Pairing:
         return 1 + self.number % (self.world - 1) if self.world > 1 else 0
 
     def checker(self, owner: int) -> int:
-        """Return the rank that recomputes a gradient of ``owner``; ``owner`` itself if alone."""
+        """Return the rank that recomputes a gradient of ``owner``; itself in a single process."""
         return (owner - self._shift) % self.world
 
     def owner(self, checker: int) -> int:
@@ -205,13 +205,13 @@ def find_disputes(steps: Sequence[GradientPrint], checks: Sequence[GradientPrint
     for dispute in disputes:
         others = [rank for rank in range(len(steps))
                   if rank not in (dispute.owner, dispute.checker)]
-        # Rather a rank that has no dispute of its own.
+        # Prefer a rank that is part of no dispute.
         dispute.voter = min(others, key=lambda rank: (rank in involved, rank), default=None)
     return disputes
 
 
 def guilty_ranks(disputes: Sequence[Dispute]) -> List[int]:
-    """Return the ranks to name: of those that single disputes prove faulty, else all suspects."""
+    """Return the ranks that are proven faulty, and the suspects of disputes without such a rank."""
     proven = {dispute.suspects[0] for dispute in disputes if len(dispute.suspects) == 1}
     open_suspects = {rank for dispute in disputes if not proven.intersection(dispute.suspects)
                      for rank in dispute.suspects}

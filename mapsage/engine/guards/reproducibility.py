@@ -107,8 +107,8 @@ def group_ranks(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> Lis
 def promises_bits(facts: Sequence[Mapping[str, str]]) -> bool:
     """Return whether all ranks compute a step of given inputs with the same bits, each time.
 
-    They do if they agree in all facts, and if their kernels are deterministic: those of the CPU
-    are, others with ``randomness.deterministic=True``, unless ``cudnn_benchmark`` chooses them.
+    They do if they agree in all facts and their kernels are deterministic. The CPU's kernels always
+    are, other kernels with ``randomness.deterministic=True`` and without ``cudnn_benchmark``.
 
     Args:
         facts: :func:`facts_of_process` of each rank.

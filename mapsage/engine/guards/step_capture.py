@@ -100,6 +100,10 @@ class StepCapture:
         self._handles = []
         self._release_counters()
 
+    def release_weights(self) -> None:
+        """Free the copy of the weights, which the recorded step's check has used."""
+        self._weights = {}
+
     def _on_batch(self, module: nn.Module, arguments: Tuple[Any, ...]) -> None:
         """Record the inputs, as the forward pass begins with the preprocessor's call."""
         self._reader.enabled = self.active
@@ -131,8 +135,8 @@ class StepCapture:
 
         Args:
             inputs: Inputs of a virtual rank, whose tensors may be in host memory.
-            before_step: Whether to compute with the weights before the recorded step; else with
-                those of now.
+            before_step: Whether to compute with the weights before the recorded step, instead of
+                the current weights.
         """
         model = self._model
         reader = PrintReader(self._exact)
@@ -243,8 +247,8 @@ def _stand_ins(model: nn.Module, values: Mapping[str, torch.Tensor]
                ) -> Iterator[Dict[str, nn.Parameter]]:
     """Put other parameters into the place of a model's; yield them by name.
 
-    A stand-in is a leaf of its own: gradients are added up in it, and hooks of the parameter, such
-    as those of DDP, do not run.
+    A stand-in is another leaf: gradients are added up there, and neither hooks of the parameter nor
+    DDP's hooks run.
 
     Args:
         model: Model.

@@ -79,6 +79,7 @@ class DynamicSamplingHook(MapSageHook):
 
     Attributes:
         uneven_batches: Whether ranks may have different numbers of samples in a step.
+        weighs_losses: Whether losses depend on what the hook knows of the rank's batch.
 
     Raises:
         ValueError: For a setting out of range.
@@ -102,6 +103,7 @@ class DynamicSamplingHook(MapSageHook):
         self._scorer.check_sampling(self._validity, self._settings)
         self._pixel_weights: Dict[str, PixelWeights] = {}
         self.uneven_batches = shortfall == 'shrink'
+        self.weighs_losses = self.uneven_batches or unbiased or self._scorer.follows_step
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
         name = self._scorer.name
         if prefetch and self._scorer.uses_model:

@@ -14,6 +14,7 @@ from toy_runs import ToyRegression, toy_runner, toy_train
 from mapsage.accelerator.xla import XlaAccelerator
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.extensions.checks import cross_check_obstacle
+from mapsage.sampling.hooks import DynamicSamplingHook
 
 CHECKED: Dict[str, Any] = {'env_cfg.cross_check': dict(interval=2)}
 
@@ -48,6 +49,12 @@ def test_refused_before_the_first_step(changes: Dict[str, Any], words: str, tmp_
 def test_obstacles_of_a_config(tmp_path: Path) -> None:
     runner, _ = toy_runner(tmp_path, **CHECKED)
     assert cross_check_obstacle(runner) == ''
+    label = dict(type='LabelScore')
+    for settings, weighs in ((dict(shortfall='pad'), False), (dict(shortfall='shrink'), True),
+                             (dict(unbiased=True), True)):
+        runner.register_hook(DynamicSamplingHook(label, dict(low=0), **settings))
+        assert ('shrink' in cross_check_obstacle(runner)) is weighs
+    runner._hooks = [hook for hook in runner._hooks if not isinstance(hook, DynamicSamplingHook)]
     runner.cfg.compile = dict(layers=True)
     assert cross_check_obstacle(runner) == ''
     runner.cfg.compile = True
