@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from .dispatch import DispatchMode, operator_name, tensors_in
-from .host_calls import is_random, run_on_host
+from .dispatch import DispatchMode, is_view, operator_name, tensors_in
+from .host_calls import is_random, run_on_host, written_positions
 
 # Half of the digits: a stable computation loses no more unless its condition number exceeds
 # 1 / sqrt(eps) (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 1.6).
@@ -61,8 +61,11 @@ class FirstOnCard(DispatchMode):
                                    if _memory(tensor) in self._writers})
         on_card = number < self._count and not is_random(func)
         result = func(*args, **kwargs) if on_card else run_on_host(func, args, kwargs)
-        for tensor in tensors_in(result):
-            self._writers[_memory(tensor)] = number
+        if not is_view(func):
+            written = [args[position] for position in written_positions(func)
+                       if position < len(args)]
+            for tensor in tensors_in(result, written):
+                self._writers[_memory(tensor)] = number
         return result
 
 

@@ -8,7 +8,7 @@ other tensors, or a result that is not complete when the next kernel reads it, i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -64,12 +64,14 @@ class OperatorComparison(DispatchMode):
 
     Attributes:
         operators: Name of an operator -> its compared calls, in the order of the first calls.
+        not_compared: Names of operators that the CPU cannot compute.
     """
 
     def __init__(self, device_type: str, synchronize: Callable[[], None],
                  float64_as_float32: bool = False) -> None:
         super().__init__()
         self.operators: Dict[str, ComparedOperator] = {}
+        self.not_compared: Set[str] = set()
         self._device_type = device_type
         self._synchronize = synchronize
         self._float64_as_float32 = float64_as_float32
@@ -91,13 +93,19 @@ class OperatorComparison(DispatchMode):
                    for tensor in tensors_in(args, kwargs, result)):
             return result
         self._synchronize()
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(args)]
-        self.operators.setdefault(operator_name(func), ComparedOperator()).add(
-            self._errors(host, args, result), shapes)
+        errors, name = self._errors(host, args, result), operator_name(func)
+        if errors is None:
+            self.not_compared.add(name)
+        else:
+            self.operators.setdefault(name, ComparedOperator()).add(
+                errors, [tuple(tensor.shape) for tensor in tensors_in(args)])
         return result
 
-    def _errors(self, host: HostCall, args: Tuple[Any, ...], result: Any) -> List[ResultError]:
+    def _errors(self, host: HostCall, args: Tuple[Any, ...],
+                result: Any) -> Optional[List[ResultError]]:
         """Return the errors of a call's results and of the arguments that it wrote.
+
+        None if the CPU has no kernel for the operator.
 
         Args:
             host: The same call with copies of the arguments.
@@ -106,7 +114,10 @@ class OperatorComparison(DispatchMode):
         """
         name = operator_name(host.func)
         written = written_positions(host.func)
-        cpu_result, cpu_args = host.run()
+        try:
+            cpu_result, cpu_args = host.run()
+        except NotImplementedError:
+            return None
         card, cpu = self._results(written, result, args), self._results(written, cpu_result,
                                                                         cpu_args)
         if is_random(host.func):

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch.utils._pytree import tree_map
 
+from .attention import attention_results, has_formula
 from .dispatch import is_view, operator_name
 
 # Arguments (by position) that an operator writes although its schema does not say so.
@@ -56,7 +57,11 @@ class HostCall:
             absolute: Whether to take the absolute values of floating-point tensors.
 
         Returns:
-            What the operator returns, and its positional arguments after the call.
+            What the operator returns, and its positional arguments after the call. Of attention,
+            which has other operators on the CPU, the results that its formula determines.
+
+        Raises:
+            NotImplementedError: If the CPU cannot compute the operator.
         """
         def prepare(value: object) -> object:
             if isinstance(value, torch.dtype) and dtype is not None and value.is_floating_point:
@@ -69,7 +74,13 @@ class HostCall:
             return copied.abs_() if absolute else copied
 
         args, kwargs = tree_map(prepare, self.args), tree_map(prepare, self.kwargs)
-        return self.func(*args, **kwargs), args
+        try:
+            return self.func(*args, **kwargs), args
+        except NotImplementedError:
+            results = attention_results(self.func, args, kwargs) if has_formula(self.func) else None
+            if results is None:
+                raise
+            return results, args
 
 
 def written_positions(func: Any) -> List[int]:
@@ -93,12 +104,16 @@ def is_uninitialized(func: Any) -> bool:
 def run_on_host(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Compute an operator call on the CPU and return its results on the card.
 
-    Views and uninitialized tensors are made on the card, since they hold no computed numbers.
+    Views and uninitialized tensors are made on the card, since they hold no computed numbers. So
+    is what the CPU cannot compute.
     """
-    if is_view(func) or is_uninitialized(func):
+    if is_view(func) or is_uninitialized(func) or has_formula(func):
         return func(*args, **kwargs)
     device = target_device(args, kwargs)
-    result, host_args = HostCall(func, args, kwargs).run()
+    try:
+        result, host_args = HostCall(func, args, kwargs).run()
+    except NotImplementedError:
+        return func(*args, **kwargs)
     for position in written_positions(func):
         if position < len(args):
             _copy_back(args[position], host_args[position])

@@ -55,6 +55,9 @@ def compare_kernels(args: argparse.Namespace, say: Callable[[str], None] = print
     comparison = compare_step(step, accelerator)
     for line in _table(comparison.operators):
         say(line)
+    if comparison.not_compared:
+        say(f"not compared, since the CPU cannot compute them: "
+            f"{', '.join(sorted(comparison.not_compared))}")
     if comparison.wrong:
         for name, operator in comparison.wrong.items():
             say(f'wrong: {name}, {operator.wrong_calls} of {operator.calls} calls, first call '

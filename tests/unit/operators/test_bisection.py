@@ -53,6 +53,22 @@ def test_a_fault_in_the_sequence_is_found(fault: Callable[[], AbstractContextMan
 
 
 @with_cards
+def test_a_late_result_is_named_behind_a_view() -> None:
+    from _planted_kernels import late_result
+    accelerator = SimAccelerator()
+
+    def step() -> dict:
+        tensor = torch.ones(4, 4).to('gcu:0').mul(3).exp()
+        return dict(loss=tensor.t().reshape(16)[:8].sum())
+
+    with late_result('exp'):
+        bisection = Bisection(step, accelerator.synchronize)
+        assert bisection.whole_step() == ['loss']
+        culprit = bisection.find()
+    assert 'exp' in culprit.sources and culprit.name not in ('t', 'exp')
+
+
+@with_cards
 def test_a_right_step_is_right_with_dropout_in_it() -> None:
     step = SmallStep()
     bisection = Bisection(step.gradients, step.accelerator.synchronize)
