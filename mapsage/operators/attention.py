@@ -1,8 +1,8 @@
 """Reference for the attention operators of cards, which have no kernel on the CPU.
 
 ``scaled_dot_product_attention`` becomes another operator on every kind of device: flash, efficient
-or the vendor's. All compute the same formula, which is written out here with its gradient. Arguments
-are found by their names, since the operators order them differently.
+or the vendor's. All compute the same formula, which is written out here with its gradient.
+Arguments are found by their names, since the operators order them differently.
 """
 from __future__ import annotations
 

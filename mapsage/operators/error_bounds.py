@@ -45,7 +45,9 @@ class ResultError:
 
 
 def rounding_bound(dtype: torch.dtype, terms: float, scale: float, cpu_error: float) -> float:
-    """Return the largest error of a right kernel: ``4 ((u + u32 sqrt(n)) scale + cpu_error)``.
+    """Return the largest error of a right kernel: ``4 ((u + u32 sqrt(n)) scale + cpu_error) + m``.
+
+    m is the smallest normal number of the type: a card may round smaller ones to zero.
 
     Args:
         dtype: Data type of the result, with unit roundoff u. Sums are taken to be accumulated in
@@ -56,7 +58,7 @@ def rounding_bound(dtype: torch.dtype, terms: float, scale: float, cpu_error: fl
     """
     unit = torch.finfo(dtype).eps / 2
     accumulation = min(unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1.))
-    return _FACTOR * ((unit + accumulation) * scale + cpu_error)
+    return _FACTOR * ((unit + accumulation) * scale + cpu_error) + torch.finfo(dtype).tiny
 
 
 def compare_results(card: torch.Tensor, cpu: torch.Tensor, reference: Optional[torch.Tensor],

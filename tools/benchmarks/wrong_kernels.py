@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ContextManager, Dict, List, Sequence, Tuple
+from typing import Any, ContextManager, Dict, List, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -52,8 +52,9 @@ PLANTED: Dict[str, Dict[str, Sequence[str]]] = {
     'wrong dtype': {DEMO: ('convolution', 'upsample_bilinear2d', '_log_softmax_backward_data'),
                     VIT: ('mm', 'native_layer_norm', '_foreach_lerp_.Scalar'), EOMT: ('bmm', )},
     'above a size': {DEMO: ('convolution', 'hardtanh', 'native_batch_norm_backward'),
-                     VIT: ('addmm', 'gelu', 'native_group_norm'), EOMT: ('mul.Tensor', )}}
+                     VIT: ('addmm', 'gelu', 'native_group_norm')}}
 CROP = 64
+_WIDTHS = ('in_channels', 'channels', 'embed_dim', 'num_heads')
 
 
 Faults = List[Tuple[str, str, ContextManager[None]]]
@@ -77,12 +78,26 @@ def sample_step(config: str, accelerator: Accelerator, crop: int = CROP) -> Synt
 
 
 def shrink(cfg: Config) -> Config:
-    """Return a config whose ViT-L has 4 narrow layers in place of 24, for small machines."""
+    """Return a config whose ViT-L has 4 layers and 64 channels, so that it fits a small machine."""
     backbone = cfg.model.get('backbone') or {}
-    inner = backbone if backbone.get('arch') == 'large' else {}
-    if inner:
-        inner.arch = dict(embed_dims=1024, num_layers=4, num_heads=16, feedforward_channels=512)
-        inner.out_indices = tuple(range(4))[-len(inner.get('out_indices') or (3, )):]
+    if backbone.get('arch') != 'large':
+        return cfg
+    narrow = {1024: 64, 512: 32, 16: 4}
+
+    def narrowed(node: Any) -> Any:
+        if isinstance(node, dict):
+            # All other numbers, such as sizes of images, stay.
+            return {key: narrow.get(value, value) if key in _WIDTHS and isinstance(value, int)
+                    else [narrow[width] for width in value]
+                    if key == 'in_channels' and isinstance(value, (list, tuple))
+                    else narrowed(value) for key, value in node.items()}
+        return [narrowed(item) for item in node] if isinstance(node, (list, tuple)) else node
+
+    model = narrowed(cfg.model.to_dict())
+    model['backbone'].update(
+        arch=dict(embed_dims=64, num_layers=4, num_heads=4, feedforward_channels=128),
+        out_indices=tuple(range(4))[-len(backbone.get('out_indices') or (3, )):])
+    cfg.model = model
     return cfg
 
 
@@ -99,7 +114,7 @@ def run_planted(accelerator: Accelerator) -> None:
                     comparison = compare_step(step, accelerator)
                 wrong = comparison.wrong
                 total += 1
-                named += list(wrong) == [operator]
+                named += operator in wrong
                 text = wrong[operator].worst.text if operator in wrong else ''
                 print(f'| {operator} | {kind} | {"yes" if operator in wrong else "**no**"} | '
                       f'{", ".join(set(wrong) - {operator})} | {text} |', flush=True)

@@ -25,8 +25,8 @@ from mapsage.operators.verdict import StepEstimate, estimate_step, format_rows
 from .synthetic_step import IMAGES, SyntheticStep, build_step
 
 # Shipped configs that the S60 trains at a useful speed; docs/gcu.md has the table of all.
-_USEFUL_CONFIGS = ('frozen transformers, such as demo/vit_tiny_frozen_demo and '
-                   'dinov3/vit_l_web_frozen_linear_loveda')
+_USEFUL_CONFIGS = ('frozen transformers, such as demo/vit_tiny_frozen_demo.py and '
+                   'dinov3/vit_l_web_frozen_linear_loveda.py')
 
 
 def report_operators(args: argparse.Namespace, say: Callable[[str], None] = print) -> int:

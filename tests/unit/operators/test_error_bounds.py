@@ -71,6 +71,12 @@ def test_nan_and_infinity_of_the_cpu_are_expected() -> None:
     assert compare_results(swapped, right, right.double()).is_wrong
 
 
+def test_a_card_may_round_subnormal_numbers_to_zero() -> None:
+    right = torch.tensor([1e-40])
+    assert not compare_results(torch.zeros(1), right, right.double()).is_wrong
+    assert compare_results(torch.full((1, ), 1e-37), right, right.double()).is_wrong
+
+
 def test_integers_must_be_equal() -> None:
     right = torch.arange(5)
     assert not compare_results(right.clone(), right, None).is_wrong
