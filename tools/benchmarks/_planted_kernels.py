@@ -69,6 +69,8 @@ def other_rounding(result: torch.Tensor) -> torch.Tensor:
     steps = torch.randint(-1, 2, result.shape, generator=generator)
     up = torch.nextafter(result, torch.full_like(result, float('inf')))
     down = torch.nextafter(result, torch.full_like(result, -float('inf')))
+    # The neighbor of infinity is a number.
+    steps[~torch.isfinite(result)] = 0
     return torch.where(steps > 0, up, torch.where(steps < 0, down, result))
 
 

@@ -67,7 +67,7 @@ def sequence_faults(config: str) -> Faults:
                 ('late result', 'hardtanh_backward', late_result('hardtanh_backward')),
                 ('wrong after hardtanh_backward', 'convolution_backward',
                  wrong_after('convolution_backward', 'hardtanh_backward'))]
-    return [('stray write', 'native_layer_norm', stray_write('native_layer_norm')),
+    return [('stray write', '_safe_softmax', stray_write('_safe_softmax')),
             ('late result', 'gelu', late_result('gelu')),
             ('wrong after gelu', 'addmm', wrong_after('addmm', 'gelu'))]
 

@@ -11,6 +11,7 @@ from planted_steps import SmallStep
 from support import no_simulated_cards
 from test_comparison import compare
 
+from mapsage.accelerator import resolve_accelerator
 from mapsage.operators.bisection import Bisection, wrong_results
 
 with_cards = pytest.mark.skipif(no_simulated_cards() is not None,
@@ -55,7 +56,7 @@ def test_a_fault_in_the_sequence_is_found(fault: Callable[[], AbstractContextMan
 @with_cards
 def test_a_late_result_is_named_behind_a_view() -> None:
     from _planted_kernels import late_result
-    accelerator = SimAccelerator()
+    accelerator = resolve_accelerator('sim')
 
     def step() -> dict:
         tensor = torch.ones(4, 4).to('gcu:0').mul(3).exp()
