@@ -10,7 +10,8 @@ import glob
 import importlib.util
 import os
 import runpy
-from typing import Iterator, Optional
+from importlib import metadata
+from typing import Any, Callable, Dict, Iterator, Optional
 
 # Plugins that add a device to PyTorch as PrivateUse1 -> name of the device.
 PLUGINS = {'torch_gcu': 'gcu', 'torch_npu': 'npu', 'torch_mlu': 'mlu', 'torch_musa': 'musa',
@@ -41,6 +42,18 @@ def no_plugins_loaded() -> Iterator[None]:
             os.environ[AUTOLOAD] = before
 
 
+def declared_plugins() -> Dict[str, Callable[[], object]]:
+    """Return the functions that load the plugins which PyTorch would load, by their package.
+
+    Nothing is imported.
+    """
+    groups: Any = metadata.entry_points()
+    # Python 3.8 and 3.9 have no method to select a group.
+    points = groups.select(group=AUTOLOAD_GROUP) if hasattr(groups, 'select') else groups.get(
+        AUTOLOAD_GROUP, [])
+    return {point.value.partition(':')[0].partition('.')[0]: point.load for point in points}
+
+
 def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
     """Return the name of a driver that ranks may use on this machine; None for the CPU only.
 
@@ -50,7 +63,7 @@ def possible_driver(accelerator: Optional[str] = None) -> Optional[str]:
         accelerator: Accelerator on the command line. None if the config chooses, which may name
             any accelerator.
     """
-    for name in VENDOR_MODULES:
+    for name in dict.fromkeys([*VENDOR_MODULES, *declared_plugins()]):
         if importlib.util.find_spec(name) is not None:
             return name
     if accelerator not in ('cpu', 'sim') and _torch_has_cuda() and any(

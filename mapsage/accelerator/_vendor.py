@@ -11,13 +11,12 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib import metadata
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, TypeVar
 
 import torch
 
-from mapsage_launcher.drivers import AUTOLOAD, AUTOLOAD_GROUP
+from mapsage_launcher.drivers import AUTOLOAD, declared_plugins
 
 from .base import AcceleratorError
 
@@ -101,15 +100,6 @@ def torch_has_device(device_type: str) -> bool:
     return hasattr(torch, device_type)
 
 
-def plugin_entry_points() -> Dict[str, Callable[[], object]]:
-    """Return the functions by which PyTorch loads the installed plugins, by their package."""
-    groups: Any = metadata.entry_points()
-    # Python 3.8 and 3.9 have no method to select a group.
-    points = groups.select(group=AUTOLOAD_GROUP) if hasattr(groups, 'select') else groups.get(
-        AUTOLOAD_GROUP, [])
-    return {point.value.partition(':')[0].partition('.')[0]: point.load for point in points}
-
-
 def load_entry_point(package: str) -> None:
     """Load an installed plugin as PyTorch would.
 
@@ -118,7 +108,7 @@ def load_entry_point(package: str) -> None:
     """
     if import_vendor(package) is None:
         return
-    start: Any = plugin_entry_points()[package]
+    start: Any = declared_plugins()[package]
     try:
         start()()
     # A vendor's code may fail in any way; the error below quotes it.

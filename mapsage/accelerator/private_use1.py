@@ -12,14 +12,13 @@ from typing import Dict, List, Optional
 
 import torch
 
-from mapsage_launcher.drivers import PLUGINS
+from mapsage_launcher.drivers import PLUGINS, declared_plugins
 
 from ._vendor import (
     DeviceModule,
     communication_backend,
     import_vendor,
     load_entry_point,
-    plugin_entry_points,
     registered_device,
     vendor_version,
 )
@@ -134,7 +133,7 @@ def package_of(device_type: str) -> str:
 def is_plugin_device(name: str) -> bool:
     """Return whether ``name`` is the device of a known or installed plugin. Imports none."""
     return (name in PLUGINS.values() or name == registered_device()
-            or package_of(name) in plugin_entry_points())
+            or package_of(name) in declared_plugins())
 
 
 def why_no_device(device_type: Optional[str]) -> Optional[str]:
@@ -167,12 +166,12 @@ def why_no_device(device_type: Optional[str]) -> Optional[str]:
 
 def _packages() -> List[str]:
     """Return the packages that may have a plugin, in the order in which they are tried."""
-    packages = dict.fromkeys([*PLUGINS, *plugin_entry_points()])
+    packages = dict.fromkeys([*PLUGINS, *declared_plugins()])
     return [package for package in packages if package not in _OTHERS]
 
 
 def _load(package: str) -> None:
     """Import a plugin if it is installed, so that it registers its device."""
     import_vendor(package)
-    if registered_device() is None and package in plugin_entry_points():
+    if registered_device() is None and package in declared_plugins():
         load_entry_point(package)

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -9,7 +11,8 @@ import pytest
 import torch.distributed as dist
 from doubles import MAKES, make
 from ranks import run_ranks
-from support import check_finished, launch, main_leg, why_no_make, write_tiny_config
+from support import ROOT, check_finished, launch, main_leg, why_no_make, write_tiny_config
+from warm_python import warm_python
 
 pytestmark = [main_leg, pytest.mark.skipif(bool(why_no_make()), reason=why_no_make())]
 
@@ -56,6 +59,18 @@ def test_two_ranks_train_as_the_cpu_does(name: str, tiny_data: Path, tmp_path: P
     assert [rank['devices'] for rank in ranks] == [[f'{name}:0'], [f'{name}:1']]
     assert ranks[0]['backend'] == f'cpu:gloo,{name}:{BACKENDS[name]}'
     assert losses(tmp_path / 'work') == pytest.approx(reference, rel=1e-4)
+
+
+def test_the_doctor_examines_a_make() -> None:
+    finished = subprocess.run(
+        [warm_python(), 'tools/doctor.py'], env={**os.environ, **make('musa')}, cwd=str(ROOT),
+        stdout=subprocess.PIPE, universal_newlines=True, timeout=120)
+    assert finished.returncode == 0 and finished.stdout.endswith('result: training would start\n')
+    for line in ('torch_musa', 'musa (8 device(s), gradients over mccl): found by auto',
+                 'backend cpu:gloo,musa:mccl: not used by one process',
+                 'musa:0 allocates and computes', 'musa, tried on the card: int64 yes, '):
+        assert f'\n  ok       {line}' in finished.stdout
+    assert 'plugin:' not in finished.stdout and 'cpu: usable, not chosen' in finished.stdout
 
 
 def test_the_launcher_finds_a_make_and_says_so(tiny_data: Path, tmp_path: Path) -> None:

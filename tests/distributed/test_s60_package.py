@@ -90,7 +90,9 @@ def join(masks: List[str], local_ranks: List[int]) -> str:
         join_ranks('pytorch', accelerator, 'auto', 30)
     except AcceleratorError as error:
         return str(error)
-    return f'{accelerator.name} {accelerator.card(local_ranks[rank])}'
+    supports = accelerator.supports
+    return (f'{accelerator.name} {accelerator.card(local_ranks[rank])} int64 {supports.int64}, '
+            f'float64 {supports.float64}, fused {supports.fused_optimizer}')
 
 
 def test_ranks_with_different_masks_on_one_card_are_refused(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_ranks_with_different_masks_on_one_card_are_refused(tmp_path: Path) -> N
     for said in run_ranks(join, 2, tmp_path, ['5,2', '2,5'], [1, 0], environ=S60):
         assert 'rank 0 is on the card of rank(s) [1]' in said and 'TOPS_VISIBLE_DEVICES' in said
     assert run_ranks(join, 2, tmp_path, ['5,2', '5,2'], [0, 1], environ=S60) == [
-        'gcu GCU-0005', 'gcu GCU-0002']
+        f'gcu GCU-000{card} int64 False, float64 False, fused False' for card in (5, 2)]
 
 
 def test_a_broken_package_does_not_hinder_the_cpu(tiny_data: Path, tmp_path: Path) -> None:

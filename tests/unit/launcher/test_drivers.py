@@ -20,6 +20,7 @@ from mapsage_launcher import drivers
     ('torch_gcu', "cuda = None", False, 'cpu', 'torch_gcu'),
     ('torch_xla', "cuda = None", False, None, 'torch_xla'),
     ('torch_npu', "cuda = None", False, 'auto', 'torch_npu'),
+    ('torch_opt', "cuda = None", False, None, 'torch_opt'),
 ])
 def test_possible_driver(vendor: Optional[str], torch: str, files: bool,
                          accelerator: Optional[str], expected: Optional[str], tmp_path: Path,
@@ -37,4 +38,9 @@ def test_possible_driver(vendor: Optional[str], torch: str, files: bool,
         drivers.importlib.util, 'find_spec',
         lambda name: drivers.importlib.util.spec_from_file_location(name, installed[name])
         if name in installed else None)
+    # A plugin of no table is known by the entry point that it declares.
+    info = tmp_path / 'torch_opt-1.0.dist-info'
+    info.mkdir()
+    (info / 'entry_points.txt').write_text('[torch.backends]\ntorch_opt = torch_opt:_autoload\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert drivers.possible_driver(accelerator) == expected
