@@ -187,6 +187,14 @@ class DeviceModule:
             seed_one(seed)
         self.set_device(current)
 
+    def random_state(self) -> torch.Tensor:
+        """Return the state of the current device's generator, uint8 on the CPU, of any length."""
+        return self._function('get_rng_state')().cpu()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Restore what :meth:`random_state` returned."""
+        self._function('set_rng_state')(state)
+
     def device_name(self, index: int) -> str:
         """Return the model of a card; the name of the device type if the vendor does not tell."""
         name = self._find('get_device_name')

@@ -13,6 +13,9 @@ from torch import nn
 from . import simulator
 from .base import Accelerator, AcceleratorError, Supports
 
+# Version of ROCm; PyTorch for the CPU or for CUDA may lack the name.
+_HIP: Optional[str] = getattr(torch.version, 'hip', None)
+
 # Messages of PyTorch if there is no GPU; any other message means a broken installation.
 _ABSENT = ('Found no NVIDIA driver', 'No CUDA GPUs are available', 'No HIP GPUs are available',
            'no CUDA-capable device is detected')
@@ -71,7 +74,7 @@ class CudaAccelerator(Accelerator):
 
     @classmethod
     def why_unavailable(cls) -> Optional[str]:
-        if torch.version.cuda is None and getattr(torch.version, 'hip', None) is None:
+        if torch.version.cuda is None and _HIP is None:
             return f'torch {torch.__version__} is a CPU build'
         if simulator.is_loaded():
             return (f'simulated devices are loaded in this process, and '
@@ -90,7 +93,7 @@ class CudaAccelerator(Accelerator):
         return 'torch.cuda.is_available() is False'
 
     def native_bfloat16(self) -> Optional[bool]:
-        if getattr(torch.version, 'hip', None) is not None:
+        if _HIP is not None:
             return None
         return torch.cuda.get_device_capability()[0] >= 8  # since Ampere
 
@@ -148,7 +151,7 @@ class CudaAccelerator(Accelerator):
         return torch.cuda.get_device_name(self.device(local_rank))
 
     def software(self) -> Dict[str, str]:
-        versions = {'CUDA': str(torch.version.cuda or getattr(torch.version, 'hip', None)),
+        versions = {'CUDA': str(torch.version.cuda or _HIP),
                     'cuDNN': str(torch.backends.cudnn.version()),
                     'cudnn_benchmark': str(torch.backends.cudnn.benchmark),
                     'cudnn_allow_tf32': _tf32_setting(torch.backends.cudnn),

@@ -8,7 +8,7 @@ reached through `_vendor.py`. docs/accelerators.md says what a new make needs.
 from __future__ import annotations
 
 import functools
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Sequence
 
 import torch
 
@@ -97,6 +97,14 @@ class PrivateUse1Accelerator(Accelerator):
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         self.module.seed(seed)
+
+    def random_state(self) -> List[torch.Tensor]:
+        return [torch.get_rng_state(), self.module.random_state()]
+
+    def set_random_state(self, states: Sequence[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            self.module.set_random_state(state)
 
     def native_bfloat16(self) -> Optional[bool]:
         return self.capabilities.bfloat16

@@ -184,6 +184,28 @@ def a_seed_repeats_the_numbers(accelerator: Accelerator) -> None:
 
 
 @one_process
+def a_random_state_comes_back(accelerator: Accelerator) -> None:
+    """Also by way of a checkpoint, whatever the number of bytes of a device's state."""
+    if accelerator.lazy:
+        raise NotApplicable(f'{accelerator.name} records operations, also random ones')
+    file = io.BytesIO()
+    accelerator.seed(5)
+    torch.rand(7, device=own_device(accelerator))
+    torch.save(accelerator.random_state(), file)
+    file.seek(0)
+
+    def draw() -> List[torch.Tensor]:
+        on_device = torch.rand(64, device=own_device(accelerator))
+        dropped = nn.functional.dropout(torch.ones(64, device=own_device(accelerator)), 0.5)
+        return [on_device.cpu(), dropped.cpu(), torch.rand(64)]
+
+    first = draw()
+    accelerator.set_random_state(torch.load(file))
+    for one, other in zip(first, draw()):
+        assert torch.equal(one, other)
+
+
+@one_process
 def a_seed_reaches_every_device(accelerator: Accelerator) -> None:
     if accelerator.device_type == 'cpu' or accelerator.name == 'xla':
         raise NotApplicable(f'{accelerator.name} has one device a process')

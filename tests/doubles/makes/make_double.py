@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Callable, Iterable
 
+import torch
 import torch.distributed as dist
 
 from mapsage.accelerator.simulator import device_module, read_settings
@@ -47,8 +48,16 @@ def add_make(device_type: str, mask: str, functions: Iterable[str] = FULL) -> ty
     module = types.ModuleType(f'torch.{device_type}')
     for name in functions:
         setattr(module, name, getattr(device_module, name))
+    # By default the simulator's functions mean the device 'gcu', which has another name here.
+    module.get_rng_state = lambda device=None: device_module.get_rng_state(_index(device))
+    module.set_rng_state = lambda state, device=None: device_module.set_rng_state(
+        state, _index(device))
     add_devices(replace(settings, profile=plain), device_type, module)
     return module
+
+
+def _index(device: Any) -> int:
+    return device_module.current_device() if device is None else torch.device(device).index
 
 
 def make_group(name: str) -> Callable[..., Any]:
