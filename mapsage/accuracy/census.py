@@ -19,8 +19,8 @@ import numpy as np
 from .errors import AssessError
 from .map_reader import LEVELS, MapReader, MapWindow
 
-# Share of the pixels where the mapped class may lack the largest probability. The map and its
-# probabilities are rounded differently, and a model of one score may have another threshold.
+# Share of the pixels where the mapped class may lack the largest probability, since the map and its
+# probabilities are rounded differently.
 _MOST_CONTRADICTED = 0.1
 # Side in pixels of the blocks of a digest, which plans store: it never changes.
 _BLOCK = 512
@@ -68,7 +68,7 @@ def take_census(reader: MapReader, advance: Advance) -> MapCensus:
     classes = len(reader.class_names)
     pixels, area = np.zeros(classes * LEVELS, np.int64), np.zeros(classes * LEVELS)
     probability = np.zeros((classes, classes * LEVELS)) if reader.has_probabilities else None
-    digest, contradicted = MapDigest(reader), 0
+    digest, contradictions = MapDigest(reader), _Contradictions(classes)
     for window in reader.windows():
         digest.add(window)
         valid = window.classes >= 0
@@ -79,15 +79,16 @@ def take_census(reader: MapReader, advance: Advance) -> MapCensus:
         if probability is not None and window.probabilities is not None:
             for number, plane in enumerate(window.probabilities):
                 probability[number] += np.bincount(cells, weights * plane[valid], len(area))
-            contradicted += _count_contradicted(window, valid)
+            contradictions.add(window, valid)
         advance(1)
     if not pixels.sum():
         raise AssessError(f'{reader.path} has no pixel with a class; check its no-data value.')
-    if contradicted > _MOST_CONTRADICTED * pixels.sum():
+    contradicted = contradictions.count() / pixels.sum()
+    if contradicted > _MOST_CONTRADICTED:
         raise AssessError(
-            f'at {100 * contradicted / pixels.sum():.0f} % of the pixels of {reader.path} another '
-            'class has a larger probability, so the probabilities do not belong to this map. Name '
-            'the file that mapsage predict --probabilities wrote with it.')
+            f'at {100 * contradicted:.0f} % of the pixels of {reader.path} another class has a '
+            'larger probability, so the probabilities do not belong to this map. Name the file '
+            'that mapsage predict --probabilities wrote with it.')
     shape = classes, LEVELS
     return _without_absent_values(reader, MapCensus(
         reader.class_names, reader.unit, pixels.reshape(shape), area.reshape(shape),
@@ -133,12 +134,37 @@ def _hash(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest(), 'big')
 
 
-def _count_contradicted(window: MapWindow, valid: np.ndarray) -> int:
-    """Return how many pixels have a class with a clearly larger probability than the mapped one."""
-    assert window.probabilities is not None, 'called for windows with probabilities'
-    mapped = np.take_along_axis(
-        window.probabilities, np.maximum(window.classes, 0)[None].astype(np.int64), 0)[0]
-    return int((valid & (mapped < window.probabilities.max(0) - 0.01)).sum())
+class _Contradictions:
+    """Counts the pixels whose class on the map is not the class of their probabilities.
+
+    A model of one score may have another threshold than 0.5. So for two classes the threshold is
+    the one that fits the map best.
+
+    Args:
+        classes: Number of classes.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self._classes, self._count = classes, 0
+        # Pixels of two classes by mapped class and probability of the second class, in percent.
+        self._by_score = np.zeros((2, LEVELS), np.int64)
+
+    def add(self, window: MapWindow, valid: np.ndarray) -> None:
+        """Count the valid pixels of a window that has probabilities."""
+        assert window.probabilities is not None, 'called for windows with probabilities'
+        if self._classes == 2:
+            score = np.round(100 * window.probabilities[1][valid]).astype(np.int64)
+            cells = window.classes[valid] * LEVELS + np.clip(score, 0, LEVELS - 1)
+            self._by_score += np.bincount(cells, minlength=2 * LEVELS).reshape(2, LEVELS)
+            return
+        mapped = np.take_along_axis(
+            window.probabilities, np.maximum(window.classes, 0)[None].astype(np.int64), 0)[0]
+        self._count += int((valid & (mapped < window.probabilities.max(0) - 0.01)).sum())
+
+    def count(self) -> int:
+        """Return the number of contradicted pixels."""
+        first, second = self._by_score.cumsum(1)
+        return self._count + int((second + first[-1] - first).min())
 
 
 def _without_absent_values(reader: MapReader, census: MapCensus) -> MapCensus:

@@ -8,7 +8,7 @@ import pytest
 import rasterio
 import shapely
 from assess_maps import KnownMap, without_companions, write_map
-from geo_scenes import DEGREES, PIXELS
+from geo_scenes import DEGREES, PALETTE, PIXELS, UTM
 
 from mapsage.accuracy.allocation import allocate, expected_error, required_points
 from mapsage.accuracy.census import digest_of, take_census
@@ -18,7 +18,13 @@ from mapsage.accuracy.intervals import Z
 from mapsage.accuracy.map_reader import MapReader
 from mapsage.accuracy.plan import PlanOptions, make_plan
 from mapsage.accuracy.strata import DOUBTFUL, build_strata
-from mapsage.geo import confidence_path, probabilities_path
+from mapsage.geo import (
+    ClassMapWriter,
+    MapInfo,
+    ProbabilityWriter,
+    confidence_path,
+    probabilities_path,
+)
 from mapsage.geo.ellipsoid import EllipsoidArea
 from mapsage.geo.outlines import walk
 
@@ -175,6 +181,26 @@ def test_a_digest_depends_on_grid_and_classes_and_not_on_windows(
     assert digest_of(MapReader(str(known.path)), ignore) == digest
     moved = write_map(tmp_path / 'b', side=1100, place=DEGREES)
     assert digest_of(MapReader(str(moved.path)), ignore) != digest
+
+
+def test_the_threshold_of_a_model_of_one_score_is_no_contradiction(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    score = np.round(random.uniform(0, 250, (64, 64))).astype(np.uint8)
+    steps = np.stack([250 - score, score])
+    info = MapInfo(['ground', 'house'], PALETTE[:2], **UTM)
+    for threshold, shuffled in ((50, False), (200, False), (125, True)):
+        path = tmp_path / f'{threshold}.tif'
+        with ClassMapWriter(path, 64, 64, info) as writer:
+            writer.write(0, (score > threshold).astype(np.uint8)[::-1 if shuffled else 1])
+        with ProbabilityWriter(probabilities_path(path), 64, 64, ['ground', 'house'], 250,
+                               **UTM) as file:
+            file.write(0, steps)
+        reader = MapReader(str(path), None, probabilities_path(path))
+        if shuffled:
+            with pytest.raises(AssessError, match='do not belong to this map'):
+                take_census(reader, ignore)
+        else:
+            assert take_census(reader, ignore).pixels.sum() == 64 * 64
 
 
 def test_a_class_as_no_data(tmp_path: Path) -> None:
