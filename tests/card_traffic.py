@@ -56,6 +56,8 @@ def traffic_of(name: str, profile: str, folder: Path) -> Set[Entry]:
     cfg = Config.fromfile(str(ROOT / name))
     # The weights of a run that some configs begin with do not matter here.
     cfg.merge_from_dict({**small_options(cfg), 'env_cfg.accelerator': 'sim', 'load_from': None})
+    if any(hook.get('prefetch') for hook in cfg.get('custom_hooks', [])):
+        cfg.train_dataloader.num_workers = 1
     config, traffic = folder / f'{Path(name).stem}.py', folder / 'traffic'
     traffic.mkdir(parents=True)
     cfg.dump(str(config))

@@ -108,6 +108,13 @@ def test_ranks_that_wait_on_are_not_taken_for_lost(world: int, told: Dict[Any, A
         assert 'its process has ended' in text
 
 
+def test_a_tensor_that_a_backend_refuses_is_no_lost_rank() -> None:
+    refused = getattr(dist, 'DistBackendError', RuntimeError)(
+        'ECCL error in: ProcessGroupECCL.cpp, invalid argument\necclInvalidArgument: ...')
+    assert not lost_ranks._is_broken_collective(refused)
+    assert lost_ranks._is_broken_collective(RuntimeError('[gloo/transport] timed out'))
+
+
 @pytest.mark.parametrize('world', WORLDS)
 def test_the_error_of_another_rank_is_shown(world: int, told: Dict[Any, Any]) -> None:
     *others, own = told['raises', world]

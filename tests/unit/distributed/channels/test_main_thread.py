@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 import torch
@@ -108,3 +109,15 @@ def test_ranks_in_collectives_wait_for_the_one_that_is_late(tmp_path: Path) -> N
         assert [position.activity for position in positions] == [COLLECTIVE, COLLECTIVE, RUNS]
         assert all('test_main_thread.py:' in position.line for position in positions)
         assert find_stragglers(dict(enumerate(positions))) == [2]
+
+
+def test_a_wait_in_a_group_written_in_python_is_in_a_collective() -> None:
+    work: Dict[str, Any] = {'__name__': 'mapsage.distributed.groups.staged', 'sleep': time.sleep}
+    exec('def wait():\n    sleep(0.6)\n', work)
+
+    def step() -> None:
+        work['wait']()
+
+    position = watch(step)
+    assert position.activity == COLLECTIVE
+    assert position.line.endswith(' in step')
