@@ -23,6 +23,7 @@ from mapsage.geo.ellipsoid import EllipsoidArea
 from mapsage.geo.errors import Box
 from mapsage.geo.gdal_files import open_file
 from mapsage.geo.outlines import walk
+from mapsage.xml_text import xml_text
 
 from .errors import AssessError
 
@@ -75,7 +76,8 @@ class MapReader:
         named = read_classes(path)
         values = [int(entry['value']) for entry in named] or list(range(256))
         self.has_names = bool(named)
-        self.class_names: List[str] = [entry['name'] for entry in named] or list(map(str, values))
+        self.class_names = _distinct([xml_text(entry['name']) for entry in named], values) \
+            if named else list(map(str, values))
         # Class index of each value.
         self._index = np.full(256, -1, np.int16)
         self._index[values] = np.arange(len(values))
@@ -205,6 +207,13 @@ class MapReader:
                 f'{raster.path} has no value at column {box[0] + column}, row {box[1] + row}, '
                 f'where {self.path} has a class: it does not belong to this map. Name the file '
                 'that mapsage predict wrote with the map.')
+
+
+def _distinct(names: Sequence[str], values: Sequence[int]) -> List[str]:
+    """Return names without outer spaces; a name that occurs twice gets its value."""
+    stripped = [name.strip() for name in names]
+    return [f'{name} ({value})' if stripped.count(name) > 1 else name
+            for name, value in zip(stripped, values)]
 
 
 def default_companion(path: str, companion: str) -> Optional[str]:

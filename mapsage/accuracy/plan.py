@@ -23,7 +23,7 @@ from .intervals import Z
 from .map_reader import MapReader
 from .plan_record import PlanRecord
 from .points_file import DesignPoints
-from .strata import DOUBTFUL, Strata, build_strata
+from .strata import Strata, build_strata
 
 # Simulated surveys: the coverage is then known to within 1 %.
 _SURVEYS = 2000
@@ -109,7 +109,7 @@ def make_plan(reader: MapReader, options: PlanOptions, advance: Advance) -> Surv
     points = _points_of_strata(strata, options, target)
     drawn = draw_points(reader, strata, points, options.seed, advance)
     record = _build_record(reader, census, strata, points, options)
-    doubtful = DOUBTFUL in strata.names
+    doubtful = strata.threshold > 0
     plain = build_strata(census, 0) if doubtful else strata
     plain_points = _points_of_strata(plain, options, target, int(points.sum()))
     right = np.einsum('hkk->h', strata.joint)

@@ -77,7 +77,8 @@ def build_strata(census: MapCensus, doubtful_share: float) -> Strata:
     area = (member * census.area).sum((1, 2))
     by_class = np.einsum('hkl,kl->hk', member, census.area)
     joint = np.einsum('hkl,klr->hkr', member, expected_reference(census))
-    return Strata([[*census.class_names, DOUBTFUL][stratum] for stratum in used], table, area,
+    names = [*census.class_names, _doubtful_name(census)]
+    return Strata([names[stratum] for stratum in used], table, area,
                   (member * census.pixels).sum((1, 2)), joint / area[:, None, None],
                   by_class / area[:, None], threshold)
 
@@ -106,6 +107,11 @@ def expected_reference(census: MapCensus) -> np.ndarray:
     return expected * census.area[..., None]
 
 
+def _doubtful_name(census: MapCensus) -> str:
+    """Return a name that no class has."""
+    return DOUBTFUL if DOUBTFUL not in census.class_names else f'{DOUBTFUL} pixels'
+
+
 def _find_threshold(census: MapCensus, doubtful_share: float) -> int:
     """Return the highest level below which common classes cover at most ``doubtful_share``."""
     common = census.class_shares > doubtful_share
@@ -113,4 +119,8 @@ def _find_threshold(census: MapCensus, doubtful_share: float) -> int:
     # Level 0 holds all pixels of a map without confidence.
     if not census.pixels[:, 1:].any():
         return 0
-    return int((below <= doubtful_share).sum()) if doubtful_share > 0 else 0
+    if doubtful_share <= 0 or not common.any():
+        return 0
+    threshold = int((below <= doubtful_share).sum())
+    # Levels without pixels at the lower end make no stratum.
+    return threshold if below[threshold - 1] > 0 else 0

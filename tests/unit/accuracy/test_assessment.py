@@ -17,6 +17,7 @@ from mapsage.accuracy.assessment import (
     assess,
 )
 from mapsage.accuracy.errors import AssessError
+from mapsage.accuracy.estimators import Survey, estimate_assisted_mean
 from mapsage.accuracy.intervals import Z
 
 
@@ -187,6 +188,20 @@ def test_probabilities_that_know_something_narrow_the_interval() -> None:
     assert assisted.get(AREA, 'A').error < 0.6 * assisted.get(LABELS_ONLY, 'A').error
     assert assisted.get(OVERALL).error < 0.8 * assess(sample).get(OVERALL).error
     assert assisted.get(LABELS_ONLY, 'A').error == assess(sample).get(AREA, 'A').error
+
+
+def test_the_assisted_mean_is_that_of_prediction_powered_inference() -> None:
+    """PPI++ for known pixels: a tuned difference, with the variance of y - b g."""
+    random = np.random.RandomState(0)
+    g = random.uniform(size=300)
+    y = (random.uniform(size=300) < g).astype(float)
+    survey = Survey(np.ones((1, 300)), np.ones(1), np.full(1, 5000.0))
+    estimate = estimate_assisted_mean(survey, y, g, np.array([0.47]))
+    tuned = np.cov(y, g)[0, 1] / g.var(ddof=1)
+    assert 0 < tuned < 1
+    assert estimate.value == pytest.approx(y.mean() + tuned * (0.47 - g.mean()))
+    assert estimate.variance == pytest.approx(
+        (1 - 300 / 5000) * (y - tuned * g).var(ddof=1) / 300)
 
 
 def test_probabilities_that_know_nothing_change_little() -> None:

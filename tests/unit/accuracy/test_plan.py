@@ -9,6 +9,7 @@ import rasterio
 import shapely
 from assess_maps import KnownMap, without_companions, write_map
 from geo_scenes import DEGREES, PALETTE, PIXELS, UTM
+from rasterio.transform import from_origin
 
 from mapsage.accuracy.allocation import allocate, expected_error, required_points
 from mapsage.accuracy.census import digest_of, take_census
@@ -101,6 +102,23 @@ def test_the_doubtful_stratum_takes_the_least_confident_pixels_of_common_classes
     np.testing.assert_allclose(strata.joint.sum(2), strata.composition)
 
 
+def test_names_of_classes_are_distinct(tmp_path: Path) -> None:
+    known = write_map(tmp_path, names=('doubtful', ' water ', 'water'))
+    reader = reader_of(known)
+    assert reader.class_names == ['doubtful', 'water (1)', 'water (2)']
+    strata = build_strata(take_census(reader, ignore), 0.05)
+    assert strata.names == ['doubtful', 'water (1)', 'water (2)', 'doubtful pixels']
+
+
+def test_a_sure_map_has_no_doubtful_stratum(tmp_path: Path) -> None:
+    known = write_map(tmp_path)
+    with rasterio.open(confidence_path(known.path), 'r+') as file:
+        file.write(np.where(known.mapped == 255, 255, 100).astype(np.uint8), 1)
+    strata = build_strata(take_census(MapReader(str(known.path), confidence_path(known.path)),
+                                      ignore), 0.05)
+    assert strata.threshold == 0 and strata.names == ['ground', 'house', 'water']
+
+
 def test_points_are_drawn_without_replacement_from_their_strata(tmp_path: Path) -> None:
     known = write_map(tmp_path)
     reader = reader_of(known)
@@ -135,6 +153,22 @@ def test_every_pixel_has_the_same_chance(tmp_path: Path, monkeypatch: pytest.Mon
         share = ground[quarter].sum() / ground.sum()
         expected, spread = 2400 * share, np.sqrt(2400 * share * (1 - share))
         assert abs(counts[quarter].sum() - expected) < 4 * spread
+
+
+def test_a_map_in_degrees_is_sampled_by_area(tmp_path: Path) -> None:
+    # From 75 to 15 degrees north: the lower half has 1.7 times the area of the upper half.
+    place = dict(crs=DEGREES['crs'], transform=from_origin(10.0, 75.0, 1.0, 1.0))
+    known = write_map(tmp_path, side=60, place=place)
+    reader = MapReader(str(known.path))
+    strata = build_strata(take_census(reader, ignore), 0)
+    ground = known.mapped == 0
+    weights = ground * reader.read((0, 0, 60, 60)).row_area[:, None]
+    share = weights[:30].sum() / weights.sum()
+    assert share < 0.4 < ground[:30].sum() / ground.sum()
+    drawn = np.concatenate([draw_points(reader, strata, np.array([60, 2, 2]), seed, ignore).row[
+        :60] for seed in range(40)])
+    upper, expected = (drawn < 30).mean(), share
+    assert abs(upper - expected) < 4 * np.sqrt(0.25 / len(drawn))
 
 
 def test_a_plan_knows_that_a_rare_class_needs_the_doubtful_stratum(tmp_path: Path) -> None:

@@ -10,11 +10,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pyogrio
 import pytest
+import shapely
 from geo_scenes import UTM, write_raster
 from qgis_here import read_legends
 
 from mapsage.geo import ClassMapWriter, GeoError, MapInfo, VectorLabels, write_cog, write_polygons
-from mapsage.geo.qgis_style import add_polygon_style, is_own_style, map_style, polygon_style
+from mapsage.geo.qgis_style import (
+    add_point_form,
+    add_polygon_style,
+    is_own_style,
+    map_style,
+    polygon_style,
+)
 
 STRANGE = ('a<b & "c"', "l'eau", 'Wässer 水', '  room  ', 'новый 🌍')
 COLORS = [[1, 2, 3], [255, 0, 17], [40, 90, 200], [0, 0, 0], [250, 251, 252]]
@@ -99,6 +106,24 @@ def test_polygons_hold_their_style(tmp_path: Path) -> None:
     assert len(categories_of(styles_in(path)[0][3])) == 5
     with pytest.raises(OSError, match='cannot be written: .*not a database'):
         add_polygon_style(tmp_path / 'map.tif', 'map', 'class_name', STRANGE, COLORS)
+
+
+def test_points_have_a_form_with_a_list_of_classes(tmp_path: Path) -> None:
+    path = tmp_path / 'points.gpkg'
+    pyogrio.raw.write(str(path), shapely.to_wkb(shapely.points([[0, 0], [1, 1]])),
+                      [np.array([None, None], object)], ['class_name'], layer='points',
+                      driver='GPKG', geometry_type='Point', crs='EPSG:32650')
+    add_point_form(path, 'points', 'class_name', STRANGE, COLORS)
+    with sqlite3.connect(str(path)) as file:
+        (style, is_default), = file.execute('SELECT styleQML, useAsDefault FROM layer_styles '
+                                            "WHERE f_table_name = 'points'")
+    assert is_default == 1
+    assert [value for value, _, _ in categories_of(style)] == [*STRANGE, '']
+    widget = ElementTree.fromstring(style).find('fieldConfiguration/field/editWidget')
+    assert widget is not None and widget.get('type') == 'ValueMap'
+    listed = widget.findall("config/Option/Option[@name='map']/Option/Option")
+    assert [(entry.get('name'), entry.get('value')) for entry in listed] == list(
+        zip(STRANGE, STRANGE))
 
 
 def test_without_colors_there_is_no_style(tmp_path: Path) -> None:
