@@ -12,7 +12,7 @@ from checkpoint_bits import checkpoint_bits
 from faulty_card import CardBreaksDown, FaultyCard, flip_bit
 from forked import fork_ranks, fork_scenarios
 from mmengine.hooks import Hook
-from mmengine.registry import MODELS
+from mmengine.registry import HOOKS, MODELS
 from scaled_on_cpu import HAS_SCALER
 from support import launch, main_leg, no_simulated_cards, write_tiny_config
 from test_moving_virtual_ranks import CountedToy
@@ -49,6 +49,17 @@ class FlipsWeight(Hook):
                          outputs: Any = None) -> None:
         if runner.rank == self.rank and runner.iter + 1 == self.iteration:
             flip_bit(next(runner.model.parameters()).data, 5, 3)
+
+
+@HOOKS.register_module(force=True)
+class DrawsNumber(Hook):
+    """Draws a random number after each iteration, and adds it to a buffer."""
+
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        next(runner.model.buffers()).add_(torch.rand(1))
 
 
 class FlipsOnce(Hook):
@@ -94,7 +105,8 @@ EPOCHS: Dict[str, Any] = {
 SOUND: Dict[str, Any] = {
     'iterations': (2, {'custom_hooks': [dict(type='EMAHook', update_buffers=True)],
                        'optim_wrapper.accumulative_counts': 3}),
-    'epochs': (2, dict(EPOCHS, **{'optim_wrapper.type': 'AmpOptimWrapper',
+    'epochs': (2, dict(EPOCHS, **{'custom_hooks': [dict(type='DrawsNumber')],
+                                  'optim_wrapper.type': 'AmpOptimWrapper',
                                   'env_cfg.reduction': 'native'})),
     'loss scale and counts': (2, {
         'optim_wrapper.type': 'ScaledOnCpu', 'optim_wrapper.accumulative_counts': 2,

@@ -8,7 +8,7 @@ bits in the results of one rank's matrix products, or in its weights; it begins 
 iteration and lasts until a check has raised its error or the time is over. Then the weights are as
 before, and the next fault begins. A fault counts as found if all ranks raise the error within an
 interval, and as named if the error names the faulty rank alone (of two ranks: both). The clean run
-checks every step. The overhead is the processor time of a checked step of FCN on ResNet-18 (2
+checks every step. The overhead is the processor time of a checked step of FCN on ResNet-18 (4
 images of 128x128) above that of the others, divided by 200 steps. The exit status is 1 if a fault
 that must be found was not, if there was a false alarm, or if the overhead is above 1 %.
 """
