@@ -13,7 +13,7 @@ from faulty_card import CardBreaksDown, FaultyCard, flip_bit
 from forked import fork_ranks, fork_scenarios
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS
-from scaled_on_cpu import HAS_SCALER
+from scaled_on_cpu import ScaledOnCpu
 from support import launch, main_leg, no_simulated_cards, write_tiny_config
 from test_moving_virtual_ranks import CountedToy
 from torch.utils.checkpoint import checkpoint
@@ -109,14 +109,13 @@ SOUND: Dict[str, Any] = {
                                   'optim_wrapper.type': 'AmpOptimWrapper',
                                   'env_cfg.reduction': 'native'})),
     'loss scale and counts': (2, {
-        'optim_wrapper.type': 'ScaledOnCpu', 'optim_wrapper.accumulative_counts': 2,
-        'model.type': 'CountedToy', 'find_unused_parameters': True}),
+        'optim_wrapper.type': ScaledOnCpu.__name__, 'optim_wrapper.accumulative_counts': 2,
+        'model.type': CountedToy.__name__, 'find_unused_parameters': True}),
     'virtual ranks': (2, {'env_cfg.virtual_ranks': 5, 'optim_wrapper.accumulative_counts': 3}),
-    'counts of virtual ranks': (2, {'model.type': 'CountedToy', 'env_cfg.virtual_ranks': 3,
+    'counts of virtual ranks': (2, {'model.type': CountedToy.__name__, 'env_cfg.virtual_ranks': 3,
                                     'find_unused_parameters': True}),
     'one rank, activations computed again': (1, {'model.type': 'CheckpointedToy'}),
 }
-assert CountedToy and HAS_SCALER
 # Ranks, hooks, changes of the config; ranks that are named, words of the error.
 FAULTY: Dict[str, Any] = {
     'two ranks': (2, [CardBreaksDown(1, 4)], CALM, [0, 1], 'after iteration 6 failed'),
