@@ -8,6 +8,7 @@ Nothing here ran on a card, and nothing here is a vendor's code.
 """
 from __future__ import annotations
 
+import functools
 import os
 import types
 from dataclasses import replace
@@ -52,6 +53,8 @@ def add_make(device_type: str, mask: str, functions: Iterable[str] = FULL) -> ty
     module.get_rng_state = lambda device=None: device_module.get_rng_state(_index(device))
     module.set_rng_state = lambda state, device=None: device_module.set_rng_state(
         state, _index(device))
+    # MMEngine uses it for musa.
+    module.amp = types.SimpleNamespace(autocast=functools.partial(torch.autocast, device_type))
     add_devices(replace(settings, profile=plain), device_type, module)
     return module
 
