@@ -54,7 +54,7 @@ class FolderClaimedError(UserError, ValueError):
 
 @contextlib.contextmanager
 def claimed(folder: Union[str, Path], names: Sequence[str], advice: str,
-            job: str = '') -> Iterator[str]:
+            job: str = '', patience: Optional[float] = None) -> Iterator[str]:
     """Claim names in a folder while the block runs.
 
     Args:
@@ -62,6 +62,7 @@ def claimed(folder: Union[str, Path], names: Sequence[str], advice: str,
         names: Names of the files to write. Claims to different names do not exclude each other.
         advice: Sentence that tells the user what to do if another process has claimed a name.
         job: Name of the job; processes of the same job do not exclude each other. '' for no job.
+        patience: Seconds to wait for another process to release a name; default: a few.
 
     Yields:
         A warning if the file system's locks may not protect the files; else ''.
@@ -74,7 +75,7 @@ def claimed(folder: Union[str, Path], names: Sequence[str], advice: str,
     folder = Path(folder)
     facts = dict(names=list(names), host=socket.gethostname(), process=os.getpid(),
                  since=time.strftime('%Y-%m-%d %H:%M:%S %z'), job=job)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     warning = ''
     while True:
         try:

@@ -2,7 +2,8 @@
 
 `raster.py` reads scenes and `mosaic.py` joins several into one; `gdal_names.py` has the names that
 GDAL opens apart from paths, and `gdal_files.py` opens them. Labels are in `labels.py` (rasters) and
-`vector_labels.py` (polygons). Maps are written by `cog.py`, `probabilities.py` and `polygons.py`.
+`vector_labels.py` (polygons). Maps are written by `cog.py`, `probabilities.py` and `polygons.py`,
+copies of scenes that are read faster by `fast_copy.py`.
 
 Pixel coordinates are (column, row), and an integer is the upper left corner of a pixel, whose
 center lies at + 0.5.
@@ -20,6 +21,13 @@ from .cog import (
 from .coordinates import reprojected, to_map, window_outline
 from .ellipsoid import pixel_side
 from .errors import GeoError, RasterBlockError
+from .fast_copy import (
+    NotCopiedError,
+    decoded_bytes,
+    estimate_copy_bytes,
+    measure_read_times,
+    write_fast_copy,
+)
 from .gdal_files import stamp
 from .gdal_names import (
     PICTURE_SUFFIXES,
@@ -49,10 +57,11 @@ from .vsi import forbid_servers
 __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
     'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles', 'MapInfo', 'Mosaic',
-    'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster', 'RasterBlockError', 'RasterLabels',
-    'SCENE_SUFFIXES', 'SceneArea', 'ScenePart', 'UNLABELED', 'VECTOR_SUFFIXES', 'VectorLabels',
-    'band_statistics', 'confidence_path', 'content_of', 'files_of', 'forbid_servers',
-    'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'open_raster', 'output_name',
+    'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster',
+    'RasterBlockError', 'RasterLabels', 'SCENE_SUFFIXES', 'SceneArea', 'ScenePart', 'UNLABELED',
+    'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path', 'content_of',
+    'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'hidden_data_band',
+    'is_gdal_name', 'locate', 'match', 'measure_read_times', 'open_raster', 'output_name',
     'pixel_side', 'probabilities_path', 'read_classes', 'remote_file', 'reprojected', 'server_in',
     'stamp', 'suffix_of', 'to_map', 'window_outline', 'without_secrets', 'write_cog',
-    'write_polygons']
+    'write_fast_copy', 'write_polygons']

@@ -50,7 +50,7 @@ class RasterLabels:
 
     def __init__(self, path: PathName, scene: Raster,
                  nodata: Union[None, int, str] = 'file') -> None:
-        self.path = str(path)
+        self.path = self._pixels = str(path)
         labels = Raster(path)
         self.nodata: Optional[float] = labels.nodata if isinstance(nodata, str) else nodata
         if len(labels.bands) != 1 or labels.dtype.kind not in 'ui':
@@ -60,9 +60,13 @@ class RasterLabels:
         self.settings = dict(nodata=self.nodata)
         _check_same_grid(labels, scene)
 
+    def read_from(self, path: str) -> None:
+        """Read the values from a copy of the raster from now on."""
+        self._pixels = path
+
     def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
         """Return the values of a window in pixels, int32 (height, width), or ``UNLABELED``."""
-        values, valid = open_raster(self.path).read_with_nodata(column, row, width, height)
+        values, valid = open_raster(self._pixels).read_with_nodata(column, row, width, height)
         labels = np.where(valid, values[0].astype(np.int32), np.int32(UNLABELED))
         if self.nodata is not None:
             labels[labels == self.nodata] = UNLABELED

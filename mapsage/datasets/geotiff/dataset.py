@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -36,6 +37,7 @@ from mapsage.geo import (
 )
 
 from .area import SceneAreas
+from .fast_copies import FastCopies, describe_report
 from .shared_scan import scan_scenes
 from .split import SceneSplit
 from .transforms import LoadGeoTiffLabels
@@ -93,6 +95,10 @@ class GeoTiffDataset(BaseSegDataset):
             ``redraw=False``: the same windows in every epoch; they depend only on ``seed``.
         aoi: Path of polygons, in any CRS and relative to ``data_root``: an area of interest.
             Windows that do not touch it are left out, and pixels outside it are 255.
+        fast_copy: Copies of scenes and label rasters that are read several times faster, as
+            ``dict(folder='/local/copies', max_size='100G')``: made at the first start, and shared
+            by all runs that name the folder (docs/scenes.md). None: the scenes themselves are
+            read.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.
@@ -100,6 +106,7 @@ class GeoTiffDataset(BaseSegDataset):
     Attributes:
         dtypes: Data types of the scenes, each with the path of the first scene that has it.
         scene_facts: What the pipeline needs to know about each scene: keys ``scene`` (path),
+            ``pixels`` (path of the file that windows are read from: the scene or its fast copy),
             ``bands``, ``part``, ``labels``, ``area`` and ``scene_shape``.
         vector_labels: Label polygons by the path of their file.
         random_windows: Random windows, or None for a grid.
@@ -123,6 +130,7 @@ class GeoTiffDataset(BaseSegDataset):
                  aoi: Optional[str] = None,
                  layer: Optional[str] = None,
                  default_class: Union[None, int, str] = None,
+                 fast_copy: Optional[Dict[str, Any]] = None,
                  **kwargs: Any) -> None:
         self.scenes, self.labels = [scenes] if isinstance(scenes, str) else list(scenes), labels
         self.window, self.stride = _integers('window and stride', (
@@ -143,6 +151,7 @@ class GeoTiffDataset(BaseSegDataset):
         self.dtypes: Dict[str, str] = {}
         self.split = None if split is None else SceneSplit(split)
         self.aoi = aoi
+        self.fast_copies = None if fast_copy is None else FastCopies.of_config(fast_copy)
         self.scene_facts: List[Dict[str, Any]] = []
         self.vector_labels: Dict[str, VectorLabels] = {}
         self.random_windows: Optional[RandomWindows] = None
@@ -162,11 +171,13 @@ class GeoTiffDataset(BaseSegDataset):
                 self.dtypes.setdefault(str(scene.dtype), path)
                 counts.setdefault(len(scene.bands), path)
                 scene_part = None if self.split is None else self.split.of_scene(scene)
-                self.scene_facts.append(dict(scene=path, bands=scene.bands, part=scene_part,
+                self.scene_facts.append(dict(scene=path, pixels=path, bands=scene.bands,
+                                         part=scene_part,
                                          labels=self._labels_of(scene, label_files),
                                          area=area.of(scene),
                                          scene_shape=(scene.height, scene.width)))
         area.check()
+        self._use_fast_copies()
         for vector in self.vector_labels.values():
             vector.check_met()
         self._warn_of_hidden_classes()
@@ -343,6 +354,32 @@ class GeoTiffDataset(BaseSegDataset):
                                                     self.ignore_index, self.layer,
                                                     self.default_class)
         return self.vector_labels[path].for_scene(scene, self.outside)
+
+    def read_rasters(self) -> List[str]:
+        """Return the paths of all rasters that samples are read from: scenes and label rasters."""
+        paths = [scene['scene'] for scene in self.scene_facts]
+        paths += [scene['labels'].path for scene in self.scene_facts
+                  if isinstance(scene['labels'], RasterLabels)]
+        return list(dict.fromkeys(paths))
+
+    def _use_fast_copies(self) -> None:
+        """Read samples from the fast copies, which are made if they are missing.
+
+        Scans still read the scenes: at a low resolution a scene with overviews has other pixels
+        than its copy.
+        """
+        if self.fast_copies is None:
+            return
+        is_shown = get_dist_info()[0] == 0
+        report = self.fast_copies.make(
+            self.read_rasters(), partial(print_log, logger='current') if is_shown else None)
+        for scene in self.scene_facts:
+            scene['pixels'] = report.copies.get(scene['scene'], scene['scene'])
+            if isinstance(scene['labels'], RasterLabels):
+                path = scene['labels'].path
+                scene['labels'].read_from(report.copies.get(path, path))
+        for line in describe_report(report, self.fast_copies.folder) if is_shown else ():
+            print_log(line, logger='current')
 
     def _warn_of_hidden_classes(self) -> None:
         """Warn if the no-data value of label files is the index of a class."""

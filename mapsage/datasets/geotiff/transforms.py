@@ -25,7 +25,8 @@ from mapsage.geo import UNLABELED, GeoError, open_raster, output_name, suffix_of
 class LoadGeoTiffWindow(BaseTransform):
     """Transform that reads the image of a window of ``GeoTiffDataset``.
 
-    Required keys: ``scene``, ``bands``, ``window``. Added: ``img`` (window, window, bands), uint8
+    Required keys: ``scene``, ``pixels`` (path of the scene or of its fast copy), ``bands``,
+    ``window``. Added: ``img`` (window, window, bands), uint8
     or float32, 0 where there is no data; ``valid``, bool (window, window); ``img_shape``,
     ``ori_shape``; ``img_path``, a name for the window: ``SCENE_COLUMN_ROW.tif``.
     """
@@ -37,7 +38,7 @@ class LoadGeoTiffWindow(BaseTransform):
             RasterBlockError: If the file is damaged in this window.
         """
         column, row, side = results['window']
-        values, valid = open_raster(results['scene'], results['bands']).read(
+        values, valid = open_raster(results['pixels'], results['bands']).read(
             column, row, side, side)
         image = np.ascontiguousarray(values.transpose(1, 2, 0))
         scene = Path(results['scene'])
