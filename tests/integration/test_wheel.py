@@ -98,7 +98,8 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         for path in (ROOT / package).rglob('*.py'):
             assert path.relative_to(ROOT).as_posix() in names
     assert {'mapsage/viewer/web/viewer.js', 'mapsage/viewer/web/LICENSES.txt', 'mapsage/py.typed',
-            'mapsage/accelerator/simulator/backend.cpp', 'mapsage_launcher/command.py',
+            'mapsage/accelerator/simulator/backend.cpp',
+            'mapsage/accelerator/simulator/narrowing.h', 'mapsage_launcher/command.py',
             'mapsage/operators/s60_torch_gcu_2.10.txt'} <= names
     unwanted = ('tests/', 'benchmarks', 'node_modules', '__pycache__', 'run_tests', 'accept_')
     assert not [name for name in names if any(word in name for word in unwanted)]
