@@ -92,6 +92,15 @@ MUTANTS = (
            'if torch.equal(largest[0], ~largest[1]):', 'if largest.numel():',
            ('tests/distributed/test_agreeing_ranks.py'
             '::test_facts_are_the_same_with_and_without_a_gather',)),
+    Mutant('wide_on_card', 'mapsage/distributed/ordered_sum.py',
+           '64-bit numbers travel over a backend that halves or refuses them',
+           'and not current_accelerator().collectives_of_64_bits:', 'and False:',
+           ('tests/integration/test_card_traffic.py',)),
+    Mutant('watchdog_first', 'mapsage/distributed/groups/process_group.py',
+           'the watchdog of eccl aborts the ranks before they name the one at fault',
+           'extra = SILENT_BACKEND_EXTRA_SECONDS if', 'extra = 0 if',
+           ('tests/unit/distributed/groups/test_simulated_eccl.py::'
+            'test_eccl_waits_longer_than_the_ranks',)),
     Mutant('victim_named', 'mapsage/distributed/channels/main_thread.py',
            'a rank that waits for the missing one is named as well',
            'return [rank for rank, position in positions.items() if position.activity == least]',

@@ -18,6 +18,7 @@ from warm_python import warm_python
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed import init_process_group
+from mapsage.distributed.groups.process_group import new_group
 
 reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -230,12 +231,16 @@ def test_destroying_the_group_aborts(tmp_path: Path) -> None:
 
 def read_timeouts() -> Any:
     device = join()
-    group = dist.distributed_c10d._get_default_group()
-    gloo: Any = group._get_backend(torch.device('cpu'))
-    eccl: Any = group._get_backend(device)
-    return gloo.options._timeout, eccl._watchdog._timeout
+    default = dist.distributed_c10d._get_default_group()
+    timeouts = []
+    for group in (default, new_group([0], resolve_accelerator('sim'), 10)):
+        gloo: Any = group._get_backend(torch.device('cpu'))
+        eccl: Any = group._get_backend(device)
+        timeouts.append((gloo.options._timeout, eccl._watchdog._timeout))
+    return timeouts
 
 
 def test_eccl_waits_longer_than_the_ranks(tmp_path: Path) -> None:
-    [(gloo, eccl)] = run_ranks(read_timeouts, 1, tmp_path)
-    assert gloo == timedelta(seconds=60) and eccl == timedelta(seconds=120)
+    [timeouts] = run_ranks(read_timeouts, 1, tmp_path)
+    assert timeouts == [(timedelta(seconds=60), timedelta(seconds=120)),
+                        (timedelta(seconds=10), timedelta(seconds=70))]
