@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from .dispatch import DispatchMode, is_view, operator_name, tensors_in
-from .host_calls import is_random, run_on_host, written_positions
+from .host_calls import is_random, run_on_host, written_arguments
 
 # Half of the digits: a stable computation loses no more unless its condition number exceeds
 # 1 / sqrt(eps) (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 1.6).
@@ -62,9 +62,7 @@ class FirstOnCard(DispatchMode):
         on_card = number < self._count and not is_random(func)
         result = func(*args, **kwargs) if on_card else run_on_host(func, args, kwargs)
         if not is_view(func):
-            written = [args[position] for position in written_positions(func)
-                       if position < len(args)]
-            for tensor in tensors_in(result, written):
+            for tensor in tensors_in(result, written_arguments(func, args, kwargs)):
                 self._writers[_memory(tensor)] = number
         return result
 

@@ -15,7 +15,7 @@ import torch
 from .dispatch import DispatchMode, is_view, operator_name, tensors_in
 from .error_bounds import ResultError, compare_results
 from .flops import product_flops
-from .host_calls import HostCall, is_random, is_uninitialized, written_positions
+from .host_calls import HostCall, is_random, is_uninitialized, written_arguments, written_positions
 from .undetermined import indices_mistake, random_mistake, returns_indices
 
 # Operators that add products of their arguments, besides matrix products and convolutions.
@@ -93,7 +93,7 @@ class OperatorComparison(DispatchMode):
                    for tensor in tensors_in(args, kwargs, result)):
             return result
         self._synchronize()
-        errors, name = self._errors(host, args, result), operator_name(func)
+        errors, name = self._errors(host, args, kwargs, result), operator_name(func)
         if errors is None:
             self.not_compared.add(name)
         else:
@@ -101,7 +101,7 @@ class OperatorComparison(DispatchMode):
                 errors, [tuple(tensor.shape) for tensor in tensors_in(args)])
         return result
 
-    def _errors(self, host: HostCall, args: Tuple[Any, ...],
+    def _errors(self, host: HostCall, args: Tuple[Any, ...], kwargs: Mapping[str, Any],
                 result: Any) -> Optional[List[ResultError]]:
         """Return the errors of a call's results and of the arguments that it wrote.
 
@@ -109,20 +109,19 @@ class OperatorComparison(DispatchMode):
 
         Args:
             host: The same call with copies of the arguments.
-            args: Arguments on the card, after the call.
+            args, kwargs: Arguments on the card, after the call.
             result: What the card returned.
         """
         name = operator_name(host.func)
-        written = written_positions(host.func)
         try:
-            cpu_result, cpu_args = host.run()
+            cpu_result, cpu_written = host.run()
         except NotImplementedError:
             return None
-        card, cpu = self._results(written, result, args), self._results(written, cpu_result,
-                                                                        cpu_args)
+        card = self._results(result, written_arguments(host.func, args, kwargs))
+        cpu = self._results(cpu_result, cpu_written)
         if is_random(host.func):
             return [_as_error(random_mistake(name, host.args, card, cpu))]
-        reference = self._reference(host, written) or [None] * len(cpu)
+        reference = self._reference(host) or [None] * len(cpu)
         terms = _terms(name, host.args, cpu)
         errors = [compare_results(card_tensor, cpu_tensor, reference_tensor, terms,
                                   self._float64_as_float32)
@@ -132,41 +131,38 @@ class OperatorComparison(DispatchMode):
             errors = [compare_results(card_tensor, cpu_tensor, reference_tensor, terms,
                                       self._float64_as_float32, magnitude)
                       for card_tensor, cpu_tensor, reference_tensor, magnitude in zip(
-                          card, cpu, reference, self._reference(host, written, absolute=True)
+                          card, cpu, reference, self._reference(host, absolute=True)
                           or [None] * len(cpu))]
         if returns_indices(name):
             errors[-1] = _as_error(indices_mistake(name, host.args, card, cpu))
-        return errors + self._overwritten(host, args, written)
+        return errors + self._overwritten(host, args)
 
     @staticmethod
-    def _results(written: Sequence[int], result: Any, args: Tuple[Any, ...]) -> List[torch.Tensor]:
+    def _results(result: Any, written: Sequence[Any]) -> List[torch.Tensor]:
         """Return the results of a call on the CPU; an argument that is returned counts once."""
-        changed = [args[position] for position in written if position < len(args)]
-        seen = {id(tensor) for tensor in tensors_in(changed)}
+        seen = {id(tensor) for tensor in tensors_in(written)}
         returned = [tensor for tensor in tensors_in(result) if id(tensor) not in seen]
-        return [tensor.detach().cpu() for tensor in (*tensors_in(changed), *returned)]
+        return [tensor.detach().cpu() for tensor in (*tensors_in(written), *returned)]
 
-    def _reference(self, host: HostCall, written: Sequence[int],
+    def _reference(self, host: HostCall,
                    absolute: bool = False) -> Sequence[Optional[torch.Tensor]]:
         """Return the results in float64, or nothing if the operator refuses float64.
 
         Args:
             host: Call of the operator.
-            written: Positions of the arguments that it writes.
             absolute: Whether to compute with the absolute values of the arguments.
         """
         try:
-            result, args = host.run(torch.float64, absolute)
+            result, written = host.run(torch.float64, absolute)
         # The CPU's kernel does not take float64 with these arguments.
         except (RuntimeError, TypeError, NotImplementedError):
             return []
-        return self._results(written, result, args)
+        return self._results(result, written)
 
     @staticmethod
-    def _overwritten(host: HostCall, args: Tuple[Any, ...],
-                     written: Sequence[int]) -> List[ResultError]:
+    def _overwritten(host: HostCall, args: Tuple[Any, ...]) -> List[ResultError]:
         """Return an error for each argument that the card changed and must not change."""
-        errors = []
+        errors, written = [], written_positions(host.func)
         for position, (argument, before) in enumerate(zip(args, host.args)):
             if position in written or not isinstance(argument, torch.Tensor):
                 continue

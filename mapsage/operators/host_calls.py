@@ -32,24 +32,17 @@ class HostCall:
 
     def __init__(self, func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.func = func
-        copies: Dict[int, torch.Tensor] = {}
-
         def to_host(value: object) -> object:
             if isinstance(value, torch.device):
                 return torch.device('cpu')
-            if not isinstance(value, torch.Tensor):
-                return value
-            # An argument that is passed twice stays one tensor.
-            if id(value) not in copies:
-                copies[id(value)] = _copy(value)
-            return copies[id(value)]
+            return _copy(value) if isinstance(value, torch.Tensor) else value
 
         self.args: Tuple[Any, ...] = tree_map(to_host, args)
         self.kwargs: Dict[str, Any] = tree_map(to_host, dict(kwargs))
         self.kwargs.pop('pin_memory', None)
 
     def run(self, dtype: Optional[torch.dtype] = None,
-            absolute: bool = False) -> Tuple[Any, Tuple[Any, ...]]:
+            absolute: bool = False) -> Tuple[Any, List[Any]]:
         """Run the operator on copies of the arguments.
 
         Args:
@@ -57,8 +50,8 @@ class HostCall:
             absolute: Whether to take the absolute values of floating-point tensors.
 
         Returns:
-            What the operator returns, and its positional arguments after the call. Of attention,
-            which has other operators on the CPU, the results that its formula determines.
+            What the operator returns, and the arguments that it wrote. Of attention, which has
+            other operators on the CPU, the results that its formula determines.
 
         Raises:
             NotImplementedError: If the CPU cannot compute the operator.
@@ -75,12 +68,12 @@ class HostCall:
 
         args, kwargs = tree_map(prepare, self.args), tree_map(prepare, self.kwargs)
         try:
-            return self.func(*args, **kwargs), args
+            return self.func(*args, **kwargs), written_arguments(self.func, args, kwargs)
         except NotImplementedError:
             results = attention_results(self.func, args, kwargs) if has_formula(self.func) else None
             if results is None:
                 raise
-            return results, args
+            return results, []
 
 
 def written_positions(func: Any) -> List[int]:
@@ -88,6 +81,14 @@ def written_positions(func: Any) -> List[int]:
     declared = [number for number, argument in enumerate(func._schema.arguments)
                 if argument.alias_info is not None and argument.alias_info.is_write]
     return [*declared, *_UNDECLARED_WRITES.get(operator_name(func), ())]
+
+
+def written_arguments(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> List[Any]:
+    """Return the arguments that a call writes, tensors or lists of them."""
+    arguments = func._schema.arguments
+    values = [args[position] if position < len(args) else kwargs.get(arguments[position].name)
+              for position in written_positions(func)]
+    return [value for value in values if value is not None]
 
 
 def is_random(func: Any) -> bool:
@@ -111,16 +112,16 @@ def run_on_host(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         return func(*args, **kwargs)
     device = target_device(args, kwargs)
     try:
-        result, host_args = HostCall(func, args, kwargs).run()
+        result, host_written = HostCall(func, args, kwargs).run()
     except NotImplementedError:
         return func(*args, **kwargs)
-    for position in written_positions(func):
-        if position < len(args):
-            _copy_back(args[position], host_args[position])
+    written = written_arguments(func, args, kwargs)
+    for target, source in zip(written, host_written):
+        _copy_back(target, source)
     returns = func._schema.returns
     if any(item.alias_info is not None for item in returns):
-        # An in-place operator returns its first written argument.
-        return args[written_positions(func)[0]] if len(returns) == 1 else result
+        # It returns the arguments that it wrote.
+        return written[0] if len(returns) == 1 else tuple(written)
 
     def to_card(value: object) -> object:
         return value.to(device) if isinstance(value, torch.Tensor) else value

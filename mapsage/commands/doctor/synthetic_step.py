@@ -166,7 +166,7 @@ def _channels(model: Any) -> int:
     if mean is not None:
         return int(mean.numel())
     first = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
-    return 3 if first is None else first.in_channels * first.groups // first.groups
+    return 3 if first is None else first.in_channels
 
 
 def _classes(model: Any) -> int:

@@ -56,4 +56,4 @@ def test_an_operator_without_a_kernel_on_the_cpu_is_not_compared() -> None:
     comparison = OperatorComparison('gcu', lambda: None)
     call = HostCall(aten._cudnn_ctc_loss.default, (
         torch.zeros(2, 1, 3), torch.ones(1, dtype=torch.int32), [2], [1], 0, False, False), {})
-    assert comparison._errors(call, call.args, (torch.zeros(1), torch.zeros(1))) is None
+    assert comparison._errors(call, call.args, {}, (torch.zeros(1), torch.zeros(1))) is None

@@ -76,6 +76,16 @@ def test_a_right_step_is_right_with_dropout_in_it() -> None:
     assert bisection.whole_step() == []
 
 
+@with_cards
+def test_random_numbers_are_drawn_by_the_cpu_in_all_runs() -> None:
+    from _planted_kernels import one_nan, planted
+    step = SmallStep()
+    draws = [name for name in compare(step).operators if 'bernoulli' in name or 'dropout' in name]
+    with planted(draws[0], one_nan):
+        bisection = Bisection(step.gradients, step.accelerator.synchronize)
+        assert bisection.whole_step() == []
+
+
 @pytest.mark.parametrize('change, wrong', [
     (lambda results: None, []),
     (lambda results: results['weight'].mul_(1 + 1e-5), []),

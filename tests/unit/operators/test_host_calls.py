@@ -37,6 +37,15 @@ def test_writes_reach_the_card(on_card: Any) -> None:
     assert [item.cpu().tolist() for item in tensors] == [[3, 3], [3, 3, 3]]
 
 
+def test_an_output_that_is_passed_by_name_is_written(on_card: Any) -> None:
+    output, source = on_card(torch.zeros(2)), on_card(torch.tensor([1., 4.]))
+    assert run_on_host(aten.sqrt.out, (source, ), dict(out=output)) is output
+    assert output.cpu().tolist() == [1, 2]
+    values, indices = on_card(torch.zeros(())), on_card(torch.tensor(0))
+    result = run_on_host(aten.max.dim_max, (source, 0), dict(max=values, max_values=indices))
+    assert [tensor.cpu().tolist() for tensor in result] == [4, 1]
+
+
 def test_batch_norm_writes_its_statistics_without_saying_so(on_card: Any) -> None:
     image = torch.randn(4, 3, 2, 2) + 5
     mean, variance = on_card(torch.zeros(3)), on_card(torch.ones(3))
@@ -61,6 +70,6 @@ def test_a_call_is_repeated_with_the_arguments_of_its_beginning(on_card: Any) ->
     call = HostCall(aten.add_.Tensor, (tensor, 1), {})
     tensor.zero_()
     for _ in range(2):
-        result, args = call.run()
-        assert result.tolist() == args[0].tolist() == [2]
+        result, written = call.run()
+        assert result.tolist() == written[0].tolist() == [2]
     assert call.run(torch.float64)[0].dtype == torch.float64
