@@ -50,14 +50,14 @@ def build_parser() -> argparse.ArgumentParser:
                       'area; neyman: most points where errors are expected (default: balanced)')
     plan.add_argument('--minimum', type=_positive, default=50, metavar='N',
                       help='fewest points in a stratum, for balanced (default: 50)')
-    plan.add_argument('--doubtful-share', type=float, default=5, metavar='PERCENT',
+    plan.add_argument('--doubtful-share', type=_share, default=5, metavar='PERCENT',
                       help='largest share of the map in the stratum of doubtful pixels; 0 for no '
                       'such stratum (default: 5)')
     plan.add_argument('--confidence', metavar='FILE',
                       help='confidence of the map (default: NAME_confidence.tif if it exists)')
     plan.add_argument('--probabilities', metavar='FILE', help='probabilities of the map (default: '
                       'NAME_probabilities.tif if it exists)')
-    plan.add_argument('--seed', type=int, default=0, metavar='N',
+    plan.add_argument('--seed', type=_seed, default=0, metavar='N',
                       help='seed of the draw (default: 0)')
     plan.set_defaults(action=_plan)
     report = words.add_parser('report', help='estimate areas and accuracies from labeled points')
@@ -101,6 +101,20 @@ def _percent(text: str) -> float:
     number = float(text)
     if not 0 < number < 100:
         raise argparse.ArgumentTypeError(f'{text}: expected a number above 0 and below 100')
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 50:
+        raise argparse.ArgumentTypeError(f'{text}: expected 0 to 50 percent')
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f'{text}: expected 0 or more')
     return number
 
 

@@ -215,7 +215,9 @@ def test_a_map_that_names_no_classes(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize('arguments', [
     ['plan', 'map.tif', '--out', 'p.gpkg'], ['plan', 'map.tif', '--points', '0', '--out', 'p.gpkg'],
     ['plan', 'map.tif', '--points', '9', '--out', 'p.shp'], ['report', 'p.gpkg'], [],
-    ['plan', 'map.tif', '--half-width', '0', '--out', 'p.gpkg']])
+    ['plan', 'map.tif', '--half-width', '0', '--out', 'p.gpkg'],
+    ['plan', 'map.tif', '--points', '9', '--out', 'p.gpkg', '--seed', '-1'],
+    ['plan', 'map.tif', '--points', '9', '--out', 'p.gpkg', '--doubtful-share', '60']])
 def test_wrong_command_lines(arguments: List[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(arguments)
