@@ -41,7 +41,8 @@ COMMANDS: Dict[str, Command] = {
     'export': Command('export', 'write a model as one ONNX file'),
     'view': Command('view', 'show maps in a browser', without_hosts=True),
     'doctor': Command('doctor', 'say whether a training would start here, and why'),
-    'prepare': Command('prepare_data', 'write LoveDA, Potsdam, Vaihingen or iSAID for training'),
+    'prepare': Command('prepare_data', 'write LoveDA, Potsdam, Vaihingen or iSAID for training, or '
+                       'fast copies of scenes'),
     'suggest': Command('suggest_labels', 'choose the windows to label next'),
     'report': Command('report', 'write the report of a run as one HTML file', without_hosts=True),
     'compare': Command('compare', 'compare runs: scores, classes, settings, curves',

@@ -84,3 +84,19 @@ def test_ranks_workers_and_a_resume_draw_the_same_windows(tmp_path: Path, scenes
                      'val_dataloader lies in windows of train_dataloader', log_of(runner))
     assert checkpoint_bits(tmp_path / 'alone/iter_6.pth') == checkpoint_bits(
         tmp_path / 'ranks/iter_6.pth')
+
+
+def test_fast_copies_leave_a_run_at_the_same_bits(tmp_path: Path, scenes: Path) -> None:
+    checkpoints = []
+    for name in ('plain', 'fast'):
+        cfg = Config.fromfile(str(write_config(tmp_path / f'{name}.py', scenes)))
+        cfg.update(work_dir=str(tmp_path / name), launcher='none')
+        if name == 'fast':
+            for loader in (cfg.train_dataloader, cfg.val_dataloader):
+                loader.dataset.fast_copy = dict(folder=str(tmp_path / 'copies'))
+        runner = MapSageRunner.from_cfg(cfg)
+        runner.train()
+        checkpoints.append(checkpoint_bits(tmp_path / name / 'iter_6.pth'))
+    assert '2 raster(s) are read from their fast copies in' in log_of(runner)
+    assert len(list((tmp_path / 'copies').glob('*/*.tif'))) == 2
+    assert checkpoints[0] == checkpoints[1]

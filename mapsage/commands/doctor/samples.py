@@ -32,6 +32,7 @@ from mapsage.engine.loading.data_checks import (
 )
 
 from .finding import Finding
+from .scene_copies import check_fast_copies, without_fast_copies
 
 # A step of a larger model takes minutes on a CPU, and more memory than the model itself.
 MOST_PARAMETERS = 10**9
@@ -81,11 +82,13 @@ def _try_split(cfg: Config, loader: str, model: nn.Module, trial: Trial) -> List
     config = cfg[loader]
     level = 'note' if loader == 'test_dataloader' else 'problem'
     try:
-        dataset = build_checked(build_dataset, config['dataset'])
+        dataset_config, settings = without_fast_copies(config['dataset'])
+        dataset = build_checked(build_dataset, dataset_config)
         for scenes in datasets_of_scenes(dataset) if loader != 'train_dataloader' else ():
             scenes.score_once()
         findings = [Finding('note' if importance >= logging.WARNING else 'ok', f'{loader}: {text}')
                     for importance, text in notes_on_scenes(dataset)]
+        findings += check_fast_copies(loader, datasets_of_scenes(dataset), settings)
     # A user's dataset may raise anything; a training would end with it.
     except Exception as error:
         return [Finding(level, f'{loader}: {error_text(explain_config_error(error))}')]

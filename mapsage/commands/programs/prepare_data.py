@@ -1,6 +1,7 @@
 """Write LoveDA, Potsdam, Vaihingen or iSAID from their archives in MMSegmentation's layout.
 
     python tools/prepare_data.py DATASET SOURCE --out DIR
+    python tools/prepare_data.py scenes SCENE... --out DIR    fast copies of scenes and labels
 """
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
 from mapsage.console import accept_any_text, examples
+from mapsage.datasets.geotiff.fast_copies import DEFAULT_SIZE, FastCopies, describe_report
 from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset
 from mapsage.datasets.prepare.layouts import LAYOUTS
 from mapsage.datasets.prepare.source_files import PrepareError
+from mapsage.geo import GeoError, RasterBlockError, match
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -57,7 +61,10 @@ class ImageCounter:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     accept_any_text()
-    args = parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ['scenes']:
+        return copy_scenes(arguments[1:])
+    args = parse_args(arguments)
     options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
     try:
         result = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
@@ -70,6 +77,32 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         * bool(result.other_colors)
     print(f'{args.out}: {args.dataset}, images: {images}; {result.new_files} files written'
           f'{ignored}' if result.new_files else f'{args.out}: already complete')
+    return 0
+
+
+def copy_scenes(arguments: Sequence[str]) -> int:
+    """Make fast copies of scenes; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=f'{Path(sys.argv[0]).name} scenes', description='Copy scenes and label rasters into '
+        "files that a training with fast_copy=dict(folder='DIR') reads several times faster "
+        '(docs/scenes.md). Repeat the command to continue one that was stopped.')
+    parser.add_argument('scenes', nargs='+', help='files, folders and patterns of scenes and label '
+                        'rasters, and other names that GDAL opens')
+    parser.add_argument('--out', required=True, metavar='DIR', help='folder of the copies')
+    parser.add_argument('--max-size', default=DEFAULT_SIZE, metavar='SIZE',
+                        help='largest size of the folder, such as 500G (default: %(default)s)')
+    args = parser.parse_args(arguments)
+    try:
+        copies = FastCopies(args.out, args.max_size)
+        paths = [path for scene in args.scenes for path in match(scene)]
+        if not paths:
+            raise GeoError(f'no scenes in {" ".join(args.scenes)}; expected files, or folders that '
+                           'have some.')
+        report = copies.make(paths, partial(print, flush=True))
+    except (OSError, GeoError, RasterBlockError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 1
+    print(*describe_report(report, copies.folder), f'{report.written} written now', sep='\n')
     return 0
 
 

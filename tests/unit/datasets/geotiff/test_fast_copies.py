@@ -16,6 +16,7 @@ from geo_scenes import write_raster
 from geotiff_data import build_dataset, load_window, write_scene
 from support import PATIENT
 
+from mapsage.commands.programs import prepare_data
 from mapsage.datasets.geotiff import copy_progress, fast_copies
 from mapsage.datasets.geotiff.fast_copies import FastCopies, FastCopyError
 from mapsage.errors import UserError
@@ -318,3 +319,17 @@ def test_the_originals_are_not_read_any_more(tmp_path: Path) -> None:
     image, mask = load_window(dataset, 0)
     assert np.array_equal(image, values[:, :128, :128])
     assert np.array_equal(mask, classes[:128, :128])
+
+
+def test_the_command_makes_the_copies_of_a_run(tmp_path: Path, capsys: Any) -> None:
+    write_scene(tmp_path)
+    folder = str(tmp_path / 'fast')
+    arguments = ['scenes', str(tmp_path / 'scenes'), str(tmp_path / 'labels'), '--out', folder]
+    assert prepare_data.main(arguments) == 0
+    assert '2 raster(s) are read from their fast copies' in capsys.readouterr().out
+    copies = build_dataset(tmp_path, fast_copy=dict(folder=folder)).fast_copies
+    assert copies.make(prepare_data.match(str(tmp_path / 'scenes'))).written == 0
+    assert prepare_data.main([*arguments, '--max-size', 'x']) == 1
+    assert prepare_data.main(['scenes', str(tmp_path / 'none'), '--out', folder]) == 1
+    error = capsys.readouterr().err
+    assert "error: max_size='x', expected bytes" in error and 'none: no such file' in error
