@@ -6,7 +6,7 @@ the difference is narrower than the two intervals suggest.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import List
+from typing import List, Tuple
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def _difference(first: Sample, second: Sample, quantity: str, name: str) -> Diff
         else explain_doubt(first, survey, interval, quantity))
 
 
-def _of_points(sample: Sample, quantity: str, name: str) -> tuple:
+def _of_points(sample: Sample, quantity: str, name: str) -> Tuple[Estimate, np.ndarray]:
     """Return the estimate of an accuracy with a residual for each point, and its span."""
     shape = sample.occurs.shape[1], len(sample.class_names)
     if quantity == OVERALL:

@@ -13,6 +13,7 @@ Shapes:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Tuple
 
 import numpy as np
 
@@ -118,7 +119,8 @@ def estimate_assisted_ratio(survey: Survey, y: np.ndarray, x: np.ndarray, g_y: n
     return _ratio(survey, top, bottom, y, x)
 
 
-def _assisted(survey: Survey, y: np.ndarray, g: np.ndarray, known: np.ndarray) -> tuple:
+def _assisted(survey: Survey, y: np.ndarray, g: np.ndarray, known: np.ndarray
+              ) -> Tuple[np.ndarray, np.ndarray]:
     """Return the assisted mean of ``y`` and its residual ``y - b g``."""
     spread_g, spread_both = survey.variance(g), _covariance(survey, y, g)
     # Between 0 and 1, as in PPI++ (Angelopoulos et al. 2023): a coefficient outside is noise.

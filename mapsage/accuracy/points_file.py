@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pyogrio.raw
@@ -155,7 +155,7 @@ def read_labeled_plan(path: str) -> LabeledPlan:
     return LabeledPlan(path, record, points, [labels[index] for index in order])
 
 
-def _read_design(path: str) -> tuple:
+def _read_design(path: str) -> Tuple[PlanRecord, DesignPoints]:
     if not Path(path).is_file():
         raise AssessError(f'{path}: no such file; expected the GeoPackage of mapsage assess plan.')
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import List, Sequence
+from typing import List, Sequence, Tuple
 
 import numpy as np
 
@@ -206,7 +206,7 @@ def _print_report(assessment: Assessment, unit: AreaUnit, mapped: Sequence[float
              'believed there. The page has a wider interval, and the reason.')
 
 
-def _print_warnings(warnings: Sequence[tuple]) -> None:
+def _print_warnings(warnings: Sequence[Tuple[str, str]]) -> None:
     for subject, warning in warnings:
         if warning:
             _say(f'warning: {subject}: {warning}.')
