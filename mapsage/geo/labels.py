@@ -1,8 +1,7 @@
 """Labels of a scene from a raster on the same grid, and which label file belongs to a scene.
 
-Label values are returned as they are in the file, int32, with `UNLABELED` for pixels without a
-label. `LoadGeoTiffLabels` turns them into class indices. Labels from polygons are in
-`vector_labels.py`.
+Label values are returned as they are in the file, with the pixels that have a label.
+`LoadGeoTiffLabels` turns them into class indices. Labels from polygons are in `vector_labels.py`.
 """
 from __future__ import annotations
 
@@ -24,9 +23,6 @@ RASTER_SUFFIXES = ('.tif', '.tiff', '.vrt', '.img', '.png')
 
 # Number of rows that are read at a time to count pixels.
 _ROWS = 512
-
-UNLABELED = -1 << 31
-"""Value of pixels that have no label: no-data pixels, and pixels beyond the scene."""
 
 
 class RasterLabels:
@@ -58,19 +54,29 @@ class RasterLabels:
                            f'{labels.dtype}, expected one band of class indices (integers); '
                            'convert them, for example with gdal_translate -b 1 -ot Byte.')
         self.settings = dict(nodata=self.nodata)
+        # An integer, because NumPy converts a whole uint8 array to compare it with a float. A value
+        # that is no integer hides no pixel.
+        self._hidden = (int(self.nodata) if self.nodata is not None
+                        and float(self.nodata).is_integer() else None)
         _check_same_grid(labels, scene)
 
     def read_from(self, path: str) -> None:
         """Read the values from a copy of the raster from now on."""
         self._pixels = path
 
-    def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
-        """Return the values of a window in pixels, int32 (height, width), or ``UNLABELED``."""
-        values, valid = open_raster(self._pixels).read_with_nodata(column, row, width, height)
-        labels = np.where(valid, values[0].astype(np.int32), np.int32(UNLABELED))
-        if self.nodata is not None:
-            labels[labels == self.nodata] = UNLABELED
-        return labels
+    def read(self, column: int, row: int, width: int, height: int
+             ) -> Tuple[np.ndarray, np.ndarray]:
+        """Read a window in pixels, which may reach beyond the scene.
+
+        Returns:
+            The values, (height, width): uint8 if the file has this type, else int32; and the pixels
+            that have a label, bool (height, width). Values of other pixels have no meaning.
+        """
+        bands, labeled = open_raster(self._pixels).read_with_nodata(column, row, width, height)
+        values = bands[0] if bands.dtype == np.uint8 else bands[0].astype(np.int32)
+        if self._hidden is not None:
+            labeled &= values != self._hidden
+        return values, labeled
 
     def colors(self) -> Dict[int, Tuple[int, int, int]]:
         """Return the color table of the file, RGB (0..255) by value; empty without a table."""
@@ -85,8 +91,8 @@ class RasterLabels:
     def count_unlabeled(self) -> int:
         """Return how many pixels of the raster have no label."""
         with Raster(self.path) as raster:
-            return sum(int((self.read(0, row, raster.width, min(_ROWS, raster.height - row))
-                            == UNLABELED).sum()) for row in range(0, raster.height, _ROWS))
+            return sum(int((~self.read(0, row, raster.width, min(_ROWS, raster.height - row))[1]
+                            ).sum()) for row in range(0, raster.height, _ROWS))
 
 
 class LabelFiles:

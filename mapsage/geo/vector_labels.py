@@ -6,13 +6,13 @@ once per CRS and indexed, so a window burns only the polygons near it.
 
 Shapes:
     polygons, indices    (N,) shapely polygons and their int32 class indices, large ones first
-    labels               (height, width) int32 class indices
+    labels               (height, width) class indices, uint8 if all are at most 255, else int32
     bounds               left, bottom, right, top in a CRS
 """
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
@@ -67,7 +67,7 @@ class IndexedPolygons(NamedTuple):
 
     def burn(self, transform: affine.Affine, box: Box, outside: int, all_touched: bool = False
              ) -> np.ndarray:
-        """Return the class indices of a window, int32 (height, width).
+        """Return the class indices of a window, (height, width): uint8 if they fit, else int32.
 
         Args:
             transform: Affine map from (column, row) to coordinates of the CRS.
@@ -81,13 +81,16 @@ class IndexedPolygons(NamedTuple):
         corners = to_map(transform, np.array([(i, j) for i in x for j in y]))
         polygons, indices = self.inside([*corners.min(0), *corners.max(0)])
         pieces, owner = shapely.get_parts(polygons, return_index=True)
-        shapes = [(piece, int(index)) for piece, index in zip(pieces, indices[owner])
-                  if piece.geom_type == 'Polygon' and not piece.is_empty]
-        if not shapes:
-            return np.full((height, width), outside, np.int32)
+        areal = _is_areal(pieces)
+        burnt = indices[owner][areal]
+        fits = all(0 <= index <= 255 for index in (
+            outside, burnt.min(initial=0), burnt.max(initial=0)))
+        dtype = 'uint8' if fits else 'int32'
+        if not len(burnt):
+            return np.full((height, width), outside, dtype)
         return rasterio.features.rasterize(
-            shapes, out_shape=(height, width), fill=outside, dtype='int32',
-            all_touched=all_touched,
+            zip(_geojson(pieces[areal]), burnt.tolist()), out_shape=(height, width), fill=outside,
+            dtype=dtype, all_touched=all_touched,
             transform=rasterio.windows.transform(Window(column, row, width, height), transform))
 
 
@@ -213,10 +216,15 @@ class BurntLabels:
     def __deepcopy__(self, memo: object) -> BurntLabels:
         return self
 
-    def read(self, column: int, row: int, width: int, height: int) -> np.ndarray:
-        """Return the class indices of a window given in pixels, int32 (height, width)."""
-        return self._source.polygons_in(self._crs).burn(
+    def read(self, column: int, row: int, width: int, height: int
+             ) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the class indices of a window given in pixels, and the pixels that have a label.
+
+        Both are (height, width), as from ``RasterLabels.read``; here every pixel has a label.
+        """
+        values = self._source.polygons_in(self._crs).burn(
             self._transform, (column, row, width, height), self._outside)
+        return values, np.ones(values.shape, bool)
 
     def cover(self, width: int, height: int) -> Tuple[int, Dict[int, float]]:
         """Return the number of polygons in the scene, and the share of the scene by class index.
@@ -302,9 +310,30 @@ def polygon_parts(shapes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     members, owner = shapely.get_parts(shapes, return_index=True)
     # Collections may contain multi-polygons, so the parts are split once more.
     single, member = shapely.get_parts(members, return_index=True)
-    keep = ((shapely.get_type_id(single) == shapely.GeometryType.POLYGON)
-            & ~shapely.is_empty(single))
+    keep = _is_areal(single)
     return single[keep], owner[member][keep]
+
+
+def _is_areal(shapes: np.ndarray) -> np.ndarray:
+    """Return which shapes are single polygons that are not empty, bool (N,)."""
+    return ((shapely.get_type_id(shapes) == shapely.GeometryType.POLYGON)
+            & ~shapely.is_empty(shapes))
+
+
+def _geojson(polygons: np.ndarray) -> List[Dict[str, Any]]:
+    """Return single polygons as GeoJSON, the form that rasterio burns.
+
+    rasterio would convert shapely's polygons one by one.
+    """
+    rings, owner = shapely.get_rings(polygons, return_index=True)
+    points, ring = shapely.get_coordinates(rings, return_index=True)
+    ends = np.cumsum(np.bincount(ring, minlength=len(rings))).tolist()
+    coordinates, start = points.tolist(), 0
+    outlines: List[List[Any]] = [[] for _ in polygons]
+    for end, number in zip(ends, owner.tolist()):
+        outlines[number].append(coordinates[start:end])
+        start = end
+    return [dict(type='Polygon', coordinates=outline) for outline in outlines]
 
 
 def _full_turn(crs: pyproj.CRS) -> float:

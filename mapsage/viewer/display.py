@@ -161,8 +161,8 @@ def _polygon_reader(entry: MapEntry, settings: TruthSettings, target: Raster) ->
     vector.check_met()
 
     def read(row: int, rows: int) -> Tuple[np.ndarray, np.ndarray]:
-        values = labels.read(0, row, target.width, rows)
-        return values[None], np.ones(values.shape, bool)
+        values, labeled = labels.read(0, row, target.width, rows)
+        return values[None], labeled
 
     return read
 

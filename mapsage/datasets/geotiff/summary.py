@@ -14,7 +14,6 @@ from typing import Any, Container, Dict, Iterator, List, Optional, Sequence, Tup
 import numpy as np
 
 from mapsage.geo import (
-    UNLABELED,
     BurntLabels,
     GeoError,
     Raster,
@@ -136,11 +135,14 @@ def _polygons(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iter
 def _rasters(dataset: GeoTiffDataset, scenes: Sequence[Dict[str, Any]]) -> Iterator[Message]:
     boxes = list(_boxes([scene['scene_shape'] for scene in scenes]))
     pixel_counts: Counter = Counter()
+    pixels = 0
     for number, box in boxes:
-        values, counts = np.unique(scenes[number]['labels'].read(*box), return_counts=True)
+        labels, labeled = scenes[number]['labels'].read(*box)
+        values, counts = np.unique(labels[labeled], return_counts=True)
         pixel_counts.update(dict(zip(values.tolist(), counts.tolist())))
-    pixels, shift = sum(pixel_counts.values()), int(dataset.reduce_zero_label)
-    unlabeled = [UNLABELED, dataset.ignore_index] + [0] * shift
+        pixels += labels.size
+    shift = int(dataset.reduce_zero_label)
+    unlabeled = [dataset.ignore_index] + [0] * shift
     areas = Counter({value - shift: float(count) for value, count in pixel_counts.items()
                      if value not in unlabeled})
     ignored = pixels - sum(areas.values())

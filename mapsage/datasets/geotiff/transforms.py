@@ -11,14 +11,19 @@ Shapes:
 """
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, NamedTuple, Tuple
 
+import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 from mmseg.registry import TRANSFORMS
 
-from mapsage.geo import UNLABELED, GeoError, open_raster, output_name, suffix_of
+from mapsage.geo import GeoError, open_raster, output_name, suffix_of
+
+# Most channels of an image that every OpenCV makes (CV_CN_MAX: 128 since version 5, 512 before).
+_MOST_CHANNELS = 128
 
 
 @TRANSFORMS.register_module()
@@ -40,9 +45,9 @@ class LoadGeoTiffWindow(BaseTransform):
         column, row, side = results['window']
         values, valid = open_raster(results['pixels'], results['bands']).read(
             column, row, side, side)
-        image = np.ascontiguousarray(values.transpose(1, 2, 0))
+        image = _bands_last(values if values.dtype == np.uint8 else values.astype(np.float32))
         scene = Path(results['scene'])
-        results['img'] = image if image.dtype == np.uint8 else image.astype(np.float32)
+        results['img'] = image
         results['valid'] = valid
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         results['img_path'] = str(scene.with_name(
@@ -70,40 +75,105 @@ class LoadGeoTiffLabels(BaseTransform):
             raise GeoError(f'{results["scene"]} was given without labels; set labels= of the '
                            'dataset, or leave LoadGeoTiffLabels out.')
         column, row, side = results['window']
-        ignore = results['ignore_index']
-        labels = results['labels'].read(column, row, side, side)
-        ignored = (labels == UNLABELED) | (labels == ignore) | ~results['valid']
+        values, labeled = results['labels'].read(column, row, side, side)
+        counts = labeled & results['valid']
         for limit in (results['part'], results['area']):
             if limit is not None:
-                ignored |= ~limit.mask(column, row, side, side)
+                counts &= limit.mask(column, row, side, side)
         if results['counted'] is not None:
             top, bottom, left, right = results['counted']
-            ignored[:top] = ignored[bottom:] = True
-            ignored[:, :left] = ignored[:, right:] = True
-        shift = int(results['reduce_zero_label'])
-        if shift:
-            ignored |= labels == 0
-        indices = np.where(ignored, 0, labels - shift)
-        self._check(indices, shift, results)
-        if results['label_map'] is not None:
-            lookup = np.arange(results['num_classes'])
-            for old, new in results['label_map'].items():
-                lookup[old] = new
-            indices = lookup[indices]
-        results['gt_seg_map'] = np.where(ignored, ignore, indices).astype(np.uint8)
+            counts[:top] = counts[bottom:] = False
+            counts[:, :left] = counts[:, right:] = False
+        table = _label_table(results['num_classes'], results['ignore_index'],
+                             int(results['reduce_zero_label']),
+                             tuple((results['label_map'] or {}).items()))
+        positions = table.positions(values)
+        refused = _look_up(table.refused, positions)
+        if cv2.countNonZero(refused):
+            self._check(values, (refused != 0) & counts, results)
+        mask = _look_up(table.classes, positions)
+        if not counts.all():
+            mask[~counts] = table.ignored
+        results['gt_seg_map'] = mask
         results['seg_fields'].append('gt_seg_map')
         return results
 
     @staticmethod
-    def _check(indices: np.ndarray, shift: int, results: Dict[str, Any]) -> None:
-        """Raise an error if an index is not a class; ``shift`` was subtracted from the labels."""
-        count = results['num_classes']
-        bad = (indices < 0) | (indices >= count)
+    def _check(values: np.ndarray, bad: np.ndarray, results: Dict[str, Any]) -> None:
+        """Raise an error if a label is ``bad``, bool (height, width)."""
         if bad.any():
+            count, shift = results['num_classes'], int(results['reduce_zero_label'])
             column, row, side = results['window']
             raise GeoError(
-                f'labels {results["labels"].path} hold {int(indices[bad][0]) + shift} in the '
+                f'labels {results["labels"].path} hold {int(values[bad][0])} in the '
                 f'window (column, row, width, height) = {(column, row, side, side)} '
                 f'({int(bad.sum())} pixels); {count} classes allow {shift} to {count - 1 + shift}'
                 f'{", 0 for no data" if shift else ""}, and {results["ignore_index"]} for ignored '
                 'pixels. Correct the labels, or the classes in metainfo.')
+
+
+class _LabelTable(NamedTuple):
+    """What becomes of each label value.
+
+    The tables have an entry for each value from 0 to N - 1, at least 0 to 255, and two more: N for
+    all other values, N + 1 for the ignore index if it is none of 0 to N - 1.
+
+    Attributes:
+        classes: Class index or ``ignored``, uint8 (N + 2,).
+        refused: 1 for a value that is neither a class nor ignored, else 0, uint8 (N + 2,).
+        ignore_index: Value of ignored pixels in a label file.
+        ignored: Value of ignored pixels in a mask.
+    """
+
+    classes: np.ndarray
+    refused: np.ndarray
+    ignore_index: int
+    ignored: int
+
+    def positions(self, values: np.ndarray) -> np.ndarray:
+        """Return the entries of label values, which are uint8 or int32."""
+        if values.dtype == np.uint8:
+            return values
+        other = len(self.classes) - 2
+        positions = np.where((values >= 0) & (values < other), values, np.int32(other))
+        if not 0 <= self.ignore_index < other:
+            positions[values == self.ignore_index] = other + 1
+        return positions
+
+
+@lru_cache(maxsize=16)
+def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int, int], ...]
+                 ) -> _LabelTable:
+    """Return the table of a dataset with ``count`` classes.
+
+    Args:
+        count: Number of classes of the label files.
+        ignore: Value of ignored pixels.
+        shift: 1 if label 0 means "no data" and label 1 is class 0, else 0.
+        label_map: Pairs of a class of the label files and its new index.
+    """
+    # The same conversion as of an array, which takes -1 for 255.
+    ignored = int(np.array(ignore).astype(np.uint8))
+    size = max(256, count + shift)
+    classes, refused = np.full(size + 2, ignored, np.uint8), np.ones(size + 2, np.uint8)
+    indices = np.arange(count)
+    for old, new in label_map:
+        indices[old] = new
+    classes[shift:shift + count] = indices.astype(np.uint8)
+    refused[:shift + count] = refused[size + 1] = 0
+    if 0 <= ignore < size:
+        classes[ignore], refused[ignore] = ignored, 0
+    return _LabelTable(classes, refused, ignore, ignored)
+
+
+def _look_up(table: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return ``table[positions]`` for a uint8 table with more than 255 entries."""
+    return cv2.LUT(positions, table[:256]) if positions.dtype == np.uint8 else table[positions]
+
+
+def _bands_last(values: np.ndarray) -> np.ndarray:
+    """Return (bands, height, width) as a contiguous array (height, width, bands)."""
+    if 1 < len(values) <= _MOST_CHANNELS:
+        # Much faster than NumPy's copy of the transposed array.
+        return cv2.merge(list(values))
+    return np.ascontiguousarray(values.transpose(1, 2, 0))

@@ -28,7 +28,9 @@ from typing import (
     Union,
 )
 
+import cv2
 import numpy as np
+import torch
 from mmengine.logging import print_log
 from mmseg.models.decode_heads import STDCHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
@@ -59,6 +61,8 @@ _FILE_KEYS = ('img_path', 'seg_map_path')
 _DECODED_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.webp')
 # Most characters of a traceback in a message. The report of a rank's error has at most 4,000 bytes.
 _TRACEBACK_LENGTH = 2500
+# Types of labels that are checked by a table.
+_INTEGERS = torch.uint8, torch.int16, torch.int32, torch.int64
 _PACKAGE = f'{Path(__file__).resolve().parents[2]}{os.sep}'
 
 
@@ -224,7 +228,8 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
             f'{labels.shape[-1]} channels, expected one, whose values are class indices. Save it '
             f'with one channel, or with a palette (docs/datasets.md).')
     ignore = ignored_label(outer, dataset, IGNORE_INDEX)
-    # This runs on every sample, so it compares instead of sorting the values.
+    if _are_known(labels, len(classes), ignore):
+        return
     bad = (labels != ignore) & ((labels >= len(classes)) | (labels < 0))
     if not bool(bad.any()):
         return
@@ -239,6 +244,27 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
         f'{value + 1 if shifted else value} ({int(bad.sum())} pixel(s)); {len(classes)} classes '
         f'allow {expected}. Check the mask, the classes of {_name(type(dataset))} and '
         f'reduce_zero_label={shifted}.')
+
+
+def _are_known(labels: torch.Tensor, count: int, ignore: int) -> bool:
+    """Return whether labels are certainly class indices or the ignore index.
+
+    This runs on every sample, so it looks values up in a table instead of comparing them. Labels
+    beyond uint8 are left to comparisons.
+    """
+    if labels.dtype not in _INTEGERS or not labels.numel():
+        return False
+    low, high = (int(limit) for limit in torch.aminmax(labels))
+    if low < 0 or high > 255:
+        return False
+    if high < count:
+        return True
+    known = np.zeros(256, np.uint8)
+    known[:count] = 1
+    if 0 <= ignore < 256:
+        known[ignore] = 1
+    values = labels.cpu().numpy().astype(np.uint8).reshape(1, -1)
+    return bool(cv2.LUT(values, known).all())
 
 
 def _mask_name(info: Mapping[str, Any], index: object) -> str:

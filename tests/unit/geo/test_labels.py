@@ -12,7 +12,7 @@ from affine import Affine
 from geo_scenes import PIXELS, UTM, draw_classes, paint, write_raster
 from geotiff_data import build_dataset, write_scene
 
-from mapsage.geo import UNLABELED, GeoError, LabelFiles, Raster, RasterLabels
+from mapsage.geo import GeoError, LabelFiles, Raster, RasterLabels
 
 
 def test_label_rasters_that_do_not_fit(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_pixels_without_a_label_are_marked(tmp_path: Path) -> None:
     classes[:4] = 9
     scene = Raster(write_raster(tmp_path / 'scene.tif', paint(classes)))
     labels = RasterLabels(write_raster(tmp_path / 'labels.tif', classes, nodata=9), scene)
-    read = labels.read(-2, 0, 10, 10)
-    assert read.dtype == np.int32
-    assert (read[:, :2] == UNLABELED).all() and (read[:4] == UNLABELED).all()
-    np.testing.assert_array_equal(read[4:, 2:], classes[4:10, :8])
+    values, labeled = labels.read(-2, 0, 10, 10)
+    assert values.dtype == np.uint8
+    assert not labeled[:, :2].any() and not labeled[:4].any() and labeled[4:, 2:].all()
+    np.testing.assert_array_equal(values[4:, 2:], classes[4:10, :8])
 
 
 def test_a_label_file_is_found_by_the_name_of_its_scene(tmp_path: Path) -> None:

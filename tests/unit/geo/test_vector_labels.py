@@ -93,12 +93,12 @@ def test_invalid_polygons_are_the_same_in_every_window(tmp_path: Path, crs: int)
         dataset = build_dataset(tmp_path, labels='a.gpkg')
     labels = dataset.scene_facts[0]['labels']
     assert len(labels._source._in_crs) == 1  # before a worker is forked
-    whole = labels.read(0, 0, 300, 260)
+    whole, _ = labels.read(0, 0, 300, 260)
     assert whole[3, 64] == whole[125, 64] == 0 and whole[64, 20] == whole[64, 110] == 1
     assert whole[90, 150] == 2 and whole[90, 170] == 0 and whole[110, 190] == 2
     for row in range(0, 250, 10):
         for column in range(0, 300, 10):
-            np.testing.assert_array_equal(labels.read(column, row, 10, 10),
+            np.testing.assert_array_equal(labels.read(column, row, 10, 10)[0],
                                           whole[row:row + 10, column:column + 10])
 
 

@@ -85,7 +85,7 @@ def test_polygons_are_the_truth(root: Path) -> None:
     source = VectorLabels(root / 'labels.gpkg', 'class_name', LoveDADataset.METAINFO['classes'])
     for name in NAMES:
         scene = Raster(root / 'scenes' / f'{name}.tif')
-        labels = source.for_scene(scene, 255).read(0, 0, 160, 160)
+        labels, _ = source.for_scene(scene, 255).read(0, 0, 160, 160)
         truth = truth_of(root, scene)
         assert (labels == truth).mean() > .95, name  # but for simplified outlines
         assert (labels[truth == 255] == 255).all()
