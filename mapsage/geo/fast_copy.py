@@ -8,6 +8,7 @@ copy with everything that `Raster` looks at. Which copies exist, and who makes t
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -15,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import rasterio
 from rasterio.enums import ColorInterp
-from rasterio.errors import RasterioIOError
+from rasterio.errors import NotGeoreferencedWarning, RasterioIOError
 from rasterio.io import MemoryFile
 from rasterio.windows import Window
 
@@ -105,8 +106,8 @@ def estimate_copy_bytes(path: str) -> int:
             box = (int(random.randint(file.width - width + 1)),
                    int(random.randint(file.height - height + 1)), width, height)
             values, mask = source.read(box)
-            with _copy_in_memory(source, values) as copy:
-                written += len(copy.getbuffer())
+            with _copy_in_memory(source, values) as memory:
+                written += len(memory.getbuffer())
             # A mask has one bit for each pixel.
             written += 0 if mask is None else mask.size // 8
             sampled += width * height
@@ -163,7 +164,7 @@ def measure_read_times(path: str, side: int, seconds: float = 1.0) -> ReadTimes:
             right = min(-(-(column + width) // _TILE) * _TILE, source.file.width)
             bottom = min(-(-(row + height) // _TILE) * _TILE, source.file.height)
             values, _ = source.read((left, top, right - left, bottom - top))
-            with _copy_in_memory(source, values) as memory, memory.open() as copy:
+            with _copy_in_memory(source, values) as memory, open_file(memory.name) as copy:
                 start = time.process_time()
                 copy.read(window=Window(column - left, row - top, width, height))
                 times.append((original, time.process_time() - start))
@@ -322,6 +323,8 @@ def _copy_in_memory(source: _Source, values: np.ndarray) -> MemoryFile:
     memory = MemoryFile()
     _, height, width = values.shape
     profile = dict(source.profile(), height=height, width=width)
-    with memory.open(**profile) as copy:
-        copy.write(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', NotGeoreferencedWarning)
+        with memory.open(**profile) as copy:
+            copy.write(values)
     return memory

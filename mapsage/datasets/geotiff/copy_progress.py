@@ -73,11 +73,12 @@ class CopyProgress:
 
     def _show(self, text: str) -> None:
         now = time.monotonic()
+        done, total = _megabytes(self._done), _megabytes(self._sizes)
         interval = _LINE_SECONDS if self._bars is None else _DRAW_SECONDS
-        if self._say is None or now - self._last < interval:
+        is_complete = self._bars is not None and done == total
+        if self._say is None or (now - self._last < interval and not is_complete):
             return
         self._last = now
-        done, total = _megabytes(self._done), _megabytes(self._sizes)
         text = text or f'{done / (now - self._start):.0f} MB/s'
         if self._bars is None:
             self._say(f'fast copies: {done:,} of {total:,} MB, {text}')

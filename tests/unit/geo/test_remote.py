@@ -11,7 +11,8 @@ import rasterio.shutil
 from geo_scenes import write_raster
 from range_server import RangeServer
 
-from mapsage.geo import GeoError, Raster, RasterBlockError
+from mapsage.datasets.geotiff.fast_copies import FastCopies
+from mapsage.geo import GeoError, Raster, RasterBlockError, measure_read_times
 from mapsage.geo.errors import RemoteReadError
 from mapsage.geo.gdal_files import stamp
 
@@ -162,3 +163,13 @@ def test_workers_that_are_forked_after_a_read(scene: Path, server: RangeServer,
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
+
+
+def test_a_scene_on_a_server_has_a_fast_copy(scene: Path, server: RangeServer, tmp_path: Path
+                                             ) -> None:
+    name = f'{server.url}/ok/a.tif'
+    copies = FastCopies(str(tmp_path / 'fast'))
+    report = copies.make([name])
+    assert report.written == 1 and copies.make([name]).written == 0
+    np.testing.assert_array_equal(Raster(report.copies[name]).read(0, 0, 320, 256)[0], NOISE)
+    assert measure_read_times(name, 128).is_remote
