@@ -24,7 +24,8 @@ INTERNAL = {
     'StepDone': 'tells the replay of a step that it is recorded',
     'StoppedEarly': 'a SystemExit: the run has left as it was asked to',
 }
-NO_EXCEPTIONS = {'CalibrationError', 'UserError'}  # a metric; the base class itself
+# A metric, the error of an operator's result, and the base class itself.
+NO_EXCEPTIONS = {'CalibrationError', 'ResultError', 'UserError'}
 
 
 def error_classes(folder: Path) -> Dict[str, List[str]]:

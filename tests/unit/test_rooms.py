@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import List, Set
 
@@ -68,3 +69,9 @@ def test_files_that_a_page_names_are_there(page: str) -> None:
         r'`((?:mapsage|mapsage_launcher|tests|tools|scripts)/[\w./-]+(?:/|\.\w+))`',
         (ROOT / page).read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_files_of_tests_have_different_names() -> None:
+    """pytest imports them by their names, as modules that other tests import from."""
+    names = Counter(path.name for path in (ROOT / 'tests').rglob('test_*.py'))
+    assert [name for name, count in names.items() if count > 1] == []

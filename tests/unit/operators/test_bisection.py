@@ -9,7 +9,7 @@ import pytest
 import torch
 from planted_steps import SmallStep
 from support import no_simulated_cards
-from test_comparison import compare
+from test_operator_comparison import compare
 
 from mapsage.accelerator import resolve_accelerator
 from mapsage.operators.bisection import Bisection, wrong_results
