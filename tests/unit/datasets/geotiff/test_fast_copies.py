@@ -193,7 +193,8 @@ def test_processes_divide_the_copies(tmp_path: Path, scenes: List[str]) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join()
+        process.join(PATIENT)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     assert sum(written.get() for _ in processes) == 3
     assert len(names_in(tmp_path / 'fast')) == 3
 
