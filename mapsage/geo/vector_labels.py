@@ -11,8 +11,10 @@ Shapes:
 """
 from __future__ import annotations
 
+import gc
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import affine
 import numpy as np
@@ -88,10 +90,11 @@ class IndexedPolygons(NamedTuple):
         dtype = 'uint8' if fits else 'int32'
         if not len(burnt):
             return np.full((height, width), outside, dtype)
-        return rasterio.features.rasterize(
-            zip(_geojson(pieces[areal]), burnt.tolist()), out_shape=(height, width), fill=outside,
-            dtype=dtype, all_touched=all_touched,
-            transform=rasterio.windows.transform(Window(column, row, width, height), transform))
+        with _without_collections():
+            return rasterio.features.rasterize(
+                zip(pieces[areal], burnt.tolist()), out_shape=(height, width), fill=outside,
+                dtype=dtype, all_touched=all_touched, transform=rasterio.windows.transform(
+                    Window(column, row, width, height), transform))
 
 
 class VectorLabels:
@@ -320,20 +323,20 @@ def _is_areal(shapes: np.ndarray) -> np.ndarray:
             & ~shapely.is_empty(shapes))
 
 
-def _geojson(polygons: np.ndarray) -> List[Dict[str, Any]]:
-    """Return single polygons as GeoJSON, the form that rasterio burns.
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from collecting garbage.
 
-    rasterio would convert shapely's polygons one by one.
+    rasterio makes a tuple of each point. So many new objects start collections of the whole heap,
+    which can take longer than burning.
     """
-    rings, owner = shapely.get_rings(polygons, return_index=True)
-    points, ring = shapely.get_coordinates(rings, return_index=True)
-    ends = np.cumsum(np.bincount(ring, minlength=len(rings))).tolist()
-    coordinates, start = points.tolist(), 0
-    outlines: List[List[Any]] = [[] for _ in polygons]
-    for end, number in zip(ends, owner.tolist()):
-        outlines[number].append(coordinates[start:end])
-        start = end
-    return [dict(type='Polygon', coordinates=outline) for outline in outlines]
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _full_turn(crs: pyproj.CRS) -> float:

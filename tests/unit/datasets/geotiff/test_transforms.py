@@ -1,11 +1,13 @@
 """The loading transforms give the pixels that plain NumPy gives, for every kind of file."""
 from __future__ import annotations
 
+import gc
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import pytest
+import shapely
 from geo_scenes import UTM, draw_classes, paint, rectangle, write_raster
 from geotiff_data import build_dataset, write_vector
 
@@ -137,3 +139,24 @@ def test_polygons_with_holes_and_parts(tmp_path: Path) -> None:
         results = load(dataset, corner)
         np.testing.assert_array_equal(results['gt_seg_map'], np.where(
             results['valid'], crop(expected, corner), 255))
+
+
+def test_many_polygons_start_few_garbage_collections(tmp_path: Path) -> None:
+    write_raster(tmp_path / 'scenes/a.tif', paint(draw_classes()))
+    centers = np.random.RandomState(0).uniform((500000, 4099960), (500040, 4100000), (400, 2))
+    ponds = list(shapely.buffer(shapely.points(centers), 1.0))
+    write_vector(tmp_path / 'a.gpkg', ponds, ['water'] * len(ponds), 'EPSG:32650')
+    labels = build_dataset(tmp_path, labels='a.gpkg').scene_facts[0]['labels']
+    collections: List[str] = []
+
+    def count(phase: str, facts: Any) -> None:
+        collections.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(count)
+    try:
+        values, _ = labels.read(0, 0, 80, 80)
+    finally:
+        gc.callbacks.remove(count)
+    # Clipping the polygons makes a few objects; the points of their outlines make thousands.
+    assert (values == 2).any() and collections.count('start') <= 2 and gc.isenabled()
