@@ -467,7 +467,8 @@ MUTANTS = (
     # datasets
     Mutant('zero_label', 'mapsage/datasets/geotiff/transforms.py',
            'with reduce_zero_label the label 0 is not ignored',
-           '            ignored |= labels == 0\n', '            ignored |= labels < 0\n',
+           'classes[shift:shift + count] = indices.astype(np.uint8)',
+           'classes[shift:shift + count], classes[:shift] = indices.astype(np.uint8), 0',
            ('tests/unit/datasets/geotiff/test_geotiff.py::test_labels_that_begin_at_one',)),
     Mutant('window_axes', 'mapsage/datasets/geotiff/transforms.py',
            'a window of a scene is read at its row for its column',
@@ -481,7 +482,7 @@ MUTANTS = (
            ('tests/unit/geo/test_block_split.py::test_scenes_agree_and_parts_keep_their_distance',)),
     Mutant('split_labels', 'mapsage/datasets/geotiff/transforms.py',
            'labels of another part of a split count in the windows that show them',
-           'ignored |= ~limit.mask(column, row, side, side)', 'pass',
+           'counts &= limit.mask(column, row, side, side)', 'pass',
            ('tests/unit/datasets/geotiff/test_geotiff_split.py::test_no_pixel_counts_in_two_parts',)),
     Mutant('random_place', 'mapsage/datasets/geotiff/dataset.py',
            'random windows do not follow from the seed of the sample',
