@@ -60,6 +60,25 @@ class ToyRegression(BaseModel):
         return data_samples
 
 
+@MODELS.register_module(force=True)
+class CountedToy(ToyRegression):
+    """Its loss is the mean over the samples above 3 of all virtual ranks, not of its own."""
+
+    def count_batch(self, data_samples: Any) -> torch.Tensor:
+        return torch.tensor([float(sum(float(sample.target) > 3 for sample in data_samples)), 1.])
+
+    sum_over_ranks = staticmethod(lambda count: count)
+
+    def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
+        if mode != 'loss':
+            return super().forward(inputs, data_samples, mode)
+        values = self.layers[4](self.layers[0](torch.stack(list(inputs))))[:, 0]
+        targets = torch.cat([sample.target for sample in data_samples])
+        above, ranks = self.sum_over_ranks(self.count_batch(data_samples))
+        squares = (values - targets) ** 2
+        return dict(loss=(squares * (targets > 3)).sum() * ranks / above / 100)
+
+
 @METRICS.register_module(force=True)
 class MeanValue(BaseMetric):
     """The mean of the outputs, in float64, so that ranks add up to what one process says."""

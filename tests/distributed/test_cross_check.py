@@ -13,11 +13,11 @@ from faulty_card import CardBreaksDown, FaultyCard, flip_bit
 from forked import fork_ranks, fork_scenarios
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS
+from sampling_ranks import Answers, answers_of
 from scaled_on_cpu import ScaledOnCpu
 from support import launch, main_leg, no_simulated_cards, write_tiny_config
-from test_moving_virtual_ranks import CountedToy
 from torch.utils.checkpoint import checkpoint
-from toy_runs import ToyRegression, log_of, toy_train
+from toy_runs import CountedToy, ToyRegression, log_of, toy_train
 
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.guards import CrossCheckError
@@ -131,78 +131,111 @@ FAULTY: Dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize('name', SOUND)
-def test_checks_change_no_bit(name: str, tmp_path: Path) -> None:
-    ranks, changes = SOUND[name]
-    with_checks = dict(changes, **{'env_cfg.cross_check': CHECK})
-    logs = fork_scenarios({
-        'checked': (train, ranks, tmp_path / 'checked', [], with_checks),
-        'plain': (train, ranks, tmp_path / 'plain', [], changes)}, tmp_path / 'ranks')
-    for answers in logs.values():
-        assert isinstance(answers, list) and isinstance(answers[0], str), answers
-    assert '[CrossCheck] every 3 iteration(s)' in logs['checked'][0]
-    assert ('this device computes' if ranks == 1 else f'another of the {ranks} ranks computes'
-            ) in logs['checked'][0]
-    paths = sorted((tmp_path / 'checked').glob('*.pth'))
-    assert len(paths) >= 2
-    for path in paths:
-        assert checkpoint_bits(path) == checkpoint_bits(tmp_path / 'plain' / path.name)
+RESUMED = {'train_cfg.val_interval': 100, 'default_hooks.checkpoint.interval': 2}
+# Number of the lowest and of a high bit of the part of a float32 behind its point.
+BITS = (0, 22)
 
 
-@pytest.mark.parametrize('name', FAULTY)
-def test_a_fault_ends_the_run_on_every_rank(name: str, tmp_path: Path) -> None:
-    ranks, hooks, changes, named, words = FAULTY[name]
-    answers = fork_ranks(train, ranks, tmp_path / 'ranks', tmp_path / 'work', hooks,
-                         dict(changes, **{'env_cfg.cross_check': CHECK}))
-    for answer in answers:
-        assert not isinstance(answer, str), answer[-3000:]
-        assert answer[0] == named and words in answer[1], answer
-    # No checkpoint holds what a faulty card has computed.
-    assert answers[0][2] == []
-
-
-def test_a_sample_of_the_benchmark(tmp_path: Path) -> None:
-    path = Path(__file__).parents[2] / 'tools' / 'benchmarks' / 'cross_check.py'
-    spec: Any = importlib.util.spec_from_file_location('cross_check_benchmark', path)
-    benchmark: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    faults = benchmark.draw_faults(9, 3, seed=5)
-    table = benchmark.run_faults(tmp_path / 'faults', 3, faults)
-    for kind, (count, found, named) in table.items():
-        assert not benchmark.KINDS[kind] or count == found == named, table
-    # The benchmark can tell: a step that is not checked hides a single fault.
-    assert table['one bit in the forward pass of a step that is not checked'] == [1, 0, 0]
+def with_checks(changes: Dict[str, Any], **more: Any) -> Dict[str, Any]:
+    return dict(changes, **{'env_cfg.cross_check': CHECK}, **more)
 
 
 def train_unlike(folder: Path, bit: int) -> Any:
     """Train on ranks that promise no bits; the card of rank 1 rounds a number otherwise from 4 on.
     """
     os.environ['NVIDIA_TF32_OVERRIDE'] = os.environ['RANK']
-    return train(folder, [CardBreaksDown(1, 4, 'backward', bit)],
-                 dict(CALM, **{'env_cfg.cross_check': CHECK}))
+    return train(folder, [CardBreaksDown(1, 4, 'backward', bit)], with_checks(CALM))
 
 
-def test_a_bound_lets_rounding_pass(tmp_path: Path) -> None:
-    told = fork_scenarios({bit: (train_unlike, 2, tmp_path / str(bit), bit) for bit in (0, 22)},
-                          tmp_path)
-    assert 'results may differ by rounding' in told[0][0], told[0]
-    assert [answer[0] for answer in told[22]] == [[0, 1]] * 2, told[22]
-    assert 'of the size of the whole gradient' in told[22][0][1]
+def run_benchmark(folder: Path) -> Dict[str, List[int]]:
+    """Return the table of tools/benchmarks/cross_check.py for a few faults."""
+    path = Path(__file__).parents[2] / 'tools' / 'benchmarks' / 'cross_check.py'
+    spec: Any = importlib.util.spec_from_file_location('cross_check_benchmark', path)
+    benchmark: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    return {kind: [*counts, bool(benchmark.KINDS[kind])] for kind, counts in benchmark.run_faults(
+        folder, 3, benchmark.draw_faults(9, 3, seed=5)).items()}
 
 
-def test_a_resumed_run_has_the_bits_of_a_sound_one(tmp_path: Path) -> None:
-    changes = {'train_cfg.val_interval': 100, 'default_hooks.checkpoint.interval': 2}
-    checked = dict(changes, **{'env_cfg.cross_check': CHECK})
-    (problems, message, saved), *_ = fork_ranks(
-        train, 2, tmp_path / 'run', tmp_path / 'run', [CardBreaksDown(1, 5)], checked)
+def run_scenarios(folder: Path) -> Dict[Any, Any]:
+    """Train all runs of this file, in a process without threads, several at a time."""
+    scenarios: Dict[Any, Any] = {}
+    for name, (ranks, changes) in SOUND.items():
+        scenarios[name, 'checked'] = (train, ranks, folder / name / 'checked', [],
+                                      with_checks(changes))
+        scenarios[name, 'plain'] = train, ranks, folder / name / 'plain', [], changes
+    for name, (ranks, hooks, changes, _, _) in FAULTY.items():
+        scenarios[name] = train, ranks, folder / name, hooks, with_checks(changes)
+    for bit in BITS:
+        scenarios['unlike', bit] = train_unlike, 2, folder / f'unlike {bit}', bit
+    scenarios['faulty'] = (train, 2, folder / 'faulty', [CardBreaksDown(1, 5)],
+                           with_checks(RESUMED))
+    scenarios['sound'] = train, 2, folder / 'sound', [], RESUMED
+    answers = fork_scenarios(scenarios, folder / 'ranks')
+    answers['resumed'] = fork_ranks(train, 2, folder / 'ranks' / 'resumed', folder / 'faulty', [],
+                                    with_checks(RESUMED, resume=True))
+    answers['benchmark'] = [run_benchmark(folder / 'benchmark')]
+    return answers
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp('cross-check')
+
+
+@pytest.fixture(scope='module')
+def answers(folder: Path) -> Answers:
+    return answers_of(run_scenarios, folder)
+
+
+@pytest.mark.parametrize('name', SOUND)
+def test_checks_change_no_bit(name: str, answers: Answers, folder: Path) -> None:
+    ranks, _ = SOUND[name]
+    log, plain_log = answers.of((name, 'checked'))[0], answers.of((name, 'plain'))[0]
+    assert isinstance(log, str) and isinstance(plain_log, str), (log, plain_log)
+    assert '[CrossCheck] every 3 iteration(s)' in log
+    assert ('this device computes' if ranks == 1 else f'another of the {ranks} ranks computes'
+            ) in log
+    paths = sorted((folder / name / 'checked').glob('*.pth'))
+    assert len(paths) >= 2
+    for path in paths:
+        assert checkpoint_bits(path) == checkpoint_bits(folder / name / 'plain' / path.name)
+
+
+@pytest.mark.parametrize('name', FAULTY)
+def test_a_fault_ends_the_run_on_every_rank(name: str, answers: Answers) -> None:
+    *_, named, words = FAULTY[name]
+    for answer in answers.of(name):
+        assert not isinstance(answer, str), answer[-3000:]
+        assert answer[0] == named and words in answer[1], answer
+    # No checkpoint holds what a faulty card has computed.
+    assert answers.of(name)[0][2] == []
+
+
+def test_a_sample_of_the_benchmark(answers: Answers) -> None:
+    table, = answers.of('benchmark')
+    for count, found, named, always in table.values():
+        assert not always or count == found == named, table
+    # The benchmark can tell: a step that is not checked hides a single fault.
+    assert table['one bit in the forward pass of a step that is not checked'][:3] == [1, 0, 0]
+
+
+def test_a_bound_lets_rounding_pass(answers: Answers) -> None:
+    lowest, high = (answers.of(('unlike', bit)) for bit in BITS)
+    assert 'results may differ by rounding' in lowest[0], lowest
+    assert [answer[0] for answer in high] == [[0, 1]] * 2, high
+    assert 'of the size of the whole gradient' in high[0][1]
+
+
+def test_a_resumed_run_has_the_bits_of_a_sound_one(answers: Answers, folder: Path) -> None:
+    (problems, message, saved), *_ = answers.of('faulty')
     # The check of iteration 6 is also the one before its checkpoint, which is not written.
     assert problems == [0, 1] and saved == ['iter_2.pth', 'iter_4.pth']
     assert 'after iteration 6 failed' in message
-    assert f'{tmp_path}/run/iter_4.pth was saved after a check: --resume' in message
-    fork_ranks(train, 2, tmp_path / 'again', tmp_path / 'run', [], dict(checked, resume=True))
-    fork_ranks(train, 2, tmp_path / 'sound', tmp_path / 'sound', [], changes)
-    assert checkpoint_bits(tmp_path / 'run' / 'iter_8.pth') == \
-        checkpoint_bits(tmp_path / 'sound' / 'iter_8.pth')
+    assert f'{folder}/faulty/iter_4.pth was saved after a check: --resume' in message
+    assert isinstance(answers.of('resumed')[0], str), answers.of('resumed')
+    assert checkpoint_bits(folder / 'faulty' / 'iter_8.pth') == \
+        checkpoint_bits(folder / 'sound' / 'iter_8.pth')
 
 
 simulator_missing = no_simulated_cards()

@@ -61,25 +61,6 @@ class KilledBefore(Hook):
 
 
 @MODELS.register_module(force=True)
-class CountedToy(ToyRegression):
-    """Its loss is the mean over the samples above 3 of all virtual ranks, not of each."""
-
-    def count_batch(self, data_samples: Any) -> torch.Tensor:
-        return torch.tensor([float(sum(float(each.target) > 3 for each in data_samples)), 1.])
-
-    sum_over_ranks = staticmethod(lambda count: count)
-
-    def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'tensor') -> Any:
-        if mode != 'loss':
-            return super().forward(inputs, data_samples, mode)
-        values = self.layers[4](self.layers[0](torch.stack(list(inputs))))[:, 0]
-        targets = torch.cat([each.target for each in data_samples])
-        above, ranks = self.sum_over_ranks(self.count_batch(data_samples))
-        squares = (values - targets) ** 2
-        return dict(loss=(squares * (targets > 3)).sum() * ranks / above / 100)
-
-
-@MODELS.register_module(force=True)
 class SeldomToy(ToyRegression):
     """Trains ``seldom`` on even samples alone."""
 
