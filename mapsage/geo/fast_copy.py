@@ -56,7 +56,8 @@ def write_fast_copy(path: str, destination: Path,
     Args:
         path: Path of a raster, or a name that GDAL opens.
         destination: Path of the new file. After an error it is incomplete, and the caller removes
-        it. on_copied: Function that is called with the number of decoded bytes of each copied part.
+            it.
+        on_copied: Function that is called with the number of decoded bytes of each copied part.
 
     Raises:
         NotCopiedError: If a GeoTIFF cannot store the raster.

@@ -45,7 +45,9 @@ def test_host_tensors_are_not_watched(group: Any) -> None:
 def test_a_backend_that_cannot_be_asked_is_not_watched(group: Any) -> None:
     watch_backends(CudaAccelerator(), 30)
     assert watchers() == 0
-    assert [group.error for group in _groups('cuda')] == ['SILENT']
+    # torch 1.10 keeps no list of its groups.
+    if hasattr(dist.distributed_c10d, '_world'):
+        assert [group.error for group in _groups('cuda')] == ['SILENT']
 
 
 @pytest.mark.skipif(
