@@ -7,20 +7,24 @@ Arguments are found by their names, since the operators order them differently.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
 from .dispatch import operator_name
 
+if TYPE_CHECKING:
+    # Operators are objects of this class since torch 1.12.
+    from torch._ops import OpOverload
 
-def has_formula(func: Any) -> bool:
+
+def has_formula(func: OpOverload) -> bool:
     """Return whether an operator is one of attention's, forward or backward."""
     return operator_name(func).startswith('_scaled_dot_product_') and any(
         argument.name == 'query' for argument in func._schema.arguments)
 
 
-def attention_results(func: Any, args: Tuple[Any, ...],
+def attention_results(func: OpOverload, args: Tuple[Any, ...],
                       kwargs: Mapping[str, Any]) -> Optional[List[torch.Tensor]]:
     """Return the results of an attention operator that its formula determines.
 

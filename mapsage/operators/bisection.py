@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from .dispatch import DispatchMode, is_view, operator_name, tensors_in
 from .host_calls import is_random, run_on_host, written_arguments
+
+if TYPE_CHECKING:
+    # Operators are objects of this class since torch 1.12.
+    from torch._ops import OpOverload
 
 # Half of the digits: a stable computation loses no more unless its condition number exceeds
 # 1 / sqrt(eps) (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 1.6).
@@ -48,7 +52,8 @@ class FirstOnCard(DispatchMode):
         self._synchronize = synchronize
         self._writers: Dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Tuple[Any, ...] = (),
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
+                           args: Tuple[Any, ...] = (),
                            kwargs: Optional[Mapping[str, Any]] = None) -> Any:
         kwargs = dict(kwargs or {})
         number = len(self.names)

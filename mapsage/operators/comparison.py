@@ -8,7 +8,7 @@ other tensors, or a result that is not complete when the next kernel reads it, i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -17,6 +17,10 @@ from .error_bounds import ResultError, compare_results
 from .flops import product_flops
 from .host_calls import HostCall, is_random, is_uninitialized, written_arguments, written_positions
 from .undetermined import indices_mistake, random_mistake, returns_indices
+
+if TYPE_CHECKING:
+    # Operators are objects of this class since torch 1.12.
+    from torch._ops import OpOverload
 
 # Operators that add products of their arguments, besides matrix products and convolutions.
 _SUMS = ('sum', 'mean', 'add', 'sub', 'rsub', 'cumsum', 'addcmul', 'index_add', 'scatter_add',
@@ -82,7 +86,8 @@ class OperatorComparison(DispatchMode):
         return {name: operator for name, operator in self.operators.items()
                 if operator.wrong_calls}
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Tuple[Any, ...] = (),
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
+                           args: Tuple[Any, ...] = (),
                            kwargs: Optional[Mapping[str, Any]] = None) -> Any:
         kwargs = dict(kwargs or {})
         if is_view(func) or is_uninitialized(func):

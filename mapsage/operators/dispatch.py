@@ -5,11 +5,15 @@
 """
 from __future__ import annotations
 
-from typing import Any, Iterator, Tuple
+from typing import TYPE_CHECKING, Any, Iterator, Tuple
 
 import torch
 
 from mapsage.errors import UserError
+
+if TYPE_CHECKING:
+    # Operators are objects of this class since torch 1.12.
+    from torch._ops import OpOverload
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
@@ -34,7 +38,7 @@ def require_dispatch_mode() -> None:
             f'no card.')
 
 
-def operator_name(operator: Any) -> str:
+def operator_name(operator: OpOverload) -> str:
     """Return the name of an ``OpOverload``, such as ``'add.Tensor'``, ``'mm'`` or ``'mmcv::nms'``.
 
     The namespace ``aten`` and the overload ``default`` are left out, as in PyTorch's own lists.
@@ -45,7 +49,7 @@ def operator_name(operator: Any) -> str:
     return f'{name}.{overload}' if overload else name
 
 
-def is_view(operator: Any) -> bool:
+def is_view(operator: OpOverload) -> bool:
     """Return whether all results of an operator share an argument's memory without writing it."""
     results = operator._schema.returns
     return bool(results) and all(result.alias_info is not None and not result.alias_info.is_write

@@ -5,13 +5,17 @@ the results back on the card, so that any part of a step can be computed by the 
 """
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch.utils._pytree import tree_map
 
 from .attention import attention_results, has_formula
 from .dispatch import is_view, operator_name
+
+if TYPE_CHECKING:
+    # Operators are objects of this class since torch 1.12.
+    from torch._ops import OpOverload
 
 # Arguments (by position) that an operator writes although its schema does not say so.
 _UNDECLARED_WRITES: Mapping[str, Tuple[int, ...]] = {'native_batch_norm': (3, 4)}
@@ -30,7 +34,7 @@ class HostCall:
         args, kwargs: Arguments on the CPU, as they were when this object was made.
     """
 
-    def __init__(self, func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, func: OpOverload, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.func = func
         def to_host(value: object) -> object:
             if isinstance(value, torch.device):
@@ -76,14 +80,15 @@ class HostCall:
             return results, []
 
 
-def written_positions(func: Any) -> List[int]:
+def written_positions(func: OpOverload) -> List[int]:
     """Return the positions of the arguments that an operator writes."""
     declared = [number for number, argument in enumerate(func._schema.arguments)
                 if argument.alias_info is not None and argument.alias_info.is_write]
     return [*declared, *_UNDECLARED_WRITES.get(operator_name(func), ())]
 
 
-def written_arguments(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> List[Any]:
+def written_arguments(func: OpOverload, args: Tuple[Any, ...],
+                      kwargs: Mapping[str, Any]) -> List[Any]:
     """Return the arguments that a call writes, tensors or lists of them."""
     arguments = func._schema.arguments
     values = [args[position] if position < len(args) else kwargs.get(arguments[position].name)
@@ -91,18 +96,18 @@ def written_arguments(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any
     return [value for value in values if value is not None]
 
 
-def is_random(func: Any) -> bool:
+def is_random(func: OpOverload) -> bool:
     """Return whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def is_uninitialized(func: Any) -> bool:
+def is_uninitialized(func: OpOverload) -> bool:
     """Return whether the contents of an operator's result are not determined."""
     name = operator_name(func).split('.')[0]
     return name.startswith(_UNINITIALIZED) or name.endswith(('empty_like', 'empty_strided'))
 
 
-def run_on_host(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def run_on_host(func: OpOverload, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Compute an operator call on the CPU and return its results on the card.
 
     Views and uninitialized tensors are made on the card, since they hold no computed numbers. So

@@ -8,10 +8,14 @@ computed, so a loss that counts pixels or matches masks works as in a training.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from .dispatch import DispatchMode, is_view, operator_name, tensors_in
 from .flops import product_flops
+
+if TYPE_CHECKING:
+    # Operators are objects of this class since torch 1.12.
+    from torch._ops import OpOverload
 
 # Random draws of an initialization, and what torch makes of them for a truncated normal.
 _DRAWS = ('normal_', 'uniform_', 'trunc_normal_', 'random_', 'erfinv_')
@@ -70,7 +74,8 @@ class OperatorRecorder(DispatchMode):
         self.recording = Recording()
         self._skip_products = skip_products
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Tuple[Any, ...] = (),
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
+                           args: Tuple[Any, ...] = (),
                            kwargs: Optional[Mapping[str, Any]] = None) -> Any:
         kwargs = dict(kwargs or {})
         name = operator_name(func)
@@ -97,7 +102,8 @@ class WithoutDraws(DispatchMode):
     Drawing the weights of a large model takes longer than recording its step.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Tuple[Any, ...] = (),
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type],
+                           args: Tuple[Any, ...] = (),
                            kwargs: Optional[Mapping[str, Any]] = None) -> Any:
         if operator_name(func).split('.')[0] in _DRAWS:
             return args[0].zero_()
@@ -112,7 +118,8 @@ def record(step: Callable[[], object]) -> Recording:
     return recorder.recording
 
 
-def _zeros_of_right_shape(func: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _zeros_of_right_shape(func: OpOverload, args: Tuple[Any, ...],
+                          kwargs: Mapping[str, Any]) -> Any:
     """Return what a product returns, filled with zeros: PyTorch's meta kernels know the shapes."""
     # Some of the meta kernels are written in Python and registered by this import.
     import torch._meta_registrations  # noqa: F401
