@@ -64,7 +64,8 @@ def make_config(data: Path, work: Path, steps: int) -> Config:
 def start(runner: Runner, baton: Baton) -> threading.Thread:
     """Let ``runner`` train up to its first step, where it waits for the baton."""
     runner.register_hook(baton)
-    thread = threading.Thread(target=runner.train)
+    # An error of the main thread ends the program, not the wait of the others.
+    thread = threading.Thread(target=runner.train, daemon=True)
     thread.start()
     while not baton.waits.wait(0.1):
         if not thread.is_alive():

@@ -2,16 +2,22 @@
 
 A .pth file imports it whenever a Python of the environment starts, and so before PyTorch. It loads
 the double's libraries: a library that is loaded satisfies what PyTorch's libraries ask for under
-the same name (SONAME), whatever their RPATH. At the end of ``import torch``, PyTorch calls
-:func:`register_operators`, an entry point of its group ``torch.backends``.
+the same name (SONAME), whatever their RPATH. At the end of ``import torch`` it registers the
+operators (:class:`TorchFinder`). It does not do so as a plugin of PyTorch (entry point
+``torch.backends``), because MapSage imports PyTorch without its plugins, and NVIDIA's runtime is
+none.
 """
 from __future__ import annotations
 
 import ctypes
 import glob
 import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, List
+from types import ModuleType
+from typing import Any, List, Optional
 
 FOLDER = Path(__file__).resolve().parent
 RUNTIME = 'libcudart.so.13'
@@ -31,6 +37,24 @@ def register_operators() -> None:
     ctypes.CDLL(str(FOLDER / OPERATORS)).cuda_double_register_operators()
 
 
+class TorchFinder(MetaPathFinder):
+    """Finds PyTorch where it is, and registers the double's operators once it is imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        spec = PathFinder.find_spec(name) if name == 'torch' else None
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        run_module = loader.exec_module
+
+        def run_and_register(module: ModuleType) -> None:
+            run_module(module)
+            register_operators()
+
+        loader.exec_module = run_and_register
+        return spec
+
+
 def show_device_files() -> None:
     """Let programs find a driver that look for its files, if this machine has simulated devices."""
     glob_files = glob.glob
@@ -45,4 +69,5 @@ def show_device_files() -> None:
 
 
 load_libraries()
+sys.meta_path.insert(0, TorchFinder())
 show_device_files()

@@ -257,8 +257,6 @@ def make_environment(folder: Path, libraries: List[Path]) -> None:
     info = site / 'cuda_double-1.dist-info'
     info.mkdir()
     (info / 'METADATA').write_text('Metadata-Version: 2.1\nName: cuda_double\nVersion: 1\n')
-    (info / 'entry_points.txt').write_text(
-        '[torch.backends]\ncuda_double = cuda_double.boot:register_operators\n')
 
 
 def check_environment(folder: Path) -> None:
