@@ -25,14 +25,9 @@ _CUDA_FILES = ('/dev/nvidia*', '/dev/nvhost*', '/dev/nvmap', '/dev/dxg', '/dev/k
 
 
 @contextlib.contextmanager
-def no_plugins_loaded() -> Iterator[None]:
-    """Within the block, ``import torch`` imports no vendor's plugin; MapSage imports what it uses.
-
-    A plugin that is broken would end the program here in a traceback, also a training on the CPU.
-    The variable is restored, since PyTorch in a child process reads it too.
-    """
+def autoload_restored() -> Iterator[None]:
+    """Restore ``TORCH_DEVICE_BACKEND_AUTOLOAD`` after the block: child processes read it."""
     before = os.environ.get(AUTOLOAD)
-    os.environ[AUTOLOAD] = '0'
     try:
         yield
     finally:
@@ -40,6 +35,17 @@ def no_plugins_loaded() -> Iterator[None]:
             os.environ.pop(AUTOLOAD, None)
         else:
             os.environ[AUTOLOAD] = before
+
+
+@contextlib.contextmanager
+def no_plugins_loaded() -> Iterator[None]:
+    """Within the block, ``import torch`` imports no vendor's plugin; MapSage imports what it uses.
+
+    A plugin that is broken would end the program here in a traceback, also a training on the CPU.
+    """
+    with autoload_restored():
+        os.environ[AUTOLOAD] = '0'
+        yield
 
 
 def declared_plugins() -> Dict[str, Callable[[], object]]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, TypeVar
 
 import torch
 
-from mapsage_launcher.drivers import AUTOLOAD, declared_plugins
+from mapsage_launcher.drivers import autoload_restored, declared_plugins
 
 from .base import AcceleratorError
 
@@ -41,17 +40,12 @@ def import_vendor(name: str) -> Optional[ModuleType]:
     """
     if name not in sys.modules and importlib.util.find_spec(name) is None:
         return None
-    autoload = os.environ.get(AUTOLOAD)
     try:
-        module = importlib.import_module(name)
+        with autoload_restored():
+            module = importlib.import_module(name)
     # A vendor's import may fail in any way; the error below quotes it.
     except Exception as error:
         raise _broken(name, error) from error
-    finally:
-        if autoload is None:
-            os.environ.pop(AUTOLOAD, None)
-        else:
-            os.environ[AUTOLOAD] = autoload
     folders = set(getattr(module, '__path__', ()))
     sys.path[:] = [path for path in sys.path if path not in folders]
     return module

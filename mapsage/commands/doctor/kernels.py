@@ -13,15 +13,15 @@ from typing import Callable, Dict, List, Optional
 import torch
 from mmengine.config import Config
 
-from mapsage.accelerator import Accelerator, AcceleratorError, resolve_accelerator
+from mapsage.accelerator import Accelerator, AcceleratorError
 from mapsage.commands.configs import build_model, read_config
-from mapsage.engine.env_cfg import ConfigError, parse_env_cfg
+from mapsage.engine.env_cfg import ConfigError
 from mapsage.operators.bisection import Bisection
 from mapsage.operators.comparison import ComparedOperator, OperatorComparison
 from mapsage.operators.dispatch import require_dispatch_mode
 from mapsage.wrappers import place_module
 
-from .operators import without_weights
+from .operators import accelerator_of, without_weights
 from .synthetic_step import IMAGES, SyntheticStep, build_step
 
 
@@ -41,8 +41,7 @@ def compare_kernels(args: argparse.Namespace, say: Callable[[str], None] = print
     if not args.config:
         raise ConfigError('--compare needs a config: mapsage doctor CONFIG --compare')
     cfg = read_config(args)
-    accelerator = resolve_accelerator(parse_env_cfg(
-        cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg')).accelerator)
+    accelerator = accelerator_of(cfg)
     if accelerator.device_type == 'cpu' or accelerator.lazy:
         raise AcceleratorError(
             f'--compare compares the kernels of a card with those of the CPU, and the accelerator '

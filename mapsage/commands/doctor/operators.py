@@ -12,7 +12,7 @@ from typing import Callable, Optional, Tuple
 import torch
 from mmengine.config import Config
 
-from mapsage.accelerator import resolve_accelerator
+from mapsage.accelerator import Accelerator, resolve_accelerator
 from mapsage.commands.configs import build_model, read_config
 from mapsage.distributed import error_text
 from mapsage.engine.config_mistakes import explain_config_error
@@ -49,21 +49,28 @@ def report_operators(args: argparse.Namespace, say: Callable[[str], None] = prin
     training, forward, step = record_config(cfg, args.crop_size)
     height, width = step.crop
     say(f'operators of {args.config}, computed on the card or the CPU by {locations.source}')
-    for title, recording in (('a training step', training), ('a prediction', forward)):
-        estimate = estimate_step(recording, locations)
+    trained, predicted = (estimate_step(recording, locations)
+                          for recording in (training, forward))
+    for title, recording, estimate in (('a training step', training, trained),
+                                       ('a prediction', forward, predicted)):
         say(f'\n{title} of {IMAGES} images of {height} x {width}: {recording.calls} calls of '
             f'{len(recording.uses)} operators, {recording.flops / 1e9:,.1f} GFLOP')
         for line in format_rows(estimate):
             say(line)
         say(_summary(estimate))
-    say('\n' + conclusion(estimate_step(training, locations)))
+    say('\n' + conclusion(trained))
     return 0
+
+
+def accelerator_of(cfg: Config) -> Accelerator:
+    """Return the accelerator that a config asks for, with the options of the command line in it."""
+    return resolve_accelerator(parse_env_cfg(
+        cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg')).accelerator)
 
 
 def choose_locations(cfg: Config) -> OperatorLocations:
     """Return what knows where operators are computed: the card of the config, or the S60's list."""
-    accelerator = resolve_accelerator(parse_env_cfg(
-        cfg.get('env_cfg') or {}, cfg.get('model_wrapper_cfg')).accelerator)
+    accelerator = accelerator_of(cfg)
     # Simulated cards have every kernel of the CPU's, and none in PyTorch's table.
     if accelerator.device_type == 'cpu' or accelerator.simulated:
         return S60Table()
