@@ -301,8 +301,7 @@ def _check_copy(source: _Source, path: Path, boxes: List[Box],
 
     Raises:
         OSError: If the pixels are not what was written: GDAL reports no error if the disk fills up
-        while
-            it closes a file.
+            while it closes a file.
         NotCopiedError: If the copy would hide other pixels.
     """
     copy = _Source(str(path))
