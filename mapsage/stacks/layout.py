@@ -1,0 +1,223 @@
+"""Which channel of a stack's tensor holds which band of which sensor and date.
+
+Transforms, samplers, slide inference and exported graphs all handle images (C, H, W). So a stack is
+one image, too: its pixels, and behind them planes that say which pixels are valid, when they were
+taken and where. Only this module knows the order.
+
+Channels of the model's input, for sensors s = 1..S with T_s dates of C_s bands:
+    pixels  sum(T_s * C_s)  sensor by sensor, date by date, band by band
+    valid   sum(T_s)        1 where a pixel of that sensor and date has data, else 0
+    days    sum(T_s)        day number of the date (`dates.py`), equal at every pixel; 0: no date
+    site    2               longitude + 360 and latitude + 180 of the window's center in degrees;
+                            both 0 if unknown
+
+The loading transforms write `pixels` and `valid` (the image); `StackDataPreProcessor` adds the
+rest, which flips and crops do not change. Dates of a sensor are in order of time, missing dates at
+the end.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from mapsage.errors import UserError
+
+_LONGITUDE_OFFSET, _LATITUDE_OFFSET = 360., 180.
+
+
+class StackLayoutError(UserError, ValueError):
+    """A description of sensors, or a tensor, that does not fit a stack."""
+
+
+class SensorLayout(NamedTuple):
+    """Bands and dates of a sensor.
+
+    Attributes:
+        name: Name of the sensor, as in the dataset's ``sensors``.
+        bands: Names of the bands, in the order of the channels.
+        max_dates: Number of dates that a sample holds; missing ones count.
+    """
+
+    name: str
+    bands: Tuple[str, ...]
+    max_dates: int
+
+
+class SensorImages(NamedTuple):
+    """Images of a sensor.
+
+    Attributes:
+        pixels: float (N, T, C, H, W).
+        valid: bool (N, T, H, W), False where a pixel has no data.
+        days: float32 (N, T), day numbers (`dates.py`); 0 for a missing date.
+    """
+
+    pixels: torch.Tensor
+    valid: torch.Tensor
+    days: torch.Tensor
+
+
+class SceneStack(NamedTuple):
+    """A batch of stacks.
+
+    Attributes:
+        sensors: Images by the name of their sensor.
+        longitude: float32 (N,), degrees; NaN if unknown.
+        latitude: float32 (N,), degrees; NaN if unknown.
+    """
+
+    sensors: Dict[str, SensorImages]
+    longitude: torch.Tensor
+    latitude: torch.Tensor
+
+
+class StackLayout:
+    """Order of the channels of a stack.
+
+    Args:
+        sensors: Sensors in the order of their channels.
+
+    Raises:
+        StackLayoutError: If there is no sensor, two have one name, or one has no band or no date.
+    """
+
+    def __init__(self, sensors: Sequence[SensorLayout]) -> None:
+        self.sensors = tuple(sensors)
+        names = [sensor.name for sensor in self.sensors]
+        if not names or len(set(names)) < len(names):
+            raise StackLayoutError(f'sensors {names}, expected at least one, with different names.')
+        for sensor in self.sensors:
+            if not sensor.bands or sensor.max_dates < 1:
+                raise StackLayoutError(
+                    f'sensor {sensor.name!r} with bands={list(sensor.bands)} and max_dates='
+                    f'{sensor.max_dates}, expected at least one band and one date.')
+
+    @classmethod
+    def of_config(cls, sensors: Mapping[str, Mapping[str, Any]]) -> StackLayout:
+        """Return the layout of a config's ``sensors``.
+
+        Args:
+            sensors: ``bands`` (a list of names or numbers) and ``max_dates`` (default 1) of each
+                sensor by its name; other keys are the dataset's.
+
+        Raises:
+            StackLayoutError: If a sensor has no ``bands``, or as for the constructor.
+        """
+        layouts = []
+        for name, sensor in sensors.items():
+            if 'bands' not in sensor:
+                raise StackLayoutError(f'sensor {name!r} has the keys {sorted(sensor)}, expected '
+                                       "bands, such as bands=['B02', 'B03', 'B04'].")
+            layouts.append(SensorLayout(name, tuple(str(band) for band in sensor['bands']),
+                                        int(sensor.get('max_dates', 1))))
+        return cls(layouts)
+
+    @property
+    def dates(self) -> int:
+        """Number of dates of all sensors."""
+        return sum(sensor.max_dates for sensor in self.sensors)
+
+    @property
+    def pixel_channels(self) -> int:
+        """Number of channels that hold pixels."""
+        return sum(sensor.max_dates * len(sensor.bands) for sensor in self.sensors)
+
+    @property
+    def image_channels(self) -> int:
+        """Number of channels of the image that the loading transforms make: pixels and valid."""
+        return self.pixel_channels + self.dates
+
+    @property
+    def input_channels(self) -> int:
+        """Number of channels of the model's input."""
+        return self.image_channels + self.dates + 2
+
+    def per_channel(self, values: Mapping[str, Sequence[float]]) -> List[float]:
+        """Return a value for every channel of pixels, from a value for each band of each sensor.
+
+        Raises:
+            StackLayoutError: If a sensor lacks values, or has another number of them than bands.
+        """
+        if set(values) != {sensor.name for sensor in self.sensors}:
+            raise StackLayoutError(f'values of the sensors {sorted(values)}, expected those of '
+                                   f'{[sensor.name for sensor in self.sensors]}.')
+        channels: List[float] = []
+        for sensor in self.sensors:
+            numbers = list(values[sensor.name])
+            if len(numbers) != len(sensor.bands):
+                raise StackLayoutError(f'{len(numbers)} values of sensor {sensor.name!r}, expected '
+                                       f'{len(sensor.bands)}, one for each of {sensor.bands}.')
+            channels += numbers * sensor.max_dates
+        return channels
+
+    def add_planes(self, images: torch.Tensor, days: torch.Tensor,
+                   site: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return the model's input: images with planes of days and site behind them.
+
+        Args:
+            images: (N, image_channels, H, W), float32.
+            days: Day numbers of all sensors' dates, (N, dates); 0 for a missing date.
+            site: Longitude and latitude in degrees, (N, 2); NaN, or None, if unknown.
+
+        Returns:
+            (N, input_channels, H, W), float32.
+        """
+        count, channels, height, width = images.shape
+        if channels != self.image_channels or tuple(days.shape) != (count, self.dates):
+            raise StackLayoutError(
+                f'images {tuple(images.shape)} and days {tuple(days.shape)}, expected (N, '
+                f'{self.image_channels}, H, W) and (N, {self.dates}).')
+        offsets = images.new_tensor([_LONGITUDE_OFFSET, _LATITUDE_OFFSET])
+        if site is None:
+            planes = images.new_zeros(count, 2)
+        else:
+            site = site.to(images)
+            planes = torch.where(torch.isnan(site), torch.zeros_like(site), site + offsets)
+        facts = torch.cat([days.to(images), planes], 1)
+        return torch.cat([images, facts[:, :, None, None].expand(-1, -1, height, width)], 1)
+
+    def split(self, inputs: torch.Tensor) -> SceneStack:
+        """Return the stacks that the model's input holds.
+
+        Day and site are read as the largest value of their plane, so that padding with 0 changes
+        nothing.
+
+        Args:
+            inputs: (N, input_channels, H, W).
+
+        Raises:
+            StackLayoutError: If the number of channels differs.
+        """
+        if inputs.dim() != 4 or inputs.shape[1] != self.input_channels:
+            raise StackLayoutError(
+                f'inputs {tuple(inputs.shape)}, expected (N, {self.input_channels}, H, W) for '
+                f'{self}. data_preprocessor and backbone need the same sensors.')
+        pixels, valid, facts = inputs.split(
+            [self.pixel_channels, self.dates, self.dates + 2], 1)
+        # Planes are constant but for padding, which is 0.
+        facts = facts.amax((2, 3))
+        days, site = facts[:, :self.dates], facts[:, self.dates:]
+        count, _, height, width = inputs.shape
+        sensors: Dict[str, SensorImages] = {}
+        channel = date = 0
+        for sensor in self.sensors:
+            bands = len(sensor.bands)
+            sensors[sensor.name] = SensorImages(
+                pixels[:, channel:channel + sensor.max_dates * bands].reshape(
+                    count, sensor.max_dates, bands, height, width),
+                # Interpolation mixes valid with other pixels, which then count as missing.
+                valid[:, date:date + sensor.max_dates] > 0.999,
+                days[:, date:date + sensor.max_dates])
+            channel += sensor.max_dates * bands
+            date += sensor.max_dates
+        unknown = torch.full_like(site[:, 0], float('nan'))
+        return SceneStack(
+            sensors,
+            torch.where(site[:, 0] > 0, site[:, 0] - _LONGITUDE_OFFSET, unknown),
+            torch.where(site[:, 1] > 0, site[:, 1] - _LATITUDE_OFFSET, unknown))
+
+    def __repr__(self) -> str:
+        return 'StackLayout(' + ', '.join(
+            f'{sensor.name}: {sensor.max_dates} dates of {len(sensor.bands)} bands'
+            for sensor in self.sensors) + ')'
