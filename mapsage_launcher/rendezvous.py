@@ -9,7 +9,7 @@ SIGTERM or Ctrl-C end it.
 
 Use it only in a trusted network: the store has no password and torch keeps a pickle in it, so any
 process that reaches the port can run code on the machines. The store listens only at the address of
---host if torch can do that (docs/security.md has a firewall rule).
+--host if torch can do that (docs/explanation/security.md has a firewall rule).
 """
 from __future__ import annotations
 

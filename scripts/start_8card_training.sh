@@ -12,15 +12,15 @@
 #   NNODES           machines (default 1)      NODE_RANK     number of this one (default 0)
 #   MASTER_ADDR      address of machine 0,     MASTER_PORT   its port (default 29500); neither has
 #                    needed if NNODES > 1                    an effect on one machine
-#   MAPSAGE_SECRET_FILE  file that proves machines to each other (docs/security.md; default: one in
-#                    the home folder)
-#                    NNODES=2:4: 2 to 4 machines, which come and go (docs/clusters.md). Then
+#   MAPSAGE_SECRET_FILE  file that proves machines to each other (docs/explanation/security.md;
+#                    default: one in the home folder)
+#                    NNODES=2:4: 2 to 4 machines, which come and go (docs/how-to/clusters.md). Then
 #   RENDEZVOUS       HOST:PORT that tools/rendezvous.py prints, in place of the three above
 #   ACCELERATOR      auto, cuda, gcu, gcu_t20, xla, cpu, or the device of a plugin of PyTorch, such as
 #                    npu (default: that of the config, else auto); sim: a rehearsal on simulated
 #                    cards gcu:N, which needs only a C++ compiler
 #   ENCODERS         number of ranks, out of all ranks, that compute the features of the frozen
-#                    backbone; the others train the head (default 0; docs/feature-sources.md)
+#                    backbone; the others train the head (default 0; docs/how-to/feature-sources.md)
 #   WORK_DIR         folder of logs, checkpoints and pictures (default work_dirs/<config name>)
 #   MAPSAGE_PYTHON   Python to use instead
 #   MAPSAGE_LEG      environment of a checkout: main, xla, t20 or cuda (default: that of

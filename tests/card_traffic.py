@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python tests/card_traffic.py [--profile 2.11] [part of a config's name ...]
 
 Every operation on card tensors, its dtype and the module that asked for it is compared with
-:func:`unwanted`. docs/simulator.md has the result.
+:func:`unwanted`. docs/reference/simulator.md has the result.
 """
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ parameters, weight decay 0.05, warm-ups of 2,000 and 3,000 steps, polynomial 0.9
 0.01, batch 16, 20.2k steps; the masks of the last four blocks fade out one after the other.
 
 The encoder's weights are looked for as in dinov3_vit_l_upernet.py. A published EoMT is loaded by
-``model.init_cfg=dict(type='Pretrained', checkpoint=..., class_head=False)`` (docs/models.md).
+``model.init_cfg=dict(type='Pretrained', checkpoint=..., class_head=False)``
+(docs/how-to/models.md).
 """
 model = dict(
     type='EoMT',

@@ -3,7 +3,7 @@
 Command:  bash scripts/start_8card_training.sh configs/demo/efficientnet_lite0_fpn_demo_48.py
 Hardware: not yet run over its 200 steps
 Score:    mIoU 78.5 (76.2 to 80.3) in one process, 792 steps of 4 labeled tiles
-          (three seeds, other tiles labeled: docs/few-labels.md); not yet run at 8 ranks
+          (three seeds, other tiles labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
 _base_ = './efficientnet_lite0_fpn_demo.py'
 

@@ -5,7 +5,7 @@ Command:  bash scripts/start_8card_training.sh \
 Hardware: 8 CPU ranks on a 2-core AMD EPYC with much other work, the first 20 steps in 34 s
           (torch 2.13.0, 2026-11-23)
 Score:    mIoU 79.6 (78.9 to 80.8) in one process, 386 steps of 4 labeled and 4 unlabeled tiles
-          (three seeds, other tiles labeled: docs/few-labels.md); not yet run at 8 ranks
+          (three seeds, other tiles labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
 _base_ = './efficientnet_lite0_fpn_demo.py'
 

@@ -5,7 +5,7 @@ Command:  bash scripts/start_8card_training.sh \
 Hardware: 8 simulated cards on a 2-core AMD EPYC with much other work, the first 6 steps at 2.6 s a
           step (torch 2.13.0, 2026-11-23)
 Score:    mIoU 77.4 (77.2 to 77.8) in one process, 253 steps of 4 labeled and 4 unlabeled tiles
-          (three seeds, other tiles labeled: docs/few-labels.md); not yet run at 8 ranks
+          (three seeds, other tiles labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
 _base_ = './efficientnet_lite0_fpn_demo_48_fixmatch.py'
 

@@ -1,6 +1,6 @@
 """EfficientNet-Lite0 FPN on scenes with four bands of 16 bits, labeled with polygons.
 
-docs/scenes.md goes from these scenes, or from your own, to a map in QGIS.
+docs/tutorials/scenes.md goes from these scenes, or from your own, to a map in QGIS.
 
 Command:  python tools/make_demo_data.py data/geotiff --geotiff
           python tools/train.py configs/geotiff/efficientnet_lite0_fpn_geotiff.py

@@ -5,7 +5,7 @@ Command:  MAPSAGE_NWPU=<folder> bash scripts/start_8card_training.sh \
 Hardware: one CPU process on a 2-core AMD EPYC with other work, 210 s of processor
           time for the 131 steps (torch 2.13.0, 2026-11-23)
 Score:    mIoU 19.0 (16.3 to 22.1) in one process, 131 steps of 4 labeled and 4 unlabeled images
-          (three seeds, other images labeled: docs/few-labels.md); not yet run at 8 ranks
+          (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
 _base_ = './efficientnet_lite0_fpn_nwpu_40_fixmatch.py'
 

@@ -4,7 +4,7 @@ Command:  MAPSAGE_NWPU=<folder> python tools/train.py configs/nwpu/efficientnet_
 Hardware: one CPU process on a 2-core AMD EPYC with other work, 188 s of processor
           time for the 267 steps (torch 2.13.0, 2026-11-23)
 Score:    mIoU 43.8 (37.3 to 50.1) in one process, 267 steps of 4 labeled images
-          (three seeds, other images labeled: docs/few-labels.md); not yet run at 8 ranks
+          (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 

@@ -5,7 +5,7 @@ Command:  MAPSAGE_NWPU=<folder> bash scripts/start_8card_training.sh \
 Hardware: 2 CPU ranks on a 2-core AMD EPYC with much other work, the first 8 steps at 9.5 s a step
           (torch 2.13.0, 2026-11-23)
 Score:    mIoU 15.6 (11.8 to 22.5) in one process, 79 steps of 4 labeled and 4 unlabeled images
-          (three seeds, other images labeled: docs/few-labels.md); not yet run at 8 ranks
+          (three seeds, other images labeled: docs/how-to/few-labels.md); not yet run at 8 ranks
 """
 _base_ = './efficientnet_lite0_fpn_nwpu_40_fixmatch.py'
 

@@ -5,7 +5,7 @@ Command:  MAPSAGE_NWPU=<folder> bash scripts/start_8card_training.sh \
 Hardware: 2 CPU ranks on a 2-core AMD EPYC, first steps only (torch 2.13.0, 2026-11-21)
 Score:    not yet run over its 300 steps. 120 steps without cat_max_ratio gave mIoU 38.8 with this
           score and 33.7 without; cat_max_ratio alone, which the base has, gave 37.3, and on 450
-          other images as much as this score (docs/dynamic-sampling.md)
+          other images as much as this score (docs/explanation/dynamic-sampling.md)
 """
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 

@@ -8,7 +8,8 @@ Hardware: one CPU process on a 2-core AMD EPYC with other work, 100 steps and tw
           2 min 40 s (torch 2.13.0, 2026-11-23)
 Score:    before -> after, one run: mIoU 54.2 -> 52.7, boundary IoU 47.3 -> 45.6, recall of the rare
           classes 66.0 -> 78.7, precision 69.6 -> 59.8, ECE 0.7 -> 0.4: more is found, and more that
-          is not there. With 40 labels (three seeds, 67 steps, docs/few-labels.md) mIoU 43.8 -> 46.8
+          is not there. With 40 labels (three seeds, 67 steps, docs/how-to/few-labels.md)
+          mIoU 43.8 -> 46.8
 """
 _base_ = './efficientnet_lite0_fpn_nwpu.py'
 

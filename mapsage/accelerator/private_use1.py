@@ -3,7 +3,7 @@
 PyTorch holds one such device in a process. Plugins are the packages of the table in
 `mapsage_launcher/drivers.py`, and any other that declares the entry point ``torch.backends``. What
 the device computes is tried on the device (`probe.py`), the functions of the plugin's module are
-reached through `_vendor.py`. docs/accelerators.md says what a new make needs.
+reached through `_vendor.py`. docs/how-to/accelerators.md says what a new make needs.
 """
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The textbook interval (estimate +- 1.96 standard errors) fails where few points carry the standard
 error: a rare class whose omissions lie in a large stratum is found by 0 or 1 point, and then both
 estimate and standard error are too small. No formula repairs that, so `find_interval` marks such
-estimates and gives a cautious interval. docs/assess.md has the simulated coverage of both.
+estimates and gives a cautious interval. docs/how-to/assess.md has the simulated coverage of both.
 
 Shapes:
     span    (..., H) largest difference of the residual between two pixels of stratum h

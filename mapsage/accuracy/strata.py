@@ -1,7 +1,7 @@
 """Strata of a map: a stratum for each class, and one for the pixels that the model doubts.
 
 The stratum "doubtful" makes a survey of a rare class efficient: most omissions of the class lie
-where the model was unsure, so the stratum finds them with few points (docs/assess.md has the
+where the model was unsure, so the stratum finds them with few points (docs/how-to/assess.md has the
 simulated effect). Rare classes keep all their pixels in their own stratum.
 
 Shapes (K classes, L levels of confidence, H strata):

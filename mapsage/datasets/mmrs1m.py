@@ -29,8 +29,9 @@ from .mmrs1m_records import (
 
 _REFUSAL = (
     'MMRS-1M has no segmentation masks: it is a vision-language set of captions, questions, image '
-    'classes and boxes (docs/datasets.md). Train on a set with masks (LoveDA, Potsdam, Vaihingen, '
-    "iSAID, COCO polygons, GeoTIFF), or use its records with task='classification' or task='box'. "
+    'classes and boxes (docs/reference/datasets.md). Train on a set with masks (LoveDA, Potsdam, '
+    "Vaihingen, iSAID, COCO polygons, GeoTIFF), or use its records with task='classification' or "
+    "task='box'. "
     'With box_supervised=True, boxes filled with their class stand in for masks: scores then '
     'measure how well boxes are found, not how well objects are outlined.')
 

@@ -1,8 +1,8 @@
 """The conversations of MMRS-1M as records: the class of an image, or boxes with a phrase.
 
 The format follows the README of the set (EarthGPT) and published code that reads it;
-docs/datasets.md lists the files of the set that were examined. Boxes refer to an image that was
-padded to a square, so they must go through `undo_padding` before they are pixels.
+docs/reference/datasets.md lists the files of the set that were examined. Boxes refer to an image
+that was padded to a square, so they must go through `undo_padding` before they are pixels.
 """
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ tells each end the other's user. Each rank then opens a ``FileStore`` on the fil
 long as any rank. A rank killed in the microseconds of a request may leave half an entry in the
 file. The other ranks wait for the rest of it until the launcher ends them.
 
-Ranks on several machines use a ``TCPStore``, see ``docs/security.md``.
+Ranks on several machines use a ``TCPStore``, see ``docs/explanation/security.md``.
 """
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decides how a run is spread over processes and devices, from the config and the launcher.
 
 The decision is pure and is taken once, before any process group exists. The usual trap is variables
-of a launcher that are left over in a shell: see ``Strategy.stale_variables``. docs/config.md has a
-table of all cases.
+of a launcher that are left over in a shell: see ``Strategy.stale_variables``.
+docs/reference/config.md has a table of all cases.
 """
 from __future__ import annotations
 

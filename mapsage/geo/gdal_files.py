@@ -89,8 +89,8 @@ def describe_open_failure(path: str, error: Exception) -> str:
                 if 'Range downloading not supported' in str(error) else
                 'Check the address and your right to read it')
         return (f'cannot open {path}: the server does not deliver it ({error}). {hint}; '
-                f'docs/datasets.md lists the names that work and the settings of timeouts and '
-                f'access.')
+                f'docs/reference/datasets.md lists the names that work and the settings of '
+                f'timeouts and access.')
     state = 'no raster that GDAL reads' if os.path.exists(path) else 'no such file'
     if gdal_names.local_file(path):
         state = 'no raster that GDAL reads in it'

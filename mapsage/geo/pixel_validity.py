@@ -8,7 +8,7 @@ A pixel is invalid if one of these conditions holds:
 
 In a valid pixel every band keeps its value, even if that equals no-data. Example: with no-data 255,
 the saturated green of a white roof is a measurement, and 0 instead would be another color.
-docs/maps.md compares this rule with GDAL and rasterio. `Raster` in `raster.py` applies it.
+docs/how-to/maps.md compares this rule with GDAL and rasterio. `Raster` in `raster.py` applies it.
 """
 from __future__ import annotations
 

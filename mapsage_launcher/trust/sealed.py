@@ -39,8 +39,8 @@ def unseal(sealed: bytes, secret: bytes, purpose: str) -> bytes:
         raise BrokenSealError(
             f'{len(sealed)} bytes of {purpose} from another rank do not carry the seal of this '
             f'job: expected bytes from a rank that holds the same MAPSAGE_SECRET. Either somebody '
-            f'writes into the connections between the machines (see docs/security.md), or memory '
-            f'or network of one of them is at fault. Nothing was read from these bytes.')
+            f'writes into the connections between the machines (see docs/explanation/security.md), '
+            f'or memory or network of one of them is at fault. Nothing was read from these bytes.')
     return data
 
 

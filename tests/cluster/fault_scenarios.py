@@ -1,4 +1,4 @@
-"""The scenarios of the fault table in docs/clusters.md."""
+"""The scenarios of the fault table in docs/how-to/clusters.md."""
 from __future__ import annotations
 
 import os

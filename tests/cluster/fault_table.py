@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python tests/cluster/fault_table.py [--jobs 2] [NAME ...]
 
-Needs root, iproute2, nftables and faketime. docs/clusters.md has the table.
+Needs root, iproute2, nftables and faketime. docs/how-to/clusters.md has the table.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of elastic jobs on machines in network namespaces; docs/clusters.md has their table.
+"""Faults of elastic jobs on machines in network namespaces; docs/how-to/clusters.md has a table.
 
 CI plays the core. ``MAPSAGE_CLUSTER_FAULTS=all`` plays every scenario, or a list of names
 with commas between them.

@@ -16,7 +16,8 @@ class Feature(NamedTuple):
         core: Whether every leg runs it; the others are run by the main leg.
         preview: Whether MapSage's preview, a third of a second each, is drawn.
         fails: Part of the error with which both runs end; empty if they do not fail.
-        differs: Why the runs are meant to end differently; docs/conformance.md repeats it.
+        differs: Why the runs are meant to end differently; docs/reference/conformance.md repeats
+            it.
     """
 
     name: str

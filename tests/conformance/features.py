@@ -51,5 +51,6 @@ FEATURES: Tuple[Feature, ...] = (
     *LOOPS, *CHECKPOINTS, *HOOKS, *TESTS, *OPTIMIZATION, *SCHEDULERS, *DATASETS, *LOADERS,
     *OTHER_MODELS, *DIFFERENCES)
 
-# What MMEngine exports and cannot run here, with the reason; docs/conformance.md repeats it.
+# What MMEngine exports and cannot run here, with the reason; docs/reference/conformance.md
+# repeats it.
 CANNOT_RUN = dict(NPUProfilerHook='needs torch_npu and an Ascend device')

@@ -7,8 +7,8 @@ These are its tests of Runner, loops, hooks, optimizers, schedules, logging and 
 functions. Each test file runs twice, in processes of its own: with MMEngine as it is installed, and
 with MapSage imported and ``Runner`` replaced, also in the two ranks that a test starts. The program
 prints what passes with Runner and not with MapSageRunner. Each such test must stand in
-docs/conformance.md with its reason; the exit status is 1 if one does not, or if a test that stands
-there passes.
+docs/reference/conformance.md with its reason; the exit status is 1 if one does not, or if a test
+that stands there passes.
 
 The tests need the package ``parameterized`` (``pip install --target FOLDER parameterized``, with
 FOLDER in PYTHONPATH, leaves the environment alone). The version of the checkout should be that of
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parents[2]
-DIFFERENCES = ROOT / 'docs' / 'conformance.md'
+DIFFERENCES = ROOT / 'docs' / 'reference' / 'conformance.md'
 FOLDERS = ('test_logging', 'test_hooks', 'test_runner', 'test_optim', 'test_dist')
 ENDS_WELL = ['-p', 'ranks_that_end_well']
 IN_RUNNERS_PLACE = ['-p', 'in_runners_place']
@@ -110,7 +110,7 @@ def count(found: Dict[str, str]) -> str:
 
 
 def documented(text: str) -> List[str]:
-    """Return the tests of MMEngine that docs/conformance.md lists as different."""
+    """Return the tests of MMEngine that docs/reference/conformance.md lists as different."""
     return re.findall(r'^\| `(test_\w+::[^`]+)`', text, flags=re.MULTILINE)
 
 
@@ -124,9 +124,10 @@ def report(stock: Dict[str, str], ours: Dict[str, str], known: List[str]) -> int
           f'{len(passed) - len(different)} of these with MapSageRunner')
     print('neither passes nor is compared: ' + (', '.join(sorted(
         f'{test} ({outcome})' for test, outcome in stock.items() if outcome != PASSED)) or 'none'))
-    for title, tests in (('differs, as docs/conformance.md says', set(different) - set(unknown)),
-                         ('DIFFERS, and docs/conformance.md does not say why', unknown),
-                         ('PASSES, remove it from docs/conformance.md', mended)):
+    for title, tests in (('differs, as docs/reference/conformance.md says',
+                          set(different) - set(unknown)),
+                         ('DIFFERS, and docs/reference/conformance.md does not say why', unknown),
+                         ('PASSES, remove it from docs/reference/conformance.md', mended)):
         for test in sorted(tests):
             print(f'{title}: {test}')
     return 1 if unknown or mended else 0

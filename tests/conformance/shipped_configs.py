@@ -20,13 +20,13 @@ from mmengine.registry import HOOKS
 from mmseg.registry import DATASETS
 from users_parts import digest
 
-_DOCUMENT = Path(__file__).resolve().parents[2] / 'docs' / 'conformance.md'
+_DOCUMENT = Path(__file__).resolve().parents[2] / 'docs' / 'reference' / 'conformance.md'
 FOLDER = Path(mmseg.__file__).parent / '.mim' / 'configs'
 SIDE, IMAGES, STEPS = 64, 4, 2  # pixels, and numbers
 _SIDE_OF_LRASPP = 400  # its pooling has a window of 49 on features of an eighth of the image
 
 # Transforms that draw no random numbers. The rest of a pipeline is left out: MapSage draws by the
-# position of a sample, which docs/conformance.md lists.
+# position of a sample, which docs/reference/conformance.md lists.
 _TRANSFORMS = ('LoadImageFromFile', 'LoadAnnotations', 'GenerateEdge', 'PackSegInputs')
 
 
@@ -84,7 +84,7 @@ def shipped_configs() -> List[str]:
 
 
 def listed_reasons() -> Dict[str, str]:
-    """Return the reasons of docs/conformance.md by the pattern of the names that they are for."""
+    """Return the reasons of docs/reference/conformance.md by the pattern of their names."""
     return dict(re.findall(r'^\| `([\w*-]+/[\w*.-]+)` \| (.+) \|$', _DOCUMENT.read_text(),
                            flags=re.MULTILINE))
 

@@ -3,8 +3,8 @@
     python tests/conformance/sweep_configs.py RESULTS.jsonl [part of a name ...]
 
 Each config runs in a process of its own, and its result is a line of the file. The same command
-goes on where a file ends. What is not equal must stand in docs/conformance.md with its reason; the
-exit status is 1 if something does not, or if something that stands there is equal.
+goes on where a file ends. What is not equal must stand in docs/reference/conformance.md with its
+reason; the exit status is 1 if something does not, or if something that stands there is equal.
 """
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def report(results: List[Dict[str, Any]], reason_of: Any, listed: Dict[str, str]
                if result['outcome'] != 'equal' and reason_of(result['config']) is None]
     mended = [result for result in results
               if result['outcome'] == 'equal' and reason_of(result['config']) is not None]
-    for title, wrong in (('docs/conformance.md does not say why', unknown),
-                         ('EQUAL, remove it from docs/conformance.md', mended)):
+    for title, wrong in (('docs/reference/conformance.md does not say why', unknown),
+                         ('EQUAL, remove it from docs/reference/conformance.md', mended)):
         for result in wrong:
             print(f"{title}: {result['config']}: {result['outcome']} {result['detail'][:300]}")
     print(f'{len(listed)} reasons listed')

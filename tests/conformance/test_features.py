@@ -78,7 +78,7 @@ def test_no_hook_scheduler_loop_or_wrapper_of_the_host_is_left_out() -> None:
 
 
 def test_the_docs_say_what_differs_and_what_cannot_run() -> None:
-    text = (ROOT / 'docs' / 'conformance.md').read_text()
+    text = (ROOT / 'docs' / 'reference' / 'conformance.md').read_text()
     for name, why in [*((feature.name, feature.differs) for feature in FEATURES if feature.differs),
                       *CANNOT_RUN.items()]:
         assert f'| `{name}` | {why} |' in text

@@ -1,6 +1,6 @@
 """Twenty of the configs that MMSegmentation ships, shrunk, end alike under both Runners.
 
-``sweep_configs.py`` tries all of them; docs/conformance.md has its result.
+``sweep_configs.py`` tries all of them; docs/reference/conformance.md has its result.
 """
 from __future__ import annotations
 

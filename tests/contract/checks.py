@@ -444,7 +444,8 @@ def reduce_gather_and_scatter(accelerator: Accelerator) -> None:
         dist.reduce(tensor, dst=1)
         if rank == 1:
             assert_close(tensor, all_numbers().sum(0))
-        # eccl may leave outputs as they were (docs/simulator.md, row 19); MapSage uses neither.
+        # eccl may leave outputs as they were (docs/reference/simulator.md, row 19); MapSage uses
+        # neither.
         if device.type == 'gcu':
             continue
         gathered = [torch.zeros(6).to(device) for _ in range(world)] if rank == 0 else None

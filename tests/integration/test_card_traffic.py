@@ -1,6 +1,6 @@
 """No 64-bit number, gather, scatter or barrier of MapSage travels between cards in a training.
 
-``tests/card_traffic.py`` runs all shipped configs; docs/simulator.md has its result.
+``tests/card_traffic.py`` runs all shipped configs; docs/reference/simulator.md has its result.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A newcomer's folders of PNG images and masks, by the config of docs/datasets.md."""
+"""A newcomer's folders of PNG images and masks, by the config of docs/reference/datasets.md."""
 from __future__ import annotations
 
 import re
@@ -31,7 +31,7 @@ def write_tiles(root: Path) -> None:
 
 
 def documented_config() -> str:
-    text = (ROOT / 'docs/datasets.md').read_text()
+    text = (ROOT / 'docs/reference/datasets.md').read_text()
     section = text[text.index('## Your own images and masks'):]
     return re.search(r'```python\n(.*?)```', section, re.S).group(1)  # type: ignore[union-attr]
 

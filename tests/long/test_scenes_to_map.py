@@ -1,4 +1,4 @@
-"""docs/scenes.md: from six unlike scenes and polygons to one map, by the commands of the page."""
+"""docs/tutorials/scenes.md: from six unlike scenes and polygons to one map, by its commands."""
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Who can reach a running job: its sockets, against the table in docs/security.md."""
+"""Who can reach a running job: its sockets, against the table in docs/explanation/security.md."""
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +20,7 @@ from ranks import free_port
 from socket_table import Listener, listening
 from support import ROOT, Launch, check_finished, main_leg, on_host, write_tiny_config
 
-TABLE = ROOT / 'docs' / 'security.md'
+TABLE = ROOT / 'docs' / 'explanation' / 'security.md'
 REQUIRED = 'always'
 OPTIONS = ['train_cfg.max_iters=3', 'train_dataloader.num_workers=1']
 NO_LOCKS = '''

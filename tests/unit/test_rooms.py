@@ -20,8 +20,8 @@ def folders(depth: int) -> Set[str]:
 
 
 def tree_of_page() -> List[str]:
-    """Return the paths of the tree in docs/how-it-works.md, from its indentation."""
-    text = (ROOT / 'docs' / 'how-it-works.md').read_text()
+    """Return the paths of the tree in docs/explanation/how-it-works.md, from its indentation."""
+    text = (ROOT / 'docs' / 'explanation' / 'how-it-works.md').read_text()
     block = text.split('```')[1]
     paths, parents = [], []
     for line in block.splitlines():
@@ -45,7 +45,7 @@ def test_the_tree_lists_the_folders_that_exist() -> None:
 def _described(folder: str) -> bool:
     """Return whether the line of the folder above describes this one, as in 'demo/ generates'."""
     parent, _, name = folder.rpartition('/')
-    text = (ROOT / 'docs' / 'how-it-works.md').read_text().split('```')[1]
+    text = (ROOT / 'docs' / 'explanation' / 'how-it-works.md').read_text().split('```')[1]
     blocks = re.split(r'\n(?= *[\w./]+/  )', text)
     return any(re.match(rf' *{parent.rpartition("/")[2]}/ ', block) and f'{name}/' in block
                for block in blocks)
@@ -63,7 +63,7 @@ def test_the_table_of_contributing_has_every_room() -> None:
 
 
 @pytest.mark.parametrize('page', ['CONTRIBUTING.md', *sorted(
-    path.relative_to(ROOT).as_posix() for path in (ROOT / 'docs').glob('*.md'))])
+    path.relative_to(ROOT).as_posix() for path in (ROOT / 'docs').rglob('*.md'))])
 def test_files_that_a_page_names_are_there(page: str) -> None:
     named = re.findall(
         r'`((?:mapsage|mapsage_launcher|tests|tools|scripts)/[\w./-]+(?:/|\.\w+))`',

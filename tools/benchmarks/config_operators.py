@@ -2,8 +2,8 @@
 
     python tools/benchmarks/config_operators.py [CONFIG ...] [--crop-size N]
 
-The table of docs/gcu.md. It needs no card and no data: `mapsage doctor CONFIG --operators` has the
-operators behind a row.
+The table of docs/how-to/gcu.md. It needs no card and no data: `mapsage doctor CONFIG --operators`
+has the operators behind a row.
 """
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python tools/benchmarks/random_windows.py [--blocks 256 512] [--rounds 5]
 
 Two made scenes of three bands with label rasters, deflated in tiles, and larger together than the
-blocks that GDAL keeps. One class covers 0.1 % of them. The grid has the step of docs/datasets.md,
-half a window. Both loaders have the sampler and the seeds of a training and take turns; each round
-continues where the last one stopped. Rates are by the processor time of one process without
-workers, since files are in the page cache; so they hold on a machine that others use, too.
+blocks that GDAL keeps. One class covers 0.1 % of them. The grid has the step of
+docs/reference/datasets.md, half a window. Both loaders have the sampler and the seeds of a
+training and take turns; each round continues where the last one stopped. Rates are by the
+processor time of one process without workers, since files are in the page cache; so they hold on a
+machine that others use, too.
 """
 import argparse
 import itertools

@@ -6,7 +6,7 @@
 It needs Debian's Chromium, which draws by WebGL in software. FOLDER keeps the map of 20,000 x
 20,000 pixels, its confidence, its scene and its labels for the next time. In turns, a fresh browser
 opens the map alone and the map with all of them; time runs from the request for the page until
-everything is drawn. The copies for the browser (docs/maps.md) are there before.
+everything is drawn. The copies for the browser (docs/how-to/maps.md) are there before.
 """
 import argparse
 import os

@@ -4,7 +4,7 @@
 
 Plants one wrong kernel at a time and runs what `mapsage doctor CONFIG --compare` runs. Then all
 shipped configs run with right kernels, and three of them with kernels that round otherwise. The
-result is in docs/gcu.md.
+result is in docs/how-to/gcu.md.
 """
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The scenes are neighbors that overlap. Training and validation are blocks of the
 pixel of one is in the other.
 
 Write them with ``python tools/make_demo_data.py data/geotiff --geotiff``, or set MAPSAGE_GEOTIFF to
-where they are. docs/scenes.md says what to change for scenes of your own.
+where they are. docs/tutorials/scenes.md says what to change for scenes of your own.
 """
 dataset = dict(
     type='GeoTiffDataset',

@@ -14,7 +14,7 @@ from .build import build_library, compiler, library_path
 from .profiles import GcuProfile
 from .settings import SimulatorError, SimulatorSettings, read_settings
 
-# The oldest version with which the backend was compiled; docs/simulator.md lists all.
+# The oldest version with which the backend was compiled; docs/reference/simulator.md lists all.
 _MIN_TORCH = (2, 6)
 
 # The engine asserts that a gradient's device is the one accelerator of the process, and takes a

@@ -3,7 +3,7 @@
 A profile describes one version of torch_gcu with its environment; each field is a quirk, with the
 evidence for it. Nobody has run this code on a real card. ``backend.cpp`` and ``device_module.py``
 imitate the quirks of a card, ``mapsage/distributed/groups/simulated_eccl.py`` imitates the quirks
-of ``eccl``, and docs/simulator.md has the table of all quirks.
+of ``eccl``, and docs/reference/simulator.md has the table of all quirks.
 
 Evidence is quoted as file:line of torch_gcu 2.10.0 (github.com/sunnygui-L/torch-gcu, commit
 e63ff28, paths under torch_gcu/), as ``owner/repository#number`` for an issue or pull request, or
@@ -35,7 +35,7 @@ class Wire64(enum.Enum):
 
 
 def _quirk(value: Any, row: int, evidence: str) -> Any:
-    """Return a dataclass field whose metadata has its row in docs/simulator.md and its evidence."""
+    """Return a dataclass field with its row of docs/reference/simulator.md and its evidence."""
     return field(default=value, metadata={'row': row, 'evidence': evidence})
 
 

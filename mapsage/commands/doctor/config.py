@@ -36,7 +36,7 @@ def check_data(cfg: Config) -> List[Finding]:
         level = 'note' if loader == 'test_dataloader' else 'problem'
         findings += [Finding(level, f'{loader}: {path} does not exist',
                              'put the data there, or point data_root and data_prefix at it '
-                             '(docs/datasets.md)') for path in dict.fromkeys(missing)]
+                             '(docs/reference/datasets.md)') for path in dict.fromkeys(missing)]
         if dataset is not None and not missing:
             findings.append(Finding('ok', f'{loader}: its folders exist'))
     return findings

@@ -24,7 +24,7 @@ from mapsage.operators.verdict import StepEstimate, estimate_step, format_rows
 
 from .synthetic_step import IMAGES, SyntheticStep, build_step
 
-# Shipped configs that the S60 trains at a useful speed; docs/gcu.md has the table of all.
+# Shipped configs that the S60 trains at a useful speed; docs/how-to/gcu.md has the table of all.
 _USEFUL_CONFIGS = ('frozen transformers, such as demo/vit_tiny_frozen_demo.py and '
                    'dinov3/vit_l_web_frozen_linear_loveda.py')
 
@@ -125,7 +125,7 @@ def conclusion(estimate: StepEstimate) -> str:
         return sentence
     first = estimate.rows[0]
     return (f'{sentence} Most time goes to the CPU, first to {first.name}. Configs that train at '
-            f'the speed of this card: {_USEFUL_CONFIGS} (docs/gcu.md).')
+            f'the speed of this card: {_USEFUL_CONFIGS} (docs/how-to/gcu.md).')
 
 
 def _summary(estimate: StepEstimate) -> str:

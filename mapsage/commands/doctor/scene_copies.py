@@ -88,4 +88,4 @@ def _recommend(loader: str, dataset: GeoTiffDataset) -> List[Finding]:
         'note', f'{loader}: {without_secrets(scene)} has blocks of {columns} x {rows} pixels; '
         f'reading a window of {dataset.window} takes {times.original * 1e3:.1f} ms of {clock}, and '
         f'{times.copy * 1e3:.1f} ms from a fast copy ({gain:.1f} times faster)',
-        "set fast_copy=dict(folder='/local/copies') in the dataset (docs/scenes.md)")]
+        "set fast_copy=dict(folder='/local/copies') in the dataset (docs/tutorials/scenes.md)")]

@@ -5,7 +5,7 @@
 
 Repeat the command with the same arguments to continue a run that was stopped. A training reads the
 cache if its config has feature_source = dict(type='Cached', folder=DIR, views=K)
-(docs/feature-sources.md).
+(docs/how-to/feature-sources.md).
 """
 from __future__ import annotations
 

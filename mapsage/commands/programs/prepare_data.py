@@ -85,7 +85,7 @@ def copy_scenes(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f'{Path(sys.argv[0]).name} scenes', description='Copy scenes and label rasters into '
         "files that a training with fast_copy=dict(folder='DIR') reads several times faster "
-        '(docs/scenes.md). Repeat the command to continue one that was stopped.')
+        '(docs/tutorials/scenes.md). Repeat the command to continue one that was stopped.')
     parser.add_argument('scenes', nargs='+', help='files, folders and patterns of scenes and label '
                         'rasters, and other names that GDAL opens')
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the copies')

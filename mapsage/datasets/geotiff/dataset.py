@@ -52,7 +52,7 @@ class GeoTiffDataset(BaseSegDataset):
     * Scenes: any raster that GDAL reads, of any size. uint8 is kept, other types become float32.
     * Image: (window, window, bands), with the bands in the order of ``bands``. The three bands of
       most files are red, green, blue, while a stock config expects blue first; see
-      docs/datasets.md.
+      docs/reference/datasets.md.
     * Windows: a grid with step ``stride``; the last window of a row or column is moved inside the
       scene. A scene smaller than the window is padded with 0. Windows without a valid pixel are
       left out.
@@ -97,8 +97,8 @@ class GeoTiffDataset(BaseSegDataset):
             Windows that do not touch it are left out, and pixels outside it are 255.
         fast_copy: Copies of scenes and label rasters that are read several times faster, as
             ``dict(folder='/local/copies', max_size='100G')``: made at the first start, and shared
-            by all runs that name the folder (docs/scenes.md). None: the scenes themselves are
-            read.
+            by all runs that name the folder (docs/tutorials/scenes.md). None: the scenes themselves
+            are read.
         metainfo: Classes and colors, as ``dict(classes=..., palette=...)``; required unless a
             subclass has ``METAINFO``.
         **kwargs: Arguments of ``BaseSegDataset``.

@@ -304,7 +304,7 @@ def _leaks(dataset: GeoTiffDataset) -> Iterator[Message]:
             f'split: {"; ".join(reasons)}. Windows of training show ground that part '
             f'{dataset.split.part!r} is scored on, so that scores may be better than on new '
             f'ground. Set {advice} in the split of all datasets, or use other scenes '
-            f'(docs/datasets.md).')
+            f'(docs/reference/datasets.md).')
 
 
 def _some(things: Sequence[object]) -> str:

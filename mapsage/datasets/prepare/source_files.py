@@ -159,4 +159,4 @@ def nothing_found(source: Path, files: Sequence[SourceFile], expected: str) -> P
     return PrepareError(
         f'{source} holds no {expected}. It holds {len(files)} files, archives: '
         f'{some(archives) or "none"}; folders: {some(folders) or "none"}.{hint} '
-        'docs/datasets.md says what to download.')
+        'docs/reference/datasets.md says what to download.')

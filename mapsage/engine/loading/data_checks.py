@@ -92,7 +92,8 @@ def build_checked(build: Callable[[Dict[str, Any]], Any], config: Dict[str, Any]
         missing = error.filename or error
         raise DataError(
             f'{_name(kind)}: {missing} does not exist (data_root={data_root!r}). Point data_root '
-            f'and data_prefix at the data, or make it first (docs/datasets.md).') from error
+            f'and data_prefix at the data, or make it first (docs/reference/datasets.md).'
+        ) from error
     except ValueError as error:
         # For an empty list of samples, MMEngine's BaseDataset raises this error of NumPy's.
         if 'need at least one array to concatenate' not in str(error):
@@ -226,7 +227,7 @@ def check_labels(dataset: object, index: object, sample: object) -> None:
         raise DataError(
             f'mask {_mask_name(_read_info(dataset, index)[0], index)} has '
             f'{labels.shape[-1]} channels, expected one, whose values are class indices. Save it '
-            f'with one channel, or with a palette (docs/datasets.md).')
+            f'with one channel, or with a palette (docs/reference/datasets.md).')
     ignore = ignored_label(outer, dataset, IGNORE_INDEX)
     if _are_known(labels, len(classes), ignore):
         return

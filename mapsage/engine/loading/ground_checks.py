@@ -156,7 +156,7 @@ def ground_note(train: object, val: object, name: str = 'val_dataloader') -> Opt
                 f'{shared.distance:.4g} m (half a window; pixels without georeference) of one.')
     advice = '' if differ else (
         " Give both datasets split=dict(by='blocks', ..., margin=...) with their part "
-        '(docs/datasets.md), or use other scenes.')
+        '(docs/reference/datasets.md), or use other scenes.')
     return f'scores may be better than on new ground.{text}{differ}{advice}'
 
 

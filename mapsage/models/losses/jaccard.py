@@ -35,7 +35,7 @@ class JaccardLoss(nn.Module):
     averaged.
 
     The loss pushes probabilities toward 0 and 1: keep a share of cross-entropy, and report the
-    calibration (docs/metric-stage.md).
+    calibration (docs/how-to/metric-stage.md).
 
     Args:
         band_weight: Share of the band, 0 to 1.

@@ -92,7 +92,7 @@ class ModelScore(Scorer):
         if not is_segmentor(segmentor):
             raise ValueError(f'ModelScore: {type(segmentor).__name__} has no encode_decode, as '
                              f"MMSegmentation's segmentors do. Register a scorer for your model "
-                             f'(docs/dynamic-sampling.md).')
+                             f'(docs/explanation/dynamic-sampling.md).')
         self._model, self._collate = segmentor, collate
 
     @torch.no_grad()

@@ -35,7 +35,7 @@ def test_a_config_that_is_not_shipped_is_an_error_that_names_it(tmp_path: Path) 
 
 
 def test_the_documented_base_works_without_mapsage(tmp_path: Path) -> None:
-    guide = (ROOT / 'docs' / 'config.md').read_text()
+    guide = (ROOT / 'docs' / 'reference' / 'config.md').read_text()
     bases = re.findall(r"^_base_ = \[(__import__\('mmseg'\).*)\]$", guide, flags=re.MULTILINE)
     assert len(bases) == 1
     (tmp_path / 'inherits.py').write_text(f'_base_ = [{bases[0]}]\n')

@@ -78,7 +78,7 @@ def test_pseudo_masks_and_what_they_are_called(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    page = (ROOT / 'docs' / 'datasets.md').read_text()
+    page = (ROOT / 'docs' / 'reference' / 'datasets.md').read_text()
     example = page.partition('## MMRS-1M')[2].partition('```python\n')[2].partition('```')[0]
     names: Dict[str, Any] = {}
     exec(example, names)

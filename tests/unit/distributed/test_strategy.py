@@ -1,4 +1,4 @@
-"""Every row of the decision table of docs/config.md, and what holds for all of them."""
+"""Every row of the decision table of docs/reference/config.md, and what holds for all of them."""
 from __future__ import annotations
 
 from typing import Any, Dict, Optional

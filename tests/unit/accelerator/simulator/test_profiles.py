@@ -28,7 +28,7 @@ def test_the_64_bit_regimes_of_the_versions() -> None:
 
 
 def test_the_table_of_the_docs_has_every_quirk() -> None:
-    text = (ROOT / 'docs' / 'simulator.md').read_text()
+    text = (ROOT / 'docs' / 'reference' / 'simulator.md').read_text()
     rows = {int(line.split(' | ')[0].strip('| ')): line.split(' | ')[2]
             for line in re.findall(r'^\| \d+ \|.*$', text, re.MULTILINE)}
     assert sorted(rows) == list(range(1, 34))

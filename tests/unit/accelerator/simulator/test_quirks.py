@@ -1,4 +1,4 @@
-"""What the vendor's cards do otherwise than a CPU; the rows are those of docs/simulator.md."""
+"""What the vendor's cards do otherwise than a CPU; docs/reference/simulator.md has the rows."""
 from __future__ import annotations
 
 from pathlib import Path

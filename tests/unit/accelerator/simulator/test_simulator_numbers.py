@@ -14,7 +14,7 @@ from mapsage.accelerator import resolve_accelerator
 reason = no_simulated_cards()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
-# What docs/simulator.md excepts: PyTorch chooses an implementation by the kind of device.
+# What docs/reference/simulator.md excepts: PyTorch chooses an implementation by the kind of device.
 COMPOSED: Dict[str, Callable[..., Any]] = dict(
     scaled_dot_product_attention=lambda x, y: F.scaled_dot_product_attention(x, y, y + x))
 EQUAL: Dict[str, Callable[..., Any]] = dict(

@@ -262,14 +262,14 @@ def test_statistics_command(tmp_path: Path) -> None:
 
 
 def _documented_example() -> str:
-    text = (ROOT / 'docs/datasets.md').read_text()
+    text = (ROOT / 'docs/reference/datasets.md').read_text()
     section = text[text.index('## GeoTIFF scenes'):]
     return re.search(r'```python\n(.*?)```', section, re.S).group(1)  # type: ignore[union-attr]
 
 
 @main_leg
 def test_documented_config_trains_and_evaluates(tmp_path: Path) -> None:
-    """The example of docs/datasets.md in a config of configs/, on 4-band scenes with polygons."""
+    """The example of docs/reference/datasets.md in a config of configs/, on scenes of 4 bands."""
     for name in ('train/a', 'val/b'):
         values = paint(draw_classes(), 4, 'uint16')
         write_raster(tmp_path / f'data/city/{name}.tif', values, photometric='minisblack')
