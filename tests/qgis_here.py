@@ -1,4 +1,4 @@
-"""Legends as QGIS shows them, where it is installed (Debian: python3-qgis)."""
+"""QGIS without a screen, where it is installed (Debian: python3-qgis): legends and labels."""
 from __future__ import annotations
 
 import functools
@@ -10,7 +10,8 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-SCRIPT = Path(__file__).with_name('qgis_legends.py')
+_LEGENDS = Path(__file__).with_name('qgis_legends.py')
+_LABELING = Path(__file__).with_name('qgis_labeling.py')
 
 
 @functools.lru_cache(None)
@@ -26,10 +27,21 @@ def qgis_python() -> Optional[str]:
 
 def read_legends(*sources: Any) -> List[Dict[str, Any]]:
     """Return what QGIS shows of each file, or skip the test without QGIS."""
+    return _run(_LEGENDS, *sources)
+
+
+def label_points(points: Path, labels: Dict[int, str]) -> int:
+    """Label points of a plan in QGIS, or skip the test without QGIS; return how many it changed."""
+    table = points.with_suffix('.json')
+    table.write_text(json.dumps(labels), encoding='utf-8')
+    return _run(_LABELING, points, table)
+
+
+def _run(script: Path, *arguments: Any) -> Any:
     python = qgis_python()
     if python is None:
         pytest.skip('no QGIS here (apt-get install python3-qgis, or set MAPSAGE_QGIS_PYTHON)')
-    done = subprocess.run([python, str(SCRIPT), *map(str, sources)], env=_environ(), timeout=300,
+    done = subprocess.run([python, str(script), *map(str, arguments)], env=_environ(), timeout=300,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

@@ -7,6 +7,10 @@ drawn from flatter probabilities, so the model is overconfident. Each survey is 
 as a simple random sample, and by the strata and allocation of `mapsage assess plan` with
 model-assisted estimates. A row is the area of a class: mean half-width (1.96 standard errors) of
 both, their ratio, and the coverage of the printed interval.
+
+The column "bound" is the smallest ratio of any design that knows what this model knows: strata of
+equal probability and Neyman's allocation, with q the true probability of the class at a pixel and p
+its area, have the ratio mean(sqrt(q (1 - q))) / sqrt(p (1 - p)).
 """
 from __future__ import annotations
 
@@ -50,8 +54,15 @@ class Population:
         # The truth follows flatter probabilities: the model is overconfident.
         true = _softmax(scores * 0.7).cumsum(1)
         self.truth = (random.random(_PIXELS)[:, None] > true).sum(1).clip(0, len(offsets) - 1)
+        self._true_cumulative = true
         self.level = np.round(100 * self.probability.max(1)).astype(int)
         self.names = [f'class {number + 1}' for number in range(len(offsets))]
+
+    def bound(self, target: int) -> float:
+        """Return the smallest ratio of half-widths that a design could have for a class's area."""
+        true = np.diff(self._true_cumulative, axis=1, prepend=0)[:, target].clip(0, 1)
+        area = true.mean()
+        return float(np.sqrt(true * (1 - true)).mean() / np.sqrt(area * (1 - area)))
 
     def census(self) -> MapCensus:
         """Return the tables that a plan would count."""
@@ -125,7 +136,8 @@ def _row(name: str, population: Population, target: int, simple: List[Assessment
     accuracy = (population.mapped == population.truth).mean()
     return (f'{name:24} accuracy {100 * accuracy:.1f} %  area {100 * truth:6.2f} %  simple '
             f'{100 * widths[0]:.2f}  planned {100 * widths[1]:.2f}  ratio '
-            f'{widths[1] / widths[0]:.2f}  coverage {100 * inside:.1f} %  warned '
+            f'{widths[1] / widths[0]:.2f}  bound {population.bound(target):.2f}  coverage '
+            f'{100 * inside:.1f} %  warned '
             f'{100 * warned:.0f} %')
 
 

@@ -59,10 +59,27 @@ def test_wilson_is_the_solution_of_its_quadratic_equation() -> None:
                 1.959963984540054 ** 2 * end * (1 - end) / points, abs=1e-12)
 
 
-def test_what_a_stratum_may_hide_is_the_exact_binomial_bound() -> None:
-    bound = hidden_share(0.5, 60) / 0.5
-    # At this share, 60 points show nothing with a probability of 2.5 %.
-    assert (1 - bound) ** 60 == pytest.approx(0.025)
+def test_intervals_are_those_of_statsmodels() -> None:
+    proportion = pytest.importorskip('statsmodels.stats.proportion')
+    for right, points in ((12, 40), (0, 25), (9, 9), (303, 312)):
+        expected = proportion.proportion_confint(right, points, 0.05, 'wilson')
+        assert wilson(np.array(right / points), np.array(float(points))) == pytest.approx(
+            expected, abs=1e-12)
+    for points in (2, 60, 700):
+        assert hidden_share(0.5, points) / 0.5 == pytest.approx(
+            proportion.proportion_confint(0, points, 0.05, 'beta')[1])
+
+
+def test_standard_errors_of_strata_are_those_of_statsmodels() -> None:
+    weighted = pytest.importorskip('statsmodels.stats.weightstats')
+    counts, shares = np.array([[30., 10., 60.], [5., 90., 5.]]), np.array([0.8, 0.2])
+    values = np.array([1.0, 0.0, 0.25])
+    estimate = estimate_mean(Survey(counts, shares, np.full(2, np.inf)), values)
+    strata = [weighted.DescrStatsW(values, weights=points) for points in counts]
+    assert estimate.value == pytest.approx(
+        sum(share * stratum.mean for share, stratum in zip(shares, strata)))
+    assert estimate.variance == pytest.approx(
+        sum((share * stratum.std_mean) ** 2 for share, stratum in zip(shares, strata)))
 
 
 def test_several_surveys_at_a_time_give_what_each_gives() -> None:

@@ -18,7 +18,7 @@ import rasterio
 import shapely
 from assess_maps import KnownMap, edit, label, read_points, true_labels, write_map
 from geo_scenes import CLASSES, DEGREES, PIXELS, UTM, write_raster
-from qgis_here import read_legends
+from qgis_here import label_points, read_legends
 from support import ROOT
 
 from mapsage.commands.programs.assess import main
@@ -90,6 +90,19 @@ def test_the_points_of_a_plan(labeled: Any) -> None:
 def test_the_form_of_the_points_in_qgis(labeled: Any) -> None:
     legend, = read_legends(f'{labeled[1]}|layername=points')
     assert [entry[0] for entry in legend['entries']] == [*CLASSES, 'to be labeled']
+
+
+def test_labels_that_were_set_in_qgis_count(labeled: Any, tmp_path: Path) -> None:
+    known, points = labeled
+    assert report(known, points) == 0
+    again = tmp_path / 'points.gpkg'
+    assert main(['plan', str(known.path), '--points', '400', '--out', str(again)]) == 0
+    labels = true_labels(again, known)
+    assert label_points(again, dict(enumerate(labels[:20], 1))) == 20
+    edit(again, 'UPDATE points SET reference = ? WHERE point = ?',
+         [(text, number) for number, text in enumerate(labels, 1) if number > 20])
+    assert report(known, again) == 0
+    assert table(again) == table(points)
 
 
 def test_labels_are_not_overwritten(labeled: Any, capsys: Any) -> None:
