@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
-#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|cuda] [--dev]
+#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|docs|cuda] [--dev]
 #
 #   ort117, ort19    the oldest runtimes that exported models are meant for, and nothing else
 #   browser          playwright on top of the environment of main, which is made with --dev
+#   docs             MkDocs and its theme on top of the same environment
 #   cuda             PyTorch's CUDA build on top of the same environment, over a double of the CUDA
 #                    runtime (tests/doubles/cuda). Exit status 5: that cannot be had on this machine.
 #   --dev            also install requirements/dev.txt (tests and checks)
@@ -22,9 +23,9 @@ leg=main
 dev=
 for argument in "$@"; do
     case "$argument" in
-        main|xla|t20|ort117|ort19|browser|cuda) leg=$argument ;;
+        main|xla|t20|ort117|ort19|browser|docs|cuda) leg=$argument ;;
         --dev) dev=1 ;;
-        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser or cuda, and --dev"; exit 2 ;;
+        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser, docs or cuda, and --dev"; exit 2 ;;
     esac
 done
 
@@ -41,6 +42,7 @@ case "$leg" in
     ort117) requirements=$root/requirements/ort117.txt; version=3.11 ;;
     ort19) requirements=$root/requirements/ort19.txt; version=3.8 ;;
     browser) requirements=$root/requirements/browser.txt; version=3.11 ;;
+    docs) requirements=$root/requirements/docs.txt; version=3.11 ;;
     cuda) requirements=$root/requirements/cuda.txt; version=3.11 ;;
 esac
 
@@ -66,7 +68,7 @@ fi
 hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])'; }
 
 home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
-if [ "$leg" = browser ] || [ "$leg" = cuda ]; then
+if [ "$leg" = browser ] || [ "$leg" = docs ] || [ "$leg" = cuda ]; then
     below=$(bash "${BASH_SOURCE[0]}" main --dev)
     dev=  # they are in the environment below
     env=$home/$leg-$(hash_of "$requirements" "$root/requirements.txt")
