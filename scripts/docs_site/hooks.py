@@ -49,8 +49,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return match[1] + os.path.relpath(target, start) + match[3]
 
     pieces = _CODE.split(markdown)
-    # Every second piece is code, in which nothing is a link. A bar in code in a table is escaped for
-    # code hosts; Python-Markdown would show the backslash.
+    # Every second piece is code, in which nothing is a link. A table escapes the bars in its code
+    # for code hosts; Python-Markdown would show the backslash.
     return ''.join(_unescape(piece) if i % 2 else _LINK.sub(lead, piece)
                    for i, piece in enumerate(pieces))
 
