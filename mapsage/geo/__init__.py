@@ -44,6 +44,7 @@ from .gdal_names import (
     without_secrets,
 )
 from .globe import EARTH_RADIUS, Globe
+from .grid_position import RasterOnGrid, box_on_grid
 from .labels import VECTOR_SUFFIXES, LabelFiles, RasterLabels
 from .mosaic import Mosaic
 from .polygons import write_polygons
@@ -58,8 +59,8 @@ __all__ = [
     'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
     'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles', 'MapInfo', 'Mosaic',
     'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster',
-    'RasterBlockError', 'RasterLabels', 'SCENE_SUFFIXES', 'SceneArea', 'ScenePart',
-    'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'confidence_path', 'content_of',
+    'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea', 'ScenePart',
+    'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'box_on_grid', 'confidence_path', 'content_of',
     'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'hidden_data_band',
     'is_gdal_name', 'locate', 'match', 'measure_read_times', 'open_raster', 'output_name',
     'pixel_side', 'probabilities_path', 'read_classes', 'remote_file', 'reprojected', 'server_in',

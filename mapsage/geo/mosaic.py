@@ -2,7 +2,7 @@
 
 `Mosaic` has the interface of `Raster`, so a program need not know whether it reads one scene or
 many. Nothing is copied or built beforehand: a window is composed of the scenes it meets when it is
-read. Scenes off the grid go through `interpolation.py`.
+read. Scenes off the grid are interpolated (`grid_position.py`).
 
 Shapes:
     Box          (column, row, width, height) in pixels of the mosaic
@@ -11,33 +11,21 @@ Shapes:
 """
 from __future__ import annotations
 
-import functools
 import math
-import threading
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
-import pyproj
-from rasterio.crs import CRS
 
-from .coordinates import short_crs, to_map
+from .coordinates import short_crs
 from .errors import Box, GeoError, PathName, RasterBlockError
-from .interpolation import between, interpolate, knots
+from .grid_position import RasterOnGrid, box_on_grid, is_north_up
 from .pool import most_open
 from .raster import Raster
 
-# Pixels by which a scene may lie off the common grid and still count as on the grid.
-_ALIGNED = 0.05
-# Points along each side of a scene's outline, because a straight side is curved in another CRS.
-_OUTLINE = 21
-# Pixels between positions that are projected; the positions between them are interpolated.
-_STEP = 16
 # Smallest share of a mosaic that its scenes must cover; below, they do not belong together.
 _SPARSEST = 0.005
-# Column and row of positions that cannot be projected: outside every scene.
-_NOWHERE = -1e6
 # Side in pixels of the blocks in which damage is reported.
 _BLOCK = 512
 
@@ -77,11 +65,11 @@ class Mosaic(Raster):
         self.nodata, self.may_have_gaps = None, True
         self.is_remote = any(raster.is_remote for raster in rasters)
         self.is_georeferenced, self.blocks = first.crs is not None, (_BLOCK, _BLOCK)
-        base = next((raster for raster in rasters if _is_north_up(raster.transform)), None)
+        base = next((raster for raster in rasters if is_north_up(raster.transform)), None)
         self._grid_source = first.path if base is None else base.path
         self.crs = (base or first).crs
         transform = _north_up(first.transform) if base is None else base.transform
-        boxes = [_box_on(raster, self.crs, transform) for raster in rasters]
+        boxes = [box_on_grid(raster, self.crs, transform) for raster in rasters]
         left, top = (min(box[side] for box in boxes) for side in (0, 1))
         self.width = max(box[0] + box[2] for box in boxes) - left
         self.height = max(box[1] + box[3] for box in boxes) - top
@@ -92,7 +80,7 @@ class Mosaic(Raster):
                            f'{self.height:,} pixels, nearly all of them empty: the scenes lie far '
                            f'apart. Make one mosaic of each group of neighbors.')
         self._members = [
-            _Member(raster, (x - left, y - top, width, height), self.crs, self.transform)
+            RasterOnGrid(raster, (x - left, y - top, width, height), self.crs, self.transform)
             for raster, (x, y, width, height) in zip(rasters, boxes)]
         self.resampled = [(member.raster.path, member.difference)
                           for member in self._members if member.difference]
@@ -189,58 +177,6 @@ class Mosaic(Raster):
         return damaged
 
 
-class _Member:
-    """A scene of a mosaic, with its position in the mosaic.
-
-    Attributes:
-        raster: The scene.
-        box: Extent of the scene: column, row, width and height in the mosaic's pixels.
-        difference: How the scene's grid differs from the mosaic's grid, so that the scene is
-            interpolated; empty if it does not differ.
-    """
-
-    def __init__(self, raster: Raster, box: Box, crs: CRS, transform: affine.Affine) -> None:
-        self.raster, self.box = raster, box
-        self._crs, self._transform = crs, transform
-        self.difference = ''
-        if raster.crs != crs:
-            self.difference = short_crs(raster.crs)
-            return
-        # From pixels of the scene to pixels of the mosaic.
-        to_mosaic = ~transform * raster.transform
-        corners = to_map(to_mosaic, _corners(raster))
-        shifted = _corners(raster) + np.rint(corners[0])
-        if np.abs(corners - shifted).max() > _ALIGNED:
-            self.difference = (
-                'rotated' if not _is_north_up(raster.transform) else 'shifted'
-                if np.allclose(to_mosaic[:2] + to_mosaic[3:5], (1, 0, 0, 1), atol=1e-6)
-                else 'pixels of another size')
-
-    def read(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
-        """Read a box of the mosaic, which must lie inside the scene's ``box``."""
-        if not self.difference:
-            return self.raster.read(box[0] - self.box[0], box[1] - self.box[1], *box[2:])
-        return interpolate(self.raster, *self._positions(box))
-
-    def _positions(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
-        """Return where the centers of the mosaic's pixels lie in the scene.
-
-        Returns:
-            Columns and rows in pixels of the scene, (height, width) each.
-        """
-        across, down = (knots(first, count, _STEP) for first, count in (
-            (box[0], box[2]), (box[1], box[3])))
-        x, y = (axis.ravel() for axis in np.meshgrid(across, down))
-        points = to_map(self._transform, np.stack([x, y], 1))
-        points = _projection(self._crs, self.raster.crs)(points)
-        positions = to_map(~self.raster.transform, points).reshape(len(down), len(across), 2)
-        positions[~np.isfinite(positions)] = _NOWHERE
-        columns, rows = (
-            between(between(positions[:, :, axis], down, box[1], box[3]).T, across, box[0],
-                    box[2]).T for axis in (0, 1))
-        return columns, rows
-
-
 def _check_alike(raster: Raster, first: Raster) -> None:
     """Raise an error if a scene cannot be in one mosaic with the first scene."""
     if raster.transform == affine.identity:
@@ -256,11 +192,6 @@ def _check_alike(raster: Raster, first: Raster) -> None:
                        f'need the same. Choose bands, or convert with gdal_translate -ot.')
 
 
-def _is_north_up(transform: affine.Affine) -> bool:
-    """Return whether rows lead east and columns south."""
-    return transform.b == transform.d == 0 and transform.a > 0 > transform.e
-
-
 def _north_up(transform: affine.Affine) -> affine.Affine:
     """Return a transform that is north up, with square pixels of the same area and the same origin.
     """
@@ -268,43 +199,8 @@ def _north_up(transform: affine.Affine) -> affine.Affine:
     return affine.Affine(side, 0, transform.c, 0, -side, transform.f)
 
 
-def _corners(raster: Raster) -> np.ndarray:
-    return np.array([(0, 0), (raster.width, 0), (0, raster.height),
-                     (raster.width, raster.height)], np.float64)
-
-
-def _box_on(raster: Raster, crs: CRS, transform: affine.Affine) -> Box:
-    """Return the box of a raster in the pixels of a grid."""
-    share = np.linspace(0, 1, _OUTLINE)
-    x = np.concatenate([share, share, np.zeros(_OUTLINE), np.ones(_OUTLINE)]) * raster.width
-    y = np.concatenate([np.zeros(_OUTLINE), np.ones(_OUTLINE), share, share]) * raster.height
-    outline = _projection(raster.crs, crs)(to_map(raster.transform, np.stack([x, y], 1)))
-    if not np.isfinite(outline).all():
-        raise GeoError(f'{raster.path} ({short_crs(raster.crs)}) reaches beyond where '
-                       f'{short_crs(crs)}, the CRS of the mosaic, is defined; name a scene with '
-                       f'another CRS first.')
-    pixels = to_map(~transform, outline)
-    left, top = (int(side) for side in np.floor(pixels.min(0) + _ALIGNED))
-    right, bottom = (int(side) for side in np.ceil(pixels.max(0) - _ALIGNED))
-    return left, top, max(1, right - left), max(1, bottom - top)
-
-
 def _intersection(a: Box, b: Box) -> Optional[Box]:
     left, top = max(a[0], b[0]), max(a[1], b[1])
     right = min(a[0] + a[2], b[0] + b[2])
     bottom = min(a[1] + a[3], b[1] + b[3])
     return (left, top, right - left, bottom - top) if right > left and bottom > top else None
-
-
-def _projection(source: CRS, target: CRS) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function that projects points, (N, 2), from one CRS to another."""
-    if source == target:
-        return lambda points: points
-    transformer = _transformer(source.to_wkt(), target.to_wkt(), threading.get_ident())
-    return lambda points: np.stack(transformer.transform(points[:, 0], points[:, 1]), 1)
-
-
-@functools.lru_cache(maxsize=256)
-def _transformer(source: str, target: str, thread: int) -> pyproj.Transformer:
-    # `thread` is part of the cache key only: PROJ's context belongs to the thread that created it.
-    return pyproj.Transformer.from_crs(source, target, always_xy=True)
