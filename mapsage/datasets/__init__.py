@@ -21,12 +21,20 @@ from .semi_supervised import (
     SemiSupervisedDataset,
     UnlabeledImages,
 )
+from .stacks import (
+    DropDates,
+    LoadSceneStack,
+    PackStackInputs,
+    SceneStackDataset,
+    StackDataPreProcessor,
+)
 
 __all__ = [
-    'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'GeoTiffDataset',
-    'GroupedViewsSampler', 'HideLabels', 'LabelScore', 'LabeledUnlabeledSampler',
+    'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'DropDates',
+    'GeoTiffDataset', 'GroupedViewsSampler', 'HideLabels', 'LabelScore', 'LabeledUnlabeledSampler',
     'LoadBoxPseudoMasks', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
-    'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackUnlabeledInputs',
-    'SegDataPreProcessor', 'SemiSupervisedDataset', 'UnlabeledImages', 'draw_scene',
-    'write_demo_data', 'write_neighbor_scenes'
+    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackStackInputs',
+    'PackUnlabeledInputs', 'SceneStackDataset', 'SegDataPreProcessor', 'SemiSupervisedDataset',
+    'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene', 'write_demo_data',
+    'write_neighbor_scenes'
 ]

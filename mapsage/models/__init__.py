@@ -9,6 +9,7 @@ from .backbones import (
     DINOv3ConvNeXt,
     DINOv3ViT,
     EfficientNetLite,
+    StackBackbone,
     WeightsError,
 )
 from .checkpoint_fit import CheckpointFitError
@@ -18,10 +19,11 @@ from .layer_decay import DINOv3LayerDecayConstructor
 from .lora import LoRAError
 from .losses import JaccardLoss, SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
+from .necks import TemporalPool
 
 __all__ = [
     'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor',
     'DINOv3ViT', 'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'JaccardLoss',
     'LinearHead', 'LoRAError', 'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss',
-    'SegLovaszLoss', 'SegTverskyLoss', 'WeightsError'
+    'SegLovaszLoss', 'SegTverskyLoss', 'StackBackbone', 'TemporalPool', 'WeightsError'
 ]

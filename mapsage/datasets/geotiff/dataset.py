@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 from functools import partial
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from mmengine.dist import get_dist_info
@@ -165,17 +165,16 @@ class GeoTiffDataset(BaseSegDataset):
         area = SceneAreas(self.data_root, self.aoi)
         label_files = (None if self.labels is None
                        else LabelFiles(locate(self.data_root, self.labels)))
-        for path in self._find_scenes():
-            with Raster(path, self.bands) as scene:
+        for scene in self._open_scenes():
+            with scene:
                 rasters.append(scene)
-                self.dtypes.setdefault(str(scene.dtype), path)
-                counts.setdefault(len(scene.bands), path)
+                self.dtypes.setdefault(str(scene.dtype), scene.path)
+                counts.setdefault(len(scene.bands), scene.path)
                 scene_part = None if self.split is None else self.split.of_scene(scene)
-                self.scene_facts.append(dict(scene=path, pixels=path, bands=scene.bands,
-                                         part=scene_part,
-                                         labels=self._labels_of(scene, label_files),
-                                         area=area.of(scene),
-                                         scene_shape=(scene.height, scene.width)))
+                self.scene_facts.append(dict(self._pixel_facts(scene), part=scene_part,
+                                             labels=self._labels_of(scene, label_files),
+                                             area=area.of(scene),
+                                             scene_shape=(scene.height, scene.width)))
         area.check()
         self._use_fast_copies()
         for vector in self.vector_labels.values():
@@ -317,6 +316,23 @@ class GeoTiffDataset(BaseSegDataset):
         """
         return list(self.METAINFO.get('classes') or self._metainfo.get('classes') or ())
 
+    def describe_images(self) -> str:
+        """Return text on the bands of the images, for the log."""
+        return f'{len(self.scene_facts[0]["bands"])} band(s) of {" and ".join(self.dtypes)}'
+
+    def _open_scenes(self) -> Iterator[Raster]:
+        """Yield the scenes, opened."""
+        for path in self._find_scenes():
+            yield Raster(path, self.bands)
+
+    def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
+        """Return the facts from which the pipeline reads the pixels of a scene."""
+        return dict(scene=scene.path, pixels=scene.path, bands=scene.bands)
+
+    def _label_path(self, scene: Raster, label_files: LabelFiles) -> str:
+        """Return the path of the label file of a scene."""
+        return label_files.find(scene.path)
+
     def _find_scenes(self) -> List[str]:
         paths: List[str] = []
         for pattern in self.scenes:
@@ -338,7 +354,7 @@ class GeoTiffDataset(BaseSegDataset):
         if not (0 <= self.outside < len(classes) or self.outside == self.ignore_index):
             raise GeoError(f'outside={self.outside}, expected a class index 0 to '
                            f'{len(classes) - 1}, or {self.ignore_index} to ignore.')
-        path = label_files.find(scene.path)
+        path = self._label_path(scene, label_files)
         if suffix_of(path) not in VECTOR_SUFFIXES:
             for name, value, lacking in (('layer', self.layer, 'layers'),
                                          ('default_class', self.default_class, 'polygons')):
@@ -374,12 +390,16 @@ class GeoTiffDataset(BaseSegDataset):
         report = self.fast_copies.make(
             self.read_rasters(), partial(print_log, logger='current') if is_shown else None)
         for scene in self.scene_facts:
-            scene['pixels'] = report.copies.get(scene['scene'], scene['scene'])
+            self._read_copies(scene, report.copies)
             if isinstance(scene['labels'], RasterLabels):
                 path = scene['labels'].path
                 scene['labels'].read_from(report.copies.get(path, path))
         for line in describe_report(report, self.fast_copies.folder) if is_shown else ():
             print_log(line, logger='current')
+
+    def _read_copies(self, scene: Dict[str, Any], copies: Mapping[str, str]) -> None:
+        """Let the pipeline read the pixels of a scene from its fast copy, if it has one."""
+        scene['pixels'] = copies.get(scene['scene'], scene['scene'])
 
     def _warn_of_hidden_classes(self) -> None:
         """Warn if the no-data value of label files is the index of a class."""

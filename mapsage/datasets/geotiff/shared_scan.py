@@ -101,7 +101,7 @@ def _entry(folder: Path, scene: Raster, settings: Sequence[object]) -> Optional[
     # A stamp of one value is the name of the file only.
     if any(len(file_stamp) < 2 for file_stamp in stamps):
         return None
-    key = [_FORMAT, list(settings), list(scene.bands), scene.validity.facts(), stamps]
+    key = [_FORMAT, list(settings), list(scene.bands), scene.facts()['validity'], stamps]
     return folder / f'{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.npy'
 
 

@@ -65,8 +65,8 @@ def summarize(dataset: GeoTiffDataset) -> List[Message]:
 def _scenes(dataset: GeoTiffDataset) -> Iterator[Message]:
     scenes = dataset.scene_facts
     yield logging.INFO, (
-        f'{_title(dataset)}: {len(scenes)} scene(s), {len(scenes[0]["bands"])} band(s) of '
-        f'{" and ".join(dataset.dtypes)}, {len(dataset):,} windows of {dataset.window} pixels')
+        f'{_title(dataset)}: {len(scenes)} scene(s), {dataset.describe_images()}, '
+        f'{len(dataset):,} windows of {dataset.window} pixels')
     small = [scene for scene in scenes if min(scene['scene_shape']) < dataset.window]
     if small:
         height, width = small[0]['scene_shape']
@@ -270,8 +270,8 @@ def _mixed_types(dataset: GeoTiffDataset) -> Iterator[Message]:
 
 def _hidden_bands(dataset: GeoTiffDataset) -> Iterator[Message]:
     for scene in dataset.scene_facts[:_EXAMINED]:
-        bands = list(scene['bands'])
-        hidden = hidden_data_band(Raster(scene['scene'], bands))
+        raster = Raster(scene['scene'], scene['bands'])
+        bands, hidden = list(raster.bands), hidden_data_band(raster)
         if hidden is not None:
             yield logging.WARNING, (
                 f'band {hidden} of {scene["scene"]} is tagged as alpha, so that it is no input '

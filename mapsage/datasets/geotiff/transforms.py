@@ -45,7 +45,7 @@ class LoadGeoTiffWindow(BaseTransform):
         column, row, side = results['window']
         values, valid = open_raster(results['pixels'], results['bands']).read(
             column, row, side, side)
-        image = _bands_last(values if values.dtype == np.uint8 else values.astype(np.float32))
+        image = bands_last(values if values.dtype == np.uint8 else values.astype(np.float32))
         scene = Path(results['scene'])
         results['img'] = image
         results['valid'] = valid
@@ -171,7 +171,7 @@ def _look_up(table: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return cv2.LUT(positions, table[:256]) if positions.dtype == np.uint8 else table[positions]
 
 
-def _bands_last(values: np.ndarray) -> np.ndarray:
+def bands_last(values: np.ndarray) -> np.ndarray:
     """Return (bands, height, width) as a contiguous array (height, width, bands)."""
     if 1 < len(values) <= _MOST_CHANNELS:
         # Much faster than NumPy's copy of the transposed array.

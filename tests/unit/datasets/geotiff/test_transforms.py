@@ -11,7 +11,7 @@ import shapely
 from geo_scenes import UTM, draw_classes, paint, rectangle, write_raster
 from geotiff_data import build_dataset, write_vector
 
-from mapsage.datasets.geotiff.transforms import LoadGeoTiffLabels, LoadGeoTiffWindow, _bands_last
+from mapsage.datasets.geotiff.transforms import LoadGeoTiffLabels, LoadGeoTiffWindow, bands_last
 from mapsage.geo import GeoError
 
 # Column, row, side: inside of the scene, beyond two of its edges, and before them.
@@ -79,7 +79,7 @@ def test_images(tmp_path: Path, dtype: str, bands: int, profile: Dict[str, Any])
 @pytest.mark.parametrize('bands', [1, 2, 128, 129, 513])
 def test_any_number_of_bands(bands: int) -> None:
     values = np.random.RandomState(0).rand(bands, 5, 4).astype(np.float32)
-    np.testing.assert_array_equal(_bands_last(values), values.transpose(1, 2, 0))
+    np.testing.assert_array_equal(bands_last(values), values.transpose(1, 2, 0))
 
 
 @pytest.mark.parametrize('dtype', LABELS)

@@ -1,0 +1,249 @@
+"""Places: which files show one place, by sensor and date.
+
+The files are found by the patterns of the sensors (`find_places`) or named by a list
+(`file_lists.py`). `Place.of_images` checks the images of a place and chooses the dates of a sample.
+"""
+from __future__ import annotations
+
+import datetime
+import glob
+import os
+import re
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+
+from mapsage.geo import GeoError, is_gdal_name
+
+from .dates import ImageDate, parse_date, spread_evenly
+from .sensor_files import SensorFiles
+
+# Largest number of names that a message lists.
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class DatedImage:
+    """An image of a sensor at a date.
+
+    Attributes:
+        date: Date in UTC; None for an image without a date, such as a terrain model.
+        paths: Path of the file, or of the file of each band.
+        mask: Path of the mask of clouds, or None.
+        may_be_next_year: As in ``ImageDate``.
+    """
+
+    date: Optional[datetime.date]
+    paths: Tuple[str, ...]
+    mask: Optional[str] = None
+    may_be_next_year: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place and its images.
+
+    Attributes:
+        name: Name of the place.
+        images: Images of each sensor in the order of time, at most ``max_dates``; a sensor may
+            have none.
+        unused: Number of images of each sensor that are not used, because there are more than
+            ``max_dates``.
+        labels: Path of the labels that a list names, or None.
+    """
+
+    name: str
+    images: Dict[str, List[DatedImage]]
+    unused: Dict[str, int]
+    labels: Optional[str] = None
+
+    @classmethod
+    def of_images(cls, name: str, images: Iterable[Tuple[str, DatedImage]],
+                  sensors: Mapping[str, SensorFiles], labels: Optional[str] = None) -> Place:
+        """Return a place, with the dates that are used.
+
+        If a sensor has more than ``max_dates`` dates, those are used that are evenly spread over
+        the series, the first and the last date included.
+
+        Args:
+            name: Name of the place.
+            images: Pairs of the name of a sensor and an image.
+            sensors: Settings of the sensors.
+            labels: Path of the labels, or None.
+
+        Raises:
+            GeoError: If two images have the same sensor and date.
+        """
+        by_sensor: Dict[str, List[DatedImage]] = {sensor: [] for sensor in sensors}
+        for sensor, image in images:
+            by_sensor[sensor].append(image)
+        chosen, unused = {}, {}
+        for sensor, series in by_sensor.items():
+            series.sort(key=lambda image: (image.date or datetime.date.min, image.paths))
+            for first, second in zip(series, series[1:]):
+                if first.date == second.date:
+                    raise GeoError(
+                        f'place {name!r} has two images of sensor {sensor!r} '
+                        f'{"without a date" if first.date is None else f"at {first.date}"}: '
+                        f'{first.paths[0]} and {second.paths[0]}. Join them (gdalbuildvrt), '
+                        'remove one, or make them two sensors.')
+            chosen[sensor] = spread_evenly(series, sensors[sensor].max_dates)
+            unused[sensor] = len(series) - len(chosen[sensor])
+        return cls(name, chosen, unused, labels)
+
+
+def find_places(root: Optional[str], sensors: Mapping[str, SensorFiles]) -> List[Place]:
+    """Return the places that the patterns of the sensors find, in the order of their names.
+
+    Args:
+        root: Folder that the patterns are relative to.
+        sensors: Settings of the sensors, each with ``scenes``.
+
+    Raises:
+        GeoError: If no file is found, a name has an invalid date, a band or mask is missing, or a
+            place has two images of a sensor and date.
+    """
+    by_place: Dict[str, List[Tuple[str, DatedImage]]] = {}
+    for sensor in sensors.values():
+        if sensor.scenes is None:
+            raise GeoError(f'sensor {sensor.name!r} has no scenes, expected a pattern such as '
+                           f"'{sensor.name}/{{place}}_{{date}}.tif', or places='LIST.csv' of the "
+                           'dataset.')
+        for place, image in _images_of(root, sensor):
+            by_place.setdefault(place, []).append((sensor.name, image))
+    if not by_place:
+        patterns = [sensor.scenes for sensor in sensors.values()]
+        raise GeoError(f'no file matches {patterns} (data_root={root!r}); expected names such as '
+                       f"{str(patterns[0]).format(place='field1', date='20240131', band='B02')}.")
+    return [Place.of_images(name, images, sensors) for name, images in sorted(by_place.items())]
+
+
+def _images_of(root: Optional[str], sensor: SensorFiles) -> List[Tuple[str, DatedImage]]:
+    """Return the name of the place, and the image, of the files that match a sensor's pattern."""
+    pattern = _Pattern(root, str(sensor.scenes))
+    images: Dict[Tuple[str, Optional[str]], Dict[str, str]] = {}
+    for path, fields in pattern.find():
+        files = images.setdefault((fields['place'], fields.get('date')), {})
+        band = fields.get('band', '')
+        if sensor.has_band_files and band not in map(str, sensor.bands):
+            continue
+        files[band] = path
+    masks: Dict[Tuple[str, Optional[str]], str] = {}
+    clouds = sensor.clouds
+    if clouds is not None and clouds.mask is not None:
+        masks = {(fields['place'], fields.get('date')): path
+                 for path, fields in _Pattern(root, clouds.mask).find()}
+        if not sensor.has_band_files:
+            # The pattern of the images may match the masks, too.
+            taken = set(masks.values())
+            images = {key: files for key, files in images.items() if files[''] not in taken}
+    return [(place, _image(sensor, place, text, files, masks))
+            for (place, text), files in images.items() if files]
+
+
+def _image(sensor: SensorFiles, place: str, text: Optional[str], files: Mapping[str, str],
+           masks: Mapping[Tuple[str, Optional[str]], str]) -> DatedImage:
+    path = next(iter(files.values()))
+    date = read_date(text, f'{path} of sensor {sensor.name!r}')
+    if sensor.has_band_files:
+        missing = [str(band) for band in sensor.bands if str(band) not in files]
+        if missing:
+            raise GeoError(f'place {place!r} has {path}, and no file of band(s) '
+                           f'{", ".join(missing)} of sensor {sensor.name!r} for {text}.')
+        paths = tuple(files[str(band)] for band in sensor.bands)
+    else:
+        paths = path,
+    mask = masks.get((place, text))
+    if sensor.clouds is not None and sensor.clouds.mask is not None and mask is None:
+        raise GeoError(f'{path} has no mask of clouds: no file matches {sensor.clouds.mask} for '
+                       f'place {place!r} and {text}. Add it, or leave clouds= out.')
+    return DatedImage(date.date if date else None, paths, mask,
+                      date.may_be_next_year if date else False)
+
+
+def read_date(text: Optional[str], subject: str) -> Optional[ImageDate]:
+    """Return the date that a text names, or None for None or an empty text.
+
+    Raises:
+        GeoError: If it names none; the message begins with ``subject``.
+    """
+    if not text:
+        return None
+    try:
+        return parse_date(text)
+    except ValueError as error:
+        raise GeoError(f'{subject}: {error}') from error
+
+
+def check_files(paths: Iterable[str], source: str) -> None:
+    """Check that the local files of a list exist.
+
+    Raises:
+        GeoError: If some are missing.
+    """
+    missing = [path for path in paths if not os.path.exists(path) and not is_gdal_name(path)]
+    if missing:
+        more = f' and {len(missing) - _SHOWN} more' * (len(missing) > _SHOWN)
+        raise GeoError(f'{source} names {len(missing)} file(s) that do not exist: '
+                       f'{", ".join(missing[:_SHOWN])}{more}. Paths are relative to the folder of '
+                       'the list.')
+
+
+class _Field(NamedTuple):
+    """A part of a file name: how it is matched exactly, and loosely for an error message."""
+
+    strict: str
+    loose: str
+
+
+_FIELDS = dict(
+    place=_Field('[^/]+', '[^/]+'),
+    date=_Field(r'\d{8}(?:T\d{4,6}(?:Z|[+-]\d{4})?)?|\d{4}-\d{2}-\d{2}(?:T[\d:]+(?:Z|[+-]\d{2}:?'
+                r'\d{2})?)?', '[^/]+?'),
+    band=_Field('[A-Za-z0-9]+', '[^/_]+'))
+
+
+class _Pattern:
+    """A pattern of file names with ``{place}``, ``{date}`` and ``{band}``.
+
+    Args:
+        root: Folder that the pattern is relative to.
+        pattern: The pattern; a field may occur several times.
+
+    Raises:
+        GeoError: If it has another field.
+    """
+
+    def __init__(self, root: Optional[str], pattern: str) -> None:
+        self._pattern = os.path.join(root or '', pattern)
+        parts = re.split(r'\{(\w*)\}', pattern)
+        unknown = sorted(set(parts[1::2]) - set(_FIELDS))
+        if unknown:
+            raise GeoError(f'pattern {pattern!r} has the field(s) {unknown}, expected '
+                           '{place}, {date} and {band}.')
+        self._fields = parts[1::2]
+
+    def find(self) -> List[Tuple[str, Dict[str, str]]]:
+        """Return the files that match, each with the text of its fields, sorted by path."""
+        # Brackets in a folder's name are no pattern.
+        name = glob.escape(self._pattern.replace('{', '\0').replace('}', '\1'))
+        name = re.sub('\0\\w+\1', '*', name)
+        strict, loose = self._expression(0), self._expression(1)
+        matches = []
+        for path in sorted(glob.glob(name)):
+            match = strict.fullmatch(path) or loose.fullmatch(path)
+            if match is not None:
+                matches.append((path, match.groupdict()))
+        return matches
+
+    def _expression(self, kind: int) -> re.Pattern[str]:
+        parts = re.split(r'\{(\w*)\}', self._pattern)
+        text, seen = '', set()
+        for number, part in enumerate(parts):
+            if number % 2 == 0:
+                text += re.escape(part)
+            elif part in seen:
+                text += f'(?P={part})'
+            else:
+                seen.add(part)
+                text += f'(?P<{part}>{_FIELDS[part][kind]})'
+        return re.compile(text)
