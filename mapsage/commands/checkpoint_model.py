@@ -32,6 +32,7 @@ from mapsage.maps.model import (
     settings_of,
 )
 from mapsage.maps.predictor import WindowPredictor, dtype_name
+from mapsage.maps.predictor_threads import ThreadedPredictor
 from mapsage.maps.strip_store import key_of
 from mapsage.maps.strips import Predictor
 from mapsage.wrappers import place_module
@@ -77,13 +78,14 @@ class CheckpointModel:
         self.window, self.overlap, self.window_origin = choose_window(
             self.config, args.window, args.overlap)
         self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
+        device = self._accelerator.device(local_rank())
         predictor = WindowPredictor(
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
-            self._accelerator.device(local_rank()), self.window, self.overlap, 1, args.tta,
-            self._amp, self._say)
+            device, self.window, self.overlap, 1, args.tta, self._amp, self._say)
         self.batch_size = predictor.batch_size = choose_batch(
             args.batch_size, self.window, predictor.scores, self._accelerator)
-        self.predictor: Predictor = predictor
+        self.predictor: Predictor = (ThreadedPredictor(predictor, torch.get_num_threads())
+                                     if device.type == 'cpu' else predictor)
 
     def settings(self) -> Dict[str, Any]:
         """Return the settings of the model that a map depends on, in types of JSON."""

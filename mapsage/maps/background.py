@@ -1,18 +1,20 @@
-"""Threads that keep the model busy: one reads ahead of it, the other writes behind it.
+"""Threads that keep the model busy: one reads ahead of it, another writes behind it.
 
-Both hand their errors to the thread of the model: `read_ahead` when the failed item is due,
-`WriteBehind` at the next call or at the end of its block. `strips.py` uses both.
+All hand their errors to the calling thread: `read_ahead` and `map_in_order` when the failed item is
+due, `WriteBehind` at the next call or at the end of its block. `strips.py` uses them.
 """
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, wait
+from itertools import cycle
 from types import TracebackType
-from typing import Any, Callable, Deque, Generator, Iterable, Optional, Type, TypeVar
+from typing import Any, Callable, Deque, Generator, Iterable, Optional, Tuple, Type, TypeVar
 
 from mapsage.background_worker import BackgroundWorker
 
 _T = TypeVar('_T')
+_R = TypeVar('_R')
 _END: Any = object()
 
 
@@ -33,6 +35,42 @@ def read_ahead(items: Iterable[_T], depth: int) -> Generator[_T, None, None]:
             yield item
     finally:
         worker.close()
+
+
+def map_in_order(function: Callable[[_T], _R], items: Iterable[_T], threads: int
+                 ) -> Generator[Tuple[_T, _R], None, None]:
+    """Yield each item with the function's result, in the order of the items.
+
+    One more item than there are threads is drawn, so that a thread that has finished finds the
+    next item. An error is raised here when its item is due. The threads end when the generator is
+    closed.
+
+    Args:
+        function: Function that several threads may call at the same time.
+        items: Items, drawn in the calling thread.
+        threads: Number of threads; with 1 the calling thread calls the function.
+    """
+    if threads == 1:
+        for item in items:
+            yield item, function(item)
+        return
+    workers = [BackgroundWorker(f'compute-{number}') for number in range(threads)]
+    waiting: Deque[Tuple[_T, Future]] = deque()
+    try:
+        for item, worker in zip(items, cycle(workers)):
+            waiting.append((item, worker.submit(function, item)))
+            # The result leaves this list before it is used, so that it can be freed after that.
+            if len(waiting) > threads:
+                first, result = waiting.popleft()
+                yield first, result.result()
+                del first, result
+        while waiting:
+            first, result = waiting.popleft()
+            yield first, result.result()
+            del first, result
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 class WriteBehind:

@@ -53,11 +53,14 @@ class ExportedPredictor:
         threshold: Score above which a model with a single score means class 1.
         weights: ``(side, side)`` float32 factors of the scores.
         device: Name and version of the runtime, and its device.
+        parallel: Number of threads that may compute a batch at the same time.
 
     Raises:
         PredictError: If the runtime is not installed, the file cannot be read or was not written by
             tools/export.py, or its fixed batch is not ``batch_size``.
     """
+
+    parallel = 1
 
     def __init__(self, path: str, runtime: str = 'onnxruntime', overlap: Optional[int] = None,
                  batch_size: Optional[int] = None, tta: bool = False) -> None:

@@ -8,7 +8,9 @@ Shapes: N windows of a batch, B bands, C scores, H and W sides of a window.
 """
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, Callable, Iterator, List, Optional, Tuple, Union, cast
 
 import numpy as np
@@ -54,7 +56,10 @@ class WindowPredictor:
         threshold: Score above which a binary model with a single output means class 1.
         has_views: Whether mirror images are predicted, too.
         weights: ``(height, width)`` float32 factors of the scores.
+        parallel: Number of threads that may compute a batch at the same time.
     """
+
+    parallel = 1
 
     def __init__(self, model: nn.Module, device: torch.device, window: Tuple[int, int],
                  overlap: int, batch_size: int, tta: bool = False,
@@ -75,6 +80,19 @@ class WindowPredictor:
         self.weights = np.outer(*(blend_weights(side, min(overlap, side - 1)) for side in window))
         self._gives_scores = bool(getattr(head, 'gives_scores', False))
         self._device_weights = torch.from_numpy(self.weights).to(device)
+
+    def replica(self) -> WindowPredictor:
+        """Return a predictor for another thread, with the same weights in the same memory.
+
+        Its modules are copies, because a module may store a part of its computation in itself.
+
+        Raises:
+            TypeError, RuntimeError: If a module of the model cannot be copied.
+        """
+        tensors = chain(self._model.parameters(), self._model.buffers())
+        replica = copy.copy(self)
+        replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
+        return replica
 
     def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
         """Return the weighted scores of a batch of windows.
@@ -141,7 +159,9 @@ class WindowPredictor:
                     total = total + self._scores(windows.flip(flip)).flip(flip)
                 if len(self._flips) > 1:
                     total = total / len(self._flips)
-                weighted = total * self._device_weights
+                # A head that gives scores may still refer to them.
+                weighted = (total * self._device_weights if self._gives_scores
+                            else total.mul_(self._device_weights))
             accelerator.flush()
             return weighted.cpu().numpy()[:count]
         except (RuntimeError, MemoryError) as error:

@@ -1,9 +1,9 @@
 """Predict strips of a scene: read windows, compute scores, blend them, hand out finished strips.
 
-This is the inner loop of a prediction. The calling thread runs the model, one thread reads windows
-ahead of it, another blends scores behind it. A strip's pixels are the same bits whichever other
-strips are predicted in the same call, so ranks may share a scene and a stopped prediction may
-continue: a batch never spans two rows of windows, and scores are added in a fixed order.
+This is the inner loop of a prediction. One thread or several run the model, one reads windows ahead
+of it, another blends scores behind it. A strip's pixels are the same bits whichever other strips
+are predicted in the same call, so ranks may share a scene and a stopped prediction may continue: a
+batch never spans two rows of windows, and scores are added in a fixed order.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Callable, Iterable, Iterator, List, Optional, Protocol
 
 import numpy as np
 
-from .background import WriteBehind, read_ahead
+from .background import WriteBehind, map_in_order, read_ahead
 from .blending import RowBlender
 from .inputs import Scene
 from .windows import Grid, consecutive_runs
@@ -28,11 +28,13 @@ class Predictor(Protocol):
         scores: Number of scores of a pixel.
         threshold: Score above which a model with a single score means class 1.
         weights: ``(height, width)`` float32 factors of the scores.
+        parallel: Number of threads that may compute a batch at the same time.
     """
 
     scores: int
     threshold: float
     weights: np.ndarray
+    parallel: int
 
     def __call__(self, windows: np.ndarray) -> np.ndarray:
         """Return ``(batch, scores, height, width)`` float32 for ``(batch, bands, h, w)``."""
@@ -130,13 +132,14 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
                             rows.probabilities))
             damage.clear()
 
+    def compute(batch: _Batch) -> Optional[np.ndarray]:
+        return predictor(np.stack(batch.windows)) if batch.windows else None
+
     batches = _read_batches(scene, grid, grid.first_row(first), last, batch_size)
     with WriteBehind(blend, _BATCHES_AHEAD) as behind, \
-            closing(read_ahead(batches, _BATCHES_AHEAD)) as ready:
-        for batch in ready:
-            scores = None
-            if batch.windows:
-                scores = predictor(np.stack(batch.windows))
+            closing(read_ahead(batches, _BATCHES_AHEAD)) as ready, \
+            closing(map_in_order(compute, ready, predictor.parallel)) as computed:
+        for batch, scores in computed:
             behind.put(batch, scores)
             advance(batch.passed)
 

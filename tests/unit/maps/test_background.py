@@ -6,7 +6,7 @@ from typing import Iterator, List
 
 import pytest
 
-from mapsage.maps.background import WriteBehind, read_ahead
+from mapsage.maps.background import WriteBehind, map_in_order, read_ahead
 
 
 def _names() -> List[str]:
@@ -47,6 +47,39 @@ def test_an_error_is_raised_in_its_turn() -> None:
         for item in read_ahead(draw(), 2):
             got.append(item)
     assert got == [0, 1] and 'read-ahead' not in _names()
+
+
+@pytest.mark.parametrize('threads', [1, 2, 3])
+@pytest.mark.parametrize('count', [0, 1, 2, 9])
+def test_results_come_with_their_items_in_order(count: int, threads: int) -> None:
+    assert list(map_in_order(str, range(count), threads)) == [(i, str(i)) for i in range(count)]
+    assert not [name for name in _names() if name.startswith('compute')]
+
+
+def test_two_items_are_computed_at_the_same_time_and_only_one_more_is_drawn() -> None:
+    both, drawn = threading.Barrier(2), []
+
+    def draw() -> Iterator[int]:
+        for number in range(6):
+            drawn.append(number)
+            yield number
+
+    def compute(number: int) -> int:
+        both.wait(60)  # fails unless another thread computes, too
+        return -number
+
+    computed = map_in_order(compute, draw(), 2)
+    assert next(computed) == (0, 0) and drawn == [0, 1, 2]
+    assert list(computed) == [(number, -number) for number in range(1, 6)]
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+def test_an_error_of_a_computation_is_raised_in_its_turn(threads: int) -> None:
+    got = []
+    with pytest.raises(ZeroDivisionError):
+        for item, _ in map_in_order(lambda number: 6 // (2 - number), range(9), threads):
+            got.append(item)
+    assert got == [0, 1] and not [name for name in _names() if name.startswith('compute')]
 
 
 def test_everything_is_written_in_order_at_the_end() -> None:
