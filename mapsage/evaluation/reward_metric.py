@@ -14,7 +14,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
-from .rewards import build_rewards, reward_name, reward_of
+from .rewards import build_rewards, reward_names, reward_of
 
 
 @METRICS.register_module()
@@ -50,12 +50,10 @@ class MeanReward(BaseMetric):
 
     def compute_metrics(self, results: List[Any]) -> Dict[str, float]:
         """Return the mean of every reward in percent; NaN if it is not finite for any image."""
-        names = [reward_name(reward) for reward in self._rewards]
         means: Dict[str, float] = {}
-        for index, (name, values) in enumerate(zip(names, np.asarray(results, np.float64).T)):
+        for name, values in zip(reward_names(self._rewards), np.asarray(results, np.float64).T):
             finite = values[np.isfinite(values)]
-            key = name if names.count(name) == 1 else f'{name}_{index + 1}'
-            means[key] = round(100 * float(finite.mean()), 2) if len(finite) else math.nan
+            means[name] = round(100 * float(finite.mean()), 2) if len(finite) else math.nan
             if len(finite) < len(values):
                 print_log(f'the reward {name} is not finite for {len(values) - len(finite)} of '
                           f'{len(values)} images, which are left out of its mean',

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+import cv2
 import numpy as np
 from mmengine.registry import TASK_UTILS
-from scipy import ndimage
 
-_WITH_CORNERS = np.ones((3, 3), int)
+_WITH_CORNERS = np.ones((3, 3), np.uint8)
 
 
 def build_rewards(functions: Sequence[Any]) -> List[Callable[[np.ndarray, np.ndarray], Any]]:
@@ -59,6 +59,13 @@ def reward_of(function: Callable[[np.ndarray, np.ndarray], Any], predicted: np.n
 def reward_name(function: Callable[..., Any]) -> str:
     """Return the name of a reward function, for messages and metric keys."""
     return str(getattr(function, '__name__', type(function).__name__))
+
+
+def reward_names(functions: Sequence[Callable[..., Any]]) -> List[str]:
+    """Return the names of reward functions; repeated names get their number in the list."""
+    names = [reward_name(function) for function in functions]
+    return [name if names.count(name) == 1 else f'{name}_{number}'
+            for number, name in enumerate(names, 1)]
 
 
 class _ClassReward:
@@ -117,23 +124,28 @@ class ComponentsFound(_ClassReward):
     def _score_class(self, predicted: np.ndarray, truth: np.ndarray) -> float:
         predicted_numbers, predicted_sizes = self._label_components(predicted)
         true_numbers, true_sizes = self._label_components(truth)
-        if not predicted_sizes.any() and not true_sizes.any():
+        counted = np.count_nonzero(predicted_sizes) + np.count_nonzero(true_sizes)
+        if not counted:
             return 1.0
-        overlaps = np.zeros((len(true_sizes), len(predicted_sizes)))
-        np.add.at(overlaps, (true_numbers.ravel(), predicted_numbers.ravel()), 1)
-        intersection = overlaps[1:, 1:]
-        union = true_sizes[1:, None] + predicted_sizes[None, 1:] - intersection
-        counted = (true_sizes[1:, None] > 0) & (predicted_sizes[None, 1:] > 0)
-        matches = int(((intersection > self.min_iou * union) & counted).sum())
-        return 2 * matches / (np.count_nonzero(predicted_sizes) + np.count_nonzero(true_sizes))
+        both = predicted & truth
+        pairs, intersection = np.unique(
+            true_numbers[both].astype(np.int64) * len(predicted_sizes) + predicted_numbers[both],
+            return_counts=True)
+        sizes_of_true = true_sizes[pairs // len(predicted_sizes)]
+        sizes_of_predicted = predicted_sizes[pairs % len(predicted_sizes)]
+        union = sizes_of_true + sizes_of_predicted - intersection
+        matches = ((intersection > self.min_iou * union) & (sizes_of_true > 0)
+                   & (sizes_of_predicted > 0))
+        return 2 * int(matches.sum()) / counted
 
     def _label_components(self, mask: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """Return the component number of every pixel, ``(H, W)``, and the components' sizes.
 
         The size is 0 for the background (number 0) and for components that are too small to count.
         """
-        numbers, count = ndimage.label(mask)
-        sizes = np.bincount(numbers.ravel(), minlength=count + 1)
+        _, numbers, statistics, _ = cv2.connectedComponentsWithStats(
+            mask.astype(np.uint8), connectivity=4)
+        sizes = statistics[:, cv2.CC_STAT_AREA].astype(np.int64)
         sizes[sizes < self.min_pixels] = 0
         sizes[0] = 0
         return numbers, sizes
@@ -162,10 +174,11 @@ class PolygonCount(_ClassReward):
 
     def _count(self, mask: np.ndarray) -> int:
         if not self.holes:
-            return int(ndimage.label(mask)[1])
-        # The padding joins everything outside of the class into one component, which is no hole.
-        background = np.pad(~mask, 1, constant_values=True)
-        return int(ndimage.label(background, _WITH_CORNERS)[1]) - 1
+            return int(cv2.connectedComponents(mask.astype(np.uint8), connectivity=4)[0]) - 1
+        # The padding joins everything outside of the class into one component, which is no hole;
+        # the function counts the pixels of the class as one more.
+        background = np.pad(~mask, 1, constant_values=True).astype(np.uint8)
+        return int(cv2.connectedComponents(background, connectivity=8)[0]) - 2
 
 
 @TASK_UTILS.register_module()
@@ -188,14 +201,20 @@ class UnbrokenLength(_ClassReward):
         self.tolerance = tolerance
 
     def _score_class(self, predicted: np.ndarray, truth: np.ndarray) -> float:
-        roads, count = ndimage.label(truth, _WITH_CORNERS)
+        count, roads, boxes, _ = cv2.connectedComponentsWithStats(
+            truth.astype(np.uint8), connectivity=8)
         covered = 0
-        for number in range(1, count + 1):
-            road = roads == number
-            near = ndimage.binary_dilation(road, _WITH_CORNERS, self.tolerance) \
-                if self.tolerance else road
-            pieces, _ = ndimage.label(predicted & near, _WITH_CORNERS)
-            longest = np.bincount(pieces[near], minlength=2)[1:].max()
-            covered += min(int(longest), int(road.sum()))
+        for number in range(1, count):
+            # A piece on the road lies in the road's box, enlarged by the tolerance.
+            left, top, width, height, length = boxes[number]
+            box = (slice(max(0, top - self.tolerance), top + height + self.tolerance),
+                   slice(max(0, left - self.tolerance), left + width + self.tolerance))
+            road = (roads[box] == number).astype(np.uint8)
+            near = (cv2.dilate(road, _WITH_CORNERS, iterations=self.tolerance)
+                    if self.tolerance else road)
+            _, _, pieces, _ = cv2.connectedComponentsWithStats(
+                near & predicted[box], connectivity=8)
+            longest = pieces[1:, cv2.CC_STAT_AREA].max(initial=0)
+            covered += min(int(longest), int(length))
         # A piece predicted between two close roads may count for both.
         return min(1.0, float(2 * covered / (truth.sum() + predicted.sum())))

@@ -8,7 +8,8 @@ Users may also pass a plain function, or an object with only the members that it
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -114,6 +115,16 @@ class Scorer:
             first: Whether it is the first batch of the step.
         """
 
+    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any],
+                      channels: Optional[Tuple[int, ...]]) -> None:
+        """Write pictures of recently scored samples. Called on the first rank, with the gallery.
+
+        Args:
+            folder: Folder for the files.
+            metainfo: ``classes`` and ``palette`` of the dataset.
+            channels: Channels of the inputs that are red, green and blue; None for MMCV's order.
+        """
+
 
 class _AdaptedScorer(Scorer):
     """A user's function or object as a :class:`Scorer`.
@@ -162,6 +173,10 @@ class _AdaptedScorer(Scorer):
 
     def begin_batch(self, slot: int, first: bool) -> None:
         self._call('begin_batch', slot, first)
+
+    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any],
+                      channels: Optional[Tuple[int, ...]]) -> None:
+        self._call('save_pictures', folder, metainfo, channels)
 
     def _call(self, method: str, *args: Any) -> Any:
         function = self._member(method)

@@ -149,7 +149,8 @@ class DynamicSamplingHook(MapSageHook):
             logger=runner.logger,
             observe=lambda group, reason: self._report.observe(group, reason, self._sampler.step),
             **self._settings)
-        self._report = SamplingReport(runner, self._channel, self._sampler.global_target)
+        self._report = SamplingReport(runner, self._channel, self._sampler.global_target,
+                                      self._scorer)
         if self._resumed is not None:
             self._continue_from(self._resumed, runner, loader, stream)
         self._steps = SampledSteps(

@@ -11,14 +11,17 @@ Shapes: N tiles, G label maps of a tile, C classes, H x W pixels, R regions of a
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 from mmengine.logging import print_log
 from mmengine.registry import TASK_UTILS
 from mmengine.structures import BaseDataElement
 from torch import nn
 
+from mapsage.host.batch_images import Channels
 from mapsage.host.runner import unwrap
 from mapsage.host.segmentors import batch_augments, class_logits, is_segmentor
 from mapsage.models.losses.group_reward import (
@@ -32,6 +35,7 @@ from mapsage.sampling import BatchShare, Scorer, Validity
 from mapsage.sampling.hooks.model_score import evaluating
 
 from .reward_functions import Rewards
+from .reward_pictures import RewardPictures
 
 Loss = Union[torch.Tensor, List[torch.Tensor], Tuple[torch.Tensor, ...]]
 
@@ -72,6 +76,8 @@ class GroupRewardTuning(Scorer):
         anchor: Share of the model's own loss, 0 to 1. With less than 0.5 the model tends to forget
             what that loss has taught.
         ignore_index: Label of pixels without a class.
+        workers: Number of processes of each rank that compute the rewards; 0: the training process
+            does.
 
     Raises:
         ValueError: For an argument out of its range.
@@ -82,8 +88,8 @@ class GroupRewardTuning(Scorer):
     weighs_loss = True
 
     def __init__(self, rewards: Sequence[Any], weights: Optional[Sequence[float]] = None,
-                 maps: int = 8, region: int = 8, anchor: float = 0.5, ignore_index: int = 255
-                 ) -> None:
+                 maps: int = 8, region: int = 8, anchor: float = 0.5, ignore_index: int = 255,
+                 workers: int = 0) -> None:
         if maps < 2:
             raise ValueError(f'maps={maps}: the baseline of a label map is the mean reward of the '
                              f'others in its group, and a group of one has none. Expected 2 or '
@@ -91,7 +97,8 @@ class GroupRewardTuning(Scorer):
         if region < 1 or not 0 <= anchor < 1:
             raise ValueError(f'region={region}, anchor={anchor}: expected a number of pixels, and '
                              f'a share of 0 or more, below 1')
-        self._rewards = Rewards(rewards, weights)
+        self._rewards = Rewards(rewards, weights, workers)
+        self._pictures = RewardPictures(self._rewards.names)
         self.scores_per_sample = maps
         self.region, self.anchor, self.ignore_index = region, anchor, ignore_index
         # Initial batch of the step, by position of the virtual rank in the block.
@@ -181,17 +188,18 @@ class GroupRewardTuning(Scorer):
         valid = truth != self.ignore_index
         actions = draw(region_logits(logits, valid, self.region), self.scores_per_sample)
         maps = label_maps(logits, actions, valid, self.region, self.ignore_index)
-        rewards = torch.tensor([
-            [self._rewards(tile_map, tile_truth, _tile_name(sample)) for tile_map in tile_maps]
-            for tile_maps, tile_truth, sample in zip(maps.numpy(), truth.numpy(),
-                                                     data['data_samples'])], dtype=torch.float64)
+        values = self._rewards(maps.numpy(), truth.numpy(),
+                               [_tile_name(sample) for sample in data['data_samples']])
+        rewards = torch.from_numpy(self._rewards.total(values))
         # The smallest type that holds the classes, since the actions travel with the samples.
         dtype = torch.uint8 if logits.shape[1] <= 256 else torch.int16
-        for sample, tile_actions, advantages, mean in zip(
-                samples, actions.to(dtype), leave_one_out(rewards), rewards.mean(1)):
+        for sample, tile_actions, advantages, mean, tile_values in zip(
+                samples, actions.to(dtype), leave_one_out(rewards), rewards.mean(1), values):
             sample['data_samples'].set_data(dict(
                 group_actions=tile_actions.clone(), group_advantages=advantages.float(),
-                group_reward=mean.float()[None]))
+                group_reward=mean.float()[None], reward_facts=torch.from_numpy(
+                    np.stack([tile_values.mean(0), tile_values.std(0)], 1)).float()[None]))
+        self._pictures.offer(samples, maps, logits.argmax(1), truth, rewards, values)
         return rewards
 
     def _loss(self, model_loss: Callable[[Any, Any], Dict[str, Loss]],
@@ -229,13 +237,27 @@ class GroupRewardTuning(Scorer):
         losses['loss_reward'] = (1 - self.anchor) * (
             1 - reward + (gradient - gradient.detach()))
         losses['group_reward'] = reward
+        facts = torch.cat([sample.reward_facts for sample in data_samples]).to(device)
+        for name, (mean, spread) in zip(self._rewards.names, _finite_means(facts)):
+            losses[f'reward/{name}'], losses[f'reward_spread/{name}'] = mean, spread
         return losses
+
+    def save_pictures(self, folder: Path, metainfo: Mapping[str, Any],
+                      channels: Channels) -> None:
+        """Draw some of the latest tiles with their label maps and rewards: ``reward_maps.png``."""
+        self._pictures.save(folder / 'reward_maps.png', metainfo, channels)
 
     def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return logits of the size of the inputs, ``(N, C, H, W)``."""
         size = tuple(inputs.shape[-2:])
         metas = [dict(img_shape=size, pad_shape=size, ori_shape=size) for _ in inputs]
         return class_logits(self._model.decode_head, self._model.encode_decode(inputs, metas))
+
+
+def _finite_means(facts: torch.Tensor) -> torch.Tensor:
+    """Return the means ``(K, 2)`` over tiles with finite facts ``(N, K, 2)``; 0 without any."""
+    finite = torch.isfinite(facts)
+    return torch.where(finite, facts, torch.zeros_like(facts)).sum(0) / finite.sum(0).clamp(min=1)
 
 
 def _scale(value: Loss, factor: float) -> Loss:

@@ -5,62 +5,93 @@ rewards by their values on two fixed label maps, and the ranks compare the descr
 """
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Set
+from typing import Any, List, Optional, Sequence, Set
 
 import numpy as np
 from mmengine.logging import print_log
 
-from mapsage.evaluation.rewards import build_rewards, reward_name, reward_of
+from mapsage.evaluation.rewards import build_rewards, reward_name, reward_names, reward_of
+
+from .reward_workers import RewardWorkers, rewards_of
 
 # Side in pixels of the label maps by which ranks compare their rewards.
 _SIDE = 24
 
 
 class Rewards:
-    """A weighted sum of reward functions of single label maps.
+    """K reward functions of label maps, and their weighted sum.
 
     Args:
         functions: Configs of TASK_UTILS, or callables.
         weights: Weight of each function; 1 for all when None.
+        workers: Number of processes that compute the rewards; 0: this process does. They start with
+            the first label maps.
+
+    Attributes:
+        names: Name of each function.
 
     Raises:
         ValueError: If there is no function, an element is not a function, or a weight is missing or
             not finite.
     """
 
-    def __init__(self, functions: Sequence[Any], weights: Optional[Sequence[float]] = None
-                 ) -> None:
+    def __init__(self, functions: Sequence[Any], weights: Optional[Sequence[float]] = None,
+                 workers: int = 0) -> None:
         self._weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(self._weights) != len(functions) or not np.isfinite(self._weights).all():
             raise ValueError(f'{len(functions)} reward function(s) and the weights '
                              f'{self._weights}, expected a number for each.')
+        if workers < 0:
+            raise ValueError(f'workers={workers}, expected 0 or a number of processes.')
         self._functions = build_rewards(functions)
+        self.names = reward_names(self._functions)
         self._warned: Set[str] = set()
+        self._count = workers
+        self._workers: Optional[RewardWorkers] = None
 
-    def __call__(self, predicted: np.ndarray, truth: np.ndarray, tile: str) -> float:
-        """Return the sum for a label map.
+    def __call__(self, maps: np.ndarray, truth: np.ndarray, tiles: Sequence[str]) -> np.ndarray:
+        """Return the reward of every label map and function, float64 ``(N, G, K)``.
 
-        If a reward is not finite, the sum is NaN, and the function's first such reward is logged.
+        A function's first reward that is not finite is logged.
 
         Args:
-            predicted: Label map, int64 ``(H, W)``.
-            truth: True labels, int64 ``(H, W)``.
-            tile: Name of the tile, for messages.
+            maps: Label maps, int64 ``(N, G, H, W)``.
+            truth: True labels, int64 ``(N, H, W)``.
+            tiles: Names of the N tiles, for messages.
 
         Raises:
             ValueError: If a function does not return a number.
         """
-        total = 0.0
-        for function, weight in zip(self._functions, self._weights):
-            value = reward_of(function, predicted, truth)
-            if not np.isfinite(value) and reward_name(function) not in self._warned:
-                self._warned.add(reward_name(function))
-                print_log(f'[GroupRewards] the reward {reward_name(function)} is {value} for '
+        pairs = [(label_map, labels) for group, labels in zip(maps, truth) for label_map in group]
+        if self._count and self._workers is None:
+            self._workers = RewardWorkers(self._functions, self._count)
+        rewards: List[List[float]] = (
+            [rewards_of(self._functions, pair) for pair in pairs] if self._workers is None
+            else self._workers.rewards(pairs))
+        values = np.array(rewards, np.float64).reshape(*maps.shape[:2], len(self._functions))
+        for tile, tile_values in zip(tiles, values):
+            self._warn_of_tile(tile, tile_values)
+        return values
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Return weighted sums ``(N, G)`` of rewards ``(N, G, K)``; NaN if one is not finite."""
+        # Column by column: a matrix product may round equal rewards of two maps differently.
+        total = np.zeros(values.shape[:2])
+        for weight, column in zip(self._weights, np.moveaxis(values, -1, 0)):
+            total += weight * np.where(np.isfinite(column), column, np.nan)
+        return total
+
+    def _warn_of_tile(self, tile: str, values: np.ndarray) -> None:
+        """Log the functions whose reward of a tile is not finite for the first time."""
+        for function, column in zip(self._functions, values.T):
+            name = reward_name(function)
+            bad = column[~np.isfinite(column)]
+            if len(bad) and name not in self._warned:
+                self._warned.add(name)
+                print_log(f'[GroupRewards] the reward {name} is {bad[0]} for '
                           f'{tile}: the tile is left out and counted as not_finite. Further such '
                           f'tiles are treated alike, without a message.', logger='current',
                           level=30)
-            total += weight * value if np.isfinite(value) else np.nan
-        return total
 
     def describe(self) -> str:
         """Return names, weights, and the rewards of two label maps, as a text.

@@ -15,7 +15,7 @@ from mmengine.dist import is_main_process
 from mapsage.distributed import Channel
 from mapsage.host.batch_images import ShowsImages, dataset_metainfo, shown_channels
 from mapsage.host.runner import HostRunner, hooks_of_type
-from mapsage.sampling import Candidate, StepStatistics, Totals
+from mapsage.sampling import Candidate, Scorer, StepStatistics, Totals
 
 from .tile_gallery import TileGallery
 
@@ -30,16 +30,19 @@ class SamplingReport:
         runner: Runner of the training.
         channel: Channel to the ranks that sample together.
         global_target: Number of samples in a step, summed over all ranks.
+        scorer: What scores the samples; it may have pictures.
     """
 
-    def __init__(self, runner: HostRunner, channel: Channel, global_target: int) -> None:
+    def __init__(self, runner: HostRunner, channel: Channel, global_target: int,
+                 scorer: Scorer) -> None:
         self._runner, self._channel, self._global_target = runner, channel, global_target
+        self._scorer = scorer
         self._totals = Totals()
         self._since = time.perf_counter()
         self._metainfo = dataset_metainfo(runner.train_dataloader)
         orders = [hook.input_channel_order for hook in hooks_of_type(runner, ShowsImages)]
-        channels = shown_channels(runner.cfg, next(iter(orders), None))
-        self._gallery = TileGallery(channels) if is_main_process() else None
+        self._channels = shown_channels(runner.cfg, next(iter(orders), None))
+        self._gallery = TileGallery(self._channels) if is_main_process() else None
 
     def add(self, statistics: StepStatistics) -> None:
         """Add a step to the sums."""
@@ -79,10 +82,11 @@ class SamplingReport:
         self._runner.visualizer.add_scalars(scalars, step=iteration)
 
     def save_gallery(self) -> None:
-        """Write the gallery, on the first rank."""
+        """Write the gallery and the scorer's pictures, on the first rank."""
         if self._gallery is not None:
             self._gallery.save(self._folder() / 'tiles.npz', self._metainfo.get('classes') or (),
                                self._metainfo.get('palette') or ())
+            self._scorer.save_pictures(self._folder(), self._metainfo, self._channels)
 
     def _folder(self) -> Path:
         folder = Path(self._runner.work_dir) / FOLDER

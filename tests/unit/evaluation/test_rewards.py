@@ -1,13 +1,14 @@
 """Rewards of hand-drawn label maps."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
 import torch
 from label_pairs import data_sample
 from mmengine.registry import METRICS, TASK_UTILS
+from scipy import ndimage
 
 from mapsage.evaluation import ComponentsFound, PolygonCount, UnbrokenLength
 from mapsage.sampling.hooks.reward_functions import Rewards
@@ -140,8 +141,33 @@ def test_a_reward_that_writes_into_its_maps_changes_no_other() -> None:
     metric.process({}, [ONE.to_dict()])
     assert metric.evaluate(1) == {'careless_1': 100., 'careless_2': 100.}
     both = Rewards([careless, careless])
-    maps = np.ones((4, 4), np.int64), np.ones((4, 4), np.int64)
-    assert [both(*maps, 'a tile') for _ in range(3)] == [2., 2., 2.]
+    maps, truth = np.ones((1, 3, 4, 4), np.int64), np.ones((1, 4, 4), np.int64)
+    assert (both.total(both(maps, truth, ['a tile'])) == 2).all()
+
+
+def _components(mask: np.ndarray, with_corners: bool) -> List[np.ndarray]:
+    """The connected components of a mask, by SciPy."""
+    numbers, count = ndimage.label(mask, np.ones((3, 3)) if with_corners else None)
+    return [numbers == number for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_rewards_are_those_of_masks_compared_one_by_one(seed: int) -> None:
+    random = np.random.RandomState(seed)
+    truth = np.kron(random.randint(0, 2, (5, 6)), np.ones((5, 5), int))
+    predicted = np.where(random.rand(*truth.shape) < .15, 1 - truth, truth)
+    true, drawn_pieces = _components(truth == 1, False), _components(predicted == 1, False)
+    matches = sum((piece & other).sum() > .5 * (piece | other).sum()
+                  for piece in true for other in drawn_pieces)
+    assert ComponentsFound(classes=[1], min_pixels=1)(predicted, truth) == pytest.approx(
+        2 * matches / (len(true) + len(drawn_pieces)))
+    covered = 0
+    for road in _components(truth == 1, True):
+        near = ndimage.binary_dilation(road, np.ones((3, 3)), 2)
+        pieces = _components((predicted == 1) & near, True)
+        covered += min(max([piece.sum() for piece in pieces], default=0), road.sum())
+    assert UnbrokenLength(classes=[1], tolerance=2)(predicted, truth) == pytest.approx(
+        min(1, 2 * covered / ((truth == 1).sum() + (predicted == 1).sum())))
 
 
 @pytest.mark.parametrize('rewards, message', [

@@ -77,6 +77,9 @@ def test_a_segmentor_of_mmseg_has_both_terms_in_its_loss(said: List[str]) -> Non
     assert float(losses['loss_reward'].detach()) == pytest.approx(
         .5 * (1 - float(rewards.mean())), rel=1e-5)
     assert any('loss_ce' in name for name in losses)
+    assert float(losses['reward/share']) == pytest.approx(float(rewards.mean()))
+    assert float(losses['reward_spread/share']) == pytest.approx(
+        float(rewards.std(1, unbiased=False).mean()))
     losses['loss_reward'].backward()
     assert any(bool(each.grad.any()) for each in model.parameters() if each.grad is not None)
 
