@@ -222,6 +222,14 @@ class DeviceModule:
         """Return the peak of :meth:`memory_allocated` in bytes, or None if unknown."""
         return self._bytes('max_memory_allocated')
 
+    def reset_peak_memory(self) -> None:
+        """Start the peak of :meth:`max_memory_allocated` anew, if the vendor's software can."""
+        for function in (self._find('reset_peak_memory_stats'),
+                         self._accelerator('reset_peak_memory_stats')):
+            if function is not None:
+                _answer(function)
+                return
+
     def memory_total(self) -> Optional[int]:
         """Return the memory of the current device in bytes, or None if unknown."""
         for function in (self._find('mem_get_info'), self._accelerator('get_memory_info')):

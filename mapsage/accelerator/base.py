@@ -273,6 +273,10 @@ class Accelerator(abc.ABC):
         """Return the peak of :meth:`memory_allocated` in bytes, or None if unknown."""
         return None
 
+    def reset_peak_memory(self) -> None:
+        """Start the peak of :meth:`max_memory_allocated` anew, where the stack can."""
+        return
+
     def memory_total(self) -> Optional[int]:
         """Return the memory of the current device in bytes, or None if unknown."""
         return None

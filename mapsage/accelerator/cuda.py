@@ -168,5 +168,8 @@ class CudaAccelerator(Accelerator):
     def max_memory_allocated(self) -> Optional[int]:
         return torch.cuda.max_memory_allocated()
 
+    def reset_peak_memory(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
     def memory_total(self) -> Optional[int]:
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

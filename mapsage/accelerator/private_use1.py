@@ -128,6 +128,9 @@ class PrivateUse1Accelerator(Accelerator):
     def max_memory_allocated(self) -> Optional[int]:
         return self.module.max_memory_allocated()
 
+    def reset_peak_memory(self) -> None:
+        self.module.reset_peak_memory()
+
     def memory_total(self) -> Optional[int]:
         return self.module.memory_total()
 

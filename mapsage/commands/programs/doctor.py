@@ -4,6 +4,7 @@
     bash scripts/doctor.sh [CONFIG]                         all cards, and how they communicate
     python tools/doctor.py CONFIG --operators               what a card leaves to the CPU
     python tools/doctor.py CONFIG --compare                 which kernels of a card are wrong
+    python tools/doctor.py CONFIG --tune                    which options make its step faster here
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from mapsage.commands import cli
 from mapsage.commands.doctor.diagnosis import diagnose
 from mapsage.commands.doctor.kernels import compare_kernels
 from mapsage.commands.doctor.operators import report_operators
+from mapsage.commands.doctor.tuning.command import tune
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -28,7 +30,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--compare', action='store_true',
                         help='compute that step on the card and name each operator whose result '
                         "differs from the CPU's by more than rounding; exit status 1 if one does")
+    parser.add_argument('--tune', action='store_true',
+                        help='measure within two minutes, with the model, the batch and the data '
+                        'of the config, whether bfloat16, channels last, a fused optimizer, other '
+                        'numbers of threads or loader workers are faster here, and print the '
+                        'command to use')
+    parser.add_argument('--tune-compile', action='store_true',
+                        help='--tune, and whether a compiled model is faster; the compiler takes '
+                        'minutes more')
     args = parser.parse_args(argv)
+    if args.tune or args.tune_compile:
+        return tune(args)
     if args.compare:
         return compare_kernels(args)
     if args.operators:
