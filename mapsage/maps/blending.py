@@ -1,16 +1,17 @@
 """Blend the scores of overlapping windows into finished rows of a map.
 
-`RowBlender` holds as many rows as a window is high, whatever the height of the scene: windows are
-added row by row of windows, and `take` hands out the rows that no later window reaches. Scores come
-multiplied with their blending weights (`windows.blend_weights`) and are divided by the sum of the
-weights only where that is needed: the winner is the same without the division.
+Windows are added row by row of windows, from left to right. `RowBlender` finishes pixels as soon as
+no later window reaches them, so it holds the sums of one window, and over the whole width only of
+the rows that the next row of windows shares. Scores come multiplied with their blending weights
+(`windows.blend_weights`) and are divided by the sum of the weights only where that is needed: the
+winner is the same without the division.
 
-Shapes: C scores of a pixel, R rows in memory, W columns of the scene.
+Shapes: C scores of a pixel, R rows of a window, W columns of the scene.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -39,88 +40,158 @@ class Blended:
     probabilities: Optional[np.ndarray] = None
 
 
-class RowBlender:
-    """Sums weighted scores over as many rows as a window has, and hands out finished rows.
+class _Sums:
+    """Sums of the windows that cover a pixel, over a box of pixels.
 
-    Windows come row by row, from the top. Memory does not depend on the height of the scene.
+    Args:
+        scores: Number of scores of a pixel.
+        rows, columns: Size of the box in pixels.
+
+    Attributes:
+        scores: ``(C, rows, columns)`` float32, sums of weighted scores.
+        weights: ``(rows, columns)`` float32, sums of the weights.
+        valid: ``(rows, columns)`` bool, where the scene has data.
+    """
+
+    def __init__(self, scores: int, rows: int, columns: int) -> None:
+        self.scores = np.zeros((scores, rows, columns), np.float32)
+        self.weights = np.zeros((rows, columns), np.float32)
+        self.valid = np.zeros((rows, columns), bool)
+
+    def planes(self) -> Iterator[np.ndarray]:
+        """Yield all ``(rows, columns)`` planes, because a plane at a time fits the cache."""
+        yield from self.scores
+        yield self.weights
+        yield self.valid
+
+
+class RowBlender:
+    """Sums the weighted scores of windows, and hands out finished rows.
+
+    Memory depends on the width of the scene only by the rows that two rows of windows share: it
+    takes about 4 * C * (shared rows * W + pixels of a window) bytes.
 
     Args:
         scores: Number of scores of a pixel: one for each class, at most 255, or 1 for a binary
             model.
-        rows: Number of rows in memory: the height of a window.
-        width: Number of columns.
+        window: Height and width of a window.
+        width: Number of columns of the scene.
+        shared_rows: Largest number of rows that a row of windows shares with the next one.
         threshold: Score of a binary model above which a pixel is of class 1.
         confidence: Whether finished rows come with their confidence.
         probabilities: Whether finished rows come with the probabilities of all classes.
     """
 
-    def __init__(self, scores: int, rows: int, width: int, threshold: float = 0.5,
-                 confidence: bool = False, probabilities: bool = False) -> None:
-        self._sums = np.zeros((scores, rows, width), np.float32)
-        self._weights = np.zeros((rows, width), np.float32)
-        self._valid = np.zeros((rows, width), bool)
+    def __init__(self, scores: int, window: Tuple[int, int], width: int, shared_rows: int,
+                 threshold: float = 0.5, confidence: bool = False,
+                 probabilities: bool = False) -> None:
+        self._height, self._width = window[0], width
+        self._shared = _Sums(scores, shared_rows, width)
+        # The columns from _left to _right that are not finished, at the left of the box.
+        self._open = _Sums(scores, window[0], window[1])
+        self._left = self._right = 0
+        # Rows at the top that the row of windows above has left in _shared.
+        self._shared_above = 0
         self._threshold = np.float32(threshold)
         self._confidence, self._probabilities = confidence, probabilities
 
+    def begin(self, rows: int) -> None:
+        """Begin a row of windows, of which the first ``rows`` rows are reached by no later one."""
+        self._rows = rows
+        count = max(2, len(self._open.scores))
+        self._finished = Blended(
+            np.empty((rows, self._width), np.uint8),
+            np.empty((rows, self._width), np.uint8) if self._confidence else None,
+            np.empty((count, rows, self._width), np.uint8) if self._probabilities else None)
+
     def add(self, column: int, scores: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
-        """Add a window that begins at the first row in memory.
+        """Add a window of the current row of windows.
 
         Args:
-            column: First column of the window.
+            column: First column of the window, not left of the windows before.
             scores: ``(scores, window height, window width)`` float32, multiplied with ``weights``.
             weights: ``(window height, window width)`` float32.
             valid: ``(h, w)`` bool, True where the scene has data. It covers the section of the
                 window inside the scene, so it may be smaller than the window.
-        """
-        height, width = valid.shape
-        columns = slice(column, column + width)
-        # Class by class, because this touches less memory at a time.
-        for class_sums, class_scores in zip(self._sums, scores):
-            class_sums[:height, columns] += class_scores[:height, :width]
-        self._weights[:height, columns] += weights[:height, :width]
-        self._valid[:height, columns] |= valid
-
-    def take(self, rows: int) -> Blended:
-        """Return the first ``rows`` rows, which no later window reaches, and shift the rest up.
 
         Raises:
             PredictError: If a score is not a number.
         """
-        sums, weights = self._sums[:, :rows], self._weights[:rows]
+        height, width = valid.shape
+        self._finish(column)
+        self._widen(column + width)
+        # Plane by plane, because this touches less memory at a time.
+        for plane, window_scores in zip(self._open.scores, scores):
+            plane[:height, :width] += window_scores[:height, :width]
+        self._open.weights[:height, :width] += weights[:height, :width]
+        self._open.valid[:height, :width] |= valid
+
+    def take(self) -> Blended:
+        """End the row of windows and return its finished rows.
+
+        Raises:
+            PredictError: If a score is not a number.
+        """
+        self._finish(self._width)
+        self._left = self._right = 0
+        self._shared_above = self._height - self._rows
+        return self._finished
+
+    def _widen(self, stop: int) -> None:
+        """Open the columns before ``stop``, with the sums of the row of windows above."""
+        first, last = self._right - self._left, stop - self._left
+        if last <= first:
+            return
+        above = self._shared_above
+        for plane, shared in zip(self._open.planes(), self._shared.planes()):
+            plane[:above, first:last] = shared[:above, self._right:stop]
+            plane[above:, first:last] = 0
+        self._right = stop
+
+    def _finish(self, stop: int) -> None:
+        """Finish the columns before ``stop``."""
+        capacity = self._open.weights.shape[1]
+        while self._left < stop:
+            end = min(stop, self._left + capacity)
+            self._widen(end)
+            count, remaining = end - self._left, self._right - end
+            self._finish_box(count, slice(self._left, end))
+            below = self._height - self._rows
+            for plane, shared in zip(self._open.planes(), self._shared.planes()):
+                shared[:below, self._left:end] = plane[self._rows:, :count]
+                plane[:, :remaining] = plane[:, count:count + remaining]
+            self._left = end
+
+    def _finish_box(self, count: int, columns: slice) -> None:
+        """Compute the finished rows of the first ``count`` open columns."""
+        box = np.s_[:self._rows, :count]
+        sums, weights = self._open.scores[(slice(None), *box)], self._open.weights[box]
         best, classes = winners(sums) if len(sums) > 1 else self._binary_winners(sums[0], weights)
         # A valid pixel has no weight if its windows could not be read.
-        known = self._valid[:rows] & (weights > 0)
+        known = self._open.valid[box] & (weights > 0)
         if np.isnan(best.max()):
             raise PredictError('the model gave scores that are not numbers (NaN): look at the '
                                'checkpoint, at mean and std of its data_preprocessor, and at the '
                                'values of the scene; float16 with --amp ends at 65,504.')
-        confidence = None
-        if self._confidence:
+        if self._finished.confidence is not None:
             # Scores of mask queries are sums over queries, which may exceed 1.
             percent = np.rint(100 * np.minimum(best / np.where(known, weights, 1), 1))
-            confidence = np.where(known, percent, NO_DATA).astype(np.uint8)
-        classes[~known] = NO_DATA
-        probabilities = None
-        if self._probabilities:
-            probabilities = self._probability_steps(sums, weights, known)
-        for plane in (*self._sums, self._weights, self._valid):
-            remaining = len(plane) - rows
-            plane[:remaining] = plane[rows:]
-            plane[remaining:] = 0
-        return Blended(classes, confidence, probabilities)
+            self._finished.confidence[:, columns] = np.where(known, percent, NO_DATA)
+        self._finished.classes[:, columns] = np.where(known, classes, np.uint8(NO_DATA))
+        if self._finished.probabilities is not None:
+            self._write_probabilities(self._finished.probabilities[:, :, columns], sums, weights,
+                                      known)
 
-    def _probability_steps(self, sums: np.ndarray, weights: np.ndarray,
-                           known: np.ndarray) -> np.ndarray:
-        """Return the probabilities of all classes in stored steps, ``(classes, rows, width)``."""
+    def _write_probabilities(self, stored: np.ndarray, sums: np.ndarray, weights: np.ndarray,
+                             known: np.ndarray) -> None:
+        """Write the probabilities in steps into ``stored``, ``(classes, rows, columns)``."""
         per_step = np.where(known, weights, 1) / np.float32(PROBABILITY_STEPS)
-        stored = np.empty((max(2, len(sums)), *known.shape), np.uint8)
         for plane, total in zip(stored[-len(sums):], sums):
             steps = np.minimum(np.rint(total / per_step), PROBABILITY_STEPS)
             plane[:] = np.where(known, steps, NO_DATA)
         # A binary model scores class 1; class 0 has the rest.
         if len(sums) == 1:
             stored[0] = np.where(known, PROBABILITY_STEPS - stored[1], NO_DATA)
-        return stored
 
     def _binary_winners(self, sums: np.ndarray,
                         weights: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

@@ -101,8 +101,9 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: P
             including windows without data.
         probabilities: Whether strips have the probabilities of all classes.
     """
+    window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
     for first, last in consecutive_runs(strips):
-        blender = RowBlender(predictor.scores, min(grid.window[0], grid.height), grid.width,
+        blender = RowBlender(predictor.scores, window, grid.width, grid.shared_rows,
                              predictor.threshold, confidence, probabilities)
         _predict_run(scene, grid, first, last, predictor, batch_size, blender, store, advance)
 
@@ -118,6 +119,7 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
                  advance: Callable[[int], None]) -> None:
     """Predict the consecutive strips ``first`` to ``last``."""
     damage: List[str] = []
+    blender.begin(_rows_of(grid, grid.first_row(first)))
 
     def blend(batch: _Batch, scores: Optional[np.ndarray]) -> None:
         for index, column in enumerate(batch.columns):
@@ -125,12 +127,13 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
             blender.add(column, scores[index], predictor.weights, batch.valid[index])
         damage.extend(batch.damage)
         if batch.ends_row:
-            start, stop = grid.strip(batch.row)
-            rows = blender.take(stop - start)
+            rows = blender.take()
             if batch.row >= first:
                 store(Strip(batch.row, rows.classes, rows.confidence, list(damage),
                             rows.probabilities))
             damage.clear()
+            if batch.row < last:
+                blender.begin(_rows_of(grid, batch.row + 1))
 
     def compute(batch: _Batch) -> Optional[np.ndarray]:
         return predictor(np.stack(batch.windows)) if batch.windows else None
@@ -142,6 +145,12 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
         for batch, scores in computed:
             behind.put(batch, scores)
             advance(batch.passed)
+
+
+def _rows_of(grid: Grid, strip: int) -> int:
+    """Return the number of pixel rows of a strip."""
+    start, stop = grid.strip(strip)
+    return stop - start
 
 
 def _read_batches(scene: Scene, grid: Grid, first: int, last: int, size: int) -> Iterator[_Batch]:

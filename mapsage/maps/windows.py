@@ -95,6 +95,13 @@ class Grid:
         """First pixel columns of the windows."""
         return window_starts(self.width, self.window[1], self.overlap)
 
+    @property
+    def shared_rows(self) -> int:
+        """Largest number of pixel rows that a row of windows shares with the next one."""
+        rows = self.rows
+        return max((self.window[0] - (below - above) for above, below in zip(rows, rows[1:])),
+                   default=0)
+
     def columns_of(self, row: int) -> Tuple[int, ...]:
         """Return the first pixel columns of the windows to predict in a row of windows."""
         return self.columns if self.chosen_columns is None else self.chosen_columns[row]

@@ -1,10 +1,10 @@
 """Largest resident set of tools/predict.py for a large scene, with all that a map may have.
 
     python tools/benchmarks/scene_memory.py [--width 20000] [--height 20000] [--config CONFIG]
-                                            [--options --confidence --polygons]
+                                            [--classes 150] [--options --confidence --polygons]
 
 Memory depends on the width of a scene, the side of a window and the number of classes, and on the
-model. Without a config the model is seven colors of averages of 16 pixels, which costs nothing, so
+model. Without a config the model is some classes of averages of 16 pixels, which cost little, so
 that all of a large scene can be tried; with one, a scene of few rows says what its model adds.
 """
 import argparse
@@ -34,13 +34,13 @@ CONFIG = '''
 custom_imports = dict(imports=['mapsage', 'scene_memory'])
 default_scope = 'mmseg'
 test_dataloader = dict(dataset=dict(type='BaseSegDataset', metainfo=dict(
-    classes=list('abcdefg'), palette=[[30 * i] * 3 for i in range(7)])))
+    classes=[str(i) for i in range(COUNT)], palette=[[i] * 3 for i in range(COUNT)])))
 model = dict(
     type='EncoderDecoder', backbone=dict(type='Averages'),
     data_preprocessor=dict(type='SegDataPreProcessor', mean=[100.] * 3, std=[40.] * 3),
     decode_head=dict(
         type='FCNHead', in_channels=3, in_index=0, channels=3, num_convs=0, concat_input=False,
-        dropout_ratio=0, num_classes=7, align_corners=False),
+        dropout_ratio=0, num_classes=COUNT, align_corners=False),
     train_cfg=dict(), test_cfg=dict(mode='whole'))
 '''
 
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument('--width', type=int, default=20000)
     parser.add_argument('--height', type=int, default=20000)
     parser.add_argument('--window', type=int, default=512)
+    parser.add_argument('--classes', type=int, default=7, help='classes of the model of averages')
     parser.add_argument('--config', help='config of a model (default: averages of pixels)')
     parser.add_argument('--options', nargs=argparse.REMAINDER,
                         default=['--confidence', '--polygons'], help='options of tools/predict.py')
@@ -84,7 +85,7 @@ def main() -> None:
         folder = Path(name)
         config = folder / 'averages.py' if args.config is None else Path(args.config).resolve()
         if args.config is None:
-            config.write_text(CONFIG)
+            config.write_text(CONFIG.replace('COUNT', str(args.classes)))
         write_scene(folder / 'scene.tif', args.width, args.height)
         torch.manual_seed(0)
         model = build_model(cli.load_config(cli.build_parser('').parse_args([str(config)])))

@@ -14,7 +14,7 @@ from mapsage.maps.blending import NO_DATA, RowBlender, winners
 from mapsage.maps.errors import PredictError
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.maps.strips import Strip, predict_strips
-from mapsage.maps.windows import Grid
+from mapsage.maps.windows import Grid, blend_weights
 
 
 def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -114,35 +114,88 @@ def test_no_data_and_damage_stay_out_of_the_map() -> None:
 
 
 def test_a_binary_model_with_one_output_keeps_its_threshold() -> None:
-    blender = RowBlender(1, 4, 4, threshold=0.3, confidence=True)
+    blender = RowBlender(1, (4, 4), 4, 0, threshold=0.3, confidence=True)
+    blender.begin(4)
     weights = np.full((4, 4), 0.5, np.float32)
     scores = np.linspace(0, 1, 16, dtype=np.float32).reshape(1, 4, 4)
     for _ in range(2):
         blender.add(0, scores * weights, weights, np.ones((4, 4), bool))
-    rows = blender.take(4)
+    rows = blender.take()
     np.testing.assert_array_equal(rows.classes, scores[0] > 0.3)
     expected = 100 * np.where(scores[0] > 0.3, scores[0], 1 - scores[0])
     np.testing.assert_allclose(rows.confidence, expected, atol=0.501)
 
 
 def test_finished_rows_move_out_and_new_ones_start_empty() -> None:
-    blender = RowBlender(2, 4, 3)
+    blender = RowBlender(2, (4, 3), 3, 1)
+    blender.begin(3)
     ones, valid = np.ones((4, 3), np.float32), np.ones((4, 3), bool)
     blender.add(0, np.stack([2 * ones, ones]), ones, valid)
-    assert (blender.take(3).classes == 0).all()
+    assert (blender.take().classes == 0).all()
+    blender.begin(4)
     blender.add(0, np.stack([ones, 3 * ones]), ones, valid)
-    rows = blender.take(4)
+    rows = blender.take()
     # 2 + 1 against 1 + 3 in the row of both, then the second alone
     assert (rows.classes == 1).all()
-    assert (blender.take(4).classes == NO_DATA).all()
+    blender.begin(4)
+    assert (blender.take().classes == NO_DATA).all()
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 20), st.integers(2, 20), st.data())
+def test_sums_are_the_bits_of_sums_over_the_whole_scene(height: int, width: int, high: int,
+                                                        wide: int, data: st.DataObject) -> None:
+    grid = Grid(height, width, (high, wide), data.draw(st.integers(0, min(high, wide) - 1)))
+    random = np.random.RandomState(data.draw(st.integers(0, 99)))
+    weights = np.outer(*(blend_weights(side, 1) for side in grid.window))
+    sums = np.zeros((3, height + high, width + wide), np.float32)
+    total, valid = np.zeros_like(sums[0]), np.zeros(sums.shape[1:], bool)
+    blender = RowBlender(3, (min(high, height), min(wide, width)), width, grid.shared_rows,
+                         confidence=True, probabilities=True)
+    strips = []
+    for number, row in enumerate(grid.rows):
+        start, stop = grid.strip(number)
+        blender.begin(stop - start)
+        for column in grid.columns:
+            if random.rand() < 0.3:
+                continue  # a window without data
+            scores = random.rand(3, high, wide).astype(np.float32) * weights
+            seen = random.rand(min(high, height), min(wide, width)) < 0.9
+            blender.add(column, scores, weights, seen)
+            box = np.s_[row:row + high, column:column + wide]
+            sums[(slice(None), *box)] += scores
+            total[box] += weights
+            valid[row:row + seen.shape[0], column:column + seen.shape[1]] |= seen
+        strips.append(blender.take())
+    sums, total, valid = sums[:, :height, :width], total[:height, :width], valid[:height, :width]
+    known = valid & (total > 0)
+    classes = np.where(known, sums.argmax(0), NO_DATA)
+    np.testing.assert_array_equal(np.concatenate([strip.classes for strip in strips]), classes)
+    for planes, expected in (
+            ([strip.confidence for strip in strips],
+             np.rint(100 * np.minimum(sums.max(0) / np.where(known, total, 1), 1))),
+            (np.concatenate([strip.probabilities for strip in strips], 1),
+             np.minimum(np.rint(sums / (np.where(known, total, 1) / np.float32(250))), 250))):
+        stored = planes if isinstance(planes, np.ndarray) else np.concatenate(planes)
+        np.testing.assert_array_equal(stored, np.where(known, expected, NO_DATA))
+
+
+def test_memory_grows_with_the_width_by_the_shared_rows_only() -> None:
+    def bytes_of(width: int) -> int:
+        blender = RowBlender(150, (64, 64), width, 16)
+        return sum(plane.nbytes for sums in (blender._open, blender._shared)
+                   for plane in sums.planes())
+
+    assert bytes_of(2000) - bytes_of(1000) == 1000 * 16 * (151 * 4 + 1)
 
 
 def test_scores_that_are_not_numbers_are_an_error() -> None:
-    blender = RowBlender(2, 2, 2)
+    blender = RowBlender(2, (2, 2), 2, 0)
+    blender.begin(2)
     ones = np.ones((2, 2), np.float32)
     blender.add(0, np.stack([ones, np.nan * ones]), ones, np.ones((2, 2), bool))
     with pytest.raises(PredictError, match='not numbers'):
-        blender.take(2)
+        blender.take()
 
 
 @given(st.integers(2, 255), st.integers(0, 2**32 - 1))
