@@ -6,7 +6,17 @@ demo's scenes, and `prepare/` converts the archives of data providers.
 """
 from .band_preprocessor import BandDataPreProcessor
 from .batch_preprocessor import SegDataPreProcessor
+from .change import (
+    ChangeDataError,
+    ChangeDataset,
+    ExchangeDates,
+    JitterDates,
+    LoadChangeLabels,
+    LoadChangePair,
+    ShiftDate,
+)
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
+from .demo.change_pairs import ChangeParams, write_change_pairs
 from .demo.demo_dataset import DemoParams, write_demo_data
 from .demo.demo_scenes import DemoScene, draw_scene
 from .demo.neighbor_scenes import NeighborParams, write_neighbor_scenes
@@ -30,11 +40,13 @@ from .stacks import (
 )
 
 __all__ = [
-    'BandDataPreProcessor', 'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'DropDates',
-    'GeoTiffDataset', 'GroupedViewsSampler', 'HideLabels', 'LabelScore', 'LabeledUnlabeledSampler',
-    'LoadBoxPseudoMasks', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
-    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackStackInputs',
-    'PackUnlabeledInputs', 'SceneStackDataset', 'SegDataPreProcessor', 'SemiSupervisedDataset',
-    'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene', 'write_demo_data',
-    'write_neighbor_scenes'
+    'BandDataPreProcessor', 'ChangeDataError', 'ChangeDataset', 'ChangeParams',
+    'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'DropDates', 'ExchangeDates', 'GeoTiffDataset',
+    'GroupedViewsSampler', 'HideLabels', 'JitterDates', 'LabelScore', 'LabeledUnlabeledSampler',
+    'LoadBoxPseudoMasks', 'LoadChangeLabels', 'LoadChangePair', 'LoadGeoTiffLabels',
+    'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'LoadSceneStack', 'MMRS1MDataset',
+    'NWPUPolygonDataset', 'NeighborParams', 'PackStackInputs', 'PackUnlabeledInputs',
+    'SceneStackDataset', 'SegDataPreProcessor', 'SemiSupervisedDataset', 'ShiftDate',
+    'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene', 'write_change_pairs',
+    'write_demo_data', 'write_neighbor_scenes'
 ]

@@ -192,3 +192,32 @@ def paint_water(canvas: GroundCanvas, kind: SceneKind, depth: np.ndarray) -> Non
         canvas.height[region] = 0
         texture = .02 * canvas.noise(7, 2) + .06 * canvas.noise(250, 2)
         canvas.albedo[region] = (canvas.pick(colors) * (1 + texture[..., None]))[region]
+
+
+def fell(canvas: GroundCanvas, region: np.ndarray) -> None:
+    """Fell the forest inside ``region``, bool (H, W): bare ground is left, with tracks in it."""
+    cleared = region & (canvas.mask == FOREST)
+    rows = np.sin(canvas.noise(60, 2) * 20)
+    shade = 1 + .10 * canvas.noise(6, 3) + .06 * rows
+    canvas.albedo[cleared] = (canvas.pick(_BARREN) * shade[..., None])[cleared].clip(.02, .95)
+    canvas.mask[cleared] = BARREN
+    canvas.height[cleared] = 0
+
+
+def flood(canvas: GroundCanvas, region: np.ndarray) -> None:
+    """Flood the open land inside ``region``, bool (H, W); crowns and buildings stay dry."""
+    wet = region & np.isin(canvas.mask, (BACKGROUND, BARREN, AGRICULTURAL)) & (canvas.height < 1)
+    texture = .02 * canvas.noise(7, 2) + .06 * canvas.noise(250, 2)
+    canvas.albedo[wet] = (canvas.pick(_WATERS) * (1 + texture[..., None]))[wet]
+    canvas.mask[wet] = WATER
+    canvas.height[wet] = 0
+
+
+def change_season(canvas: GroundCanvas) -> None:
+    """Give the tilled fields other colors, in wide patches; their class stays the same."""
+    fields = canvas.mask == AGRICULTURAL
+    brightness = 1 + .20 * canvas.noise(180, 2)
+    for band in range(3):
+        tint = (brightness + .08 * canvas.noise(180, 2)).clip(.5, 1.6)
+        canvas.albedo[..., band][fields] *= tint[fields]
+    np.clip(canvas.albedo, .02, .95, out=canvas.albedo)

@@ -104,6 +104,11 @@ def build_town(canvas: GroundCanvas, blocks: List[np.ndarray]) -> None:
             _build_rows(canvas, block, 64, (44, 58), _ROOFS[1:4], gable=False)
 
 
+def build_estate(canvas: GroundCanvas, block: np.ndarray) -> None:
+    """Build rows of new houses on a block (N, 2), where nothing is in the way."""
+    _build_rows(canvas, block, 34, (21, 31), _ROOFS, gable=True)
+
+
 def _build_rows(canvas: GroundCanvas, block: np.ndarray, lot: float, size: Tuple[float, float],
                 roofs: Sequence[Color], gable: bool) -> None:
     """Build on a grid of lots aligned with the block; ``lot`` and ``size`` are in pixels."""

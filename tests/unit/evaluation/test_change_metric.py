@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from forked import fork_scenarios
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.change_classes import ChangeClassError, from_to_classes, transition_of
@@ -98,7 +98,7 @@ def on_rank() -> Dict[str, float]:
 
 
 def test_three_ranks_give_the_scores_of_one(tmp_path: Path) -> None:
-    results = run_ranks(on_rank, 3, tmp_path)
+    results = fork_scenarios({'three': (on_rank, 3)}, tmp_path)['three']
     assert all(result == evaluate(NAMES, list(range(5)), 5) for result in results)
 
 

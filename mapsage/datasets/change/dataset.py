@@ -1,0 +1,227 @@
+"""Pairs of images of two dates with labels of change, in the folders of Open-CD.
+
+A sample is a stack of one sensor with two dates (`mapsage/stacks/layout.py`). Pairs that lie in
+GeoTIFF scenes are read by `GeoTiffDataset` with the same sensors; this dataset is for folders of
+small images.
+"""
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from mmengine.dist import get_dist_info
+from mmengine.logging import print_log
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS
+
+from mapsage.change_classes import (
+    ChangeClassError,
+    transition_palette,
+)
+from mapsage.drawing.tiles import class_palette
+from mapsage.errors import UserError
+from mapsage.geo import Raster
+from mapsage.geo.registration import ShiftReport, check_same_grid, pair_shifts, summarize_shifts
+from mapsage.stacks import NO_DAY, StackLayout, day_number
+
+from .labels import LabelFolders, read_change
+
+# Pairs whose shift is measured before a training, and blocks in each of them.
+_MEASURED_PAIRS, _BLOCKS_OF_A_PAIR = 32, 4
+_SUFFIXES = ('.png', '.tif', '.tiff', '.jpg', '.jpeg', '.bmp')
+
+
+class ChangeDataError(UserError, ValueError):
+    """Folders of a change dataset that do not fit together."""
+
+
+@DATASETS.register_module()
+class ChangeDataset(BaseSegDataset):
+    """Pairs of images before and after, and what has changed: the folders of Open-CD.
+
+    Folders, with files of the same names in all of them:
+
+    * ``img_path_from``, ``img_path_to`` (Open-CD: ``A``, ``B``): images before and after, with the
+      same size and, if they have coordinates, the same grid.
+    * ``seg_map_path`` (``label``): 0 is unchanged, values from 128 up are changed
+      (``format_seg_map='to_binary'``). Classes: 'unchanged', 'changed'.
+    * ``seg_map_path_from``, ``seg_map_path_to`` (SECOND: ``label1``, ``label2``), instead of it:
+      the classes of both dates. A pixel with two different classes gets a from-to class such as
+      'forest > building'; two equal classes are 'unchanged'. With both kinds of labels, they must
+      agree on what has changed.
+
+    A first look at the pairs, on rank 0: the dates' sizes and grids, whether there is any change,
+    and the shift between the dates.
+
+    Args:
+        sensors: The one sensor with its bands, counted from 1, and two dates, as in the data
+            preprocessor: ``dict(image=dict(bands=[1, 2, 3], max_dates=2))``. The bands of a picture
+            are red, green, blue.
+        land_classes: Names of the classes of ``seg_map_path_from`` and ``seg_map_path_to``.
+        land_palette: Red, green and blue of each of them; default: made colors.
+        transitions: From-to classes that occur, such as ``['forest > building']``; default: all
+            pairs of different classes.
+        reduce_semantic_zero_label: Whether the classes are stored as 1, 2, ..., and 0 at both dates
+            means unchanged, as in SECOND. Otherwise they are stored as 0, 1, ...
+        dates: Days of the first and second date, as ``('2019-06-14', '2023-07-02')``; None if
+            unknown or different.
+        max_shift: Largest shift between the dates in pixels without a warning; None not to measure.
+        **kwargs: Arguments of ``BaseSegDataset``.
+
+    Raises:
+        ChangeDataError, GeoError: If files are missing or do not fit together.
+        ChangeClassError: If classes do not suit the labels.
+    """
+
+    METAINFO: Dict[str, Any] = {}
+
+    def __init__(self,
+                 sensors: Mapping[str, Mapping[str, Any]],
+                 land_classes: Optional[Sequence[str]] = None,
+                 land_palette: Optional[Sequence[Sequence[int]]] = None,
+                 transitions: Optional[Sequence[str]] = None,
+                 reduce_semantic_zero_label: bool = False,
+                 dates: Optional[Sequence[str]] = None,
+                 max_shift: Optional[float] = 1.,
+                 data_prefix: Optional[Dict[str, str]] = None,
+                 metainfo: Optional[Dict[str, Any]] = None,
+                 **kwargs: Any) -> None:
+        self.folders = LabelFolders.of_prefixes(
+            data_prefix or dict(img_path_from='A', img_path_to='B', seg_map_path='label'),
+            land_classes, transitions, reduce_semantic_zero_label)
+        self.layout = StackLayout.of_config(sensors)
+        sensor = self.layout.sensors[0]
+        if [sensor.max_dates for sensor in self.layout.sensors] != [2] or not all(
+                band.isdecimal() and int(band) for band in sensor.bands):
+            raise ChangeDataError(f'sensors={sensors}, expected one sensor, with numbers of bands '
+                                  f'from 1 and max_dates=2.')
+        self.bands = [int(band) for band in sensor.bands]
+        self.dates = _parse_dates(dates)
+        self.max_shift = max_shift
+        classes = self.folders.classes
+        palette: Any = [[255, 255, 255], [230, 25, 75]]
+        if land_classes is not None and self.folders.is_from_to:
+            colors = land_palette or _made_colors(len(land_classes))
+            if len(colors) != len(land_classes):
+                raise ChangeClassError(f'land_palette has {len(colors)} colors, expected '
+                                       f'{len(land_classes)}, one for each land class.')
+            palette = transition_palette(classes, land_classes, colors)
+        super().__init__(data_prefix=self.folders.prefixes,
+                         metainfo=dict(dict(classes=classes, palette=palette), **metainfo or {}),
+                         **kwargs)
+
+    def load_data_list(self) -> List[Dict[str, Any]]:
+        """Return one entry for each pair, with the paths of its files."""
+        names = self._names()
+        pairs = [{key: os.path.join(str(folder), name) for key, folder in self._folders().items()}
+                 for name in names]
+        # Every rank refuses the same files. Only rank 0 measures.
+        if pairs:
+            self._check_first(pairs)
+        return [dict(pair, img_path=pair['img_path_from'], stack_layout=self.layout,
+                     days=self.dates,
+                     label_folders=self.folders, label_map=self.label_map,
+                     reduce_zero_label=self.reduce_zero_label, seg_fields=[]) for pair in pairs]
+
+    def measure_shift(self, pairs: Optional[Sequence[Dict[str, Any]]] = None) -> ShiftReport:
+        """Measure the shift between the dates on a few pairs, spread evenly over the dataset.
+
+        Args:
+            pairs: Entries of the dataset; default: all.
+
+        Raises:
+            GeoError: If the images of a pair differ in size, CRS or grid.
+        """
+        chosen = list(self.load_data_list() if pairs is None else pairs)
+        step = max(1, len(chosen) // _MEASURED_PAIRS)
+        return summarize_shifts([
+            shift for pair in chosen[::step][:_MEASURED_PAIRS]
+            for shift in pair_shifts(pair['img_path_from'], pair['img_path_to'], self.bands,
+                                     _BLOCKS_OF_A_PAIR)])
+
+    def _folders(self) -> Dict[str, Path]:
+        return {key: Path(folder) for key, folder in self.data_prefix.items() if folder}
+
+    def _names(self) -> List[str]:
+        """Return the names of the pairs; all folders must have a file of each name."""
+        folders = self._folders()
+        if self.ann_file and os.path.isfile(self.ann_file):
+            names = [line.strip() for line in Path(self.ann_file).read_text().splitlines()]
+            names = [name if os.path.splitext(name)[1] else name + self.img_suffix
+                     for name in names if name]
+        else:
+            names = _images_in(folders['img_path_from'])
+        for key, folder in folders.items():
+            present = set(_images_in(folder))
+            missing = sorted(set(names) - present)
+            if missing and (not self.test_mode or key.startswith('img_path')):
+                raise ChangeDataError(
+                    f'{len(missing)} of {len(names)} names of {folders["img_path_from"]} are not '
+                    f'in {folder} ({key}), the first is {missing[0]}. Files of a pair have the '
+                    f'same name in all folders.')
+            surplus = sorted(present - set(names))
+            if surplus and not self.ann_file:
+                raise ChangeDataError(
+                    f'{folder} ({key}) has {len(surplus)} file(s) that '
+                    f'{folders["img_path_from"]} lacks, the first is {surplus[0]}. Files of a pair '
+                    f'have the same name in all folders.')
+        return names
+
+    def _check_first(self, pairs: List[Dict[str, str]]) -> None:
+        for pair in pairs:
+            with Raster(pair['img_path_from'], self.bands) as before, \
+                    Raster(pair['img_path_to'], self.bands) as after:
+                check_same_grid(before, after)
+        if self.test_mode:
+            return
+        self._check_any_change(pairs)
+        if self.max_shift is not None and get_dist_info()[0] == 0:
+            report = self.measure_shift(pairs)
+            is_large = report.length > self.max_shift
+            print_log(
+                f'shift between the dates: {report.describe()}' + (
+                    f'. That is more than max_shift={self.max_shift:g}: borders will look like '
+                    f'change. Align the images (docs/how-to/change.md), or train with ShiftDate.'
+                    if is_large else ''), logger='current',
+                level=logging.WARNING if is_large else logging.INFO)
+
+    def _check_any_change(self, pairs: List[Dict[str, str]]) -> None:
+        if not any(key.startswith('seg_map') for key in pairs[0]):
+            return
+        for pair in pairs:
+            labels = read_change(pair, self.folders, self.ignore_index)
+            if ((labels != 0) & (labels != self.ignore_index)).any():
+                return
+        raise ChangeDataError(
+            f'no pixel of the {len(pairs)} pairs is changed (data_root={self.data_root!r}): a '
+            f'model would learn to say "unchanged" everywhere. Check the labels; in a change label '
+            f'0 is unchanged and 128 to 255 is changed.')
+
+
+def _images_in(folder: Path) -> List[str]:
+    if not folder.is_dir():
+        raise ChangeDataError(f'folder {folder} does not exist. Set data_root and data_prefix '
+                              f'(Open-CD: train/A, train/B, train/label).')
+    return sorted(name for name in os.listdir(folder) if name.lower().endswith(_SUFFIXES))
+
+
+def _parse_dates(dates: Optional[Sequence[str]]) -> Tuple[int, int]:
+    """Return two day numbers; 0 for unknown dates."""
+    if dates is None:
+        return NO_DAY, NO_DAY
+    try:
+        first, second = (day_number(datetime.date.fromisoformat(str(date))) for date in dates)
+    except ValueError as error:
+        raise ChangeDataError(f"dates={dates!r}, expected two days such as ('2019-06-14', "
+                              f"'2023-07-02'): {error}") from error
+    if first > second:
+        raise ChangeDataError(f'dates={tuple(dates)!r}: the second date is before the first one. '
+                              f'Exchange img_path_from and img_path_to, or correct the dates.')
+    return first, second
+
+
+def _made_colors(count: int) -> List[List[int]]:
+    return class_palette(count, None).tolist()
