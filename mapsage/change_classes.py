@@ -18,15 +18,15 @@ class ChangeClassError(UserError, ValueError):
     """Classes of change that contradict each other, or do not suit what is asked of them."""
 
 
-def transition_name(before: str, after: str) -> str:
-    """Return the name of the class of pixels that were ``before`` and are ``after``."""
-    return f'{before}{ARROW}{after}'
+def transition_name(old: str, new: str) -> str:
+    """Return the name of the class of pixels that were ``old`` and are ``new``."""
+    return f'{old}{ARROW}{new}'
 
 
 def transition_of(name: str) -> Optional[Tuple[str, str]]:
     """Return the classes at both dates of a from-to name; None for any other name."""
-    before, arrow, after = name.partition(ARROW)
-    return (before, after) if arrow else None
+    old, arrow, new = name.partition(ARROW)
+    return (old, new) if arrow else None
 
 
 def from_to_classes(land_classes: Sequence[str], transitions: Optional[Sequence[str]] = None
@@ -46,8 +46,7 @@ def from_to_classes(land_classes: Sequence[str], transitions: Optional[Sequence[
             ARROW in name or name == UNCHANGED for name in names):
         raise ChangeClassError(f'land_classes={names}, expected two or more different names, none '
                                f'of them {UNCHANGED!r} or with {ARROW!r} in it.')
-    pairs = [transition_name(before, after) for before in names for after in names
-             if before != after]
+    pairs = [transition_name(old, new) for old in names for new in names if old != new]
     if transitions is not None:
         unknown = [name for name in transitions if name not in pairs]
         if unknown or len(set(transitions)) < len(transitions) or not transitions:

@@ -2,6 +2,7 @@
 
     python tools/make_demo_data.py data/demo
     python tools/make_demo_data.py data/geotiff --geotiff
+    python tools/make_demo_data.py data/change --change
 """
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ import time
 
 from mapsage.console import accept_any_text
 from mapsage.datasets import (
+    ChangeParams,
     DemoParams,
     NeighborParams,
+    write_change_pairs,
     write_demo_data,
     write_neighbor_scenes,
 )
@@ -24,10 +27,13 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
         'a larger georeferenced scene, scene.tif. Or, with --geotiff, six neighboring scenes of '
-        'four bands and 16 bits, with polygons as labels.')
+        'four bands and 16 bits, with polygons as labels. Or, with --change, pairs of tiles of two '
+        'dates with labels of change, and a pair of scenes.')
     parser.add_argument('root', nargs='?', help='folder to write (default: data/demo, or '
-                        'data/geotiff)')
-    parser.add_argument('--geotiff', action='store_true', help='scenes and polygons, no tiles')
+                        'data/geotiff, or data/change)')
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument('--geotiff', action='store_true', help='scenes and polygons, no tiles')
+    kind.add_argument('--change', action='store_true', help='pairs of two dates')
     parser.add_argument('--seed', type=int, help=f'default: {default.seed}')
     parser.add_argument('--scene-size', type=int, metavar='PIXELS',
                         help=f'default: {default.scene_size}, or {NeighborParams().scene_size}')
@@ -50,8 +56,9 @@ def main() -> None:
     """Run the program."""
     accept_any_text()
     options = vars(parse_args())
-    geotiff, root = options.pop('geotiff'), options.pop('root')
-    root = root or ('data/geotiff' if geotiff else 'data/demo')
+    geotiff, change = options.pop('geotiff'), options.pop('change')
+    root = options.pop('root') or (
+        'data/geotiff' if geotiff else 'data/change' if change else 'data/demo')
     parameters = {name: value for name, value in options.items() if value is not None}
     start = time.perf_counter()
     try:
@@ -59,6 +66,11 @@ def main() -> None:
             size = NeighborParams(**parameters).scene_size
             written = ['scenes'] * write_neighbor_scenes(root, NeighborParams(**parameters))
             summary = f'6 scenes of {size}x{size} pixels, labels.gpkg and truth.tif'
+        elif change:
+            pairs = ChangeParams(**parameters)
+            written = ['pairs'] * write_change_pairs(root, pairs)
+            tiles = ' and '.join(f'{n} {split}' for split, n in pairs.tiles().items())
+            summary = f'{tiles} pairs of tiles, and pair/ of {pairs.pair_size}x{pairs.pair_size}'
         else:
             demo = DemoParams(**parameters)
             written = write_demo_data(root, demo)

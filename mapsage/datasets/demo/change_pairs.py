@@ -63,6 +63,11 @@ class ChangeParams:
         if self.pair_size < 128:
             raise ValueError(f'pair_size={self.pair_size} is too small; choose 128 or more')
 
+    def tiles(self) -> Dict[str, int]:
+        """Return the number of pairs of tiles by split."""
+        per_scene = (self.scene_size // self.tile_size)**2
+        return {'train': self.train_scenes * per_scene, 'val': self.val_scenes * per_scene}
+
 
 def write_change_pairs(root: Union[str, Path], params: ChangeParams = ChangeParams()) -> bool:
     """Write ``{train,val}/{A,B,label,label_A,label_B}/N.png`` and a pair of GeoTIFFs.
