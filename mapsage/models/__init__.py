@@ -9,6 +9,7 @@ from .backbones import (
     DINOv3ConvNeXt,
     DINOv3ViT,
     EfficientNetLite,
+    SiameseBackbone,
     StackBackbone,
     WeightsError,
 )
@@ -25,5 +26,6 @@ __all__ = [
     'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor',
     'DINOv3ViT', 'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'JaccardLoss',
     'LinearHead', 'LoRAError', 'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss',
-    'SegLovaszLoss', 'SegTverskyLoss', 'StackBackbone', 'TemporalPool', 'WeightsError'
+    'SegLovaszLoss', 'SegTverskyLoss', 'SiameseBackbone', 'StackBackbone', 'TemporalPool',
+    'WeightsError'
 ]

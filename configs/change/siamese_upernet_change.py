@@ -1,0 +1,55 @@
+"""Siamese EfficientNet-Lite0 UPerNet on made pairs of two dates, as Open-CD's ``siam_upernet``.
+
+Command:  python tools/make_demo_data.py data/change --change
+          python tools/train.py configs/change/siamese_upernet_change.py
+Hardware: not yet run
+Score:    not yet run
+"""
+_base_ = [
+    '../_base_/default_runtime.py', '../_base_/datasets/change.py'
+]
+
+sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
+max_iters = 200
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(
+        type='StackDataPreProcessor',
+        sensors=sensors,
+        mean=dict(image=[127., 127., 127.]),
+        std=dict(image=[128., 128., 128.]),
+        size=(128, 128),
+        seg_pad_val=255,
+        test_cfg=dict(size_divisor=32)),
+    backbone=dict(
+        type='SiameseBackbone',
+        sensors=sensors,
+        fusion='concat_abs_diff',
+        encoder=dict(
+            type='EfficientNetLite',
+            norm_eval=True,
+            init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0'))),
+    decode_head=dict(
+        type='UPerHead',
+        in_channels=[72, 120, 336, 960],
+        in_index=[0, 1, 2, 3],
+        pool_scales=(1, 2, 3, 6),
+        channels=64,
+        dropout_ratio=0.1,
+        num_classes=2,
+        norm_cfg=dict(type='BN', requires_grad=True),
+        align_corners=False,
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
+    train_cfg=dict(),
+    test_cfg=dict(mode='whole'))
+optim_wrapper = dict(
+    type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
+    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
+]
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+default_hooks = dict(
+    logger=dict(interval=20),
+    checkpoint=dict(interval=max_iters // 2, save_best='F1', rule='greater'))
+randomness = dict(seed=0)

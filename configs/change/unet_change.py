@@ -1,0 +1,65 @@
+"""U-Net on stacked dates, from scratch: the simple rival on made pairs of two dates.
+
+Command:  python tools/make_demo_data.py data/change --change
+          python tools/train.py configs/change/unet_change.py
+Hardware: not yet run
+Score:    not yet run
+"""
+_base_ = [
+    '../_base_/default_runtime.py', '../_base_/datasets/change.py'
+]
+
+sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
+max_iters = 200
+norm_cfg = dict(type='BN', requires_grad=True)
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(
+        type='StackDataPreProcessor',
+        sensors=sensors,
+        mean=dict(image=[127., 127., 127.]),
+        std=dict(image=[128., 128., 128.]),
+        size=(128, 128),
+        seg_pad_val=255,
+        test_cfg=dict(size_divisor=32)),
+    backbone=dict(
+        type='StackBackbone',
+        sensors=sensors,
+        dates='channels',
+        encoder=dict(
+            type='UNet',
+            in_channels=6,
+            base_channels=16,
+            num_stages=5,
+            strides=(1, 1, 1, 1, 1),
+            enc_num_convs=(2, 2, 2, 2, 2),
+            dec_num_convs=(2, 2, 2, 2),
+            downsamples=(True, True, True, True),
+            enc_dilations=(1, 1, 1, 1, 1),
+            dec_dilations=(1, 1, 1, 1),
+            norm_cfg=norm_cfg)),
+    decode_head=dict(
+        type='FCNHead',
+        in_channels=16,
+        in_index=4,
+        channels=16,
+        num_convs=1,
+        concat_input=False,
+        dropout_ratio=0.1,
+        num_classes=2,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
+    train_cfg=dict(),
+    test_cfg=dict(mode='whole'))
+optim_wrapper = dict(
+    type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
+    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
+]
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+default_hooks = dict(
+    logger=dict(interval=20),
+    checkpoint=dict(interval=max_iters // 2, save_best='F1', rule='greater'))
+randomness = dict(seed=0)
