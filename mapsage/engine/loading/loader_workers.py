@@ -45,13 +45,25 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         except RuntimeError as error:
             if 'exited unexpectedly' not in str(error):
                 raise
+            self._forget_worker_pids()
             raise _lost_worker(str(error).strip(' .'), True) from error
         except (OSError, EOFError) as error:
             ended = wait([worker.sentinel for worker in self._workers], _END_SECONDS)
             numbers = [worker.pid for worker in self._workers if worker.sentinel in ended]
             if not numbers:
                 raise
+            self._forget_worker_pids()
             raise _lost_worker(f'process {", ".join(map(str, numbers))}', True) from error
+
+    def _forget_worker_pids(self) -> None:
+        """Make torch's signal handler ignore the workers from now on.
+
+        A worker closes its connections before its parent gets SIGCHLD. Without this the handler
+        could raise a second error, wherever the main thread handles the first one.
+        """
+        if self._worker_pids_set:
+            signal_handling._remove_worker_pids(id(self))
+            self._worker_pids_set = False
 
 
 def _replace_worker_check() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import pytest
 from support import on_host
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mapsage.engine.loading.keyed_loader import KeyedLoader
 from mapsage.engine.loading.loader_workers import LoaderWorkerError
@@ -64,6 +65,27 @@ def test_a_killed_worker_is_named_as_such(case: Callable[[int], None], workers: 
     with pytest.raises(LoaderWorkerError, match=(
             r'a loader worker of this rank has ended: .*see `dmesg`')):
         case(workers)
+
+
+def test_a_killed_worker_is_one_error(monkeypatch: Any) -> None:
+    """Its connection ends before SIGCHLD comes, which must not raise in the error's handler."""
+    iterator = iter(loader(Killed(), 1))
+    next(iterator)
+
+    def connection_ends(*_: Any) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, '_try_get_data', connection_ends)
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        worker = iterator._workers[0].pid
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(LoaderWorkerError, match='a loader worker of this rank has ended'):
+            iterator._try_get_data()
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+        handler(signal.SIGCHLD, None)  # the signal comes now
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 def broken_item(workers: int) -> None:
