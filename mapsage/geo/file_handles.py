@@ -58,8 +58,12 @@ class FileHandles:
             handle = self._handles[key] = self.open()
         return handle
 
+    def is_open(self) -> bool:
+        """Return whether this thread has the file open."""
+        return (os.getpid(), threading.get_ident()) in self._handles
+
     def drop(self) -> None:
-        """Close this thread's handle after a read has failed.
+        """Close this thread's handle, for example after a read has failed.
 
         GDAL reports a mosaic's source that cannot be opened only once per handle; further reads of
         the same handle would return zeros.

@@ -14,7 +14,7 @@ from .coordinates import short_crs, to_map
 from .errors import GeoError, PathName
 from .gdal_files import open_file
 from .gdal_names import output_name
-from .pool import open_raster
+from .pool import close_raster, open_raster
 from .raster import Raster
 
 VECTOR_SUFFIXES = ('.gpkg', '.geojson', '.json', '.shp', '.fgb')
@@ -77,6 +77,10 @@ class RasterLabels:
         if self._hidden is not None:
             labeled &= values != self._hidden
         return values, labeled
+
+    def close(self) -> None:
+        """Close the file in this thread; a later read opens it again."""
+        close_raster(self._pixels)
 
     def colors(self) -> Dict[int, Tuple[int, int, int]]:
         """Return the color table of the file, RGB (0..255) by value; empty without a table."""

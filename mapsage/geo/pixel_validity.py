@@ -47,7 +47,9 @@ class PixelValidity:
 
         An alpha band that is among ``bands`` counts as data, not as a mask.
         """
-        flags = [set(source.mask_flag_enums[band - 1]) for band in bands]
+        # GDAL looks at all bands for each of these tuples.
+        mask_flags, nodata = source.mask_flag_enums, source.nodatavals
+        flags = [set(mask_flags[band - 1]) for band in bands]
         alpha = [band for band, kind in zip(source.indexes, source.colorinterp)
                  if kind == ColorInterp.alpha]
         mask = None
@@ -56,7 +58,7 @@ class PixelValidity:
         elif any(not flag & _NO_STORED_MASK for flag in flags):
             mask = 'bands'
         return cls(mask, None if not alpha or set(alpha) & set(bands) else alpha[0],
-                   _in_dtype([source.nodatavals[band - 1] for band in bands], dtype),
+                   _in_dtype([nodata[band - 1] for band in bands], dtype),
                    dtype.kind == 'f')
 
     @property

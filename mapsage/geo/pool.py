@@ -39,12 +39,21 @@ def open_raster(path: str, bands: Optional[Sequence[int]] = None) -> Raster:
     recent: OrderedDict = _thread_state.__dict__.setdefault('recent', OrderedDict())
     key = path, None if bands is None else tuple(bands)
     if key not in rasters:
-        rasters[key] = Raster(path, bands)
+        rasters[key] = Raster(path, bands, keep_open=True)
     recent[key] = None
     recent.move_to_end(key)
     while len(recent) > most_open():
         rasters[recent.popitem(last=False)[0]].close()
     return rasters[key]
+
+
+def close_raster(path: str, bands: Optional[Sequence[int]] = None) -> None:
+    """Close a raster of this thread's pool, so that GDAL forgets its decoded blocks."""
+    key = path, None if bands is None else tuple(bands)
+    raster = _thread_state.__dict__.get('rasters', {}).get(key)
+    if raster is not None:
+        raster.close()
+        _thread_state.recent.pop(key, None)
 
 
 def most_open() -> int:

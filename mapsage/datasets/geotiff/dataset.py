@@ -168,6 +168,9 @@ class GeoTiffDataset(BaseSegDataset):
         for scene in self._open_scenes():
             with scene:
                 rasters.append(scene)
+                if scene.may_have_gaps or self.windows is not None:
+                    # `scan_scenes` needs the files; now the scene does not have to be opened again.
+                    scene.files()
                 self.dtypes.setdefault(str(scene.dtype), scene.path)
                 counts.setdefault(len(scene.bands), scene.path)
                 scene_part = None if self.split is None else self.split.of_scene(scene)
@@ -291,22 +294,34 @@ class GeoTiffDataset(BaseSegDataset):
             return np.where(counted, 0, self.ignore_index).astype(np.uint8)
 
         def scan(scene: Raster) -> np.ndarray:
-            with scene:
+            labels = self.scene_facts[numbers[scene.path]]['labels']
+            try:
                 return self.random_windows.count(scene, masks)  # type: ignore[union-attr]
+            finally:
+                scene.close()
+                if isinstance(labels, RasterLabels):
+                    labels.close()
 
-        files = sorted({scene['labels'].path for scene in self.scene_facts if scene['labels']})
-        # Everything that the counts depend on, apart from the scene: the key of the cache.
+        # Everything that the counts depend on, apart from the scenes: the key of the cache.
         settings = [self.random_windows.cell, self.ignore_index, self.file_classes(),
                     self.class_field, self.layer, self.default_class, self.outside,
-                    self.label_nodata, self.reduce_zero_label, repr(self.label_map),
-                    [repr((scene['part'], scene['area'])) for scene in self.scene_facts]]
-        stamps = _stamps(files)
+                    self.label_nodata, self.reduce_zero_label, repr(self.label_map)]
+        stamps = _stamps({scene['labels'].path for scene in self.scene_facts if scene['labels']})
         counts = [scan(scene) for scene in scenes] if stamps is None else scan_scenes(
-            scenes, ('labels', *settings, stamps), scan)
+            scenes, ('labels', *settings), scan, [self._label_facts(scene, stamps)
+                                                  for scene in self.scene_facts])
         for scene, cells in zip(scenes, counts):
             self.random_windows.add(scene, cells)
         self.random_windows.finish()
         return [dict(draw=number) for number in range(self.random_windows.per_epoch)]
+
+    @staticmethod
+    def _label_facts(scene: Dict[str, Any], stamps: Dict[str, List[Any]]) -> List[Any]:
+        """Return what the labels of one scene depend on, as JSON values."""
+        facts: List[Any] = [repr((scene['part'], scene['area']))]
+        if scene['labels'] is not None:
+            facts += [stamps[scene['labels'].path], scene['labels'].settings]
+        return facts
 
     def file_classes(self) -> List[str]:
         """Return the classes that label values refer to.
@@ -323,7 +338,7 @@ class GeoTiffDataset(BaseSegDataset):
     def _open_scenes(self) -> Iterator[Raster]:
         """Yield the scenes, opened."""
         for path in self._find_scenes():
-            yield Raster(path, self.bands)
+            yield Raster(path, self.bands, keep_open=True)
 
     def _pixel_facts(self, scene: Raster) -> Dict[str, Any]:
         """Return the facts from which the pipeline reads the pixels of a scene."""
@@ -434,13 +449,13 @@ def _integers(name: str, values: Iterable[Any]) -> List[int]:
         raise GeoError(f'{name}={values!r}, expected whole numbers.') from None
 
 
-def _stamps(paths: List[str]) -> Optional[List[Any]]:
-    """Return the stamps of files, which change with their content.
+def _stamps(paths: Iterable[str]) -> Optional[Dict[str, List[Any]]]:
+    """Return the stamps of files, which change with their content, by path.
 
     Returns None if a file has no stamp, so that a change of its content would not be noticed.
     """
     try:
-        stamps = [stamp(path) for path in paths]
+        stamps = {path: stamp(path) for path in paths}
     except (OSError, GeoError):
         return None
-    return stamps if all(len(file_stamp) > 1 for file_stamp in stamps) else None
+    return stamps if all(len(file_stamp) > 1 for file_stamp in stamps.values()) else None

@@ -192,7 +192,7 @@ class FastCopies:
 
     def _copy_of(self, source: str) -> Optional[FastCopy]:
         """Return the copy of a source, or None if a change of the source would not be noticed."""
-        with Raster(source) as raster:
+        with Raster(source, keep_open=True) as raster:
             facts, files = raster.facts(), raster.files()
         try:
             stamps = [stamp(path) for path in files]

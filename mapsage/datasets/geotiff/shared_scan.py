@@ -25,7 +25,7 @@ from mapsage.geo import GeoError, Raster, stamp
 FOLDER_VARIABLE = 'MAPSAGE_SCENE_CACHE'
 
 # Format of the cached files. It is part of their names, so files of another format are not read.
-_FORMAT = 2
+_FORMAT = 3
 # Seconds for which a process waits for a scan of another process before it scans by itself.
 _PATIENCE = 600.0
 # Seconds between two checks whether another process is done.
@@ -35,7 +35,8 @@ _LOG_AFTER = 5.0
 
 
 def scan_scenes(scenes: Sequence[Raster], settings: Sequence[object],
-                scan: Callable[[Raster], np.ndarray]) -> List[np.ndarray]:
+                scan: Callable[[Raster], np.ndarray],
+                settings_of_scenes: Sequence[object] = ()) -> List[np.ndarray]:
     """Return ``scan(scene)`` for each scene, from the cache if it has been computed before.
 
     Processes of one machine that call this at the same time scan different scenes, and then wait
@@ -51,13 +52,17 @@ def scan_scenes(scenes: Sequence[Raster], settings: Sequence[object],
         scenes: Scenes.
         settings: JSON values that determine, together with a scene, what ``scan`` returns.
         scan: Function that reads a scene and returns an array.
+        settings_of_scenes: JSON value for each scene that only this scene's result depends on;
+            empty if there are none.
 
     Raises:
         RasterBlockError: If a scene is damaged.
     """
     folder = cache_folder()
     results: List[Optional[np.ndarray]] = []
-    paths = [None if folder is None else _entry(folder, scene, settings) for scene in scenes]
+    common = json.dumps(list(settings))
+    paths = [None if folder is None else _entry(folder, scene, common, scene_settings)
+             for scene, scene_settings in zip(scenes, settings_of_scenes or [None] * len(scenes))]
     notice = _SlowScanNotice(len(scenes), folder)
     for scene, path in zip(scenes, paths):
         result = None if path is None else _load(path)
@@ -89,7 +94,8 @@ def cache_folder() -> Optional[Path]:
     return None
 
 
-def _entry(folder: Path, scene: Raster, settings: Sequence[object]) -> Optional[Path]:
+def _entry(folder: Path, scene: Raster, settings: str, scene_settings: object
+           ) -> Optional[Path]:
     """Return the path of a scene's cached result.
 
     Returns None if one of the scene's files has no stamp, so that a change would not be noticed.
@@ -101,7 +107,7 @@ def _entry(folder: Path, scene: Raster, settings: Sequence[object]) -> Optional[
     # A stamp of one value is the name of the file only.
     if any(len(file_stamp) < 2 for file_stamp in stamps):
         return None
-    key = [_FORMAT, list(settings), list(scene.bands), scene.facts()['validity'], stamps]
+    key = [_FORMAT, settings, scene_settings, list(scene.bands), scene.facts()['validity'], stamps]
     return folder / f'{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.npy'
 
 

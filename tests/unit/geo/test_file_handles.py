@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from geo_scenes import count_open_files, draw_classes, open_file_positions, paint, write_raster
 
-from mapsage.geo import Raster
+from mapsage.geo import GeoError, Raster
 
 
 def _sum_in_child(raster: Raster, expected: int, queue: Any) -> None:
@@ -56,6 +57,20 @@ def test_threads_share_no_handle_and_close_leaves_none(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(read_rows, range(4))) == [4] * 4
     raster.close()
+    assert count_open_files(path) == 0
+
+
+def test_a_raster_may_stay_open(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / 'a.tif', paint(draw_classes(20, 20)))
+    with Raster(path, keep_open=True) as raster:
+        position = open_file_positions(path)
+        assert len(position) == 1
+        assert raster.files() == [str(path)] and raster.read(0, 0, 5, 5)[1].all()
+        assert count_open_files(path) == 1
+    assert count_open_files(path) == 0
+    assert Raster(path).files() == [str(path)] and count_open_files(path) == 0
+    with pytest.raises(GeoError, match='has no band'):
+        Raster(path, [4], keep_open=True)
     assert count_open_files(path) == 0
 
 

@@ -10,13 +10,14 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
-from geo_scenes import CLASSES, PIXELS, paint, write_raster
+from geo_scenes import CLASSES, PIXELS, count_open_files, paint, write_raster
 from geotiff_data import PIPELINE, build_dataset, load_window, write_scene
 from mmengine.dataset import ConcatDataset, RepeatDataset
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from torch.utils.data import DataLoader
 
+from mapsage.datasets.geotiff import windows
 from mapsage.engine.loading.block_loader import as_rank
 from mapsage.engine.loading.build import build_keyed_loader, set_test_mode
 from mapsage.features.cache.keys import sample_hashes
@@ -256,6 +257,31 @@ def test_labels_are_counted_once_until_they_change(tmp_path: Path, monkeypatch: 
     write_raster(tmp_path / 'other/b.tif', classes)
     changed = random_dataset(tmp_path, labels='other', redraw=False, per_epoch=9)
     assert kept() == 6 and repr(changed.random_windows) != repr(first.random_windows)
+
+
+def test_a_new_scene_is_counted_and_the_others_are_not(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv('MAPSAGE_SCENE_CACHE', str(tmp_path / 'cache'))
+    for name in 'abc':
+        write_rare(tmp_path, name)
+        random_dataset(tmp_path, per_epoch=5)
+        results = len(list((tmp_path / 'cache').iterdir()))
+        assert results == 'abc'.index(name) + 1
+        # Files and decoded blocks of thousands of scenes would fill the memory.
+        assert not count_open_files(tmp_path / f'labels/{name}.tif')
+
+
+@pytest.mark.parametrize('cell', [1, 7, 64, 255, 256, 300])
+def test_counts_of_cells(cell: int) -> None:
+    mask = np.random.RandomState(0).choice(
+        [0, 1, 4, 254, 255], (2 * cell, 2 * cell), p=[0.1, 0.2, 0.3, 0.2, 0.2]).astype(np.uint8)
+    mask[:cell, :cell] = 4
+    counts = {(number, row, column): int(count)
+              for number, corners, in_cells in windows._count_mask(mask, cell, 255)
+              for (row, column), count in zip(corners.tolist(), in_cells)}
+    cells = mask.reshape(2, cell, 2, cell).swapaxes(1, 2)
+    expected = {(number, row, column): int((cells[row, column] == number).sum())
+                for number in (0, 1, 4, 254) for row in (0, 1) for column in (0, 1)}
+    assert counts == {key: count for key, count in expected.items() if count}
 
 
 def test_classes_without_pixels(tmp_path: Path, caplog: Any) -> None:

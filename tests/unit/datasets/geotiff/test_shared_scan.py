@@ -89,6 +89,19 @@ def test_a_scene_that_changes_is_scanned_again(tmp_path: Path) -> None:
     assert not list((tmp_path / 'locks').iterdir())
 
 
+def test_settings_of_one_scene_concern_no_other(tmp_path: Path) -> None:
+    scenes, read = [Raster(path) for path in write_scenes(tmp_path, 3)], []
+
+    def read_and_scan(scene: Raster) -> np.ndarray:
+        read.append(scene.path)
+        return scan(scene)
+
+    for settings in ('abc', 'abc', 'abd'):
+        results = scan_scenes(scenes, (), read_and_scan, list(settings))
+        assert [result[0, 0] for result in results] == [0, 1, 2]
+    assert read == [scene.path for scene in (*scenes, scenes[2])]
+
+
 def test_a_damaged_result_is_replaced(tmp_path: Path, folder: Path) -> None:
     scenes = [Raster(path) for path in write_scenes(tmp_path, 1)]
     scan_scenes(scenes, (), scan)
@@ -129,7 +142,8 @@ def test_a_process_that_dies_or_hangs_blocks_nobody(tmp_path: Path, monkeypatch:
 
 def test_the_scan_of_another_process_is_waited_for(tmp_path: Path, monkeypatch: Any) -> None:
     (path,) = write_scenes(tmp_path, 1)
-    entry = shared_scan._entry(cache_folder(), Raster(path), ())  # type: ignore[arg-type]
+    entry = shared_scan._entry(
+        cache_folder(), Raster(path), '[]', None)  # type: ignore[arg-type]
     other = shared_scan._ScanLock(entry)
 
     def other_is_done(_: float) -> None:
