@@ -1,4 +1,4 @@
-"""A newcomer's folders of PNG images and masks, by the config of docs/reference/datasets.md."""
+"""A newcomer's folders of PNG images and masks, by the config of docs/tutorials/own-folders.md."""
 from __future__ import annotations
 
 import re
@@ -31,9 +31,8 @@ def write_tiles(root: Path) -> None:
 
 
 def documented_config() -> str:
-    text = (ROOT / 'docs/reference/datasets.md').read_text()
-    section = text[text.index('## Your own images and masks'):]
-    return re.search(r'```python\n(.*?)```', section, re.S).group(1)  # type: ignore[union-attr]
+    text = (ROOT / 'docs/tutorials/own-folders.md').read_text()
+    return re.search(r'```python\n(_base_.*?)```', text, re.S).group(1)  # type: ignore[union-attr]
 
 
 def test_the_documented_config(tmp_path: Path) -> None:

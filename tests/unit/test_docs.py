@@ -142,3 +142,31 @@ def test_every_command_and_option_is_documented() -> None:
             assert option in page, f'{module}: {option}'
     for word in command.LAUNCHED:
         assert f'\n### mapsage launch {word}\n' in page
+
+
+def _sources() -> str:
+    return '\n'.join(path.read_text(errors='replace') for folder in (
+        'mapsage', 'mapsage_launcher', 'scripts', 'configs')
+        for path in sorted((ROOT / folder).rglob('*'))
+        if path.suffix in ('.py', '.sh', '.cpp', '.h'))
+
+
+def test_every_environment_variable_is_documented() -> None:
+    page = (DOCS / 'reference' / 'environment.md').read_text()
+    documented = set(re.findall(r'`(MAPSAGE_[A-Z_]+)`', page))
+    # An item of a GeoTIFF's metadata has such a name, too.
+    used = set(re.findall(r'\bMAPSAGE_[A-Z_]+\b', _sources())) - {'MAPSAGE_CLASSES'}
+    assert used - documented == set(), 'in the code and not in docs/reference/environment.md'
+    assert documented - used == set(), 'in docs/reference/environment.md and not in the code'
+    for name in set(re.findall(r'`([A-Z_]+)`', page)) - documented:
+        assert name in _sources(), name
+
+
+def test_words_in_the_log_are_those_of_the_code() -> None:
+    page = (DOCS / 'reference' / 'log-words.md').read_text()
+    sources = _sources()
+    for row in re.findall(r'^\| (`.*?`) \|', page.split('## Exit')[0], re.MULTILINE):
+        for word in re.findall(r'`([^`]+)`', row):
+            assert word in sources, f'{word}: no longer in the code'
+    tags = set(re.findall(r"""['"](\[[A-Z][A-Za-z]+(?:-[A-Z]+)?\]) """, sources))
+    assert {tag for tag in tags if f'`{tag}`' not in page} <= {'[simulator]'}
