@@ -201,7 +201,7 @@ def test_absent_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert tune(config) == 1
     report = capsys.readouterr().out
     assert f'train_dataloader: {tmp_path / "nowhere"} does not exist' in report
-    assert 'docs/datasets.md' in report
+    assert 'docs/reference/datasets.md' in report
     assert report.splitlines()[-1].startswith('result: nothing was measured')
 
 
