@@ -9,7 +9,6 @@ H/16 * W/16 patches in row order.
 """
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -17,7 +16,6 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from mapsage.models.frozen_weights import initializer_name
 from mapsage.models.lora import LoRAError, add_lora, is_adapter, parse_lora
@@ -28,13 +26,10 @@ from .bands import RGB, adapt_bands, parse_bands, widen_checkpoints
 from .dinov3_blocks import NORM_EPS, Block
 from .dinov3_weights import ARCHS, NORMALIZATION, Arch
 from .pixels import BackboneInputError, PixelRange
+from .recompute import run_recomputed
 from .rope import RotaryPositions
 
 PATCH_SIZE = 16
-
-# Since torch 2.4 the autocast state of any device type can be read. Older versions use reentrant
-# checkpointing.
-_HAS_AUTOCAST_STATE = hasattr(torch, 'get_autocast_dtype')
 
 
 @MODELS.register_module()
@@ -232,7 +227,7 @@ class DINOv3ViT(BaseModule):
             branch_factors = block.draw_drop_path(tokens)  # type: ignore[operator]
             inputs = (tokens, sine, cosine, branch_factors, attn_mask)
             if self.with_cp and torch.is_grad_enabled():
-                return _run_checkpointed(block, *inputs)
+                return run_recomputed(block, *inputs)
             return block(*inputs)
 
     def init_weights(self) -> None:
@@ -351,27 +346,6 @@ def _as_map(tokens: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     # Without contiguous() the maps would be channels-last views, for which GroupNorm of torch 2.13
     # crashes in the backward pass if its input needs no gradient.
     return tokens.transpose(1, 2).contiguous().view(tokens.shape[0], -1, rows, columns)
-
-
-def _run_checkpointed(block: nn.Module, tokens: torch.Tensor,
-                      *inputs: Optional[torch.Tensor]) -> torch.Tensor:
-    """Run a block whose activations are recomputed in the backward pass."""
-    if not _HAS_AUTOCAST_STATE:
-        # Reentrant checkpointing gives no gradients to the block unless an input requires some.
-        if not tokens.requires_grad:
-            tokens = tokens.detach().requires_grad_()
-        return checkpoint(block, tokens, *inputs, preserve_rng_state=False)
-    # If it gets tensors as arguments, checkpoint() looks for a module torch.<device>, which XLA
-    # lacks. If it gets none, it restores the autocast state of CUDA and the CPU only. So run()
-    # takes no arguments and restores autocast itself.
-    device = tokens.device.type
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-    def run() -> torch.Tensor:
-        with torch.autocast(device, dtype=dtype) if enabled else nullcontext():
-            return block(tokens, *inputs)
-
-    return checkpoint(run, use_reentrant=False, preserve_rng_state=False)
 
 
 def _parse_arch(arch: Union[str, Dict[str, Any]]) -> Arch:

@@ -9,22 +9,19 @@ Sources: facebookresearch/dinov3@6876159 (hub), transformers 4.57.6 and 5.23.0
 """
 from __future__ import annotations
 
-import os
-import pickle
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from mmengine.runner import CheckpointLoader
 
-from mapsage.errors import UserError
-from mapsage.json_text import parse_json
+from .weight_files import State, WeightsError, read_tensors
 
-State = Dict[str, torch.Tensor]
+__all__ = ['ARCHS', 'NORMALIZATION', 'Arch', 'State', 'WeightsError', 'convert', 'describe',
+           'detect_format', 'fit', 'looks_like', 'read_checkpoint', 'training_data', 'variant_of']
 
-
-class WeightsError(UserError, ValueError):
-    """A weight file is missing, damaged, or belongs to another model."""
+# Where the official files are, for messages.
+_ORIGIN = ('The official files are at https://github.com/facebookresearch/dinov3 (after accepting '
+           'their license); put them into weights/, or name their folder: MAPSAGE_DINOV3=<folder>.')
 
 
 class Arch(NamedTuple):
@@ -101,37 +98,9 @@ _PLAIN_MLP = {'huggingface': (('up_proj', 'fc1'), ('down_proj', 'fc2'))}
 def read_checkpoint(path: str, prefix: str = '') -> State:
     """Read the tensors of a file or folder to the CPU, under their original names.
 
-    Args:
-        path: Path or URL of a checkpoint that MMEngine reads, or path of a ``.safetensors`` file
-            or of a folder with ``model.safetensors``, or ``model.safetensors.index.json`` and its
-            shards.
-        prefix: Prefix of the keys to read; it is removed, as by MMEngine's ``Pretrained``.
-
-    Raises:
-        ImportError: If the file needs the package safetensors, which is missing.
-        WeightsError: If a file is missing or cannot be read, no key begins with ``prefix``, or an
-            entry is not a tensor.
+    Arguments and errors are those of :func:`mapsage.models.backbones.weight_files.read_tensors`.
     """
-    state: Dict[str, torch.Tensor] = {}
-    if os.path.isdir(path) or path.endswith('.safetensors'):
-        for file in _safetensors_files(path):
-            state.update(_read_safetensors(file))
-    else:
-        loaded = _read_pickle(path)
-        for wrapper in ('state_dict', 'model'):
-            if isinstance(loaded.get(wrapper), Mapping):
-                loaded = loaded[wrapper]
-        state.update(loaded)
-    if prefix:
-        dotted = prefix.rstrip('.') + '.'
-        state = {key[len(dotted):]: value for key, value in state.items()
-                 if key.startswith(dotted)}
-    non_tensors = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
-    if non_tensors or not state:
-        raise WeightsError(f'{path} with prefix={prefix!r} has {len(state)} entries, of which '
-                           f'{non_tensors[:5]} are not tensors; expected a state dict of a DINOv3 '
-                           'ViT')
-    return state
+    return read_tensors(path, prefix, model='a DINOv3 ViT', origin=_ORIGIN)
 
 
 def detect_format(state: State) -> str:
@@ -334,63 +303,3 @@ def _join_projections(state: State) -> None:
         keys = [f'{base}{letter}_weight' for letter in 'qkv']
         if all(key in state for key in keys):
             state[f'{base}qkv.weight'] = torch.cat([state.pop(key) for key in keys])
-
-
-def _read_pickle(path: str) -> Dict[str, Any]:
-    if '://' not in path and not os.path.exists(path):
-        raise _missing(path)
-    try:
-        return CheckpointLoader.load_checkpoint(path, map_location='cpu')
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise WeightsError(f'{path} cannot be read ({_size(path)}): {error}. It is not a '
-                           'checkpoint or was cut off; download it again.') from error
-
-
-def _missing(path: str) -> WeightsError:
-    return WeightsError(
-        f'weights {path} do not exist. The official files are at '
-        'https://github.com/facebookresearch/dinov3 (after accepting their license); put them into '
-        'weights/, or name their folder: MAPSAGE_DINOV3=<folder>. Others: '
-        'model.backbone.init_cfg.checkpoint=<file or folder>')
-
-
-def _size(path: str) -> str:
-    return f'{os.path.getsize(path):,} bytes' if os.path.exists(path) else 'no local file'
-
-
-def _safetensors_files(path: str) -> List[str]:
-    if not os.path.isdir(path):
-        return [path]
-    whole, index = (os.path.join(path, f'model.safetensors{end}') for end in ('', '.index.json'))
-    if os.path.exists(whole):
-        return [whole]
-    if not os.path.exists(index):
-        raise WeightsError(f'{path} contains neither model.safetensors nor '
-                           f'model.safetensors.index.json, only {sorted(os.listdir(path))}')
-    try:
-        with open(index, 'rb') as file:
-            shards = sorted(set(parse_json(file.read())['weight_map'].values()))
-        if not all(os.path.basename(name) == name != '' for name in shards):
-            raise ValueError('names of files in this folder are expected')
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f'{index} cannot be read ({error!r}); download it again') from error
-    missing = [name for name in shards if not os.path.exists(os.path.join(path, name))]
-    if missing:
-        raise WeightsError(f'{index} names {missing}, which {path} does not contain; complete '
-                           'the download')
-    return [os.path.join(path, name) for name in shards]
-
-
-def _read_safetensors(file: str) -> State:
-    if not os.path.exists(file):
-        raise _missing(file)
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(f'{file} needs a package: pip install safetensors') from error
-    try:
-        return load_file(file, device='cpu')
-    except SafetensorError as error:
-        raise WeightsError(f'{file} cannot be read ({_size(file)}): {error}. It was cut off or has '
-                           'another format; download it again.') from error

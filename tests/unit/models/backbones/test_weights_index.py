@@ -6,7 +6,7 @@ from typing import Any
 from fuzzing import documents
 from hypothesis import example, given
 
-from mapsage.models.backbones.dinov3_weights import WeightsError, _safetensors_files
+from mapsage.models.backbones.weight_files import WeightsError, _safetensors_files
 
 
 @given(documents(dict(weight_map=dict(a='1.safetensors', b='2.safetensors'))))
