@@ -5,12 +5,17 @@ wrapper supplies it (mapsage/wrappers/batch_counts.py). Start with ``backbones/`
 ``mask_transformers/`` has EoMT and PMT, ``lora/`` the adapters, ``semi_supervised/`` FixMatch.
 """
 from .backbones import (
+    DOFA,
     BackboneInputError,
     DINOv3ConvNeXt,
     DINOv3ViT,
+    EarthSensorError,
     EfficientNetLite,
+    OlmoEarth,
+    PrithviEO,
     SiameseBackbone,
     StackBackbone,
+    TerraMind,
     WeightsError,
 )
 from .checkpoint_fit import CheckpointFitError
@@ -23,9 +28,10 @@ from .mask_transformers import EoMT, EoMTHead, MaskClassLoss, PMTHead
 from .necks import TemporalPool
 
 __all__ = [
-    'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt', 'DINOv3LayerDecayConstructor',
-    'DINOv3ViT', 'EfficientNetLite', 'EoMT', 'EoMTHead', 'FrozenWeightsError', 'JaccardLoss',
-    'LinearHead', 'LoRAError', 'MaskClassLoss', 'PMTHead', 'SegDiceLoss', 'SegFocalLoss',
-    'SegLovaszLoss', 'SegTverskyLoss', 'SiameseBackbone', 'StackBackbone', 'TemporalPool',
+    'DOFA', 'BackboneInputError', 'CheckpointFitError', 'DINOv3ConvNeXt',
+    'DINOv3LayerDecayConstructor', 'DINOv3ViT', 'EarthSensorError', 'EfficientNetLite', 'EoMT',
+    'EoMTHead', 'FrozenWeightsError', 'JaccardLoss', 'LinearHead', 'LoRAError', 'MaskClassLoss',
+    'OlmoEarth', 'PMTHead', 'PrithviEO', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
+    'SegTverskyLoss', 'SiameseBackbone', 'StackBackbone', 'TemporalPool', 'TerraMind',
     'WeightsError'
 ]

@@ -1,4 +1,4 @@
-"""Layer-wise learning-rate decay for segmentors with a DINOv3 backbone.
+"""Layer-wise learning-rate decay for segmentors with a vision transformer of MapSage.
 
 The rate shrinks from the head down to the backbone's first block, which keeps the features of the
 early blocks close to their pretrained values. EoMT has another schedule
@@ -7,19 +7,37 @@ early blocks close to their pretrained values. EoMT has another schedule
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Protocol, Tuple, runtime_checkable
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
-from .backbones.dinov3 import DINOv3ViT
+# Ends of the names of parameters with several axes that get no weight decay.
+_TOKENS = ('cls_token', 'register_tokens', 'pos_embed', 'mod_emb', '.channel')
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+@runtime_checkable
+class LayeredBackbone(Protocol):
+    """A vision transformer: an embedding, then blocks.
+
+    Attributes:
+        blocks: Blocks from the first to the last.
+        embedding_names: Beginnings of the names of the parameters before the first block.
+    """
+
+    blocks: nn.ModuleList
+    embedding_names: Tuple[str, ...]
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(
+    name=['LayerDecayConstructor', 'DINOv3LayerDecayConstructor'])
 class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
-    """Layer-wise learning-rate decay for models with a :class:`DINOv3ViT`.
+    """Layer-wise learning-rate decay for models with a :class:`LayeredBackbone`.
+
+    DINOv3ViT is one, and so are OlmoEarth, TerraMind, DOFA and PrithviEO. Configs name this class
+    ``LayerDecayConstructor``.
 
     A layer's learning rate is ``lr * decay_rate**k``. The depth k is 0 for the head and the
     backbone's final norm, 1 for its last block, n for the first of n blocks, and n + 1 for the
@@ -37,7 +55,7 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
 
     Raises:
         ValueError: If ``paramwise_cfg`` has another form, the optimizer has no ``lr``, or the model
-            has no DINOv3ViT.
+            has no such backbone.
     """
 
     def _validate_cfg(self) -> None:
@@ -60,16 +78,16 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
             is_dcn_module: Unused argument of the base class.
         """
         backbones = {name: submodule for name, submodule in module.named_modules()
-                     if isinstance(submodule, DINOv3ViT)}
+                     if isinstance(submodule, LayeredBackbone)}
         if not backbones:
-            raise ValueError(f'{type(module).__name__} has no DINOv3ViT; use MMEngine\'s '
-                             'DefaultOptimWrapperConstructor')
+            raise ValueError(f'{type(module).__name__} has no DINOv3ViT or other vision '
+                             'transformer of MapSage; use DefaultOptimWrapperConstructor')
         groups: Dict[Any, Dict[str, Any]] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue
             depth = _layer_depth(name, backbones)
-            no_decay = parameter.ndim == 1 or name.endswith(('cls_token', 'register_tokens'))
+            no_decay = parameter.ndim == 1 or name.endswith(_TOKENS)
             scale = self.paramwise_cfg['decay_rate']**depth
             group = groups.setdefault((-depth, no_decay), dict(
                 params=[], lr=self.base_lr * scale,
@@ -84,7 +102,7 @@ class DINOv3LayerDecayConstructor(DefaultOptimWrapperConstructor):
         params.extend(ordered)
 
 
-def _layer_depth(name: str, backbones: Dict[str, DINOv3ViT]) -> int:
+def _layer_depth(name: str, backbones: Dict[str, LayeredBackbone]) -> int:
     """Return the number of layers between a parameter and the head; 0 outside the backbones."""
     for prefix, backbone in backbones.items():
         if prefix and not name.startswith(f'{prefix}.'):
@@ -93,6 +111,6 @@ def _layer_depth(name: str, backbones: Dict[str, DINOv3ViT]) -> int:
         block = re.match(r'blocks\.(\d+)\.', name_in_backbone)
         if block:
             return len(backbone.blocks) - int(block.group(1))
-        if name_in_backbone.startswith(('patch_embed.', 'cls_token', 'register_tokens')):
+        if name_in_backbone.startswith(backbone.embedding_names):
             return len(backbone.blocks) + 1
     return 0

@@ -83,6 +83,8 @@ class DINOv3ViT(BaseModule):
     # Methods that compile=dict(backbone=True) compiles. forward() is not one of them, because its
     # range check reads pixel values on the host, which would break the graph.
     compiled_methods = ('compute_maps', )
+    # Beginnings of the names of parameters before the first block, for layer decay.
+    embedding_names = ('patch_embed.', 'cls_token', 'register_tokens')
     pixel_mean: torch.Tensor
     pixel_std: torch.Tensor
 

@@ -1,7 +1,7 @@
 """Reading the tensors of weight files: MMEngine's checkpoints, safetensors, Hugging Face folders.
 
-Nothing in a file is executed: ``mapsage/compat/checkpoint_loading.py`` lets PyTorch unpickle tensors
-and plain values only. What the names of the tensors mean is known to the modules of the backbones.
+Nothing in a file is executed: ``mapsage/compat/checkpoint_loading.py`` lets PyTorch unpickle
+tensors and plain values only. The modules of the backbones know what the names of tensors mean.
 """
 from __future__ import annotations
 

@@ -1,0 +1,11 @@
+"""Encoders for satellite images of several bands, sensors and dates, in plain PyTorch.
+
+``encoder.py`` has what they share; every encoder has a file. They read stacks (``mapsage/stacks``).
+"""
+from .dofa import DOFA
+from .olmoearth import OlmoEarth
+from .prithvi import PrithviEO
+from .sensors import EarthSensorError
+from .terramind import TerraMind
+
+__all__ = ['DOFA', 'EarthSensorError', 'OlmoEarth', 'PrithviEO', 'TerraMind']

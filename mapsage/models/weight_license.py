@@ -1,0 +1,48 @@
+"""Licenses of published weights, which apply to models that were trained from them, too.
+
+A backbone states the license of its weights; checkpoints and model cards repeat it.
+"""
+from __future__ import annotations
+
+from typing import List, NamedTuple, Protocol, runtime_checkable
+
+from torch import nn
+
+from .frozen_weights import pretrained_source
+
+
+class WeightsLicense(NamedTuple):
+    """License of weights.
+
+    Attributes:
+        name: Name of the license.
+        link: Address of its text, or of the page of the weights.
+        forbids: Uses that it forbids, as the end of a sentence; '' if it forbids none.
+    """
+
+    name: str
+    link: str
+    forbids: str = ''
+
+    def describe(self) -> str:
+        """Return the license and the uses that it forbids, as a sentence."""
+        restriction = f' It forbids {self.forbids}.' if self.forbids else ''
+        return f'The weights have the license {self.name} ({self.link}).{restriction}'
+
+
+@runtime_checkable
+class LicensedBackbone(Protocol):
+    """A backbone for weights with a license.
+
+    Attributes:
+        weights_license: License of the published weights.
+    """
+
+    weights_license: WeightsLicense
+
+
+def find_licenses(model: nn.Module) -> List[WeightsLicense]:
+    """Return the licenses of the pretrained weights that a model's backbones start from."""
+    licenses = {module.weights_license: None for module in model.modules()
+                if isinstance(module, LicensedBackbone) and pretrained_source(module) is not None}
+    return list(licenses)

@@ -1,0 +1,75 @@
+"""Weights, images and stacks for tests of the encoders for satellite images.
+
+All values come from a formula, not from a random generator, so that every version of PyTorch and
+every processor has the same ones.
+"""
+import datetime
+import math
+from typing import Any, Dict, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from mapsage.stacks import StackLayout, day_number
+
+
+def waves(shape: Sequence[int], seed: int = 0) -> torch.Tensor:
+    """Return values that look random, uniform in -1..1, float32."""
+    count = math.prod(shape)
+    angles = torch.arange(count, dtype=torch.float64) * 12.9898 + seed * 78.233
+    return (2 * ((angles.sin() * 43758.5453) % 1) - 1).float().view(*shape)
+
+
+def fill(model: nn.Module) -> nn.Module:
+    """Give every parameter of a model values with the size of trained ones, by its order."""
+    with torch.no_grad():
+        for seed, (name, parameter) in enumerate(model.named_parameters()):
+            # Fixed tables have their values already.
+            if not parameter.requires_grad:
+                continue
+            values = waves(parameter.shape, seed)
+            if parameter.dim() > 1:
+                # Variance 1 / inputs, as trained layers have it, so that tokens stay near 1.
+                values *= (3 / parameter[0].numel())**.5 if min(parameter.shape[:2]) > 1 else .5
+            elif 'norm' in name and name.endswith('weight'):
+                values = 1 + .3 * values
+            else:
+                values *= .3
+            parameter.copy_(values)
+    return model.eval()
+
+
+def images(layout: StackLayout, size: Sequence[int], center: Mapping[str, float],
+           spread: Mapping[str, float], count: int = 2) -> torch.Tensor:
+    """Return pixels of all sensors around ``center``, (N, pixel_channels, H, W)."""
+    parts = []
+    for seed, sensor in enumerate(layout.sensors):
+        shape = (count, sensor.max_dates * len(sensor.bands), *size)
+        parts.append(center[sensor.name] + spread[sensor.name] * waves(shape, seed + 900))
+    return torch.cat(parts, 1)
+
+
+def stack(layout: StackLayout, pixels: torch.Tensor, dates: Mapping[str, Sequence[Any]],
+          missing: Sequence[Any] = (), site: Any = (11.5, 48.1)) -> torch.Tensor:
+    """Return the input of a model.
+
+    Args:
+        layout: Sensors.
+        pixels: (N, pixel_channels, H, W).
+        dates: Dates of each sensor, as ``(year, month, day)``.
+        missing: (sample, sensor, date index) of missing dates.
+        site: Longitude and latitude of all samples; None if unknown.
+    """
+    count = len(pixels)
+    valid = torch.ones(count, layout.dates, *pixels.shape[2:])
+    days = torch.tensor([[float(day_number(datetime.date(*date))) for sensor in layout.sensors
+                          for date in dates[sensor.name]]]).repeat(count, 1)
+    first: Dict[str, int] = {}
+    for sensor in layout.sensors:
+        first[sensor.name] = sum(first_sensor.max_dates for first_sensor in layout.sensors
+                                 if first_sensor.name in first)
+    for sample, name, date in missing:
+        valid[sample, first[name] + date] = 0
+        days[sample, first[name] + date] = 0
+    sites = None if site is None else torch.tensor([site]).repeat(count, 1)
+    return layout.add_planes(torch.cat([pixels, valid], 1), days, sites)
