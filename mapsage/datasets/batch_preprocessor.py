@@ -19,6 +19,8 @@ from mmseg.models import SegDataPreProcessor as _SegDataPreProcessor
 from mmseg.registry import MODELS
 from mmseg.utils import stack_batch
 
+from .byte_labels import widen_labels
+
 
 @MODELS.register_module(name='SegDataPreProcessor', force=True)
 class SegDataPreProcessor(_SegDataPreProcessor):
@@ -29,8 +31,9 @@ class SegDataPreProcessor(_SegDataPreProcessor):
     is bit-identical, because every number goes through the same operations in the same order.
     Images of different shapes are handed to MMSegmentation's code.
 
-    Images and labels in pinned memory (``train_dataloader.pin_memory=True``) are copied to the
-    device asynchronously.
+    Images and labels in pinned memory (``pin_memory=True`` of a loader, the default on a GPU) are
+    copied to the device asynchronously. Labels that come as uint8 (:mod:`.byte_labels`) become
+    int64 on the device.
 
     The arguments are the same as in MMSegmentation.
     """
@@ -40,7 +43,8 @@ class SegDataPreProcessor(_SegDataPreProcessor):
         if isinstance(data, (torch.Tensor, BaseDataElement)):
             # An asynchronous copy is correct on every device only if it starts in pinned memory.
             pinned = self.device.type != 'cpu' and _is_pinned(data)
-            return data.to(self.device, non_blocking=pinned)
+            moved = data.to(self.device, non_blocking=pinned)
+            return moved if isinstance(moved, torch.Tensor) else widen_labels(moved)
         return super().cast_data(data)
 
     def forward(self, data: Dict[str, Any], training: bool = False) -> Dict[str, Any]:

@@ -19,6 +19,7 @@ class KeyedSamples(Protocol):
         reseed: Function called with ``(index, seed)`` before a sample is loaded; returns its seed.
         keep_keys: Whether ``(index, seed)`` is written into each sample's metainfo.
         show_keys: The same for samples that have metainfo, for display.
+        narrow: Whether label maps travel as uint8, which the model's preprocessor must expect.
     """
 
     dataset: Any
@@ -26,6 +27,7 @@ class KeyedSamples(Protocol):
     reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]]
     keep_keys: bool
     show_keys: bool
+    narrow: bool
 
     def __len__(self) -> int:
         """Return the number of samples."""

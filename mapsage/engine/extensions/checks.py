@@ -14,6 +14,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import BaseLoop
 from torch import nn
 
+from mapsage.datasets import SegDataPreProcessor
 from mapsage.distributed import check_equal_weights
 from mapsage.engine.checkpoints.resume_report import long_warm_ups
 from mapsage.engine.compiled_parts import compiled_parts
@@ -27,6 +28,7 @@ from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.engine.loading.input_checks import watch_inputs
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.few_labels import FixMatchHook
+from mapsage.host.keyed_samples import keyed_samples
 from mapsage.host.runner import dataset_of, hooks_of_type, plain_model
 from mapsage.sampling.hooks import DynamicSamplingHook
 from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
@@ -43,6 +45,8 @@ class ConfigTypos(RunExtension):
 class DataChecks(RunExtension):
     """Compares training data with the heads, and with the ground that is validated.
 
+    Label maps of the training travel as uint8 if the model's preprocessor is MapSage's.
+
     Windows of a scene may overlap. Each pixel of a scene is therefore scored in one window only.
     """
 
@@ -52,10 +56,21 @@ class DataChecks(RunExtension):
     def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
         if phase is Phase.TRAINING:
             compare_heads(run.model, dataset_of(loop))
+            self._narrow_labels(run, loop)
             return
         set_test_mode(loop)
         if phase is Phase.VALIDATION:
             self._warn_of_shared_ground(run, loop)
+
+    @staticmethod
+    def _narrow_labels(run: EngineRun, training: BaseLoop) -> None:
+        loader = training.dataloader
+        preprocessor = getattr(plain_model(run), 'data_preprocessor', None)
+        samples = keyed_samples(loader)
+        # Without a worker or a device, labels do not travel.
+        if samples is not None and isinstance(preprocessor, SegDataPreProcessor) and (
+                loader.num_workers or preprocessor.device.type != 'cpu'):
+            samples.narrow = True
 
     @staticmethod
     def _warn_of_shared_ground(run: EngineRun, validation: BaseLoop) -> None:

@@ -51,10 +51,11 @@ def build_keyed_loader(config: Dict[str, Any], seed: Optional[int],
     """Build a loader whose order and augmentation follow from the seed, see KeyedLoader.
 
     If the machine has a GPU, PyTorch pins memory through CUDA, even if the run computes on another
-    device. Such a loader therefore pins memory only if the run computes on the GPU.
+    device. Such a loader therefore pins memory only if the run computes on the GPU, and does so
+    there unless the config says otherwise: the host does not wait for copies from pinned memory.
     """
-    if config.get('pin_memory') and is_cuda_available() and get_device() != 'cuda':
-        config['pin_memory'] = False
+    if is_cuda_available():
+        config['pin_memory'] = get_device() == 'cuda' and config.get('pin_memory', True)
     if isinstance(config.get('sampler'), dict):
         batches = config.get('batch_sampler')
         drop_last = (batches if isinstance(batches, dict) else config).get('drop_last', False)

@@ -19,6 +19,7 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from mapsage.datasets.byte_labels import narrow_labels
 from mapsage.distributed import die_with_parent
 from mapsage_launcher.stop_request import is_listening, spare_worker
 
@@ -51,6 +52,7 @@ class KeyedDataset(torch.utils.data.Dataset):
         keep_keys: Whether ``(index, seed)`` is written into the metainfo of each sample's
             ``data_samples``, as ``sample_key``.
         show_keys: Like ``keep_keys``, but only for samples that have metainfo. For inspection.
+        narrow: Whether label maps travel as uint8, which the model's preprocessor must expect.
     """
 
     def __init__(self, dataset: Any, check: CheckSample, explain: ExplainError) -> None:
@@ -59,7 +61,7 @@ class KeyedDataset(torch.utils.data.Dataset):
         self._tied_to_parent = False
         self.finish: Optional[Callable[[int, Tuple[int, ...], Any], Any]] = None
         self.reseed: Optional[Callable[[int, Tuple[int, ...]], Tuple[int, ...]]] = None
-        self.keep_keys = self.show_keys = False
+        self.keep_keys = self.show_keys = self.narrow = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -86,7 +88,9 @@ class KeyedDataset(torch.utils.data.Dataset):
         self._check(self.dataset, index, sample)
         if self.keep_keys or (self.show_keys and _has_metainfo(sample)):
             sample['data_samples'].set_metainfo(dict(sample_key=(index, tuple(seed))))
-        return sample if self.finish is None else self.finish(index, seed, sample)
+        if self.finish is not None:
+            sample = self.finish(index, seed, sample)
+        return narrow_labels(sample) if self.narrow else sample
 
     def load(self, index: int, seed: Tuple[int, ...]) -> Any:
         """Return the sample at ``index``, drawn with ``seed``."""
