@@ -17,6 +17,7 @@ from .change import (
 )
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
 from .demo.change_pairs import ChangeParams, write_change_pairs
+from .demo.crop_places import CROP_CLASSES, CROP_PALETTE, CropParams, write_crop_places
 from .demo.demo_dataset import DemoParams, write_demo_data
 from .demo.demo_scenes import DemoScene, draw_scene
 from .demo.neighbor_scenes import NeighborParams, write_neighbor_scenes
@@ -40,13 +41,14 @@ from .stacks import (
 )
 
 __all__ = [
-    'BandDataPreProcessor', 'ChangeDataError', 'ChangeDataset', 'ChangeParams',
-    'CocoPolygonDataset', 'DemoParams', 'DemoScene', 'DropDates', 'ExchangeDates', 'GeoTiffDataset',
-    'GroupedViewsSampler', 'HideLabels', 'JitterDates', 'LabelScore', 'LabeledUnlabeledSampler',
-    'LoadBoxPseudoMasks', 'LoadChangeLabels', 'LoadChangePair', 'LoadGeoTiffLabels',
-    'LoadGeoTiffWindow', 'LoadPolygonAnnotations', 'LoadSceneStack', 'MMRS1MDataset',
-    'NWPUPolygonDataset', 'NeighborParams', 'PackStackInputs', 'PackUnlabeledInputs',
-    'SceneStackDataset', 'SegDataPreProcessor', 'SemiSupervisedDataset', 'ShiftDate',
-    'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene', 'write_change_pairs',
-    'write_demo_data', 'write_neighbor_scenes'
+    'BandDataPreProcessor', 'CROP_CLASSES', 'CROP_PALETTE', 'ChangeDataError', 'ChangeDataset',
+    'ChangeParams', 'CocoPolygonDataset', 'CropParams', 'DemoParams', 'DemoScene', 'DropDates',
+    'ExchangeDates', 'GeoTiffDataset', 'GroupedViewsSampler', 'HideLabels', 'JitterDates',
+    'LabelScore', 'LabeledUnlabeledSampler', 'LoadBoxPseudoMasks', 'LoadChangeLabels',
+    'LoadChangePair', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
+    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams',
+    'PackStackInputs', 'PackUnlabeledInputs', 'SceneStackDataset', 'SegDataPreProcessor',
+    'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor', 'UnlabeledImages',
+    'draw_scene', 'write_change_pairs', 'write_crop_places', 'write_demo_data',
+    'write_neighbor_scenes'
 ]

@@ -3,6 +3,7 @@
     python tools/make_demo_data.py data/demo
     python tools/make_demo_data.py data/geotiff --geotiff
     python tools/make_demo_data.py data/change --change
+    python tools/make_demo_data.py data/crops --stacks
 """
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ import time
 from mapsage.console import accept_any_text
 from mapsage.datasets import (
     ChangeParams,
+    CropParams,
     DemoParams,
     NeighborParams,
     write_change_pairs,
+    write_crop_places,
     write_demo_data,
     write_neighbor_scenes,
 )
@@ -28,12 +31,15 @@ def parse_args() -> argparse.Namespace:
         description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
         'a larger georeferenced scene, scene.tif. Or, with --geotiff, six neighboring scenes of '
         'four bands and 16 bits, with polygons as labels. Or, with --change, pairs of tiles of two '
-        'dates with labels of change, and a pair of scenes.')
+        'dates with labels of change, and a pair of scenes. Or, with --stacks, places with fields '
+        'of crops, from two sensors at six dates.')
     parser.add_argument('root', nargs='?', help='folder to write (default: data/demo, or '
-                        'data/geotiff, or data/change)')
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument('--geotiff', action='store_true', help='scenes and polygons, no tiles')
-    kind.add_argument('--change', action='store_true', help='pairs of two dates')
+                        'data/geotiff, data/change or data/crops)')
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument('--geotiff', action='store_true', help='scenes and polygons, no tiles')
+    kinds.add_argument('--change', action='store_true', help='pairs of two dates')
+    kinds.add_argument('--stacks', action='store_true',
+                       help='places with images of two sensors at six dates')
     parser.add_argument('--seed', type=int, help=f'default: {default.seed}')
     parser.add_argument('--scene-size', type=int, metavar='PIXELS',
                         help=f'default: {default.scene_size}, or {NeighborParams().scene_size}')
@@ -46,9 +52,12 @@ def parse_args() -> argparse.Namespace:
     tile_options = {'--train-scenes': args.train_scenes, '--val-scenes': args.val_scenes,
                     '--tile-size': args.tile_size}
     unused = [option for option, value in tile_options.items()
-              if args.geotiff and value is not None]
+              if (args.geotiff or args.stacks) and value is not None]
+    if args.stacks and args.scene_size is not None:
+        unused.append('--scene-size')
     if unused:
-        parser.error(f'{", ".join(unused)}: --geotiff writes whole scenes and no tiles; leave out')
+        kind = '--stacks writes places' if args.stacks else '--geotiff writes whole scenes'
+        parser.error(f'{", ".join(unused)}: {kind} and no tiles; leave out')
     return args
 
 
@@ -56,9 +65,10 @@ def main() -> None:
     """Run the program."""
     accept_any_text()
     options = vars(parse_args())
-    geotiff, change = options.pop('geotiff'), options.pop('change')
+    geotiff, change, stacks = (options.pop(name) for name in ('geotiff', 'change', 'stacks'))
     root = options.pop('root') or (
-        'data/geotiff' if geotiff else 'data/change' if change else 'data/demo')
+        'data/geotiff' if geotiff else 'data/change' if change else 'data/crops' if stacks
+        else 'data/demo')
     parameters = {name: value for name, value in options.items() if value is not None}
     start = time.perf_counter()
     try:
@@ -71,6 +81,10 @@ def main() -> None:
             written = ['pairs'] * write_change_pairs(root, pairs)
             tiles = ' and '.join(f'{n} {split}' for split, n in pairs.tiles().items())
             summary = f'{tiles} pairs of tiles, and pair/ of {pairs.pair_size}x{pairs.pair_size}'
+        elif stacks:
+            crops = CropParams(**parameters)
+            written = ['places'] * write_crop_places(root, crops)
+            summary = f'{crops.train_places} train and {crops.val_places} val places'
         else:
             demo = DemoParams(**parameters)
             written = write_demo_data(root, demo)
