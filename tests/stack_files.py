@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
+import torch
 from geo_scenes import write_raster
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.config import Config
+from mmengine.registry import DATASETS, MODELS, DefaultScope
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
@@ -66,3 +68,57 @@ def write_list(path: Path, rows: List[Sequence[str]], columns: str = 'place,sens
     path.write_text('\n'.join([columns, *(','.join(row) for row in rows)]) + '\n',
                     encoding='utf-8')
     return path.name
+
+
+def write_model(root: Path, sensors: Dict[str, Dict[str, Any]], pool: str = 'attention',
+                frozen: bool = False) -> Path:
+    """Write a config of a small model on the places below ``root``; return its path."""
+    encoder = dict(type='ResNetV1c', depth=18, base_channels=8, num_stages=1, strides=(1, ),
+                   dilations=(1, ), out_indices=(0, ), stem_channels=8,
+                   norm_cfg=dict(type='GN', num_groups=4))
+    encoders = {name: dict(encoder, in_channels=len(sensor['bands']))
+                for name, sensor in sensors.items()}
+    values = {name: [1.] * len(sensor['bands']) for name, sensor in sensors.items()}
+    model = dict(
+        type='EncoderDecoder',
+        data_preprocessor=dict(type='StackDataPreProcessor', sensors=sensors, size=(32, 32),
+                               mean=values, std={name: [2000.] * len(value)
+                                                 for name, value in values.items()}),
+        backbone=dict(type='StackBackbone', sensors=sensors, encoder=encoders, frozen=frozen),
+        neck=dict(type='TemporalPool', sensors=sensors, channels=[8], pool=pool,
+                  attention=dict(heads=4, width=16)),
+        decode_head=dict(type='FCNHead', in_channels=8 * len(sensors), in_index=0,
+                         channels=8 * len(sensors), num_convs=0, concat_input=False,
+                         dropout_ratio=0., num_classes=2,
+                         align_corners=False,
+                         loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True)),
+        train_cfg=dict(), test_cfg=dict(mode='whole'))
+    dataset = dict(type='SceneStackDataset', data_root=str(root), sensors=sensors, window=32,
+                   labels='labels', metainfo=METAINFO, pipeline=PIPELINE)
+    loader = dict(batch_size=2, num_workers=0, dataset=dataset)
+    settings = dict(
+        default_scope='mmseg', custom_imports=dict(imports=['mapsage']),
+        runner_type='MapSageRunner', env_cfg=dict(accelerator='cpu', dist_cfg=dict(backend='auto')),
+        model=model, log_level='INFO', log_processor=dict(by_epoch=False),
+        train_dataloader=dict(loader, sampler=dict(type='InfiniteSampler', shuffle=True)),
+        val_dataloader=dict(loader, sampler=dict(type='DefaultSampler', shuffle=False)),
+        val_evaluator=dict(type='ConfusionMatrixMetric', iou_metrics=['mIoU']),
+        optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3)),
+        train_cfg=dict(type='IterBasedTrainLoop', max_iters=4, val_interval=4),
+        val_cfg=dict(type='ValLoop'), randomness=dict(seed=0),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=4)))
+    path = root / 'model.py'
+    path.write_text(''.join(f'{name} = {value!r}\n' for name, value in settings.items()),
+                    encoding='utf-8')
+    return path
+
+
+def save_weights(config: Path, days: Dict[str, List[int]]) -> Path:
+    """Write a checkpoint of the model of a config with random weights; return its path."""
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        torch.manual_seed(0)
+        model = MODELS.build(Config.fromfile(str(config)).model)
+    path = config.with_suffix('.pth')
+    torch.save(dict(state_dict=model.state_dict(),
+                    meta=dict(dataset_meta=dict(METAINFO, stack_days=days))), str(path))
+    return path

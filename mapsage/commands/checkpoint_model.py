@@ -17,12 +17,14 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from mapsage.accelerator import Accelerator, AcceleratorError
+from mapsage.datasets import PlaceInputs
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
 from mapsage.engine.ranks import startup
 from mapsage.maps.description import Bands, Classes
 from mapsage.maps.errors import PredictError
+from mapsage.maps.map_model import PlaceSource
 from mapsage.maps.model import (
     default_window,
     file_hash,
@@ -30,6 +32,7 @@ from mapsage.maps.model import (
     find_classes,
     load_weights,
     settings_of,
+    stack_dataset,
 )
 from mapsage.maps.predictor import WindowPredictor, dtype_name
 from mapsage.maps.predictor_threads import ThreadedPredictor
@@ -46,9 +49,11 @@ _TIMEOUT_SECONDS = 7 * 24 * 3600
 
 # Limits of a batch if the user does not choose one: four windows of 512 pixels, or sixteen on a
 # card whose memory size is known; at most 128 MiB of scores, because a few batches of scores wait
-# in host memory to be blended; and 64 windows.
+# in host memory to be blended; at most 128 MiB of pixels, because a few batches are read ahead; and
+# 64 windows.
 _PIXELS, _PIXELS_ON_A_CARD = 4 * 512**2, 16 * 512**2
 _SCORE_BYTES = 128 << 20
+_INPUT_BYTES = 128 << 20
 _MOST_WINDOWS = 64
 
 
@@ -69,12 +74,19 @@ class CheckpointModel:
         self._accelerator = start_accelerator(self.config, args.launcher)
         self._channel = open_channel(timeout=_TIMEOUT_SECONDS)
         self.rank, self.world_size = self._channel.rank, len(self._channel.ranks)
+        dataset = stack_dataset(self.config)
+        self.places: Optional[PlaceSource] = None
+        self._place_inputs = None if dataset is None else PlaceInputs(dataset)
+        self.places = self._place_inputs
         self._say = say if self.rank == 0 else lambda line: say(f'[rank {self.rank}] {line}')
 
     def load(self) -> None:
         """Build the model and place it on the device of this rank."""
         args = self._args
-        model, self.classes, self.bands = load_model(self.config, args.checkpoint)
+        model, self.classes, self.bands, meta = load_model_and_meta(self.config, args.checkpoint)
+        if self._place_inputs is not None:
+            dataset_meta = meta.get('dataset_meta') or {}
+            self._place_inputs.training_days = dataset_meta.get('stack_days') or {}
         self.window, self.overlap, self.window_origin = choose_window(
             self.config, args.window, args.overlap)
         self._amp = choose_precision(self.config, self._accelerator) if args.amp else None
@@ -83,7 +95,7 @@ class CheckpointModel:
             place_module(revert_sync_batchnorm(model), self._accelerator, local_rank()),
             device, self.window, self.overlap, 1, args.tta, self._amp, self._say)
         self.batch_size = predictor.batch_size = choose_batch(
-            args.batch_size, self.window, predictor.scores, self._accelerator)
+            args.batch_size, self.window, predictor.scores, self._accelerator, self.bands.count)
         self.predictor: Predictor = (ThreadedPredictor(predictor, torch.get_num_threads())
                                      if device.type == 'cpu' else predictor)
 
@@ -125,11 +137,17 @@ def start_accelerator(cfg: Config, launcher: str) -> Accelerator:
 
 def load_model(cfg: Config, checkpoint: str) -> Tuple[nn.Module, Classes, Bands]:
     """Return the model of a config with a checkpoint's weights, its classes and its bands."""
+    return load_model_and_meta(cfg, checkpoint)[:3]
+
+
+def load_model_and_meta(cfg: Config, checkpoint: str
+                        ) -> Tuple[nn.Module, Classes, Bands, Dict[str, Any]]:
+    """Return what :func:`load_model` does, and the checkpoint's ``meta``."""
     model = build_model(cfg)
     meta = load_weights(model, checkpoint)
     if parse_env_cfg(cfg.get('env_cfg') or {}).channels_last:
         put_channels_last(model)
-    return model, find_classes(cfg, meta, model), find_bands(cfg, model)
+    return model, find_classes(cfg, meta, model), find_bands(cfg, model), meta
 
 
 def choose_window(cfg: Config, window: Optional[int],
@@ -171,7 +189,7 @@ def choose_precision(cfg: Config, accelerator: Accelerator) -> torch.dtype:
 
 
 def choose_batch(chosen: Optional[int], window: Tuple[int, int], scores: int,
-                 accelerator: Accelerator) -> int:
+                 accelerator: Accelerator, bands: int = 3) -> int:
     """Return the number of windows that are predicted at a time.
 
     Args:
@@ -179,10 +197,12 @@ def choose_batch(chosen: Optional[int], window: Tuple[int, int], scores: int,
         window: Height and width of a window in pixels.
         scores: Number of scores of a pixel.
         accelerator: Accelerator that computes.
+        bands: Number of bands that the model takes.
     """
     if chosen is not None:
         return chosen
     pixels = window[0] * window[1]
     pixel_budget = _PIXELS if accelerator.memory_total() is None else _PIXELS_ON_A_CARD
     score_bytes = 4 * scores * pixels
-    return max(1, min(pixel_budget // pixels, _SCORE_BYTES // score_bytes, _MOST_WINDOWS))
+    return max(1, min(pixel_budget // pixels, _SCORE_BYTES // score_bytes,
+                      _INPUT_BYTES // (4 * bands * pixels), _MOST_WINDOWS))

@@ -36,6 +36,7 @@ from .stacks import (
     DropDates,
     LoadSceneStack,
     PackStackInputs,
+    PlaceInputs,
     SceneStackDataset,
     StackDataPreProcessor,
 )
@@ -47,8 +48,8 @@ __all__ = [
     'LabelScore', 'LabeledUnlabeledSampler', 'LoadBoxPseudoMasks', 'LoadChangeLabels',
     'LoadChangePair', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
     'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams',
-    'PackStackInputs', 'PackUnlabeledInputs', 'SceneStackDataset', 'SegDataPreProcessor',
-    'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor', 'UnlabeledImages',
-    'draw_scene', 'write_change_pairs', 'write_crop_places', 'write_demo_data',
-    'write_neighbor_scenes'
+    'PackStackInputs', 'PackUnlabeledInputs', 'PlaceInputs', 'SceneStackDataset',
+    'SegDataPreProcessor', 'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor',
+    'UnlabeledImages', 'draw_scene', 'write_change_pairs', 'write_crop_places',
+    'write_demo_data', 'write_neighbor_scenes'
 ]

@@ -44,7 +44,7 @@ from .gdal_names import (
     without_secrets,
 )
 from .globe import EARTH_RADIUS, Globe
-from .grid_position import RasterOnGrid, box_on_grid
+from .grid_position import BLOCK, RasterOnGrid, box_on_grid, damaged_blocks
 from .labels import VECTOR_SUFFIXES, LabelFiles, RasterLabels
 from .mosaic import Mosaic
 from .polygons import write_polygons
@@ -56,13 +56,13 @@ from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers
 
 __all__ = [
-    'AreaOfInterest', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
-    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles', 'MapInfo', 'Mosaic',
-    'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster',
-    'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
+    'AreaOfInterest', 'BLOCK', 'BandStatistics', 'BlockSplit', 'BurntLabels',
+    'CONFIDENCE_NODATA', 'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles',
+    'MapInfo', 'Mosaic', 'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter',
+    'Raster', 'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
     'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'box_on_grid',
-    'confidence_path', 'content_of', 'decoded_bytes', 'estimate_copy_bytes', 'files_of',
-    'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
+    'confidence_path', 'content_of', 'damaged_blocks', 'decoded_bytes', 'estimate_copy_bytes',
+    'files_of', 'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
     'measure_read_times', 'open_raster', 'output_name', 'pixel_side', 'probabilities_path',
     'read_classes', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'to_map',
     'window_outline', 'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons']

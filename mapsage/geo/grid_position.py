@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Callable, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import affine
 import numpy as np
@@ -15,7 +15,7 @@ import pyproj
 from rasterio.crs import CRS
 
 from .coordinates import short_crs, to_map
-from .errors import Box, GeoError
+from .errors import Box, GeoError, RasterBlockError
 from .interpolation import between, interpolate, knots
 from .raster import Raster
 
@@ -25,6 +25,8 @@ _ALIGNED = 0.05
 _OUTLINE = 21
 # Pixels between positions that are projected; the positions between them are interpolated.
 _STEP = 16
+# Side in pixels of the blocks in which damage is reported.
+BLOCK = 512
 # Column and row of positions that cannot be projected: outside every raster.
 _NOWHERE = -1e6
 
@@ -115,6 +117,28 @@ class RasterOnGrid:
             between(between(positions[:, :, axis], down, box[1], box[3]).T, across, box[0],
                     box[2]).T for axis in (0, 1))
         return columns, rows
+
+
+def damaged_blocks(window: Box, width: int, height: int, read: Callable[[Box], object]
+                   ) -> List[Box]:
+    """Return the blocks of a grid in a window that cannot be read, squares of 512 pixels.
+
+    Args:
+        window: Window on the grid.
+        width: Width of the grid in pixels.
+        height: Height of the grid in pixels.
+        read: Function that reads a box, and raises RasterBlockError if it is damaged.
+    """
+    column, row, columns, rows = window
+    damaged = []
+    for top in range(max(row, 0) // BLOCK * BLOCK, min(row + rows, height), BLOCK):
+        for left in range(max(column, 0) // BLOCK * BLOCK, min(column + columns, width), BLOCK):
+            box = left, top, min(BLOCK, width - left), min(BLOCK, height - top)
+            try:
+                read(box)
+            except RasterBlockError:
+                damaged.append(box)
+    return damaged
 
 
 def is_north_up(transform: affine.Affine) -> bool:

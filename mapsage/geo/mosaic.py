@@ -20,14 +20,12 @@ import numpy as np
 
 from .coordinates import short_crs
 from .errors import Box, GeoError, PathName, RasterBlockError
-from .grid_position import RasterOnGrid, box_on_grid, is_north_up
+from .grid_position import BLOCK, RasterOnGrid, box_on_grid, damaged_blocks, is_north_up
 from .pool import most_open
 from .raster import Raster
 
 # Smallest share of a mosaic that its scenes must cover; below, they do not belong together.
 _SPARSEST = 0.005
-# Side in pixels of the blocks in which damage is reported.
-_BLOCK = 512
 
 
 class Mosaic(Raster):
@@ -64,7 +62,7 @@ class Mosaic(Raster):
         self.bands, self.dtype, self.descriptions = first.bands, first.dtype, first.descriptions
         self.nodata, self.may_have_gaps = None, True
         self.is_remote = any(raster.is_remote for raster in rasters)
-        self.is_georeferenced, self.blocks = first.crs is not None, (_BLOCK, _BLOCK)
+        self.is_georeferenced, self.blocks = first.crs is not None, (BLOCK, BLOCK)
         base = next((raster for raster in rasters if is_north_up(raster.transform)), None)
         self._grid_source = first.path if base is None else base.path
         self.crs = (base or first).crs
@@ -108,8 +106,10 @@ class Mosaic(Raster):
         try:
             return self._compose(box)
         except RasterBlockError as error:
-            raise RasterBlockError(str(error), error.path, box, self._damaged_blocks(box),
-                                   error.reason) from error
+            raise RasterBlockError(
+                str(error), error.path, box,
+                damaged_blocks(box, self.width, self.height, self._compose),
+                error.reason) from error
 
     def read_reduced(self, factor: int, row: int = 0, height: Optional[int] = None
                      ) -> Tuple[np.ndarray, np.ndarray]:
@@ -161,20 +161,6 @@ class Mosaic(Raster):
         self._recent.move_to_end(number)
         while len(self._recent) > most_open():
             self._members[self._recent.popitem(last=False)[0]].raster.close()
-
-    def _damaged_blocks(self, window: Box) -> List[Box]:
-        """Return the blocks of the mosaic in a window that cannot be read."""
-        column, row, width, height = window
-        damaged = []
-        for top in range(max(row, 0) // _BLOCK * _BLOCK, min(row + height, self.height), _BLOCK):
-            for left in range(max(column, 0) // _BLOCK * _BLOCK,
-                              min(column + width, self.width), _BLOCK):
-                box = left, top, min(_BLOCK, self.width - left), min(_BLOCK, self.height - top)
-                try:
-                    self._compose(box)
-                except RasterBlockError:
-                    damaged.append(box)
-        return damaged
 
 
 def _check_alike(raster: Raster, first: Raster) -> None:

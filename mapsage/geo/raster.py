@@ -172,6 +172,10 @@ class Raster:
                               transform=list(self.transform)[:6]),
                     validity=self.validity.facts())
 
+    def for_preview(self) -> Raster:
+        """Return the raster that a picture shows: this one, or one image of several."""
+        return self
+
     def files(self) -> List[str]:
         """Return the paths of all files that the pixels come from, such as the sources of a VRT.
 

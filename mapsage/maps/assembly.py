@@ -75,8 +75,9 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
     if outputs.preview is not None:
         shares = pixels / max(1, pixels.sum())
         with writing(outputs.preview):
-            save_map_preview(str(outputs.preview), raster, np.concatenate(content.shrunk_rows),
-                             shrink_factor, outputs.map.stem, classes.names, classes.palette,
+            save_map_preview(str(outputs.preview), raster.for_preview(),
+                             np.concatenate(content.shrunk_rows), shrink_factor,
+                             outputs.map.stem, classes.names, classes.palette,
                              shares.tolist(), NO_DATA, None if area is None else area.meets)
     write_report(outputs.report, dict(
         settings=settings, width=raster.width, height=raster.height,

@@ -17,6 +17,7 @@ from mapsage_launcher.shipped import program
 
 from .description import Bands, ExportedDescription
 from .errors import PredictError
+from .map_model import PlaceSource
 from .strips import Predictor
 from .windows import blend_weights
 
@@ -140,6 +141,7 @@ class ExportedModel:
     """
 
     rank, world_size = 0, 1
+    places: Optional[PlaceSource] = None
 
     def __init__(self, path: str, runtime: str, window: Optional[int], overlap: Optional[int],
                  batch_size: Optional[int], tta: bool) -> None:

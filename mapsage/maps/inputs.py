@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
@@ -103,6 +103,7 @@ class Scene:
         size: Height and width in pixels in which the model sees the scene; default: the size of
             the file.
         members: Files of a mosaic; ``path`` is then only the mosaic's name.
+        open_place: Function that opens the place whose grid ``path`` has; None for single scenes.
 
     Attributes:
         path: Path of the file.
@@ -116,16 +117,18 @@ class Scene:
     """
 
     def __init__(self, path: str, bands: Bands, size: Optional[Tuple[int, int]] = None,
-                 members: Sequence[str] = ()) -> None:
+                 members: Sequence[str] = (),
+                 open_place: Optional[Callable[[str], Raster]] = None) -> None:
         self.path = path
         try:
-            self.raster = (Mosaic(members, bands.chosen) if members
+            self.raster = (open_place(path) if open_place is not None
+                           else Mosaic(members, bands.chosen) if members
                            else Raster(path, bands.chosen))
         except GeoError as error:
             raise PredictError(str(error)) from error
         self._bands = bands
         self.size = size or (self.raster.height, self.raster.width)
-        self.is_picture = (bands.like_opencv and bands.chosen is None
+        self.is_picture = (open_place is None and bands.like_opencv and bands.chosen is None
                            and suffix_of(path) in PICTURE_SUFFIXES)
         self._picture: Union[None, np.ndarray, RasterBlockError] = None
         if self.is_picture:

@@ -16,6 +16,7 @@ from mapsage.geo import AreaOfInterest
 from .assembly import assemble
 from .description import Bands, Classes
 from .inputs import Scene
+from .map_model import PlaceSource
 from .outputs import Outputs
 from .strip_store import StripStore, key_of
 from .strips import Predictor, count_windows, predict_strips
@@ -35,6 +36,7 @@ class MapSetup:
         outlines: Options of :func:`mapsage.geo.polygons.write_polygons`.
         confidence, probabilities, polygons, previews: Whether maps have these files.
         single_input: Whether there is one map only.
+        places: Places of a model of scene stacks, or None.
     """
 
     folder: Path
@@ -50,10 +52,12 @@ class MapSetup:
     polygons: bool
     previews: bool
     single_input: bool
+    places: Optional[PlaceSource] = None
 
     def open_scene(self, path: str, size: Optional[Tuple[int, int]] = None) -> Scene:
         """Return an opened input, in the size in which the model sees it; default: its own."""
-        return Scene(path, self.bands, size, self.members)
+        return Scene(path, self.bands, size, self.members,
+                     None if self.places is None else self.places.open)
 
     def outputs_of(self, name: str) -> Outputs:
         """Return the paths of the files of a map."""

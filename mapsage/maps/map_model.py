@@ -7,10 +7,29 @@ before `load`: everything else is read from the checkpoint or the file.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Dict, Protocol, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+
+from mapsage.geo import Raster
 
 from .description import Bands, Classes
 from .strips import Predictor
+
+
+class PlaceSource(Protocol):
+    """Finds and opens places for a model of scene stacks, which sees many files as one raster."""
+
+    def find(self, paths: Sequence[str]) -> Dict[str, str]:
+        """Return the places in folders and lists: name -> path of the file with their grid.
+
+        Raises:
+            GeoError, PredictError: If a path has no place, or files of a place do not fit.
+        """
+
+    def open(self, path: str) -> Raster:
+        """Return the place whose grid is a file's, with the bands that the model takes."""
+
+    def describe(self, path: str) -> List[str]:
+        """Return what a user should know about a place, such as missing dates."""
 
 
 class MapModel(Protocol):
@@ -24,6 +43,7 @@ class MapModel(Protocol):
         window_origin: Setting that decided the window, for the user.
         predictor: Computes weighted scores of windows.
         batch_size: Number of windows that are predicted at a time.
+        places: Places of a model of scene stacks; None for models of single scenes.
     """
 
     rank: int
@@ -35,6 +55,7 @@ class MapModel(Protocol):
     window_origin: str
     predictor: Predictor
     batch_size: int
+    places: Optional[PlaceSource]
 
     def load(self) -> None:
         """Read the weights, and set the attributes that depend on them."""

@@ -179,6 +179,12 @@ def settings_of(cfg: Config) -> str:
     return repr(Config(settings).to_dict())
 
 
+def stack_dataset(cfg: Config) -> Optional[Dict[str, Any]]:
+    """Return the config of the dataset of scene stacks that a model is tested on, or None."""
+    dataset = _dataset(cfg)
+    return dataset if dataset is not None and dataset.get('sensors') else None
+
+
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:
     dataset = _dataset(cfg)
     return list((dataset or {}).get('pipeline') or cfg.get('test_pipeline') or [])

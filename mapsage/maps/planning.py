@@ -91,6 +91,8 @@ class MapPlanner:
         path = self._inputs[name]
         if isinstance(scene.raster, Mosaic):
             self._say(scene.raster.describe())
+        for line in [] if self._setup.places is None else self._setup.places.describe(path):
+            self._say(f'note: {line}')
         size, origin = choose_size(scene, self._setup.bands.resize, self._options.scale,
                                    self._options.gsd)
         with scene.raster as raster:

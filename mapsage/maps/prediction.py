@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping
 
 from mapsage.folder_claims import FolderClaimedError, claimed
-from mapsage.geo import AreaOfInterest
+from mapsage.geo import AreaOfInterest, GeoError
 
 from .errors import PredictError
 from .inputs import find_inputs, find_members
 from .map_job import MapSetup, ScenePlan, divide_among_ranks
-from .map_model import MapModel
+from .map_model import MapModel, PlaceSource
 from .options import MapOptions, class_indices
 from .outputs import Outputs
 from .planning import MapPlan, MapPlanner
@@ -35,6 +35,24 @@ def find_map_inputs(options: MapOptions) -> Dict[str, str]:
     if options.mosaic:
         return {options.mosaic: options.mosaic}
     return find_inputs(options.inputs, options.allow_remote)
+
+
+def _find_places(places: PlaceSource, options: MapOptions) -> Dict[str, str]:
+    """Return the inputs of a prediction with a model of scene stacks.
+
+    Raises:
+        PredictError: If an option is for single scenes, or an input has no place.
+    """
+    unused = [name for name, value in (
+        ('--mosaic', options.mosaic), ('--bands', options.bands), ('--scale', options.scale),
+        ('--gsd', options.gsd)) if value is not None]
+    if unused:
+        raise PredictError(f'{", ".join(unused)}: the model takes scene stacks, whose bands and '
+                           f'grid the config decides (sensors, grid); leave the option out.')
+    try:
+        return places.find(options.inputs)
+    except GeoError as error:
+        raise PredictError(str(error)) from error
 
 
 class Prediction:
@@ -62,8 +80,9 @@ class Prediction:
         self._say = say if model.rank == 0 else lambda line: None
         with model.fail_together('preparing the prediction'), ExitStack() as stack:
             area = None if options.aoi is None else AreaOfInterest(options.aoi)
+            self._inputs = (find_inputs(options) if model.places is None
+                            else _find_places(model.places, options))
             members = find_members(options.inputs, options.allow_remote) if options.mosaic else []
-            self._inputs = find_inputs(options)
             if self._rank == 0:
                 self._claim_files(stack)
             model.load()
@@ -76,7 +95,7 @@ class Prediction:
                               background=class_indices(options.skip_class, model.classes.names)),
                 confidence=options.confidence, probabilities=options.probabilities,
                 polygons=options.polygons, previews=options.previews,
-                single_input=len(self._inputs) == 1)
+                single_input=len(self._inputs) == 1, places=model.places)
             self._describe()
             self._plan = MapPlan() if self._rank > 0 else MapPlanner(
                 options, self.setup, self._inputs, model.settings(), self._say).plan()

@@ -17,6 +17,7 @@ the end.
 """
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -150,6 +151,17 @@ class StackLayout:
                                        f'{len(sensor.bands)}, one for each of {sensor.bands}.')
             channels += numbers * sensor.max_dates
         return channels
+
+    def plane_values(self, days: Sequence[int], site: Tuple[float, float]) -> List[float]:
+        """Return the values of the planes of days and site of one stack.
+
+        Args:
+            days: Day numbers of all sensors' dates; 0 for a missing date.
+            site: Longitude and latitude in degrees; NaN if unknown.
+        """
+        known = not any(math.isnan(angle) for angle in site)
+        return [*map(float, days), site[0] + _LONGITUDE_OFFSET if known else 0.,
+                site[1] + _LATITUDE_OFFSET if known else 0.]
 
     def add_planes(self, images: torch.Tensor, days: torch.Tensor,
                    site: Optional[torch.Tensor] = None) -> torch.Tensor:

@@ -16,7 +16,17 @@ import affine
 import numpy as np
 from rasterio.crs import CRS
 
-from mapsage.geo import GeoError, Globe, Raster, RasterOnGrid, box_on_grid, open_raster
+from mapsage.geo import (
+    BLOCK,
+    GeoError,
+    Globe,
+    Raster,
+    RasterBlockError,
+    RasterOnGrid,
+    box_on_grid,
+    damaged_blocks,
+    open_raster,
+)
 from mapsage.stacks import NO_DAY, StackLayout, day_number
 
 from .places import DatedImage, Place
@@ -24,6 +34,9 @@ from .sensor_files import Band, SensorFiles
 
 # Pixels of the grid that are so many times as wide as those in a file are worth a warning.
 _MUCH_FINER = 2.0
+
+# Columns that are read at a time to find valid pixels.
+_SCAN_WIDTH = 1024
 
 Box = Tuple[int, int, int, int]
 
@@ -111,17 +124,21 @@ class _Layer:
 
     def read_reduced_valid(self, factor: int, row: int, height: int, width: int) -> np.ndarray:
         """Return the valid pixels among every ``factor``-th of the rows from ``row`` on."""
-        box = 0, row, width, height
         file = self.files[0]
         whole = self.mask is None and len(self.files) == 1 and not file.position.difference \
             and self.box == (0, 0, file.position.raster.width, file.position.raster.height) \
             and self.box[2] == width
         if whole:
             return open_raster(file.path, file.bands).read_reduced(factor, row, height)[1]
-        bands = sum(len(part.bands) for part in self.files)
-        rows = [self.read((box[0], first, width, 1), {}, np.zeros((bands, 1, width), np.float32))
-                for first in range(row, row + height, factor)]
-        return np.concatenate([valid[:, ::factor] for valid in rows])
+        bands = sum(len(file.bands) for file in self.files)
+        side = _SCAN_WIDTH - _SCAN_WIDTH % factor
+        columns = []
+        # Square by square, because neighboring rows are in the same blocks of a file.
+        for left in range(0, width, max(side, factor)):
+            box = left, row, min(max(side, factor), width - left), height
+            values = np.zeros((bands, height, box[2]), np.float32)
+            columns.append(self.read(box, {}, values)[::factor, ::factor])
+        return np.concatenate(columns, 1)
 
     def _clear(self, box: Box, copies: Mapping[str, str]) -> np.ndarray:
         """Return the pixels of a box without clouds, bool (height, width)."""
@@ -177,7 +194,7 @@ class PlaceRaster(Raster):
             self.path, self.crs, self.transform = str(grid), reference.crs, reference.transform
             self.width, self.height = reference.width, reference.height
             self.is_georeferenced = reference.is_georeferenced
-            self.control_points, self.blocks = reference.control_points, reference.blocks
+            self.control_points, self.blocks = reference.control_points, (BLOCK, BLOCK)
             self.validity = reference.validity
         self.bands = tuple(range(1, self.layout.image_channels + 1))
         self.nodata, self.descriptions = None, tuple(None for _ in self.bands)
@@ -214,8 +231,22 @@ class PlaceRaster(Raster):
         Returns:
             Values (image_channels, height, width) in ``dtype``, and the pixels that any date of any
             sensor has, bool (height, width).
+
+        Raises:
+            RasterBlockError: If pixels of the window cannot be decoded in one of the files. The
+                error lists blocks of the grid, squares of 512 pixels.
         """
-        layout, box = self.layout, (column, row, width, height)
+        box = column, row, width, height
+        try:
+            return self._compose(box)
+        except RasterBlockError as error:
+            raise RasterBlockError(
+                str(error), error.path, box,
+                damaged_blocks(box, self.width, self.height, self._compose),
+                error.reason) from error
+
+    def _compose(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
+        layout, (_, _, width, height) = self.layout, box
         values = np.zeros((layout.image_channels, height, width), self.dtype)
         band, number = 0, 0
         for sensor in layout.sensors:
@@ -263,6 +294,10 @@ class PlaceRaster(Raster):
         copied: PlaceRaster = object.__new__(PlaceRaster)
         copied.__dict__.update(self.__dict__, _copies=dict(copies))
         return copied
+
+    def for_preview(self) -> Raster:
+        """Return the file that has the grid, which a picture of the place shows."""
+        return Raster(self.path)
 
     def facts(self) -> Dict[str, Any]:
         """Return the grids of the files and what makes their pixels invalid, as JSON values."""

@@ -13,6 +13,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmseg.models import SegDataPreProcessor
 from torch import nn
 
+from mapsage.datasets import StackDataPreProcessor
 from mapsage.host.segmentors import channel_means
 from mapsage_launcher.shipped import program
 
@@ -59,7 +60,9 @@ def _check_inputs(preprocessor: BaseDataPreprocessor, arguments: Tuple[Any, ...]
     images = data.get('inputs') if isinstance(data, Mapping) else None
     if not isinstance(images, (list, tuple, torch.Tensor)) or not len(images):
         return
-    _check_mean(preprocessor, images)
+    # A stack gets planes of days behind its channels; its preprocessor checks them itself.
+    if not isinstance(preprocessor, StackDataPreProcessor):
+        _check_mean(preprocessor, images)
     # A user's own forward may pad in another way. MMEngine's DDP passes `training` by name, which a
     # hook does not get; the module has the same value.
     if isinstance(preprocessor, SegDataPreProcessor) \

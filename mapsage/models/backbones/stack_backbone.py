@@ -35,6 +35,7 @@ class StackBackbone(BaseModule):
             name. It needs as many input channels as the sensor has bands, or with
             ``dates='channels'`` as there are bands in all dates.
         dates: ``'separate'`` or ``'channels'``.
+        frozen: Whether the encoders are not trained, so that their features can be cached.
         init_cfg: As in ``BaseModule``.
 
     Raises:
@@ -42,7 +43,8 @@ class StackBackbone(BaseModule):
     """
 
     def __init__(self, sensors: Mapping[str, Mapping[str, Any]], encoder: Dict[str, Any],
-                 dates: str = 'separate', init_cfg: Optional[Dict[str, Any]] = None) -> None:
+                 dates: str = 'separate', frozen: bool = False,
+                 init_cfg: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(init_cfg)
         self.layout = StackLayout.of_config(sensors)
         if dates not in ('separate', 'channels'):
@@ -61,6 +63,15 @@ class StackBackbone(BaseModule):
                 raise StackLayoutError(f'encoder has configs of {sorted(encoder)}, expected one '
                                        f'config, or with dates=\'separate\' those of {names}.')
             self.encoders = nn.ModuleDict({name: MODELS.build(encoder[name]) for name in names})
+
+        self.frozen = frozen
+        for parameter in self.parameters() if frozen else ():
+            parameter.requires_grad = False
+
+    def train(self, mode: bool = True) -> StackBackbone:
+        """Set the mode of the module; frozen encoders stay in evaluation mode."""
+        super().train(mode and not self.frozen)
+        return self
 
     def forward(self, inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Return the levels for the input of the model, (N, input_channels, H, W)."""

@@ -172,7 +172,7 @@ def test_what_is_no_data_in_every_scene_stays_so(tmp_path: Path) -> None:
 
 
 def test_damage_is_told_in_blocks_of_the_mosaic(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(mosaic, '_BLOCK', 32)
+    monkeypatch.setattr('mapsage.geo.grid_position.BLOCK', 32)
     values = np.random.RandomState(0).randint(1, 255, (1, 64, 64)).astype(np.uint8)
     tiled = dict(tiled=True, blockxsize=32, blockysize=32, compress='deflate')
     paths: List[str] = [
