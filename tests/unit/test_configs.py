@@ -15,6 +15,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 import mapsage  # noqa: F401  (registers what the configs name)
+from mapsage.datasets import StackDataPreProcessor
 from mapsage.models.backbones.dinov3_weights import ARCHS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ IDS = [str(p.relative_to(ROOT / 'configs')) for p in CONFIGS]
 FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background'),
                'PotsdamDataset': (1, 'impervious_surface'),
                'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background'),
-               'GeoTiffDataset': (0, 'background')}
+               'GeoTiffDataset': (0, 'background'), 'SceneStackDataset': (0, 'fallow')}
 
 
 @pytest.fixture(scope='module', params=CONFIGS, ids=IDS)
@@ -103,7 +104,14 @@ def test_one_training_step(cfg: Config) -> None:
     labels[0, :, :8] = 255
     samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
     bands = cfg.model.backbone.get('in_channels', 3)
+    layout = model.data_preprocessor.layout if isinstance(
+        model.data_preprocessor, StackDataPreProcessor) else None
+    bands = bands if layout is None else layout.image_channels
     images = [torch.randint(0, 256, (bands, 64, 64), dtype=torch.uint8) for _ in samples]
+    if layout is not None:
+        for image, sample in zip(images, samples):
+            image[layout.pixel_channels:] = 1
+            sample.set_metainfo(dict(days=[45000] * layout.dates, site=(15., 48.)))
     batch = model.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
     loss, _ = model.parse_losses(model(**batch, mode='loss'))
     loss.backward()

@@ -2,8 +2,8 @@
 
 At a single date a field is green or bare; the crop shows in the order of the dates.
 
-Write them with ``python tools/make_demo_data.py data/crops --stacks``, or set MAPSAGE_CROPS to where
-they are. docs/how-to/scene-stacks.md says what to change for places of your own.
+Write them with ``python tools/make_demo_data.py data/crops --stacks``, or set MAPSAGE_CROPS to
+where they are. docs/how-to/scene-stacks.md says what to change for places of your own.
 """
 data_root = '{{$MAPSAGE_CROPS:data/crops}}'
 sensors = dict(
