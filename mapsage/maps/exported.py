@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from .errors import PredictError
 from .map_model import PlaceSource
 from .strips import Predictor
 from .windows import blend_weights
+
+if TYPE_CHECKING:
+    import torch
 
 RUNTIMES = ('onnxruntime', 'openvino')
 
@@ -94,7 +97,11 @@ class ExportedPredictor:
         self.weights = np.outer(*(blend_weights(side, self.overlap), ) * 2)
         self._flips = _FLIPS if tta else _FLIPS[:1]
 
-    def __call__(self, windows: np.ndarray) -> np.ndarray:
+    def stack(self, windows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return windows as a batch."""
+        return np.stack(windows)
+
+    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
         """Return the weighted scores of a batch of windows.
 
         Args:
@@ -107,7 +114,7 @@ class ExportedPredictor:
         Raises:
             PredictError: If the runtime cannot compute.
         """
-        images = to_input(windows, self.description.bands)
+        images = to_input(np.asarray(windows), self.description.bands)
         missing = (self.description.batch or 0) - len(windows)
         if missing > 0:
             images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.float32)])

@@ -18,6 +18,7 @@ from .description import Bands, Classes
 from .inputs import Scene
 from .map_model import PlaceSource
 from .outputs import Outputs
+from .reading import most_readers
 from .strip_store import StripStore, key_of
 from .strips import Predictor, count_windows, predict_strips
 from .windows import Grid, assign_ranks
@@ -145,7 +146,7 @@ class MapJob:
         with scene.raster:
             predict_strips(scene, self.grid, self.strips_of(rank), predictor, batch_size,
                            self._setup.confidence, self.strips.write, advance,
-                           self._setup.probabilities)
+                           self._setup.probabilities, most_readers(scene))
 
     def assemble(self) -> None:
         """Write the files of the map from its strips, and remove the strips."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, Callable, Iterator, List, Optional, Tuple, Union, cast
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 import torch
@@ -93,6 +93,15 @@ class WindowPredictor:
         replica = copy.copy(self)
         replica._model = copy.deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
         return replica
+
+    def stack(self, windows: Sequence[np.ndarray]) -> torch.Tensor:
+        """Return windows as a batch; for a GPU in pinned memory, from which it copies by itself."""
+        # From an empty array, because PyTorch takes no view that is mirrored.
+        dtype = torch.from_numpy(np.empty(0, windows[0].dtype)).dtype
+        batch = torch.empty((len(windows), *windows[0].shape), dtype=dtype,
+                            pin_memory=self._device.type == 'cuda')
+        np.stack(windows, out=batch.numpy())
+        return batch
 
     def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
         """Return the weighted scores of a batch of windows.

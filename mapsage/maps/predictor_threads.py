@@ -7,7 +7,7 @@ pixels a second as two that share a batch (docs/benchmarks.md).
 from __future__ import annotations
 
 import queue
-from typing import List, Tuple
+from typing import List, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -60,7 +60,11 @@ class ThreadedPredictor:
         for replica in replicas:
             self._free.put(replica)
 
-    def __call__(self, windows: np.ndarray) -> np.ndarray:
+    def stack(self, windows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return windows as a batch."""
+        return np.stack(windows)
+
+    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
         """Return the weighted scores of a batch, as :class:`WindowPredictor` does.
 
         Threads may call this at the same time; more than :attr:`parallel` wait for each other.

@@ -1,22 +1,40 @@
 """Predict strips of a scene: read windows, compute scores, blend them, hand out finished strips.
 
-This is the inner loop of a prediction. One thread or several run the model, one reads windows ahead
-of it, another blends scores behind it. A strip's pixels are the same bits whichever other strips
-are predicted in the same call, so ranks may share a scene and a stopped prediction may continue: a
-batch never spans two rows of windows, and scores are added in a fixed order.
+This is the inner loop of a prediction. One thread or several run the model, one or several read
+windows ahead of it (`reading.py`), another blends scores behind it. A strip's pixels are the same
+bits whichever other strips are predicted in the same call, so ranks may share a scene and a stopped
+prediction may continue: a batch never spans two rows of windows, and scores are added in a fixed
+order.
 """
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Callable, Iterable, Iterator, List, Optional, Protocol
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Protocol,
+    Sequence,
+    Union,
+)
 
 import numpy as np
 
 from .background import WriteBehind, map_in_order, read_ahead
 from .blending import RowBlender
 from .inputs import Scene
+from .reading import Window, WindowReader
 from .windows import Grid, consecutive_runs
+
+if TYPE_CHECKING:
+    # Exported models run on machines without PyTorch.
+    import torch
 
 _BATCHES_AHEAD = 2
 
@@ -36,7 +54,13 @@ class Predictor(Protocol):
     weights: np.ndarray
     parallel: int
 
-    def __call__(self, windows: np.ndarray) -> np.ndarray:
+    def stack(self, windows: Sequence[np.ndarray]) -> Union[np.ndarray, torch.Tensor]:
+        """Return a batch of ``(bands, h, w)`` windows, in memory that suits the device.
+
+        The thread that reads calls this, while the batch before is computed.
+        """
+
+    def __call__(self, windows: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
         """Return ``(batch, scores, height, width)`` float32 for ``(batch, bands, h, w)``."""
 
 
@@ -67,6 +91,7 @@ class _Batch:
     Attributes:
         row: Number of the row of windows.
         windows, columns, valid: Pixels, first columns and data masks of the windows with data.
+        stacked: All windows as the predictor takes them; None without windows.
         damage: Lines about blocks that could not be read.
         passed: Number of windows read for this batch, including windows without data.
         ends_row: Whether this is the last batch of its row.
@@ -79,11 +104,13 @@ class _Batch:
     damage: List[str] = field(default_factory=list)
     passed: int = 0
     ends_row: bool = False
+    stacked: Union[None, np.ndarray, torch.Tensor] = None
 
 
 def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: Predictor,
                    batch_size: int, confidence: bool, store: Callable[[Strip], None],
-                   advance: Callable[[int], None], probabilities: bool = False) -> None:
+                   advance: Callable[[int], None], probabilities: bool = False,
+                   most_readers: int = 1) -> None:
     """Predict some strips of a scene.
 
     For each run of consecutive strips, the rows of windows that reach into its first strip from
@@ -100,12 +127,14 @@ def predict_strips(scene: Scene, grid: Grid, strips: Iterable[int], predictor: P
         advance: Function that receives the number of windows that were done since the last call,
             including windows without data.
         probabilities: Whether strips have the probabilities of all classes.
+        most_readers: Largest number of threads that may read the scene at the same time.
     """
+    reader = WindowReader(scene, most_readers)
     window = min(grid.window[0], grid.height), min(grid.window[1], grid.width)
     for first, last in consecutive_runs(strips):
         blender = RowBlender(predictor.scores, window, grid.width, grid.shared_rows,
                              predictor.threshold, confidence, probabilities)
-        _predict_run(scene, grid, first, last, predictor, batch_size, blender, store, advance)
+        _predict_run(reader, grid, first, last, predictor, batch_size, blender, store, advance)
 
 
 def count_windows(grid: Grid, strips: Iterable[int]) -> int:
@@ -114,7 +143,7 @@ def count_windows(grid: Grid, strips: Iterable[int]) -> int:
                for row in range(grid.first_row(first), last + 1))
 
 
-def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Predictor,
+def _predict_run(reader: WindowReader, grid: Grid, first: int, last: int, predictor: Predictor,
                  batch_size: int, blender: RowBlender, store: Callable[[Strip], None],
                  advance: Callable[[int], None]) -> None:
     """Predict the consecutive strips ``first`` to ``last``."""
@@ -136,12 +165,20 @@ def _predict_run(scene: Scene, grid: Grid, first: int, last: int, predictor: Pre
                 blender.begin(_rows_of(grid, batch.row + 1))
 
     def compute(batch: _Batch) -> Optional[np.ndarray]:
-        return predictor(np.stack(batch.windows)) if batch.windows else None
+        return None if batch.stacked is None else predictor(batch.stacked)
 
-    batches = _read_batches(scene, grid, grid.first_row(first), last, batch_size)
-    with WriteBehind(blend, _BATCHES_AHEAD) as behind, \
+    def stack(batches: Iterable[_Batch]) -> Generator[_Batch, None, None]:
+        for batch in batches:
+            if batch.windows:
+                batch.stacked = predictor.stack(batch.windows)
+                batch.windows.clear()
+            yield batch
+
+    batches = stack(_read_batches(reader, grid, grid.first_row(first), last, batch_size))
+    # Closed from the last to the first, so no thread reads the scene after this block.
+    with closing(batches), WriteBehind(blend, _BATCHES_AHEAD) as behind, \
             closing(read_ahead(batches, _BATCHES_AHEAD)) as ready, \
-            closing(map_in_order(compute, ready, predictor.parallel)) as computed:
+            closing(map_in_order(compute, _watch(ready, reader), predictor.parallel)) as computed:
         for batch, scores in computed:
             behind.put(batch, scores)
             advance(batch.passed)
@@ -153,15 +190,37 @@ def _rows_of(grid: Grid, strip: int) -> int:
     return stop - start
 
 
-def _read_batches(scene: Scene, grid: Grid, first: int, last: int, size: int) -> Iterator[_Batch]:
+def _watch(batches: Iterator[_Batch], reader: WindowReader) -> Iterator[_Batch]:
+    """Yield batches, and tell the reader how long each kept the caller waiting."""
+    end = time.monotonic()
+    while True:
+        asked = time.monotonic()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        start, end = end, time.monotonic()
+        reader.note_batch(end - asked, end - start)
+        yield batch
+
+
+def _read_batches(reader: WindowReader, grid: Grid, first: int, last: int,
+                  size: int) -> Iterator[_Batch]:
     """Yield the windows of the rows of windows ``first`` to ``last`` in batches of one row each."""
+    corners = ((column, grid.rows[row]) for row in range(first, last + 1)
+               for column in grid.columns_of(row))
+    with closing(reader.read(corners, grid.window)) as windows:
+        yield from _batches_of(windows, grid, first, last, size)
+
+
+def _batches_of(windows: Iterator[Window], grid: Grid, first: int, last: int,
+                size: int) -> Iterator[_Batch]:
     for row in range(first, last + 1):
         batch = _Batch(row)
         for column in grid.columns_of(row):
             if len(batch.windows) == size:
                 yield batch
                 batch = _Batch(row)
-            values, valid, damage = scene.read(column, grid.rows[row], grid.window)
+            values, valid, damage = next(windows)
             batch.passed += 1
             batch.damage += damage
             if valid.any():
