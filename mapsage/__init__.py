@@ -2,12 +2,13 @@
 
 Importing the package has two effects: `compat` closes gaps in the host packages, and the other
 rooms register their classes with MMEngine. Without the host packages only the version is there,
-which is enough to make maps from an exported model.
+which is enough to make maps from an exported model. So it is where only a help text is printed.
 """
 from mapsage_launcher.hosts import absent_hosts
+from mapsage_launcher.program_start import is_only_help
 
 # Without the host packages, `tools/predict.py --model` still makes maps.
-if not absent_hosts():
+if not is_only_help() and not absent_hosts():
     # `compat` comes first, because it decides whether mmseg can be imported.
     from . import (  # noqa: F401
         compat,

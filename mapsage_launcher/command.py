@@ -1,22 +1,21 @@
 """The command ``mapsage``: a word for each program, and the launcher.
 
-A program is a module with a function ``run()``; most of them are in `mapsage/commands/programs/`,
-and a file of `tools/` with the same name starts the same module. The module is imported only after
-the checks here, because that import takes seconds: ``mapsage --help`` answers at once, and if
-PyTorch or an MM package is missing, the error is the line that installs it. To add a word, add a
-row to ``COMMANDS``.
+A program is a module with the functions ``main()`` and ``run()``; most of them are in
+`mapsage/commands/programs/`, and a file of `tools/` with the same name starts the same module. The
+module is imported only after the checks here: if PyTorch or an MM package is missing, the error is
+the line that installs it. A word's ``--help`` needs neither (`program_start.py`). To add a word,
+add a row to ``COMMANDS``.
 """
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, NoReturn
 
 from mapsage_launcher import hosts, shipped
-from mapsage_launcher.drivers import no_plugins_loaded
+from mapsage_launcher.program_start import asks_for_help, import_program
 from mapsage_launcher.version import __version__
 
 
@@ -120,13 +119,11 @@ def run_program(name: str, arguments: List[str]) -> None:
               + f' Commands: {", ".join(known)}; see mapsage --help.', 2)
     without_hosts = (command.without_hosts or command.program in _MORE_WITHOUT_HOSTS
                      or _is_exported(command, arguments))
-    if not without_hosts:
+    if not without_hosts and not asks_for_help(arguments):
         _need_hosts(f'mapsage {name}')
     # The program's usage begins with the first of these.
     sys.argv = [f'mapsage {name}', *arguments]
-    with no_plugins_loaded():
-        program = importlib.import_module(module)
-    program.run()
+    import_program(module)()
 
 
 def launch(arguments: List[str]) -> NoReturn:

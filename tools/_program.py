@@ -1,5 +1,4 @@
 """Starts the programs of this folder; their code is in mapsage and mapsage_launcher."""
-import importlib
 import sys
 from pathlib import Path
 
@@ -11,12 +10,11 @@ def run(module: str) -> None:
     if (ROOT / 'mapsage').is_dir():  # in a wheel this folder is mapsage/.mim/tools
         sys.path.insert(0, str(ROOT))
     try:
-        from mapsage_launcher.drivers import no_plugins_loaded
-        with no_plugins_loaded():
-            program = importlib.import_module(module)
+        from mapsage_launcher.program_start import import_program
+        program = import_program(module)
     except ModuleNotFoundError as error:
         if (error.name or 'mapsage').startswith('mapsage'):
             raise
         sys.exit(f'problem: {error.name} is not installed in {sys.executable}. Use the Python that '
                  f'`bash scripts/setup_env.sh` prints, or install requirements.txt into this one.')
-    program.run()
+    program()

@@ -1,8 +1,8 @@
-"""Options, config preparation and error reporting of tools/train.py, tools/test.py and others.
+"""Config preparation and error reporting of tools/train.py, tools/test.py and others.
 
 `run` is the outermost frame of every program that needs PyTorch: it prints a user's mistake once
 and without a traceback, tells the launcher and the other ranks, and exits. The functions above it
-parse MMSegmentation's options and apply them to a config.
+apply the options of `options.py` to a config.
 """
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Sequence, Set
+from typing import Callable, Mapping, Optional, Sequence, Set
 
 import torch.distributed as dist
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import METRICS, RUNNERS
 from mmengine.runner import Runner
 
 from mapsage.accelerator import AcceleratorError
-from mapsage.console import accept_any_text, examples
+from mapsage.console import accept_any_text
 from mapsage.distributed import (
     die_with_launcher,
     error_text,
@@ -47,34 +47,7 @@ from mapsage_launcher.ranks.leftover_encoders import note_finished
 from mapsage_launcher.shipped import ShippedError, find_config
 from mapsage_launcher.stop_request import StoppedEarly
 
-_RESUME_MODES = ('auto', 'must')
-
-
-def build_parser(description: str, needs_config: bool = True,
-                 doc: Optional[str] = None) -> argparse.ArgumentParser:
-    """Return a parser with the options that trainings and tests share, named as in MMSegmentation.
-
-    Args:
-        description: What the program does.
-        needs_config: Whether the config is a required argument.
-        doc: Docstring with examples for the help.
-    """
-    parser = argparse.ArgumentParser(description=description, **examples(doc))
-    parser.add_argument('config', nargs=None if needs_config else '?', help='path of the config '
-                        'file, or the name of one that comes with MapSage')
-    parser.add_argument('--work-dir', help='where logs, checkpoints and pictures go (default: '
-                        "the config's work_dir, else work_dirs/<config name>)")
-    parser.add_argument('--accelerator', help='auto, cuda, gcu, gcu_t20, xla, cpu, sim, or the '
-                        'device of a plugin of PyTorch such as npu (default: env_cfg.accelerator '
-                        'of the config, else auto)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-                        help='override settings of the config: model.backbone.depth=18 '
-                        'key="[a,b]" key="[(a,b),(c,d)]"; quote, and no white space inside')
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
-                        help='what started this process (default: none)')
-    parser.add_argument('--local_rank', '--local-rank', type=int,
-                        help='for torch.distributed.launch; torchrun sets LOCAL_RANK instead')
-    return parser
+from .options import add_resume, build_parser, with_resume_mode  # noqa: F401
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -111,31 +84,6 @@ def choose_accelerator(cfg: Config, name: str, cfg_options: dict) -> None:
             and 'env_cfg.dist_cfg.backend' not in cfg_options:
         env_cfg['dist_cfg'] = dict(env_cfg.get('dist_cfg') or {}, backend='auto')
     cfg.env_cfg = dict(env_cfg, accelerator=name)
-
-
-def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Add ``--resume [must]``, with the value None, ``'auto'`` or ``'must'``."""
-    parser.add_argument('--resume', nargs='?', const='auto', choices=_RESUME_MODES,
-                        help='continue from the newest checkpoint of the work dir that can be '
-                        'read; while there is none, start the run. `--resume must`: an error while '
-                        'there is none')
-
-
-def with_resume_mode(arguments: Optional[Sequence[str]]) -> List[str]:
-    """Return the arguments with the mode ``auto`` after a ``--resume`` without a mode.
-
-    Otherwise argparse would take the next argument, such as the config, as the mode.
-
-    Args:
-        arguments: Arguments of a program; None for the arguments of this process.
-    """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    completed: List[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], '']):
-        completed.append(argument)
-        if argument == '--resume' and following not in _RESUME_MODES:
-            completed.append('auto')
-    return completed
 
 
 def test_folder(cfg: Config, checkpoint: str) -> str:

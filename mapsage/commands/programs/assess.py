@@ -11,18 +11,27 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.accuracy.allocation import ALLOCATIONS
-from mapsage.commands import assess
 from mapsage.console import accept_any_text, examples
 from mapsage.errors import UserError
+
+# As in mapsage.accuracy.allocation, which imports NumPy.
+_ALLOCATIONS = ('balanced', 'proportional', 'neyman')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
     accept_any_text()
     args = build_parser().parse_args(argv)
+    from mapsage.commands import assess
     try:
-        args.action(args)
+        if args.word == 'plan':
+            if args.half_width is not None:
+                args.half_width /= 100
+            assess.plan(args)
+        elif args.word == 'report':
+            assess.report(args)
+        else:
+            assess.compare_maps(args)
     except (OSError, UserError) as error:
         print(f'{type(error).__name__}: {error}', file=sys.stderr)
         return 1
@@ -45,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument('--target', metavar='CLASS',
                       help='class for whose area --half-width and --allocation neyman are '
                       '(default: the overall accuracy)')
-    plan.add_argument('--allocation', choices=ALLOCATIONS, default=ALLOCATIONS[0],
+    plan.add_argument('--allocation', choices=_ALLOCATIONS, default=_ALLOCATIONS[0],
                       help='balanced: --minimum points in small strata, the rest proportional to '
                       'area; neyman: most points where errors are expected (default: balanced)')
     plan.add_argument('--minimum', type=_positive, default=50, metavar='N',
@@ -59,18 +68,15 @@ def build_parser() -> argparse.ArgumentParser:
                       'NAME_probabilities.tif if it exists)')
     plan.add_argument('--seed', type=_seed, default=0, metavar='N',
                       help='seed of the draw (default: 0)')
-    plan.set_defaults(action=_plan)
     report = words.add_parser('report', help='estimate areas and accuracies from labeled points')
     report.add_argument('points', help='GeoPackage of `plan`, labeled')
     report.add_argument('map', help='the map of the plan')
     report.add_argument('--other-map', action='store_true', help='MAP is another map of the same '
                         'area than the one that the points were planned for')
-    report.set_defaults(action=assess.report)
     compare = words.add_parser('compare', help='say which of two maps is better')
     compare.add_argument('points', help='GeoPackage of `plan`, labeled')
     compare.add_argument('first', help='a map of the area')
     compare.add_argument('second', help='another map of the area')
-    compare.set_defaults(action=assess.compare_maps)
     for word, name in ((report, 'assessment'), (compare, 'comparison')):
         word.add_argument('--out', metavar='FILE.html', help='page to write; a table is written '
                           f'next to it (default: POINTS_{name}.html)')
@@ -82,12 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
         word.add_argument('--nodata', type=int, nargs='+', default=[], metavar='VALUE',
                           help='values of the map that count as no data')
     return parser
-
-
-def _plan(args: argparse.Namespace) -> None:
-    if args.half_width is not None:
-        args.half_width /= 100
-    assess.plan(args)
 
 
 def _positive(text: str) -> int:

@@ -7,10 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Optional, Sequence
 
-from mmengine.config import DictAction
-
-from mapsage.commands import cli
-from mapsage.commands.browse_dataset import browse
+from mapsage.commands.options import ConfigOptions
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -30,10 +27,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         help='write a file for each sample, instead of one sheet')
     parser.add_argument('--not-show', action='store_true',
                         help="MMSegmentation's option; windows are never opened")
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+    parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, metavar='KEY=VALUE',
                         help='overrides of settings of the config')
     parser.set_defaults(launcher='none', local_rank=None, accelerator=None, work_dir=None)
     args = parser.parse_args(argv)
+    from mapsage.commands import cli
+    from mapsage.commands.browse_dataset import browse
     for path in browse(cli.load_config(args), args.split, args.output_dir, args.show_number,
                        args.bands, args.each):
         print(path)
@@ -41,4 +40,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cache_features, cli
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
-    parser = cli.build_parser("Compute the frozen encoder's features of all training samples.")
+    parser = options.build_parser("Compute the frozen encoder's features of all training samples.")
     parser.add_argument('--views', type=int, metavar='K',
                         help='number of fixed views per sample, for a pipeline with random '
                         "augmentation (default: the config's feature_source.views; without either, "
@@ -31,9 +31,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for option, number in (('--views', args.views), ('--batch-size', args.batch_size)):
         if number is not None and number < 1:
             parser.error(f'{option} {number}: expected 1 or more')
-    return cache_features.cache_features(args)
+    from mapsage.commands.cache_features import cache_features
+    return cache_features(args)
 
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

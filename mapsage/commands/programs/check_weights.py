@@ -8,11 +8,14 @@ the published features. The exit status is 1 if the file or its features are wro
 from __future__ import annotations
 
 import argparse
-from typing import Optional, Sequence
+from typing import TYPE_CHECKING, Optional, Sequence
 
-from mapsage.commands import cli
-from mapsage.models.backbones import dinov3_reference as reference
-from mapsage.models.backbones import dinov3_weights as weights
+if TYPE_CHECKING:
+    from mapsage.models.backbones.dinov3_reference import DINOv3ViT
+
+# As in mapsage.models.backbones.dinov3_weights and dinov3_reference, which import PyTorch.
+_ARCHS = ('small', 'small+', 'base', 'large', 'huge+', '7B')
+_IMAGE = 'http://images.cocodataset.org/val2017/000000039769.jpg'
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -20,12 +23,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description='Check a DINOv3 weight file.')
     parser.add_argument('checkpoint',
                         help='hub file, safetensors file, Hugging Face folder or timm file')
-    parser.add_argument('--arch', choices=list(weights.ARCHS),
+    parser.add_argument('--arch', choices=_ARCHS,
                         help='variant of the model (default: recognized from the file)')
     parser.add_argument('--prefix', default='',
                         help="prefix of the keys, for example 'backbone.'")
-    parser.add_argument('--image', help=f'path of {reference.IMAGE}, to compare its features')
+    parser.add_argument('--image', help=f'path of {_IMAGE}, to compare its features')
     args = parser.parse_args(argv)
+    from mapsage.models.backbones import dinov3_reference as reference
+    from mapsage.models.backbones import dinov3_weights as weights
     state = weights.read_checkpoint(args.checkpoint, args.prefix)
     arch = args.arch or weights.variant_of(weights.convert(state))
     data, source = weights.training_data(args.checkpoint, state, weights.ARCHS[arch])
@@ -43,15 +48,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return compare(model, f'{arch} {data or "web"}', args.image)
 
 
-def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
+def compare(model: DINOv3ViT, name: str, path: str) -> int:
     """Print the comparison with the published features; return the exit status."""
     import cv2
+
+    from mapsage.models.backbones import dinov3_reference as reference
+    from mapsage.models.backbones.dinov3_weights import WeightsError
     if name not in reference.PUBLISHED:
         print(f'  features      none are published for {name}')
         return 0
     image = cv2.imread(path)
     if image is None:
-        raise weights.WeightsError(f'{path} cannot be read as an image')
+        raise WeightsError(f'{path} cannot be read as an image')
     best = reference.compare(model, name, image[..., ::-1])[0]
     is_equal = best.difference <= reference.TOLERANCE
     print(f'  features      {"as published" if is_equal else "NOT as published"}: off by at most '
@@ -64,4 +72,5 @@ def compare(model: reference.DINOv3ViT, name: str, path: str) -> int:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

@@ -9,7 +9,6 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.commands.report import compare
 from mapsage.console import accept_any_text, examples
 
 
@@ -22,7 +21,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         'last run; or the folder of one start in it, WORK_DIR/TIMESTAMP')
     parser.add_argument('--out', metavar='FILE.html', default='compare.html',
                         help='file to write (default: compare.html in the current folder)')
-    return compare(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    from mapsage.commands.report import compare
+    return compare(args)
 
 
 def run() -> None:

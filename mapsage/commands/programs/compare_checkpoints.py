@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
-
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
@@ -33,4 +31,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

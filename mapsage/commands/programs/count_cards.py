@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 from typing import Optional, Sequence
 
-from mapsage.accelerator import resolve_accelerator
-from mapsage.commands import cli
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
-    parser = cli.build_parser('Count the cards that ranks would use.', needs_config=False,
+    parser = options.build_parser('Count the cards that ranks would use.', needs_config=False,
                               doc=__doc__)
     # The launcher passes the options of any program.
     args, _ = parser.parse_known_args(argv)
+    from mapsage.accelerator import resolve_accelerator
+    from mapsage.commands import cli
     name = args.accelerator
     if name is None and args.config is not None:
         name = (cli.load_config(args).get('env_cfg') or {}).get('accelerator')
@@ -29,4 +30,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

@@ -11,16 +11,12 @@ from __future__ import annotations
 import argparse
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
-from mapsage.commands.doctor.diagnosis import diagnose
-from mapsage.commands.doctor.kernels import compare_kernels
-from mapsage.commands.doctor.operators import report_operators
-from mapsage.commands.doctor.tuning.command import tune
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
-    parser = cli.build_parser('Say whether a training would start here.', False, __doc__)
+    parser = options.build_parser('Say whether a training would start here.', False, __doc__)
     parser.add_argument('--operators', action='store_true',
                         help='list the operators of a step of the config and where the card, or '
                         "else Enflame's S60, computes them; needs neither card nor data")
@@ -40,11 +36,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         'minutes more')
     args = parser.parse_args(argv)
     if args.tune or args.tune_compile:
+        from mapsage.commands.doctor.tuning.command import tune
         return tune(args)
     if args.compare:
+        from mapsage.commands.doctor.kernels import compare_kernels
         return compare_kernels(args)
     if args.operators:
+        from mapsage.commands.doctor.operators import report_operators
         return report_operators(args)
+    from mapsage.commands.doctor.diagnosis import diagnose
     return diagnose(args)
 
 
@@ -56,4 +56,5 @@ def _pixels(text: str) -> int:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

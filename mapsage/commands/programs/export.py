@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
-    parser = cli.build_parser('Write a trained model as one ONNX file.', doc=__doc__)
+    parser = options.build_parser('Write a trained model as one ONNX file.', doc=__doc__)
     parser.add_argument('checkpoint', help='path of the checkpoint')
     destination = parser.add_mutually_exclusive_group(required=True)
     destination.add_argument('--out', metavar='MODEL.onnx', help='name of the file')
@@ -52,4 +52,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

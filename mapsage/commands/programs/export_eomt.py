@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
-    parser = cli.build_parser('Write a trained EoMT as a folder that transformers reads.')
+    parser = options.build_parser('Write a trained EoMT as a folder that transformers reads.')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('out', metavar='OUT', help='folder to create')
     parser.add_argument('--size', type=int, metavar='PIXELS',
@@ -27,4 +27,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program with a command line (default: ``sys.argv``); return the exit status."""
-    parser = cli.build_parser('Take LoRA adapters out of a checkpoint.')
+    parser = options.build_parser('Take LoRA adapters out of a checkpoint.')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--merged', metavar='OUT.pth', help='checkpoint with the adapters merged '
                         'into the weights; its config is written next to it')
@@ -33,4 +33,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

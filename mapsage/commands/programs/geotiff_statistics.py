@@ -9,7 +9,6 @@ import sys
 from typing import Iterable, Optional, Sequence
 
 from mapsage.console import accept_any_text
-from mapsage.geo import GeoError, RasterBlockError, band_statistics, match
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -24,6 +23,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
                         help='largest number of pixels to read (default: 50,000,000)')
     args = parser.parse_args(argv)
+    from mapsage.geo import GeoError, RasterBlockError, band_statistics, match
     paths = [path for scene in args.scenes for path in match(scene)]
     try:
         statistics = band_statistics(paths, args.bands, args.samples)

@@ -12,21 +12,15 @@ import sys
 import time
 
 from mapsage.console import accept_any_text
-from mapsage.datasets import (
-    ChangeParams,
-    CropParams,
-    DemoParams,
-    NeighborParams,
-    write_change_pairs,
-    write_crop_places,
-    write_demo_data,
-    write_neighbor_scenes,
-)
+
+# Fields of DemoParams, and of NeighborParams if they differ, in mapsage.datasets, which imports
+# PyTorch.
+_TILES = dict(seed=0, train_scenes=24, val_scenes=8, scene_size=640, tile_size=128)
+_NEIGHBOR_SIZE = 1000
 
 
 def parse_args() -> argparse.Namespace:
     """Parse the command line; options that are not on it are None."""
-    default = DemoParams()
     parser = argparse.ArgumentParser(
         description='Write synthetic aerial tiles with masks, in the folders of LoveDA, and '
         'a larger georeferenced scene, scene.tif. Or, with --geotiff, six neighboring scenes of '
@@ -40,14 +34,14 @@ def parse_args() -> argparse.Namespace:
     kinds.add_argument('--change', action='store_true', help='pairs of two dates')
     kinds.add_argument('--stacks', action='store_true',
                        help='places with images of two sensors at six dates')
-    parser.add_argument('--seed', type=int, help=f'default: {default.seed}')
+    parser.add_argument('--seed', type=int, help=f'default: {_TILES["seed"]}')
     parser.add_argument('--scene-size', type=int, metavar='PIXELS',
-                        help=f'default: {default.scene_size}, or {NeighborParams().scene_size}')
+                        help=f'default: {_TILES["scene_size"]}, or {_NEIGHBOR_SIZE}')
     tiles = parser.add_argument_group('tiles')
-    tiles.add_argument('--train-scenes', type=int, help=f'default: {default.train_scenes}')
-    tiles.add_argument('--val-scenes', type=int, help=f'default: {default.val_scenes}')
+    tiles.add_argument('--train-scenes', type=int, help=f'default: {_TILES["train_scenes"]}')
+    tiles.add_argument('--val-scenes', type=int, help=f'default: {_TILES["val_scenes"]}')
     tiles.add_argument('--tile-size', type=int, metavar='PIXELS',
-                       help=f'default: {default.tile_size}')
+                       help=f'default: {_TILES["tile_size"]}')
     args = parser.parse_args()
     tile_options = {'--train-scenes': args.train_scenes, '--val-scenes': args.val_scenes,
                     '--tile-size': args.tile_size}
@@ -65,6 +59,16 @@ def main() -> None:
     """Run the program."""
     accept_any_text()
     options = vars(parse_args())
+    from mapsage.datasets import (
+        ChangeParams,
+        CropParams,
+        DemoParams,
+        NeighborParams,
+        write_change_pairs,
+        write_crop_places,
+        write_demo_data,
+        write_neighbor_scenes,
+    )
     geotiff, change, stacks = (options.pop(name) for name in ('geotiff', 'change', 'stacks'))
     root = options.pop('root') or (
         'data/geotiff' if geotiff else 'data/change' if change else 'data/crops' if stacks

@@ -9,7 +9,6 @@ import sys
 from typing import Optional, Sequence
 
 from mapsage.console import accept_any_text
-from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -20,6 +19,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument('--out', help='PNG file to write (default: '
                         'WORK_DIR/dynamic_sampling.png)')
     args = parser.parse_args(argv)
+    from mapsage.drawing.sampling_plot import SamplingPlotError, plot_sampling
     try:
         print(plot_sampling(args.work_dir, args.out))
     except (OSError, SamplingPlotError) as error:

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mapsage.commands.predict import predict
+from mapsage.commands import options
 from mapsage.console import accept_any_text, examples
-from mapsage.geo import GeoError, RasterBlockError
-from mapsage.maps.errors import PredictError
-from mapsage.maps.exported import RUNTIMES
+
+# As in mapsage.maps.exported, which imports GDAL.
+_RUNTIMES = ('onnxruntime', 'openvino')
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -28,6 +28,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         # Needs PyTorch, unlike a prediction with --model.
         from mapsage.commands.pseudo_labels import predict_pseudo_labels
         return predict_pseudo_labels(args)
+    from mapsage.commands.predict import predict
     return predict(args)
 
 
@@ -47,15 +48,14 @@ def build_parser(argv: Optional[Sequence[str]]) -> argparse.ArgumentParser:
     if is_exported(argv):
         parser = argparse.ArgumentParser(description=about, **examples(__doc__))
     else:
-        from mapsage.commands import cli
-        parser = cli.build_parser(about, doc=__doc__)
+        parser = options.build_parser(about, doc=__doc__)
         parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--allow-remote', action='store_true',
                         help='contact servers that a file of an input folder names, such as a '
                         'mosaic (VRT); servers on the command line are contacted in any case')
     parser.add_argument('--model', metavar='MODEL.onnx',
                         help='file of tools/export.py, in place of CONFIG and CHECKPOINT')
-    parser.add_argument('--runtime', choices=RUNTIMES, default=RUNTIMES[0],
+    parser.add_argument('--runtime', choices=_RUNTIMES, default=_RUNTIMES[0],
                         help='program that runs --model (default: onnxruntime)')
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images, scenes, and other names that GDAL opens: '
@@ -132,7 +132,7 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     """End the program with the parser's error if options contradict each other."""
     if args.model is not None and args.amp:
         parser.error('--amp is for checkpoints: an exported model computes in float32')
-    # An option of cli.build_parser, which the parser of an exported model lacks.
+    # An option of options.build_parser, which the parser of an exported model lacks.
     if getattr(args, 'work_dir', None):
         parser.error('--work-dir is for training and testing; maps go into --out')
     if args.batch_size is not None and args.batch_size < 1:
@@ -186,6 +186,8 @@ def run() -> None:
         from mapsage.commands import cli
         cli.run(main)
         return
+    from mapsage.geo import GeoError, RasterBlockError
+    from mapsage.maps.errors import PredictError
     accept_any_text()
     # A crash in native code prints its stack.
     faulthandler.enable()

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from mapsage.console import accept_any_text, examples
-from mapsage.datasets.geotiff.fast_copies import DEFAULT_SIZE, FastCopies, describe_report
-from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset
-from mapsage.datasets.prepare.layouts import LAYOUTS
-from mapsage.datasets.prepare.source_files import PrepareError
-from mapsage.geo import GeoError, RasterBlockError, match
+
+# As in mapsage.datasets.prepare.layouts and fast_copies, which import PyTorch.
+_LAYOUTS = ('isaid', 'loveda', 'potsdam', 'vaihingen')
+_DEFAULT_SIZE = '100G'
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -26,7 +25,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description='Write a dataset in the folders and formats that MMSegmentation reads. Repeat '
         'the command to continue a run that was stopped.', **examples(__doc__))
-    parser.add_argument('dataset', choices=sorted(LAYOUTS))
+    parser.add_argument('dataset', choices=_LAYOUTS)
     parser.add_argument('source', type=Path, help='folder of the downloaded archives, or of the '
                         'files unpacked from them')
     parser.add_argument('--out', type=Path, required=True, help='folder to write')
@@ -65,6 +64,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if arguments[:1] == ['scenes']:
         return copy_scenes(arguments[1:])
     args = parse_args(arguments)
+    from mapsage.datasets.prepare.archives import PrepareOptions, prepare_dataset
+    from mapsage.datasets.prepare.source_files import PrepareError
     options = PrepareOptions(args.clip_size, args.stride, args.ignore_other_colors)
     try:
         result = prepare_dataset(args.dataset, args.source, args.out, options, args.workers,
@@ -89,9 +90,11 @@ def copy_scenes(arguments: Sequence[str]) -> int:
     parser.add_argument('scenes', nargs='+', help='files, folders and patterns of scenes and label '
                         'rasters, and other names that GDAL opens')
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the copies')
-    parser.add_argument('--max-size', default=DEFAULT_SIZE, metavar='SIZE',
+    parser.add_argument('--max-size', default=_DEFAULT_SIZE, metavar='SIZE',
                         help='largest size of the folder, such as 500G (default: %(default)s)')
     args = parser.parse_args(arguments)
+    from mapsage.datasets.geotiff.fast_copies import FastCopies, describe_report
+    from mapsage.geo import GeoError, RasterBlockError, match
     try:
         copies = FastCopies(args.out, args.max_size)
         paths = [path for scene in args.scenes for path in match(scene)]

@@ -9,7 +9,6 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from mapsage.commands.report import report
 from mapsage.console import accept_any_text, examples
 
 
@@ -22,7 +21,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         'folder of one start in it, WORK_DIR/TIMESTAMP')
     parser.add_argument('--out', metavar='FILE.html',
                         help='file to write (default: report.html in that folder)')
-    return report(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    from mapsage.commands.report import report
+    return report(args)
 
 
 def run() -> None:

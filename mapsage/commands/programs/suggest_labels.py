@@ -9,8 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
-from mapsage.commands.suggest_labels import suggest
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -18,13 +17,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     check_arguments(parser, args)
+    from mapsage.commands.suggest_labels import suggest
     return suggest(args)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = cli.build_parser('Choose the windows to label next: uncertain, of rare classes, far '
-                              'apart and unlike each other.', doc=__doc__)
+    parser = options.build_parser(
+        'Choose the windows to label next: uncertain, of rare classes, far apart and unlike each '
+        'other.', doc=__doc__)
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('inputs', nargs='+', metavar='INPUT',
                         help='images, folders of images and scenes, as in tools/predict.py')
@@ -93,4 +94,5 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

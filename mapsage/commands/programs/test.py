@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cli, mirrored_test
+from mapsage.commands import options
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
-    parser = cli.build_parser('Evaluate a segmentation model.', doc=__doc__)
+    parser = options.build_parser('Evaluate a segmentation model.', doc=__doc__)
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--out', help='write the predicted masks into this folder')
     parser.add_argument('--show-dir', help='write pictures of the predictions into this folder')
@@ -27,6 +27,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         help='also compare probabilities with shares of correct pixels: ECE, a '
                         'table by class, and reliability.png in the work dir')
     args = parser.parse_args(argv)
+    from mapsage.commands import cli, mirrored_test
     cfg = cli.load_config(args)
     cfg.work_dir = args.work_dir or cli.test_folder(cfg, args.checkpoint)
     cfg.load_from = args.checkpoint
@@ -46,4 +47,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from mapsage.commands import cli
-from mapsage.commands.replay import replay
+from mapsage.commands import options
 from mapsage_launcher.stop_request import listening
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
-    parser = cli.build_parser('Train a segmentation model.', doc=__doc__)
-    cli.add_resume(parser)
+    parser = options.build_parser('Train a segmentation model.', doc=__doc__)
+    options.add_resume(parser)
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
     parser.add_argument('--encoders', type=int, metavar='N',
                         help='number of ranks that only compute the features of the frozen '
@@ -25,9 +24,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         'before it, and write its batches, losses and gradient norms, one file for '
                         'each virtual rank, into WORK_DIR/replay/iter_ITER; nothing else '
                         'changes')
-    args = parser.parse_args(cli.with_resume_mode(argv))
+    args = parser.parse_args(options.with_resume_mode(argv))
     if args.replay is not None and args.resume:
         parser.error('--replay starts from a checkpoint that it chooses itself: leave --resume out')
+    from mapsage.commands import cli
+    from mapsage.commands.replay import replay
     cfg = cli.load_config(args)
     if args.encoders is not None:
         cli.stream_features(cfg, args.encoders)
@@ -45,4 +46,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 def run() -> None:
     """Run the command line and exit."""
+    from mapsage.commands import cli
     cli.run(main)

@@ -12,10 +12,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mapsage.commands.view import view
 from mapsage.console import accept_any_text, examples
-from mapsage.geo import GeoError
-from mapsage.viewer import ViewError
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -53,6 +50,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         parser.error('--review needs the server of this program, which --static does not start')
     if args.review is not None and Path(args.review).suffix.lower() != '.gpkg':
         parser.error(f'--review {args.review}: expected a name that ends in .gpkg')
+    from mapsage.commands.view import view
+    from mapsage.geo import GeoError
+    from mapsage.viewer import ViewError
     try:
         view(args)
     except (GeoError, ViewError) as error:

@@ -1,0 +1,54 @@
+"""Imports the module of a program; of a program that is asked for its help, only the parser.
+
+Importing `mapsage` imports PyTorch and MMSegmentation, which takes seconds and which a help text
+does not need. Modules of programs import neither before they have parsed their command line.
+"""
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import contextmanager
+from typing import Callable, Iterator, Sequence
+
+from mapsage_launcher.drivers import no_plugins_loaded
+
+_only_help = False
+
+
+def import_program(module: str) -> Callable[[], object]:
+    """Import the module of a program.
+
+    Args:
+        module: Name of a module with a function ``run()``, and of `mapsage` with ``main()`` too.
+
+    Returns:
+        Function that runs the program with the command line of this process.
+    """
+    if module.startswith('mapsage.') and asks_for_help(sys.argv[1:]):
+        with only_help():
+            # Its parser prints the help and exits.
+            return importlib.import_module(module).main
+    with no_plugins_loaded():
+        return importlib.import_module(module).run
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether a command line has ``-h`` or ``--help`` among its options."""
+    options = arguments[:list(arguments).index('--')] if '--' in arguments else arguments
+    return '-h' in options or '--help' in options
+
+
+@contextmanager
+def only_help() -> Iterator[None]:
+    """Let the package ``mapsage`` import nothing in the block, see :func:`is_only_help`."""
+    global _only_help
+    _only_help = True
+    try:
+        yield
+    finally:
+        _only_help = False
+
+
+def is_only_help() -> bool:
+    """Return whether this process only prints the help of a program."""
+    return _only_help
