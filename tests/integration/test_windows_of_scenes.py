@@ -86,17 +86,30 @@ def test_ranks_workers_and_a_resume_draw_the_same_windows(tmp_path: Path, scenes
         tmp_path / 'ranks/iter_6.pth')
 
 
+@main_leg
 def test_fast_copies_leave_a_run_at_the_same_bits(tmp_path: Path, scenes: Path) -> None:
-    checkpoints = []
-    for name in ('plain', 'fast'):
-        cfg = Config.fromfile(str(write_config(tmp_path / f'{name}.py', scenes)))
+    """Ranks divide the copies, which a run in one process with two workers uses afterwards."""
+    copies = dict(folder=str(tmp_path / 'copies'))
+    config = write_config(tmp_path / 'ranks.py', scenes, workers=1)
+    with config.open('a') as file:
+        file.write(f'for loader in (train_dataloader, val_dataloader):\n'
+                   f'    loader["dataset"]["fast_copy"] = {copies}\n')
+    done = launch(config, ranks=2, environ=dict(WORK_DIR=str(tmp_path / 'ranks')))
+    check_finished(done)
+    assert '2 fast copies are made in' in done.output
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'copies').glob('*/*.tif')}
+    assert len(made) == 2 and not list((tmp_path / 'copies').glob('.partial-*'))
+    bits = checkpoint_bits(tmp_path / 'ranks/iter_6.pth')
+    for workers, fast_copy in ((0, None), (2, copies)):
+        name = f'alone-{workers}'
+        cfg = Config.fromfile(str(write_config(tmp_path / f'alone_{workers}.py', scenes, workers)))
         cfg.update(work_dir=str(tmp_path / name), launcher='none')
-        if name == 'fast':
-            for loader in (cfg.train_dataloader, cfg.val_dataloader):
-                loader.dataset.fast_copy = dict(folder=str(tmp_path / 'copies'))
+        for loader in (cfg.train_dataloader, cfg.val_dataloader):
+            loader.dataset.fast_copy = fast_copy
         runner = MapSageRunner.from_cfg(cfg)
         runner.train()
-        checkpoints.append(checkpoint_bits(tmp_path / name / 'iter_6.pth'))
-    assert '2 raster(s) are read from their fast copies in' in log_of(runner)
-    assert len(list((tmp_path / 'copies').glob('*/*.tif'))) == 2
-    assert checkpoints[0] == checkpoints[1]
+        assert checkpoint_bits(tmp_path / name / 'iter_6.pth') == bits
+    log = log_of(runner)
+    assert '2 raster(s) are read from their fast copies in' in log
+    assert 'fast copies are made' not in log
+    assert {path: path.stat().st_mtime_ns for path in made} == made
