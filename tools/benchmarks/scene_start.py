@@ -96,6 +96,7 @@ def main() -> None:
     """Measure every start and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--scenes', type=int, nargs='+', default=[1000, 8000])
+    parser.add_argument('--starts', nargs='+', default=list(STARTS), choices=list(STARTS))
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--against', type=Path, help='folder of another checkout')
     parser.add_argument('--start', nargs=2, metavar=('DATA', 'NAME'), help=argparse.SUPPRESS)
@@ -112,7 +113,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             write_scenes(root, count)
-            for name in STARTS:
+            for name in args.starts:
                 starts: List[List[Tuple[float, float]]] = [[] for _ in checkouts]
                 for number in range(args.rounds):
                     for position, checkout in enumerate(checkouts):
