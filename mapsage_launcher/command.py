@@ -51,7 +51,7 @@ COMMANDS: Dict[str, Command] = {
     'configs': Command('list_configs', 'list the configs that come with MapSage, or copy them',
                        without_hosts=True),
 }
-_MORE_WITHOUT_HOSTS = ('geotiff_statistics', )
+_MORE_WITHOUT_HOSTS = ('geotiff_statistics', 'measure_shift')
 
 # Script that `mapsage launch` starts on all cards, by the next word of the command line.
 LAUNCHED = {'train': 'start_8card_training.sh', 'test': 'test.sh', 'predict': 'predict.sh',

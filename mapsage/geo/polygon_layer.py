@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Dict, NamedTuple, Optional, Protocol, Sequence
 
 import numpy as np
 import pyogrio.raw
@@ -43,6 +43,20 @@ class Piece(NamedTuple):
     is_cut: bool = False
 
 
+class FieldValues(NamedTuple):
+    """Values of a field, and which of them are null, bool; both ``(polygons,)``."""
+
+    values: np.ndarray
+    is_null: np.ndarray
+
+
+class FieldSource(Protocol):
+    """Further fields of polygons."""
+
+    def of(self, pieces: Sequence[Piece]) -> Dict[str, FieldValues]:
+        """Return the values of some polygons by the name of their field."""
+
+
 class PolygonLayer:
     """The layer of the GeoPackage, written in batches.
 
@@ -52,14 +66,16 @@ class PolygonLayer:
         class_names: Names of the classes, in the order of their indices.
         tolerance: Tolerance of the simplification in pixels; 0 keeps the pixels' outline.
         min_area: Area in pixels below which a region is left out, unless it is cut.
+        further: Source of further fields, or None.
 
     Attributes:
         count: Number of polygons written so far.
     """
 
     def __init__(self, path: Path, source: rasterio.DatasetReader, class_names: Sequence[str],
-                 tolerance: float, min_area: float) -> None:
+                 tolerance: float, min_area: float, further: Optional[FieldSource] = None) -> None:
         self.count = 0
+        self._further = further
         self._path, self._names = path, np.array(list(map(xml_text, class_names)), object)
         self._tolerance, self._min_area = tolerance, min_area
         self._transform, self._stride = source.transform, source.width + 1
@@ -76,8 +92,8 @@ class PolygonLayer:
         for numbers in np.split(large, 1 + np.flatnonzero(np.diff(batch))):
             if len(numbers):
                 rings = walk(polygons[numbers])
-                self._write(np.array([pieces[number].label for number in numbers], np.int32),
-                            is_cut[numbers], self._outlines(rings, nodes), rings)
+                self._write([pieces[number] for number in numbers],
+                            self._outlines(rings, nodes), rings)
 
     def close(self) -> None:
         """Write an empty layer if no region was written, and check the number of polygons.
@@ -87,8 +103,7 @@ class PolygonLayer:
         """
         if not self.count:
             empty = np.empty(0)
-            self._write_batch(np.empty(0, np.int32), np.empty(0, bool), np.empty(0, object), empty,
-                              empty)
+            self._write_batch([], np.empty(0, object), empty, empty)
         stored = pyogrio.read_info(str(self._path), layer=LAYER)['features']
         if stored != self.count:
             raise OSError(f'{stored} of {self.count} polygons are in the file')
@@ -102,24 +117,30 @@ class PolygonLayer:
         is_node = np.append(nodes, -1)[np.searchsorted(nodes, keys)] == keys
         return simplify(rings, is_node, self._tolerance)
 
-    def _write(self, labels: np.ndarray, is_cut: np.ndarray, outlines: np.ndarray,
-               rings: Rings) -> None:
+    def _write(self, pieces: Sequence[Piece], outlines: np.ndarray, rings: Rings) -> None:
         pixels = polygon_areas(ring_areas(rings.points[rings.corner], rings.ring[rings.corner]),
                                rings.polygon)
         outlines = shapely.transform(outlines, lambda points: to_map(self._transform, points))
-        self._write_batch(labels, is_cut, outlines, self._area.of(rings), pixels)
+        self._write_batch(pieces, outlines, self._area.of(rings), pixels)
 
-    def _write_batch(self, labels: np.ndarray, is_cut: np.ndarray, outlines: np.ndarray,
+    def _write_batch(self, pieces: Sequence[Piece], outlines: np.ndarray,
                      square_meters: np.ndarray, pixels: np.ndarray) -> None:
+        labels = np.array([piece.label for piece in pieces], np.int32)
+        is_cut = np.array([piece.is_cut for piece in pieces], bool)
         fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,
                       area_px=pixels.astype(np.int64), is_cut=is_cut)
+        nulls = [None, None, np.isnan(square_meters), None, None]
+        if self._further is not None:
+            for name, further in self._further.of(pieces).items():
+                fields[name] = further.values
+                nulls.append(further.is_null)
         with warnings.catch_warnings():
             # A map in pixels has no CRS.
             warnings.filterwarnings('ignore', "'crs' was not provided")
             # Version 1.2, because GDAL below 3.7, as in QGIS 3.22, supports later ones partly.
             pyogrio.raw.write(
                 str(self._path), shapely.to_wkb(outlines), list(fields.values()), list(fields),
-                field_mask=[None, None, np.isnan(square_meters), None, None], layer=LAYER,
+                field_mask=nulls, layer=LAYER,
                 driver='GPKG', geometry_type='Polygon', crs=self._crs, append=self.count > 0,
                 VERSION='1.2')
         self.count += len(labels)

@@ -26,7 +26,7 @@ from .cog import disk_message, temporary_beside
 from .errors import GeoError, PathName
 from .gdal_files import open_file
 from .outlines import build_polygons, rebuild, walk
-from .polygon_layer import LAYER, Piece, PolygonLayer
+from .polygon_layer import LAYER, FieldSource, Piece, PolygonLayer
 from .qgis_style import add_polygon_style
 
 TILE = 1024
@@ -44,7 +44,8 @@ class, number of the region."""
 def write_polygons(class_map_path: PathName, destination: PathName, class_names: Sequence[str],
                    simplify: float = 1.0, min_area: float = 0,
                    background: Union[None, int, Sequence[int]] = None,
-                   palette: Optional[Sequence[Sequence[int]]] = None) -> int:
+                   palette: Optional[Sequence[Sequence[int]]] = None,
+                   further: Optional[FieldSource] = None) -> int:
     """Write the connected regions of a class map into a GeoPackage.
 
     The file has one layer, ``map``, with the fields ``class_id``, ``class_name``, ``area_m2``,
@@ -74,6 +75,7 @@ def write_polygons(class_map_path: PathName, destination: PathName, class_names:
         background: Index or indices of classes to leave out.
         palette: Red, green and blue (0 to 255) of each class for a QGIS style of the layer; None
             for no style.
+        further: Source of further fields, such as ``ChangeFields``, or None.
 
     Returns:
         Number of polygons.
@@ -84,7 +86,8 @@ def write_polygons(class_map_path: PathName, destination: PathName, class_names:
     destination = Path(destination)
     with open_file(class_map_path) as source, temporary_beside(destination) as folder:
         temporary = folder / destination.name
-        layer = PolygonLayer(temporary, source, class_names, simplify, min_area)
+        layer = PolygonLayer(temporary, source, class_names, simplify, min_area,
+                             further)
         try:
             excluded = np.atleast_1d([] if background is None else background)
             for pieces, nodes in _regions(source, len(class_names), excluded):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Dict, Sequence
 from xml.etree import ElementTree
 
+from mapsage.change_classes import UNCHANGED
 from mapsage.xml_text import xml_text
 
 from .errors import PathName
@@ -52,8 +53,10 @@ def map_style(class_names: Sequence[str], palette: Sequence[Sequence[int]]) -> b
         opacity='1', alphaBand='-1', nodataColor='')
     colors = ElementTree.SubElement(renderer, 'colorPalette')
     for value, (name, color) in enumerate(zip(class_names, palette)):
+        # The image of a map of change is visible where nothing has changed.
         ElementTree.SubElement(colors, 'paletteEntry', value=str(value), label=xml_text(name),
-                               color='#{:02x}{:02x}{:02x}'.format(*map(int, color)), alpha='255')
+                               color='#{:02x}{:02x}{:02x}'.format(*map(int, color)),
+                               alpha='0' if name == UNCHANGED else '255')
     return _document(root).encode()
 
 

@@ -5,10 +5,10 @@ files, `labels.py` turns files of change or of classes into labels, `augment.py`
 of two dates, whoever has loaded it.
 """
 from .augment import ExchangeDates, JitterDates, ShiftDate
-from .dataset import ChangeDataError, ChangeDataset
+from .dataset import ChangeDataError, ChangeDataset, shift_note
 from .loading import LoadChangeLabels, LoadChangePair
 
 __all__ = [
     'ChangeDataError', 'ChangeDataset', 'ExchangeDates', 'JitterDates', 'LoadChangeLabels',
-    'LoadChangePair', 'ShiftDate'
+    'LoadChangePair', 'ShiftDate', 'shift_note'
 ]

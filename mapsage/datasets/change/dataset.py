@@ -12,8 +12,6 @@ import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from mmengine.dist import get_dist_info
-from mmengine.logging import print_log
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 
@@ -53,8 +51,8 @@ class ChangeDataset(BaseSegDataset):
       'forest > building'; two equal classes are 'unchanged'. With both kinds of labels, they must
       agree on what has changed.
 
-    A first look at the pairs, on rank 0: the dates' sizes and grids, whether there is any change,
-    and the shift between the dates.
+    Sizes and grids of all pairs are compared first, and training pairs need a changed pixel.
+    :meth:`notes` measures the shift between the dates, which the log of a training shows.
 
     Args:
         sensors: The one sensor with its bands, counted from 1, and two dates, as in the data
@@ -120,27 +118,26 @@ class ChangeDataset(BaseSegDataset):
                  for name in names]
         # Every rank refuses the same files. Only rank 0 measures.
         if pairs:
-            self._check_first(pairs)
+            self._check_pairs(pairs)
         return [dict(pair, img_path=pair['img_path_from'], stack_layout=self.layout,
                      days=self.dates,
                      label_folders=self.folders, label_map=self.label_map,
                      reduce_zero_label=self.reduce_zero_label, seg_fields=[]) for pair in pairs]
 
-    def measure_shift(self, pairs: Optional[Sequence[Dict[str, Any]]] = None) -> ShiftReport:
-        """Measure the shift between the dates on a few pairs, spread evenly over the dataset.
-
-        Args:
-            pairs: Entries of the dataset; default: all.
-
-        Raises:
-            GeoError: If the images of a pair differ in size, CRS or grid.
-        """
-        chosen = list(self.load_data_list() if pairs is None else pairs)
-        step = max(1, len(chosen) // _MEASURED_PAIRS)
+    def measure_shift(self) -> ShiftReport:
+        """Measure the shift between the dates on a few pairs, spread evenly over the dataset."""
+        step = max(1, len(self) // _MEASURED_PAIRS)
+        pairs = [self.get_data_info(index) for index in range(0, len(self), step)]
         return summarize_shifts([
-            shift for pair in chosen[::step][:_MEASURED_PAIRS]
+            shift for pair in pairs[:_MEASURED_PAIRS]
             for shift in pair_shifts(pair['img_path_from'], pair['img_path_to'], self.bands,
                                      _BLOCKS_OF_A_PAIR)])
+
+    def notes(self) -> List[Tuple[int, str]]:
+        """Return the shift between the dates of training pairs: a logging level and a text."""
+        if self.test_mode or self.max_shift is None:
+            return []
+        return [shift_note(self.measure_shift(), self.max_shift)]
 
     def _folders(self) -> Dict[str, Path]:
         return {key: Path(folder) for key, folder in self.data_prefix.items() if folder}
@@ -170,23 +167,13 @@ class ChangeDataset(BaseSegDataset):
                     f'have the same name in all folders.')
         return names
 
-    def _check_first(self, pairs: List[Dict[str, str]]) -> None:
+    def _check_pairs(self, pairs: List[Dict[str, str]]) -> None:
         for pair in pairs:
             with Raster(pair['img_path_from'], self.bands) as before, \
                     Raster(pair['img_path_to'], self.bands) as after:
                 check_same_grid(before, after)
-        if self.test_mode:
-            return
-        self._check_any_change(pairs)
-        if self.max_shift is not None and get_dist_info()[0] == 0:
-            report = self.measure_shift(pairs)
-            is_large = report.length > self.max_shift
-            print_log(
-                f'shift between the dates: {report.describe()}' + (
-                    f'. That is more than max_shift={self.max_shift:g}: borders will look like '
-                    f'change. Align the images (docs/how-to/change.md), or train with ShiftDate.'
-                    if is_large else ''), logger='current',
-                level=logging.WARNING if is_large else logging.INFO)
+        if not self.test_mode:
+            self._check_any_change(pairs)
 
     def _check_any_change(self, pairs: List[Dict[str, str]]) -> None:
         if not any(key.startswith('seg_map') for key in pairs[0]):
@@ -199,6 +186,15 @@ class ChangeDataset(BaseSegDataset):
             f'no pixel of the {len(pairs)} pairs is changed (data_root={self.data_root!r}): a '
             f'model would learn to say "unchanged" everywhere. Check the labels; in a change label '
             f'0 is unchanged and 128 to 255 is changed.')
+
+
+def shift_note(report: ShiftReport, max_shift: float) -> Tuple[int, str]:
+    """Return a logging level and a text on the shift between two dates."""
+    is_large = report.length > max_shift
+    return logging.WARNING if is_large else logging.INFO, (
+        f'shift between the dates: {report.describe()}' + (
+            f'. That is more than max_shift={max_shift:g}: borders will look like change. Align '
+            f'the images, or train with ShiftDate (docs/how-to/change.md).' if is_large else ''))
 
 
 def _images_in(folder: Path) -> List[str]:

@@ -11,6 +11,7 @@ import rasterio
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
 
+from mapsage.commands.programs import measure_shift as measure_shift_program
 from mapsage.datasets import draw_scene
 from mapsage.datasets.demo.change_ground import draw_change
 from mapsage.geo import GeoError
@@ -87,3 +88,20 @@ def test_scenes_on_different_grids_are_refused(tmp_path: Path, town: np.ndarray,
     before = write(tmp_path / 'before.tif', town)
     with pytest.raises(GeoError, match=f'(?s){text}'):
         measure_shift(before, write(tmp_path / 'after.tif', town[crop], **options))
+
+
+def test_the_program_reports_scenes_and_folders(tmp_path: Path, town: np.ndarray,
+                                                capsys: pytest.CaptureFixture) -> None:
+    for folder in ('A', 'B'):
+        (tmp_path / folder).mkdir()
+    before = write(tmp_path / 'A' / 'a.tif', town)
+    after = write(tmp_path / 'B' / 'a.tif', moved(town, 2, 0))
+    assert measure_shift_program.main([before, before]) == 0
+    assert 'shift of' in capsys.readouterr().out
+    assert measure_shift_program.main([str(tmp_path / 'A'), str(tmp_path / 'B')]) == 3
+    text = capsys.readouterr().out
+    assert '+2.0' in text and 'more than 1' in text
+    assert measure_shift_program.main([before, after, '--bound', '2.5']) == 0
+    write(tmp_path / 'B' / 'b.tif', town)
+    with pytest.raises(GeoError, match='only one has b.tif'):
+        measure_shift_program.main([str(tmp_path / 'A'), str(tmp_path / 'B')])
