@@ -1,16 +1,18 @@
 """Predict a large synthetic scene on the CPU: rate against the bare model, memory, two ranks.
 
     python tools/benchmarks/predict_scene.py [--size 20000] [--window 512] [--skip-ranks]
+                                             [--skip-commands] [--script]
 
-"bare model" is preprocessor and forward on windows that lie in memory; it takes turns with the
-whole pipeline (read, forward, blend, write) on the same windows, with the same threads. The
-commands are then run as a user runs them, and their largest resident set is the kernel's count.
+"bare model" is preprocessor and forward on windows that lie in memory, with all threads for each
+batch; it takes turns with the whole pipeline (read, forward, blend) on the same windows, with the
+same number of threads. The commands are then run as a user runs them, and their largest resident
+set is the kernel's count. --script compares a whole map with a script that a user writes of
+rasterio and MMSegmentation's inference_model, in turns, in one process.
 """
 import argparse
 import logging
 import os
 import re
-import statistics
 import sys
 import tempfile
 import time
@@ -25,16 +27,22 @@ import numpy as np  # noqa: E402
 import rasterio  # noqa: E402
 import torch  # noqa: E402
 from _common import describe_machine  # noqa: E402
+from mmseg.apis import inference_model, init_model  # noqa: E402
 from rasterio.windows import Window  # noqa: E402
 
 from mapsage.commands import cli  # noqa: E402
 from mapsage.commands.configs import build_model  # noqa: E402
+from mapsage.commands.predict import map_options, open_model  # noqa: E402
+from mapsage.commands.programs import predict as predict_program  # noqa: E402
 from mapsage.datasets.demo.demo_scenes import SCENE_KINDS, draw_scene  # noqa: E402
 from mapsage.maps.inputs import Scene  # noqa: E402
 from mapsage.maps.model import Bands  # noqa: E402
+from mapsage.maps.prediction import Prediction  # noqa: E402
 from mapsage.maps.predictor import WindowPredictor  # noqa: E402
+from mapsage.maps.predictor_threads import ThreadedPredictor  # noqa: E402
+from mapsage.maps.reading import most_readers  # noqa: E402
 from mapsage.maps.strips import count_windows, predict_strips  # noqa: E402
-from mapsage.maps.windows import Grid  # noqa: E402
+from mapsage.maps.windows import Grid, window_starts  # noqa: E402
 
 TILE, BATCH = 512, 4
 
@@ -56,8 +64,9 @@ def write_scene(path: Path, size: int) -> None:
                            window=Window(column, row, width, height))
 
 
-def compare_with_bare(scene: Path, size: int, side: int, rounds: int) -> Tuple[float, ...]:
-    """Return windows a second of the bare model and of the pipeline, and two ratios, medians.
+def compare_with_bare(scene: Path, size: int, side: int, rounds: int,
+                      threads: int) -> np.ndarray:
+    """Return for each turn windows a second of the bare model and of the pipeline, and two ratios.
 
     The ratios are of the seconds that pass, and of those that all threads compute: the second does
     not depend on what else the machine does, and is the first one where no core is free.
@@ -67,6 +76,7 @@ def compare_with_bare(scene: Path, size: int, side: int, rounds: int) -> Tuple[f
     window, overlap = (side, side), side // 4
     grid = Grid(size, size, window, overlap)
     predictor = WindowPredictor(model, torch.device('cpu'), window, overlap, BATCH)
+    threaded = ThreadedPredictor(predictor, threads)
     source = Scene(str(scene), Bands(3, True))
     turns: List[Tuple[float, ...]] = []
     for turn in range(rounds + 1):
@@ -78,12 +88,52 @@ def compare_with_bare(scene: Path, size: int, side: int, rounds: int) -> Tuple[f
             for batch in batches:
                 predictor.logits(batch)
         times.append((time.perf_counter(), time.process_time()))
-        predict_strips(source, grid, [strip], predictor, BATCH, True, lambda strip: None,
-                       lambda count: None)
+        predict_strips(source, grid, [strip], threaded, BATCH, True, lambda strip: None,
+                       lambda count: None, most_readers=most_readers(source))
         times.append((time.perf_counter(), time.process_time()))
         (bare, bare_cpu), (whole, whole_cpu) = np.diff(times, axis=0)
         turns.append((count / bare, count / whole, bare / whole, bare_cpu / whole_cpu))
-    return tuple(statistics.median(each) for each in zip(*turns[1:]))
+    return np.array(turns[1:])
+
+
+def predict_by_hand(scene: Path, model: torch.nn.Module, side: int, out: Path) -> None:
+    """Write a class map as a user's script does: windows, mean of probabilities, argmax."""
+    with rasterio.open(scene) as file:
+        sums = np.zeros((model.num_classes, file.height, file.width), np.float32)
+        counts = np.zeros((file.height, file.width), np.float32)
+        starts = window_starts(file.height, side, side // 4)
+        for row in starts:
+            for column in starts:
+                image = file.read(window=Window(column, row, side, side)).transpose(1, 2, 0)
+                result = inference_model(model, np.ascontiguousarray(image[:, :, ::-1]))
+                box = np.s_[row:row + side, column:column + side]
+                sums[(slice(None), *box)] += result.seg_logits.data.softmax(0).cpu().numpy()
+                counts[box] += 1
+        classes = (sums / counts).argmax(0).astype(np.uint8)
+        profile = dict(file.profile, count=1, compress='deflate')
+    with rasterio.open(out, 'w', **profile) as file:
+        file.write(classes, 1)
+
+
+def compare_with_script(scene: Path, checkpoint: Path, folder: Path, side: int, rounds: int
+                        ) -> np.ndarray:
+    """Return for each turn the processor seconds of the script and of predict, models loaded."""
+    by_hand = init_model(str(CONFIG), str(checkpoint), 'cpu')
+    turns = []
+    for turn in range(rounds + 1):
+        arguments = [str(CONFIG), str(checkpoint), str(scene), '--out',
+                     str(folder / f'script{turn}'), '--window', str(side), '--batch-size',
+                     str(BATCH), '--accelerator', 'cpu']
+        args = predict_program.build_parser(arguments).parse_args(arguments)
+        prediction = Prediction(map_options(args), open_model(args, lambda line: None),
+                                lambda line: None)
+        times = [time.process_time()]
+        predict_by_hand(scene, by_hand, side, folder / 'by_hand.tif')
+        times.append(time.process_time())
+        prediction.run()
+        times.append(time.process_time())
+        turns.append(np.diff(times))
+    return np.array(turns[1:])
 
 
 def ready_batches(source: Scene, grid: Grid, rows: Tuple[int, int]) -> List[torch.Tensor]:
@@ -132,6 +182,8 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--threads', type=int, default=os.cpu_count(), help='of the model')
     parser.add_argument('--skip-ranks', action='store_true', help='only one process')
+    parser.add_argument('--skip-commands', action='store_true', help='only the comparisons')
+    parser.add_argument('--script', action='store_true', help="compare with a user's script")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(describe_machine(), f'rasterio {rasterio.__version__}', sep=', ')
@@ -146,11 +198,22 @@ def main() -> None:
         logging.disable(logging.INFO)
         model.init_weights()
         torch.save(dict(state_dict=model.state_dict(), meta={}), checkpoint)
-        bare, whole, ratio, cpu_ratio = compare_with_bare(folder / 'scene.tif', args.size,
-                                                          args.window, args.rounds)
+        turns = compare_with_bare(folder / 'scene.tif', args.size, args.window, args.rounds,
+                                  args.threads)
+        bare, whole, ratio, cpu_ratio = np.median(turns, 0)
         print(f'bare model {bare:.2f} windows/s, pipeline {whole:.2f} windows/s, ratio '
-              f'{ratio:.3f}, of CPU time {cpu_ratio:.3f} ({args.threads} threads, {args.rounds} '
-              f'turns, medians)', flush=True)
+              f'{ratio:.3f} ({turns[:, 2].min():.3f} to {turns[:, 2].max():.3f}), of CPU time '
+              f'{cpu_ratio:.3f} ({turns[:, 3].min():.3f} to {turns[:, 3].max():.3f}); '
+              f'{args.threads} threads, {args.rounds} turns, medians', flush=True)
+        if args.script:
+            turns = compare_with_script(folder / 'scene.tif', checkpoint, folder, args.window,
+                                        args.rounds)
+            script, ours = np.median(turns, 0)
+            ratios = turns[:, 0] / turns[:, 1]
+            print(f'CPU seconds of a map: script {script:.2f}, predict {ours:.2f}, ratio '
+                  f'{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})', flush=True)
+        if args.skip_commands:
+            return
         print(f'{"command":<24} {"windows/s":>9} {"predicting s":>12} {"all s":>7} {"GB":>5}')
         cases = [(1, args.threads)] + ([] if args.skip_ranks else [(1, 1), (2, 1)])
         rates = {}
