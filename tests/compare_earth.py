@@ -4,8 +4,8 @@
 
 FOLDER is the one that ``scripts/earth_oracles.sh`` prints; ENCODER is olmoearth, terramind, dofa or
 prithvi. Prints one JSON object: for each case, the largest difference of any value in any map, the
-largest value, and for bfloat16 the differences of both to float32. It runs in a process of its own,
-because it loads stand-ins for torchvision.
+largest value, and a few numbers of the published maps, of which ``test_earth_golden.py`` has some.
+It runs in a separate process, because it loads a stand-in for torchvision.
 """
 import json
 import sys
@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 
 import torch  # noqa: E402
 from earth_oracles import Oracles  # noqa: E402
-from earth_states import fill, images, stack  # noqa: E402
+from earth_states import fill, images, stack, summarize  # noqa: E402
 from mmengine.logging import MMLogger  # noqa: E402
 
 from mapsage.models.backbones import earth  # noqa: E402
@@ -237,7 +237,8 @@ def main() -> None:
             figures[name] = dict(
                 difference=max(float((own - other).abs().max())
                                for own, other in zip(ours, theirs)),
-                largest=max(float(other.abs().max()) for other in theirs))
+                largest=max(float(other.abs().max()) for other in theirs),
+                published=summarize(theirs))
     print(json.dumps(figures, indent=1))
 
 

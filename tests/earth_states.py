@@ -5,7 +5,8 @@ every processor has the same ones.
 """
 import datetime
 import math
-from typing import Any, Dict, Mapping, Sequence
+import zlib
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -20,14 +21,19 @@ def waves(shape: Sequence[int], seed: int = 0) -> torch.Tensor:
     return (2 * ((angles.sin() * 43758.5453) % 1) - 1).float().view(*shape)
 
 
-def fill(model: nn.Module) -> nn.Module:
-    """Give every parameter of a model values with the size of trained ones, by its order."""
+def fill(model: nn.Module, name_of: Callable[[str], str] = str) -> nn.Module:
+    """Give every parameter of a model values with the size of trained ones, by its name.
+
+    Args:
+        model: Model, changed in place.
+        name_of: Name that determines the values, from the parameter's name in this model.
+    """
     with torch.no_grad():
-        for seed, (name, parameter) in enumerate(model.named_parameters()):
-            # Fixed tables have their values already.
-            if not parameter.requires_grad:
+        for name, parameter in model.named_parameters():
+            # The encoders compute this table.
+            if name.endswith('month_embed.weight'):
                 continue
-            values = waves(parameter.shape, seed)
+            values = waves(parameter.shape, zlib.crc32(name_of(name).encode()) % 10007)
             if parameter.dim() > 1:
                 # Variance 1 / inputs, as trained layers have it, so that tokens stay near 1.
                 values *= (3 / parameter[0].numel())**.5 if min(parameter.shape[:2]) > 1 else .5
@@ -37,6 +43,12 @@ def fill(model: nn.Module) -> nn.Module:
                 values *= .3
             parameter.copy_(values)
     return model.eval()
+
+
+def summarize(maps: Sequence[torch.Tensor]) -> Any:
+    """Return a few numbers of maps (N, D, h, w): mean and mean size, and single features."""
+    return [round(float(value), 5) for features in maps for value in (
+        features.mean(), features.abs().mean(), *features[-1, ::37, 0, -1])]
 
 
 def images(layout: StackLayout, size: Sequence[int], center: Mapping[str, float],

@@ -39,6 +39,7 @@ from mapsage.host.batch_images import shown_channels
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
+from mapsage.models.weight_license import find_licenses
 
 from . import cli
 
@@ -171,7 +172,8 @@ def license_of(cfg: Config, model: nn.Module, folder: str) -> License:
     dinov3 = bool(weights) and any(isinstance(module, (DINOv3ConvNeXt, DINOv3ViT))
                                    for module in model.modules())
     return License(tuple(map(os.path.basename, (name.rstrip('/') for name in weights))), dinov3,
-                   _find_license([folder, *weights]) if dinov3 else None)
+                   _find_license([folder, *weights]) if dinov3 else None,
+                   tuple(find_licenses(model)))
 
 
 def _checkpoint_names(config: object) -> Iterator[str]:

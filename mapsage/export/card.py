@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from mapsage.maps.description import ExportedDescription
+from mapsage.models.weight_license import WeightsLicense
 
 README, CONFIG, WEIGHTS, PREVIEW = 'README.md', 'config.py', 'model.safetensors', 'preview.png'
 LICENSE = 'LICENSE.md'
@@ -46,11 +47,13 @@ class License:
         weights: Names of the pretrained weights in the config.
         dinov3: Whether the DINOv3 License applies to them.
         text: Text of the DINOv3 License from the folder of the weights; None if it was not there.
+        published: Licenses of the weights of other backbones, which state them.
     """
 
     weights: Tuple[str, ...]
     dinov3: bool
     text: Optional[bytes] = None
+    published: Tuple[WeightsLicense, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ def _front_matter(card: Card) -> str:
     if card.license.dinov3:
         entries.update(license='other', license_name='dinov3-license', license_link=(
             LICENSE if card.license.text else DINOV3_LICENSE))
+    elif card.license.published:
+        stated = card.license.published[0]
+        entries.update(license='other', license_link=stated.link,
+                       license_name=stated.name.lower().replace(' ', '-'))
     validation = card.validation
     if validation is not None:
         entries['model-index'] = [dict(name=card.name, results=[dict(
@@ -154,7 +161,12 @@ def _files(license_: License) -> str:
 def _license(license_: License) -> str:
     names = ', '.join(f'`{name}`' for name in license_.weights)
     origin = f'The training started from {names}. ' if names else ''
+    stated = ' '.join(published.describe() for published in license_.published)
+    if stated:
+        origin += f'{stated} This applies to files made from them, too. '
     if not license_.dinov3:
+        if stated:
+            return origin.rstrip()
         return origin + ('No license is stated here. If you publish this folder, state one, and '
                          'respect the licenses of the pretrained weights and of the data.')
     copy = (f'`{LICENSE}` is a copy of it, which must stay in this folder.' if license_.text else

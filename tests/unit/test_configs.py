@@ -17,6 +17,7 @@ from mmseg.structures import SegDataSample
 import mapsage  # noqa: F401  (registers what the configs name)
 from mapsage.datasets import StackDataPreProcessor
 from mapsage.models.backbones.dinov3_weights import ARCHS
+from mapsage.models.backbones.earth import dofa, olmoearth, prithvi, terramind
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(p for p in (ROOT / 'configs').rglob('*.py')
@@ -28,7 +29,11 @@ IDS = [str(p.relative_to(ROOT / 'configs')) for p in CONFIGS]
 FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'background'),
                'PotsdamDataset': (1, 'impervious_surface'),
                'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background'),
-               'GeoTiffDataset': (0, 'background'), 'SceneStackDataset': (0, 'fallow')}
+               'GeoTiffDataset': (0, 'background'),
+               'SceneStackDataset': (0, 'fallow', 'background', 'land', 'not burned')}
+
+EARTH_ARCHS = dict(OlmoEarth=olmoearth.ARCHS, TerraMind=terramind.ARCHS, DOFA=dofa.ARCHS,
+                   PrithviEO=prithvi.ARCHS)
 
 
 @pytest.fixture(scope='module', params=CONFIGS, ids=IDS)
@@ -75,6 +80,15 @@ def reduced(model: Dict[str, Any]) -> Dict[str, Any]:
         if 'num_heads' in model['decode_head']:
             model['decode_head']['num_heads'] = 2
         model['backbone'] = dict(backbone, arch=dict(arch._asdict()), init_cfg=None)
+    encoder = EARTH_ARCHS.get(backbone['type'], {}).get(str(backbone.get('arch')))
+    if encoder is not None:
+        model = narrowed(model, encoder.embed_dims, 32)
+        # Two dates, because attention over twelve takes minutes.
+        sensors = {name: dict(sensor, max_dates=min(sensor.get('max_dates', 1), 2))
+                   for name, sensor in backbone['sensors'].items()}
+        model['data_preprocessor'] = dict(model['data_preprocessor'], sensors=sensors)
+        model['backbone'] = dict(backbone, init_cfg=None, sensors=sensors, arch=dict(
+            encoder._asdict(), embed_dims=32, num_layers=4, num_heads=2))
     return model
 
 
@@ -109,6 +123,9 @@ def test_one_training_step(cfg: Config) -> None:
     bands = bands if layout is None else layout.image_channels
     images = [torch.randint(0, 256, (bands, 64, 64), dtype=torch.uint8) for _ in samples]
     if layout is not None:
+        # Encoders check units: reflectances are large, and backscatter is negative somewhere.
+        low, high = (0, 2) if cfg.model.data_preprocessor.get('mean') else (-30, 4000)
+        images = [torch.randint(low, high, (bands, 64, 64)).float() for _ in samples]
         for image, sample in zip(images, samples):
             image[layout.pixel_channels:] = 1
             sample.set_metainfo(dict(days=[45000] * layout.dates, site=(15., 48.)))
@@ -129,8 +146,8 @@ def test_masks_classes_and_palette_agree(cfg: Config) -> None:
     palette = dataset.metainfo['palette']
     assert len(classes) == len(palette) == cfg.model.decode_head.num_classes
     assert len(set(map(tuple, palette))) == len(palette)
-    value, name = FIRST_CLASS[source.type]
-    assert classes[0] == name
+    value, *names = FIRST_CLASS[source.type]
+    assert classes[0] in names
     assert dataset.reduce_zero_label == (value == 1)
 
 

@@ -16,14 +16,21 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank, open_channel
 from mapsage.host.runner import HostRunner, MapSageRun
+from mapsage.models.weight_license import find_licenses
 from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 
 from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_warning, unlike_ranks
+
+# Key of the licenses in a checkpoint's meta: a list of dicts with the fields of WeightsLicense.
+LICENSES_KEY = 'weights_licenses'
 
 
 @HOOKS.register_module()
 class ReproducibilityHook(Hook):
     """Hook that records device, instruction set, threads, versions and settings of all ranks.
+
+    It also records the licenses of the pretrained weights, which apply to the trained weights, too;
+    those of a checkpoint that the run starts from are added.
 
     The ranks gather them once, when the training begins; the log names ranks that differ, with
     their machines. Each checkpoint holds the facts. If they differ from the facts of the
@@ -41,11 +48,14 @@ class ReproducibilityHook(Hook):
     def __init__(self) -> None:
         self.before: Optional[List[Dict[str, Any]]] = None
         self.now: List[Dict[str, Any]] = []
+        self._licenses: List[Dict[str, str]] = []
 
     def after_load_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
-        """Store the facts of the checkpoint, if the run continues from it."""
+        """Store the licenses of the checkpoint, and its facts if the run continues from it."""
+        meta = checkpoint.get('meta', {})
+        self._licenses = list(meta.get(LICENSES_KEY, ()))
         if runner._resume:
-            self.before = checkpoint.get('meta', {}).get(META_KEY)
+            self.before = meta.get(META_KEY)
 
     def before_train(self, runner: HostRunner) -> None:
         """Gather the facts of all ranks, and compare them. Collective."""
@@ -60,9 +70,13 @@ class ReproducibilityHook(Hook):
                 runner.logger.warning(warning)
 
     def before_save_checkpoint(self, runner: HostRunner, checkpoint: Dict[str, Any]) -> None:
-        """Add the facts to the checkpoint."""
+        """Add the facts and the licenses to the checkpoint."""
         if self.now:
             checkpoint['meta'][META_KEY] = self.now
+        licenses = [license_._asdict() for license_ in find_licenses(runner.model)]
+        licenses += [entry for entry in self._licenses if entry not in licenses]
+        if licenses:
+            checkpoint['meta'][LICENSES_KEY] = licenses
 
 
 def _reduction(runner: HostRunner) -> str:

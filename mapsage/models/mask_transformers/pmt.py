@@ -70,7 +70,8 @@ class PMTHead(QueryHead):
             for B, 16 for L.
         num_blocks: Number of blocks.
         num_queries: Number of queries.
-        num_prefix: Number of class and register tokens of a level.
+        num_prefix: Number of class and register tokens of a level; 0 for backbones that return
+            maps only, such as OlmoEarth.
         norm_cfg: Config of the norm for each level's channels.
         **kwargs: ``num_classes``, ``loss_decode``, ``ignore_index``, ``align_corners``,
             ``init_cfg``.
@@ -128,8 +129,11 @@ class PMTHead(QueryHead):
             TokensError: If the features have other shapes.
         """
         maps, prefixes = self._split_levels(inputs)
-        levels = [lateral(torch.cat((prefix.flatten(2), patches.flatten(2)), dim=2))
-                  for lateral, prefix, patches in zip(self.laterals, prefixes, maps)]
+        tokens_of_levels = [patches.flatten(2) for patches in maps]
+        if self.num_prefix:
+            tokens_of_levels = [torch.cat((prefix.flatten(2), patches), dim=2)
+                                for prefix, patches in zip(prefixes, tokens_of_levels)]
+        levels = [lateral(level) for lateral, level in zip(self.laterals, tokens_of_levels)]
         tokens = torch.stack(levels).sum(0)
         rows, columns = maps[0].shape[2:]
         sine, cosine = self.rope(rows, columns)
@@ -142,7 +146,8 @@ class PMTHead(QueryHead):
         maps, prefixes = inputs[:self.num_levels], inputs[self.num_levels:]
         count, shape = len(inputs[0]), tuple(inputs[0].shape[2:])
         expected = [(count, self.in_channels, *shape)] * self.num_levels
-        expected += [(count, self.in_channels, self.num_prefix, 1)] * self.num_levels
+        if self.num_prefix:
+            expected += [(count, self.in_channels, self.num_prefix, 1)] * self.num_levels
         shapes = [tuple(features.shape) for features in inputs]
         if shapes != expected:
             raise TokensError(

@@ -275,11 +275,14 @@ def mean_of_means(features: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 def _position_table(channels: int) -> torch.Tensor:
-    """Return the table of positions (1, K, channels): sine and cosine of column, then of row."""
+    """Return the table of positions (1, K, channels): sine and cosine of row, then of column.
+
+    The source names them w and h, but its first axis is the slower one.
+    """
     quarter = channels // 4
     frequencies = 1 / 10000**(torch.arange(quarter, dtype=torch.float32) / quarter)
     angles = torch.arange(_GRID, dtype=torch.float32)[:, None] * frequencies
     waves = torch.cat([angles.sin(), angles.cos()], 1)
-    column = waves[None].expand(_GRID, -1, -1)
     row = waves[:, None].expand(-1, _GRID, -1)
-    return torch.cat([column, row], -1).reshape(1, _GRID**2, channels)
+    column = waves[None].expand(_GRID, -1, -1)
+    return torch.cat([row, column], -1).reshape(1, _GRID**2, channels)
