@@ -1,4 +1,4 @@
-"""The global random generators, which transforms and loaders share with the training."""
+"""Seeds derived from integers, and the global random generators that loaders and training share."""
 from __future__ import annotations
 
 import random
@@ -22,3 +22,8 @@ def same_random_numbers() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def derived_seed(*entropy: int) -> int:
+    """Return a seed in [0, 2**32) from non-negative integers; similar ones give unrelated seeds."""
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

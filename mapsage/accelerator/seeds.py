@@ -1,4 +1,4 @@
-"""Seeds derived from integers, such as (run's seed, rank, step), and the generators they seed.
+"""The generators that are seeded from integers, such as (run's seed, rank, step).
 
 The states of these generators can be stored and restored, also on another rank.
 """
@@ -9,12 +9,9 @@ from typing import Any, Tuple
 
 import numpy as np
 
+from mapsage.random_state import derived_seed
+
 from .resolve import current_accelerator
-
-
-def derived_seed(*entropy: int) -> int:
-    """Return a seed in [0, 2**32) from non-negative integers; similar ones give unrelated seeds."""
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def seed_generators(*entropy: int) -> None:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from mapsage.errors import UserError
 
 from .channel import Channel, RankLostError, bounded, error_text
-from .open_channels import open_channel
 
 # Seconds that a failed rank waits for its peers. They may be stuck in a collective that the failed
 # rank will never enter, and only its end frees them.
@@ -103,6 +102,9 @@ def all_ranks_or_none(activity: str = 'this step', group: Optional[dist.ProcessG
         RankError: If another rank failed.
         RankLostError: Naming the ranks that did not reach the end of the block.
     """
+    # Imported here, because the sampling library agrees over a channel of its own.
+    from .open_channels import open_channel
+
     # No other purpose uses this channel, so a peer inside a Consensus cannot be in its collectives.
     channel = open_channel(group, timeout, purpose='blocks')
     block = f'block/{channel.next_number()}'

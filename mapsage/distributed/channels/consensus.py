@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mapsage.errors import UserError
 
-from .open_channels import open_channel
+from .channel import Channel
 
 # A fact lies between -_LIMIT and _LIMIT.
 _LIMIT = 2**63 - 1
@@ -111,6 +111,7 @@ class Consensus:
         timeout: Seconds a rank may be late; the group's timeout when None.
         must_agree: Names of the fields on which a difference is an error.
         purpose: Name of the use, as for :func:`open_channel`.
+        channel: Channel to the ranks, in place of group, timeout and purpose.
 
     Attributes:
         channel: Channel to the ranks, for collectives that follow from the facts.
@@ -122,14 +123,18 @@ class Consensus:
 
     def __init__(self, fields: Sequence[str], group: Optional[dist.ProcessGroup] = None,
                  timeout: Optional[float] = None, must_agree: Sequence[str] = (),
-                 purpose: str = '') -> None:
+                 purpose: str = '', channel: Optional[Channel] = None) -> None:
         self.fields, self.must_agree = tuple(fields), tuple(must_agree)
         if isinstance(fields, str) or not fields or len(set(fields)) != len(self.fields):
             raise ValueError(f'fields={fields!r}, expected one or more different names.')
         for field in self.must_agree:
             if field not in self.fields:
                 raise ValueError(_describe_unknown(field, self.fields))
-        self.channel = open_channel(group, timeout, purpose)
+        if channel is None:
+            # Imported here, because the sampling library brings a channel.
+            from .open_channels import open_channel
+            channel = open_channel(group, timeout, purpose)
+        self.channel = channel
         names = repr((self.fields, self.must_agree))
         # Ranks with different fields would gather tensors of different shapes. So the ranks compare
         # a checksum of the names first, whose shape is the same on all of them.
