@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+from mapsage.distributed import open_channel
 from mapsage.sampling import DynamicSampler, Validity
 
 PATIENT = 60.0  # seconds: a test that waits for this deadline is a test that fails
@@ -68,4 +69,5 @@ def scores(samples: Sequence[dict]) -> List[float]:
 def sampler_of(source: Iterator[List[dict]], **settings: Any) -> DynamicSampler:
     options: dict = dict(validity=Validity(low=0.5), local_target=16)
     options.update(settings)
-    return DynamicSampler(lambda: next(source), scores, **options)
+    options.setdefault('channel', open_channel(None, options.pop('timeout', None), 'sampling'))
+    return DynamicSampler(lambda wanted: next(source), scores, **options)

@@ -1,16 +1,20 @@
-"""Dynamic sampling: full batches of valid samples on every rank. It imports no framework.
+"""Dynamic sampling: full batches of valid samples on every rank, in any training loop.
+
+Its modules need torch and NumPy only. Where the MM packages are installed, importing it costs the
+seconds of ``import mapsage``, which registers the rest of MapSage with them.
 
 `dynamic_sampler.py` is the class to start with, `sampler.py` the loop that all ranks run.
 """
 from .candidate import Candidate
 from .dynamic_sampler import DynamicSampler
 from .exchange import SampleMismatchError, Traffic, exchange
+from .gloo_channel import GlooChannel, GlooGroupError, default_channel
 from .lockstep import LockstepError
 from .plan import ExchangePlan, Move, plan_exchange
 from .pool import SurplusPool
 from .quantile import ScoreWindow
-from .refill import PassRate, refill_rounds
-from .sampler import BlockSampler
+from .refill import PassRate
+from .sampler import BlockSampler, OtherRankError
 from .scorer import BatchShare, Scorer, as_scorer
 from .scores import TileHistory, WeightedRewards
 from .shortfall import POLICIES, Decision, ShortfallError, decide_shortfall
@@ -20,8 +24,9 @@ from .validity import Scores, Validity, Verdict
 
 __all__ = [
     'BatchShare', 'BlockSampler', 'Candidate', 'Decision', 'DynamicSampler', 'EndOfData',
-    'ExchangePlan', 'LockstepError', 'Move', 'POLICIES', 'PassRate', 'SampleMismatchError',
-    'SampledBatch', 'ScoreWindow', 'Scorer', 'Scores', 'ShortfallError', 'StepStatistics',
-    'SurplusPool', 'TileHistory', 'Totals', 'Traffic', 'Validity', 'Verdict', 'WeightedRewards',
-    'as_scorer', 'decide_shortfall', 'exchange', 'plan_exchange', 'refill_rounds'
+    'ExchangePlan', 'GlooChannel', 'GlooGroupError', 'LockstepError', 'Move', 'OtherRankError',
+    'POLICIES', 'PassRate', 'SampleMismatchError', 'SampledBatch', 'ScoreWindow', 'Scorer',
+    'Scores', 'ShortfallError', 'StepStatistics', 'SurplusPool', 'TileHistory', 'Totals', 'Traffic',
+    'Validity', 'Verdict', 'WeightedRewards', 'as_scorer', 'decide_shortfall', 'default_channel',
+    'exchange', 'plan_exchange'
 ]

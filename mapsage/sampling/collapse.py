@@ -15,15 +15,15 @@ from .validity import Validity
 
 # Steps over which the pass rate is judged.
 _STEPS = 20
-# Average number of extra batches in a step that counts as a collapse: four fifths of the loading is
-# wasted.
-_EXTRA_BATCHES = 4.0
+# Average number of samples judged in a step, beyond those that it needs, that counts as a collapse,
+# as a multiple of the latter: four fifths of the loading is wasted.
+_EXTRA = 4.0
 # Scores that each rank contributes to the quantiles of a warning.
 _SIZE = 256
 
 
 class CollapseWatch:
-    """Warns when steps draw many extra batches or fall short, after 20, 40, 80, ... steps.
+    """Warns when steps draw many extra samples or fall short, after 20, 40, 80, ... steps.
 
     The decision to warn follows from counts that are equal on all ranks. So all ranks gather their
     scores together, and the first rank writes the warning.
@@ -58,7 +58,7 @@ class CollapseWatch:
         for latest_step in self._latest:
             sums.add(latest_step)
         short = sum(sums.shortfalls.values())
-        if sums.rounds < _EXTRA_BATCHES * _STEPS and 2 * short < _STEPS:
+        if sums.judged < (1 + _EXTRA) * sums.goal and 2 * short < _STEPS:
             return
         self._pause *= 2
         self._quiet = self._pause
@@ -78,8 +78,8 @@ class CollapseWatch:
     def _warning(self, sums: Totals, short: int, scores: Sequence[float]) -> str:
         text = (f'[DynSample] The pass rate has collapsed: {sums.pass_rate:.1%} of {sums.judged} '
                 f'samples were valid in the last {_STEPS} steps ({self._validity.criteria()}). A '
-                f'step drew {sums.rounds / _STEPS:.1f} extra batches on each rank, and {short} of '
-                f'{_STEPS} steps fell short (shortfall={self._shortfall!r}). ')
+                f'step drew {sums.judged / sums.goal:.1f} times as many samples as it needs, and '
+                f'{short} of {_STEPS} steps fell short (shortfall={self._shortfall!r}). ')
         if scores:
             text += 'Latest scores of the groups: ' + ', '.join(
                 f'{name} {scores[int(share * (len(scores) - 1))]:.4g}' for name, share in

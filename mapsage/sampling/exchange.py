@@ -23,18 +23,18 @@ from typing import (
 )
 
 import torch
-import torch.distributed as dist
 
-from mapsage.distributed import Channel, open_channel, raise_together
+from mapsage.distributed import Channel, raise_together
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.errors import UserError
 from mapsage_launcher.trust.job_secret import job_secret
 
 from .candidate import Candidate
+from .gloo_channel import default_channel
 from .packing import Parcel, pack_samples, unpack_samples, write_parcel
 from .plan import ExchangePlan, Move
+from .pool import DatedSample
 
-PURPOSE = 'sampling'  # of the channel, whose group is used for nothing else
 _FAILED = 1
 
 
@@ -66,10 +66,9 @@ class _Letter(NamedTuple):
     payload_bytes: int
 
 
-def exchange(samples: Sequence[Any], plan: ExchangePlan,
-             group: Optional[dist.ProcessGroup] = None,
-             place: Optional[Callable[[Any], Any]] = None, timeout: Optional[float] = None,
-             traffic: Optional[Traffic] = None, purpose: str = PURPOSE) -> List[Any]:
+def exchange(samples: Sequence[Any], plan: ExchangePlan, channel: Optional[Channel] = None,
+             place: Optional[Callable[[Any], Any]] = None,
+             traffic: Optional[Traffic] = None) -> List[Any]:
     """Return this rank's batch of a plan. Collective, unless nothing moves.
 
     Only samples that move are sent. Each destination gets one byte buffer: a header with the
@@ -80,12 +79,12 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         samples: This rank's samples, ``plan.valid_counts[rank]`` of them: mappings or objects of
             any class that pickles, with tensors of any device, dtype and shape.
         plan: Plan of the exchange, equal on every rank.
-        group: Process group of the plan's ranks, in order; all ranks when None.
+        channel: Channel to the plan's ranks, in order. None opens a channel to all ranks over a
+            new gloo group, which is collective: pass the same one again where there are several
+            exchanges.
         place: Function that takes a sample that has arrived in host memory and returns it on the
             device where this rank needs it. Samples stay in host memory when None.
-        timeout: Seconds a rank may be late; the group's own timeout when None.
         traffic: Counters to which this exchange adds its bytes.
-        purpose: Name of the use: two exchanges may be under way at once under different names.
 
     Returns:
         ``plan.targets[rank]`` samples, all different objects: a sample that the plan gives to this
@@ -97,16 +96,14 @@ def exchange(samples: Sequence[Any], plan: ExchangePlan,
         RankLostError: Naming the ranks that did not come.
     """
     world = len(plan.targets)
-    [batch] = exchange_blocks([samples], plan, VirtualRanks(world, world), group, place, timeout,
-                              traffic, purpose)
+    [batch] = exchange_blocks([samples], plan, VirtualRanks(world, world),
+                              channel or default_channel(), place, traffic)
     return batch
 
 
 def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks: VirtualRanks,
-                    group: Optional[dist.ProcessGroup] = None,
-                    place: Optional[Callable[[Any], Any]] = None, timeout: Optional[float] = None,
-                    traffic: Optional[Traffic] = None, purpose: str = PURPOSE
-                    ) -> List[List[Any]]:
+                    channel: Channel, place: Optional[Callable[[Any], Any]] = None,
+                    traffic: Optional[Traffic] = None) -> List[List[Any]]:
     """Return the batches of this process's virtual ranks.
 
     Collective, unless no sample moves to another process. Samples that move between two virtual
@@ -117,7 +114,6 @@ def exchange_blocks(samples: Sequence[Sequence[Any]], plan: ExchangePlan, ranks:
         plan: Plan of the exchange between virtual ranks, equal on every process.
         ranks: Virtual ranks, and the process of the group that runs each.
     """
-    channel = open_channel(group, timeout, purpose)
     routes = _Routes(plan, ranks, channel.ranks.index(channel.rank))
     if not routes.crossed:
         return _assemble(samples, routes, [], torch.empty(0), None)
@@ -282,7 +278,7 @@ def _assemble(samples: Sequence[Sequence[Any]], routes: _Routes, letters: Sequen
                 batches[move.destination_rank - first][move.destination_index] = \
                     sample if place is None else place(sample)
         offset += letter.header_bytes + letter.payload_bytes
-    _make_distinct(batches)
+    make_distinct(batches)
     return batches
 
 
@@ -318,14 +314,15 @@ def _check_keys(channel: Channel, keys: Sequence[int], samples: Sequence[Sequenc
 
 
 def _kinds(samples: Iterable[Iterable[Any]]) -> List[str]:
-    bare = (sample.sample if isinstance(sample, Candidate) else sample
-            for rank_samples in samples for sample in rank_samples)
+    undated = (sample.sample if isinstance(sample, DatedSample) else sample
+               for rank_samples in samples for sample in rank_samples)
+    bare = (sample.sample if isinstance(sample, Candidate) else sample for sample in undated)
     return sorted({f'({", ".join(sorted(map(str, sample)))})' if isinstance(sample, Mapping) else
                    type(sample).__name__ for sample in bare})
 
 
-def _make_distinct(batches: List[List[Any]]) -> None:
-    """Copy samples that occur twice, because batching may change a sample in place."""
+def make_distinct(batches: List[List[Any]]) -> None:
+    """Copy samples that occur twice, since batching may change a sample in place."""
     seen = set()
     for batch in batches:
         for index, sample in enumerate(batch):

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from mapsage.accelerator import derived_seed
+from mapsage.random_state import derived_seed
 
 from .pool import Group
 from .step import Findings, StepInProgress
@@ -21,7 +21,8 @@ class Judge:
     """Fetches and judges batches for the virtual ranks of this process.
 
     Args:
-        fetch: Function that takes the number of a virtual rank and returns its next batch.
+        fetch: Function that takes the number of a virtual rank and a number of samples, and
+            returns about as many of its next samples.
         score: Function that takes the number of a virtual rank and the samples of a batch.
         validity: Criteria for valid groups.
         local_target: Number of samples for each virtual rank.
@@ -32,7 +33,7 @@ class Judge:
         observe: Function called with the samples of each group and the reason why it is dropped.
     """
 
-    def __init__(self, fetch: Callable[[int], Sequence[Any]],
+    def __init__(self, fetch: Callable[[int, int], Sequence[Any]],
                  score: Callable[[int, Sequence[Any]], Scores], validity: Validity, *,
                  local_target: int, group_size: int, scores_per_sample: int,
                  keep_fraction: float, seed: int,
@@ -42,14 +43,14 @@ class Judge:
         self._scores_per_sample = scores_per_sample
         self._keep_fraction, self._seed, self._observe = keep_fraction, seed, observe
 
-    def fetch_and_judge(self, step: StepInProgress, findings: Findings, number: int,
+    def fetch_and_judge(self, step: StepInProgress, findings: Findings, wanted: int,
                         initial: Optional[Sequence[Any]], threshold: Optional[float]) -> None:
         """Add the groups of the next batch to the findings of a virtual rank.
 
         Args:
             step: The step in progress, whose counts change.
             findings: Findings of the virtual rank. Nothing is fetched if its loader has ended.
-            number: Number of the batch within the round, from 0 on.
+            wanted: Number of samples to ask for.
             initial: Batch to judge; fetched when None.
             threshold: Quantile of the latest scores, or None if the validity has no quantile.
 
@@ -60,7 +61,7 @@ class Judge:
         if findings.ended:
             return
         try:
-            samples = list(self._fetch(findings.rank) if initial is None else initial)
+            samples = list(self._fetch(findings.rank, wanted) if initial is None else initial)
         except StopIteration:
             findings.ended = True
             return
@@ -70,8 +71,7 @@ class Judge:
         step.stats.fetched += len(samples)
         step.unjudged = len(samples)
         if len(samples) % size:
-            raise ValueError(f'a batch of {len(samples)} samples does not make whole groups of '
-                             f'group_size={size}. Set a batch size that it divides, and drop_last.')
+            raise ValueError(incomplete_groups(len(samples), size))
         scores = self._score(findings.rank, samples)
         verdict = self._validity.judge(scores, size * self._scores_per_sample, threshold)
         if len(verdict.reasons) * size != len(samples):
@@ -79,7 +79,7 @@ class Judge:
                              f'expected one per sample.')
         findings.judged += len(samples)
         findings.scores += verdict.means.tolist()
-        drawn = self._draw_random_keep(step, findings.rank, len(verdict.reasons), number)
+        drawn = self._draw_random_keep(step, findings.rank, len(verdict.reasons))
         for index, reason in enumerate(verdict.reasons):
             findings.passed += 0 if reason else size
             findings.not_finite += size if reason == NOT_FINITE else 0
@@ -104,11 +104,16 @@ class Judge:
         elif not original:
             step.stats.drop(group.reason, self._group_size)
 
-    def _draw_random_keep(self, step: StepInProgress, rank: int, groups: int,
-                          number: int) -> List[bool]:
+    def _draw_random_keep(self, step: StepInProgress, rank: int, groups: int) -> List[bool]:
         """Draw which groups are kept at random. A resumed run draws the same ones."""
         if not self._keep_fraction:
             return [False] * groups
         generator = torch.Generator().manual_seed(
-            derived_seed(self._seed, rank, step.stats.step, step.attempt, number))
+            derived_seed(self._seed, rank, step.stats.step, step.attempt, 0))
         return (torch.rand(groups, generator=generator) < self._keep_fraction).tolist()
+
+
+def incomplete_groups(samples: int, group_size: int) -> str:
+    """Return the message about a batch that does not consist of whole groups."""
+    return (f'a batch of {samples} samples does not make whole groups of group_size={group_size}. '
+            f'Set a batch size that it divides, and drop_last.')

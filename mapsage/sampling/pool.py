@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 
 @dataclass
@@ -20,6 +20,18 @@ class Group:
     found_at: int
     reason: str = ''
     at_random: bool = False
+
+
+class DatedSample(NamedTuple):
+    """A sample on its way to a batch.
+
+    Attributes:
+        sample: The sample.
+        found_at: Number of the step that judged it.
+    """
+
+    sample: Any
+    found_at: int
 
 
 class SurplusPool:

@@ -1,8 +1,8 @@
-"""Estimate how many batches to fetch when valid samples are missing."""
+"""Estimate how many samples to fetch when valid ones are missing."""
 from __future__ import annotations
 
 import math
-from typing import Dict
+from typing import Dict, List
 
 # Factor by which the counts of earlier steps lose weight in every step.
 _MEMORY = 0.9
@@ -51,19 +51,43 @@ class PassRate:
         self._not_finite = state.get('not_finite', 0.0)
 
 
-def refill_rounds(deficit: int, pass_rate: float, in_a_round: int, limit: int) -> int:
-    """Return how many batches each rank fetches for one resample. Pure.
+def refill_size(deficit: int, pass_rate: float, limit: int, deviations: float = 0.0) -> int:
+    """Return how many groups all ranks together ask for in one resample. Pure.
+
+    Of n groups, ``n p`` are expected to be valid, with a standard deviation of
+    ``sqrt(n p (1 - p))``. Asking for ``deficit / p`` is too much or too little equally often.
 
     Args:
-        deficit: Number of samples missing on all ranks together.
-        pass_rate: Share of samples that are valid. At 0 the answer is 1, because nothing suggests
-            that more rounds would help.
-        in_a_round: Number of samples that all ranks fetch together in one round.
+        deficit: Number of groups missing on all ranks together, at least 1.
+        pass_rate: Share of groups that is usable. At 0 the answer is the deficit, because nothing
+            suggests that more would help.
         limit: Largest number to return.
+        deviations: Number of standard deviations by which the deficit lies above the expected
+            number of valid groups. 1 asks for less, so that hardly any surplus comes; -1 asks for
+            more, so that hardly any group is missing.
     """
     if pass_rate <= 0:
-        return 1
-    valid_in_a_round = pass_rate * in_a_round
-    if deficit >= limit * valid_in_a_round:
+        return min(deficit, limit)
+    rate = min(pass_rate, 1.0)
+    # Compare before dividing: a tiny rate makes the quotient infinite.
+    if deficit >= limit * rate:
         return limit
-    return max(1, math.ceil(deficit / valid_in_a_round))
+    # The positive root of rate * x**2 + shift * x = deficit, with x = sqrt(n).
+    shift = deviations * math.sqrt(rate * (1 - rate))
+    groups = ((math.sqrt(shift**2 + 4 * rate * deficit) - shift) / (2 * rate))**2
+    # Rounding errors must not ask for one group more.
+    whole = math.floor(groups + 0.5) if deviations > 0 else math.ceil(groups * (1 - 1e-12))
+    return max(1, min(whole, limit))
+
+
+def divide_groups(groups: int, ranks: int, first: int) -> List[int]:
+    """Return how many groups each rank asks for, equal to within one. Pure.
+
+    Args:
+        groups: Number of groups that all ranks together ask for.
+        ranks: Number of ranks.
+        first: Rank that gets the first group of the remainder. It changes with the step, so that
+            all ranks draw equally often.
+    """
+    share, remainder = divmod(groups, ranks)
+    return [share + ((rank - first) % ranks < remainder) for rank in range(ranks)]

@@ -14,11 +14,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from mapsage.distributed import Consensus, check_descriptors, open_channel
+from mapsage.distributed import Channel, Consensus
 from mapsage.distributed.virtual_ranks import VirtualRanks
+from mapsage.errors import UserError
 
 from .collapse import CollapseWatch
-from .exchange import PURPOSE, exchange_blocks, exchange_weights, gather_rows
+from .exchange import exchange_blocks, exchange_weights, gather_rows, make_distinct
+from .gloo_channel import default_channel
 from .judging import Judge
 from .lockstep import (
     ENDED,
@@ -29,9 +31,9 @@ from .lockstep import (
     compare_round,
     round_fields,
 )
-from .pool import Group, SurplusPool
+from .pool import DatedSample, Group, SurplusPool
 from .quantile import ScoreWindow
-from .refill import PassRate, refill_rounds
+from .refill import PassRate, divide_groups, refill_size
 from .shortfall import FALLBACK, Decision, ShortfallError, check_policy, decide_shortfall
 from .statistics import EXPIRED, NOT_RESTORED, SURPLUS, StepStatistics, Totals
 from .statistics import FAILED as OVERTAKEN
@@ -47,6 +49,10 @@ from .step_log import StepLog
 from .validity import Validity
 
 
+class OtherRankError(UserError, ValueError):
+    """A state is loaded on a rank that did not save it."""
+
+
 class BlockSampler:
     """A :class:`DynamicSampler` for a process that runs several virtual ranks.
 
@@ -54,37 +60,44 @@ class BlockSampler:
     depend on the number of processes.
 
     Args:
-        fetch: Function that takes the number of a virtual rank and returns its next batch.
+        fetch: Function that takes the number of a virtual rank and a number of samples, and returns
+            its next samples.
         score: Function that takes the number of a virtual rank and the samples of a batch.
         ranks: Virtual ranks, and the process of the group that runs each; one per process when
             None. All other arguments are as in :class:`DynamicSampler`.
+        initial_size: Number of samples that a virtual rank asks for at the start of a step;
+            ``local_target`` when None.
     """
 
-    def __init__(self, fetch: Callable[[int], Sequence[Any]],
+    def __init__(self, fetch: Callable[[int, int], Sequence[Any]],
                  score: Callable[[int, Sequence[Any]], Any], validity: Validity, local_target: int,
                  ranks: Optional[VirtualRanks] = None, group_size: int = 1,
-                 max_resample_times: int = 3, shortfall: str = 'fallback', max_age: int = 1,
-                 max_refill_rounds: int = 4, keep_fraction: float = 0.0, unbiased: bool = False,
-                 scores_per_sample: int = 1, seed: int = 0, group: Optional[Any] = None,
-                 timeout: Optional[float] = None, place: Optional[Callable[[Any], Any]] = None,
+                 max_resample_times: int = 3, shortfall: str = 'fallback',
+                 max_age: Optional[int] = None, max_refill_rounds: int = 4,
+                 keep_fraction: float = 0.0, unbiased: bool = False, scores_per_sample: int = 1,
+                 seed: int = 0, channel: Optional[Channel] = None,
+                 group: Optional[Any] = None, timeout: Optional[float] = None,
+                 place: Optional[Callable[[Any], Any]] = None,
                  observe: Optional[Callable[[Sequence[Any], str], None]] = None,
-                 logger: Optional[logging.Logger] = None) -> None:
+                 logger: Optional[logging.Logger] = None,
+                 initial_size: Optional[int] = None) -> None:
         self.local_target, self.group_size, self._validity = local_target, group_size, validity
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
         self.shortfall = shortfall
         self.keep_fraction, self.unbiased = keep_fraction, unbiased
-        self._exchange: Dict[str, Any] = dict(group=group, place=place, timeout=timeout)
-        channel = open_channel(group, timeout, PURPOSE)
+        self._initial_size = initial_size or local_target
+        self._place = place
+        max_age = validity.default_max_age if max_age is None else max_age
+        channel = channel or default_channel(group, timeout)
         processes = len(channel.ranks)
         self._ranks = ranks or VirtualRanks(processes, processes)
         self._block = self._ranks.block(channel.ranks.index(channel.rank))
-        self._consensus = Consensus(round_fields(self._ranks), group, timeout, purpose=PURPOSE)
-        # Sooner or later, any two ranks have samples to exchange.
-        check_descriptors(len(channel.ranks), 1)
+        self._consensus = Consensus(round_fields(self._ranks), channel=channel)
         check_equal_settings(channel, (
             f'local_target={local_target}, group_size={group_size}, '
             f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
-            f'max_age={max_age}, max_refill_rounds={max_refill_rounds}, '
+            f'max_age={max_age}, initial_size={self._initial_size}, '
+            f'max_refill_rounds={max_refill_rounds}, '
             f'keep_fraction={keep_fraction}, unbiased={unbiased}, '
             f'scores_per_sample={scores_per_sample}, {validity}'))
         check_settings(local_target, group_size, max_resample_times, max_refill_rounds,
@@ -99,6 +112,7 @@ class BlockSampler:
         # Numbers in the log: global ranks where every process runs one virtual rank.
         names = channel.ranks if self._ranks.one_each else range(self._world)
         self._log = StepLog(logger, names, self._block, self.global_target, group_size)
+        self._max_age = max_age
         self._pools = [SurplusPool(max_age) for _ in self._block]
         self._rate = PassRate()
         # With a quantile: scores of all ranks, equal on every rank.
@@ -143,7 +157,7 @@ class BlockSampler:
                                       for rank, groups in zip(self._block, usable)])
         try:
             decision = self._collect(step, initial)
-            batches, weights = self._hand_out(step, decision)
+            batches, weights, ages = self._hand_out(step, decision)
         except ShortfallError:
             # The samples of the step are in the pool already.
             self._close(step, expired)
@@ -158,8 +172,9 @@ class BlockSampler:
         stats.seconds = time.perf_counter() - started
         self.totals.add(stats)
         self._watch.step(stats, self._consensus.channel)
-        return [SampledBatch(batch, decision.loss_weights[rank], stats, sample_weights)
-                for rank, batch, sample_weights in zip(self._block, batches, weights)]
+        return [SampledBatch(batch, decision.loss_weights[rank], stats, sample_weights, batch_ages)
+                for rank, batch, sample_weights, batch_ages
+                in zip(self._block, batches, weights, ages)]
 
     def _surplus(self) -> int:
         """Return the number of samples in the pools of this process."""
@@ -187,13 +202,12 @@ class BlockSampler:
     def _collect(self, step: StepInProgress,
                  initial: Optional[Sequence[Sequence[Any]]]) -> Decision:
         """Fetch and judge until there are enough samples or no attempts are left. Collective."""
-        result = self._round(step, 1, initial)
+        result = self._round(step, [self._initial_size] * self._world, initial)
         if result.ended:
             raise EndOfData(f'step {step.stats.step}: the loaders of all {self._world} rank(s) '
                             f'have ended.')
         step.stats.initial = step.stats.valid
         step.stats.first_judged, step.stats.first_passed = step.stats.judged, step.stats.passed
-        step.initial = sum(result.original)
         self._log.line(step, '[DynSample] Initial batch: collected %s valid samples globally',
                        self._log.format_progress(step))
         while self._wants_more(step, result):
@@ -204,14 +218,29 @@ class BlockSampler:
         """Return what a resumed run needs of this process: step, pass rate, latest scores, pools.
 
         The pools and ``not_restored`` (samples that could not be restored into a pool and are not
-        counted yet) belong to this process; the rest is equal on all processes.
+        counted yet) belong to this process; the rest is equal on all processes. ``ranks`` are the
+        first virtual rank of this process, the one after its last, and the number of all.
         """
         return dict(step=self._step, rate=self._rate.state_dict(),
+                    ranks=[self._block.start, self._block.stop, self._world],
                     pools=[pool.state_dict() for pool in self._pools],
                     scores=self._scores.state_dict(), not_restored=self._not_restored)
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, with samples left out of its pools as not_restored."""
+        """Continue from :meth:`state_dict`, with samples left out of its pools as not_restored.
+
+        Raises:
+            OtherRankError: If other virtual ranks saved it. A state without ``ranks`` is not
+                checked.
+        """
+        ranks = [self._block.start, self._block.stop, self._world]
+        if state.get('ranks', ranks) != ranks:
+            raise OtherRankError(
+                f'the state is of {_describe_ranks(*state["ranks"])}, and this is '
+                f'{_describe_ranks(*ranks)}: its pool would be trained on twice, and another one '
+                f"not at all. Save the state of every rank, in a file with the rank's number in "
+                f"its name (accelerate's register_for_checkpointing saves that of rank 0 only). To "
+                f"continue without the pools, set state['pool'] = [] and delete state['ranks'].")
         self._step, self._not_restored = state['step'], state.get('not_restored', 0)
         self._rate.load_state_dict(state['rate'])
         for pool, groups in zip(self._pools, state['pools']):
@@ -225,33 +254,50 @@ class BlockSampler:
     def _resample(self, step: StepInProgress) -> Round:
         step.attempt += 1
         rate = self._rate.value
-        rounds = refill_rounds(step.stats.missing, rate + (1 - rate) * self.keep_fraction,
-                               step.initial or self.global_target, self.max_refill_rounds)
+        groups = refill_size(
+            step.stats.missing // self.group_size, rate + (1 - rate) * self.keep_fraction,
+            self.max_refill_rounds * max(1, self._initial_size // self.group_size) * self._world,
+            self._deviations(step))
+        wanted = [count * self.group_size
+                  for count in divide_groups(groups, self._world, step.stats.step % self._world)]
         self._log.line(step, '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
                        step.attempt, self.max_resample_times, self._log.format_progress(step),
                        step.stats.missing)
-        self._log.line(step, '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d%s',
-                       self._log.name, step.attempt, f' ({rounds} rounds)' if rounds > 1 else '')
-        result = self._round(step, rounds, None)
-        step.stats.attempts, step.stats.rounds = step.attempt, step.stats.rounds + rounds
+        self._log.line(step, '[DynSample-SYNC] Rank %d: Fetching new batch for resample #%d',
+                       self._log.name, step.attempt)
+        result = self._round(step, wanted, None)
+        step.stats.attempts, step.stats.wanted = step.attempt, step.stats.wanted + sum(wanted)
         self._log.line(step, '[DynSample-SYNC] Rank %d: After resample #%d, global_pool=%s',
                        self._log.name, step.attempt, self._log.format_progress(step))
         return result
 
-    def _round(self, step: StepInProgress, rounds: int,
+    def _deviations(self, step: StepInProgress) -> float:
+        """Return by how many standard deviations a resample asks for less than the deficit."""
+        last = step.attempt == self.max_resample_times
+        if self._max_age:
+            # Surplus is used in the next step.
+            return -1.0 if last else 0.0
+        return 0.0 if last else 1.0
+
+    def _round(self, step: StepInProgress, wanted: Sequence[int],
                initial: Optional[Sequence[Sequence[Any]]]) -> Round:
-        """Fetch and judge on this process, and return the counts of all ranks. Collective."""
+        """Fetch and judge on this process, and return the counts of all ranks. Collective.
+
+        Args:
+            step: The step, whose statistics change.
+            wanted: Number of samples that each virtual rank asks for.
+            initial: Batch of each virtual rank of this process; fetched when None.
+        """
         for findings in step.findings:
             findings.begin_round()
         failure: Optional[Exception] = None
         quantile = self._validity.quantile
         threshold = None if quantile is None else self._scores.quantile(quantile)
         try:
-            for number in range(rounds):
-                for position, findings in enumerate(step.findings):
-                    self._judge.fetch_and_judge(
-                        step, findings, number,
-                        None if initial is None else initial[position], threshold)
+            for position, findings in enumerate(step.findings):
+                self._judge.fetch_and_judge(
+                    step, findings, wanted[findings.rank],
+                    None if initial is None else initial[position], threshold)
         # From a score, a loop would take it for the end of the data.
         except StopIteration as error:
             failure = RuntimeError(f'the score or its observer raised {error!r}: '
@@ -306,18 +352,19 @@ class BlockSampler:
         return decision
 
     def _hand_out(self, step: StepInProgress, decision: Decision
-                  ) -> Tuple[List[List[Any]], List[Tuple[float, ...]]]:
-        """Return the samples of each virtual rank and their weights. Collective."""
+                  ) -> Tuple[List[List[Any]], List[Tuple[float, ...]], List[Tuple[int, ...]]]:
+        """Return the samples of each virtual rank, their weights and ages. Collective."""
         stats, size, plan = step.stats, self.group_size, decision.plan
         fallen_back = decision.outcome == FALLBACK
-        supplied: List[List[Any]] = []
+        supplied: List[List[DatedSample]] = []
         repeats = invalid = 0
         groups: List[List[Group]] = []
         used: Set[int] = set()
         for findings in step.findings:
             source = findings.original if fallen_back else findings.usable
             supply = decision.supplies[findings.rank]
-            samples = [sample for group in source for sample in group.samples]
+            samples = [DatedSample(sample, group.found_at)
+                       for group in source for sample in group.samples]
             supplied.append([samples[index] for index in supply])
             groups.append([source[index // size] for index in supply])
             stats.replicated += len(supply) - len(samples)
@@ -330,16 +377,22 @@ class BlockSampler:
             local_counts = torch.tensor([repeats, invalid])
             counts = torch.stack(self._consensus.channel.gather(local_counts)).sum(0).tolist()
             self._log.shortfall(step, *counts)
-        batches = exchange_blocks(supplied, plan, self._ranks, traffic=stats.traffic,
-                                  **self._exchange)
+        dated = exchange_blocks(supplied, plan, self._ranks, self._consensus.channel,
+                                self._place_dated, stats.traffic)
         weights = self._weights(groups, decision)
+        batches = [[sample.sample for sample in batch] for batch in dated]
+        make_distinct(batches)
+        ages = [tuple(stats.step - sample.found_at for sample in batch) for batch in dated]
         stats.moved_samples = len(plan.moves)
         for rank, batch in zip(self._block, batches):
             stats.sent += plan.given[rank]
             stats.received += len(batch) - plan.kept(rank)
             self._log.batch(step, rank, len(batch), None if fallen_back else plan.slice_of(rank))
         self._store_unused(step, used)
-        return batches, weights
+        return batches, weights, ages
+
+    def _place_dated(self, dated: DatedSample) -> DatedSample:
+        return dated if self._place is None else dated._replace(sample=self._place(dated.sample))
 
     def _weights(self, supplied: Sequence[Sequence[Group]],
                  decision: Decision) -> List[Tuple[float, ...]]:
@@ -353,11 +406,18 @@ class BlockSampler:
             supplied: The group of each sample that the virtual ranks of this process supply.
             decision: Decision of the step.
         """
-        if not self.unbiased or decision.outcome == FALLBACK:
+        unbiased = self.unbiased and decision.outcome != FALLBACK
+        if not unbiased and not decision.sample_weights:
             return [(1.0,) * decision.plan.targets[rank] for rank in self._block]
-        share = self._rate.kept(self.keep_fraction)
-        local_weights = [[share / self.keep_fraction if group.at_random else share
-                          for group in groups] for groups in supplied]
+        local_weights = [[1.0] * len(groups) for groups in supplied]
+        if unbiased:
+            share = self._rate.kept(self.keep_fraction)
+            local_weights = [[share / self.keep_fraction if group.at_random else share
+                              for group in groups] for groups in supplied]
+        if decision.sample_weights:
+            local_weights = [
+                [weight * factor for weight, factor in zip(weights, decision.sample_weights[rank])]
+                for rank, weights in zip(self._block, local_weights)]
         return [tuple(weights) for weights in exchange_weights(
             self._consensus.channel, decision.plan, local_weights, self._ranks)]
 
@@ -369,3 +429,9 @@ class BlockSampler:
                     step.stats.drop(group.reason, self.group_size)
             rest = [group for group in findings.usable if id(group) not in used]
             step.stats.drop(SURPLUS, len(pool.put(rest)) * self.group_size)
+
+
+def _describe_ranks(start: int, stop: int, count: int) -> str:
+    """Return the virtual ranks of a process in words."""
+    return (f'rank {start} of {count}' if stop == start + 1 else
+            f'ranks {start} to {stop - 1} of {count}')

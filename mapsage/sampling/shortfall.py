@@ -1,7 +1,7 @@
 """Decide what a step trains on when valid samples are missing after the last attempt. Pure."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Sequence, Tuple
 
 from mapsage.errors import UserError
@@ -9,7 +9,7 @@ from mapsage.errors import UserError
 from .plan import ExchangePlan, plan_exchange
 
 FALLBACK = 'fallback'
-POLICIES = (FALLBACK, 'pad', 'shrink', 'raise')
+POLICIES = (FALLBACK, 'pad', 'mask', 'shrink', 'raise')
 
 
 class ShortfallError(UserError, RuntimeError):
@@ -23,19 +23,22 @@ class Decision:
     """How the batches of a step are made; equal on every rank.
 
     Attributes:
-        outcome: ``'valid'``, ``'fallback'``, ``'pad'`` or ``'shrink'``.
+        outcome: ``'valid'``, ``'fallback'``, ``'pad'``, ``'mask'`` or ``'shrink'``.
         plan: Plan of the exchange between the ranks, of the original samples if the outcome is
             ``'fallback'``, and otherwise of the valid ones.
         supplies: Indices of the samples that each rank supplies, repeated where they are
             replicated.
         loss_weights: Factor by which each rank multiplies its mean loss, so that the average of
             the ranks' gradients is the gradient of the mean loss over all samples.
+        sample_weights: Factor by which the loss of each supplied sample is multiplied, with a mean
+            of 1 over all ranks; empty if all are 1.
     """
 
     outcome: str
     plan: ExchangePlan
     supplies: Tuple[Tuple[int, ...], ...]
     loss_weights: Tuple[float, ...]
+    sample_weights: Tuple[Tuple[float, ...], ...] = ()
 
 
 def check_policy(policy: str) -> None:
@@ -56,9 +59,12 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
             in the step, as many as its target; a rank that drew fewer gets surplus of other ranks,
             and if all ranks together drew too few, groups are replicated as with ``'pad'``. With
             ``'pad'``, valid groups are replicated, and their numbers of copies differ by at most
-            one. With ``'shrink'``, the ranks' numbers of groups differ by at most one, and weights
-            compensate for it; with fewer groups than ranks the remaining ranks compute on a copy of
-            weight 0, so that no rank is missing from a collective. ``'raise'`` is an error.
+            one. ``'mask'`` fills the batches with the same copies, but they weigh 0 and the valid
+            samples weigh more, so that the weighted mean over all ranks is the mean over the valid
+            samples, and every rank has its target. With ``'shrink'``, the ranks' numbers of groups
+            differ by at most one, and weights compensate for it; with fewer groups than ranks the
+            remaining ranks compute on a copy of weight 0, so that no rank is missing from a
+            collective. ``'raise'`` is an error.
         valid_counts: Number of valid samples each rank has.
         original_counts: Number of original samples each rank has, whether valid or not.
         target: Number of samples for each rank.
@@ -78,12 +84,19 @@ def decide_shortfall(policy: str, valid_counts: Sequence[int], original_counts: 
         raise ShortfallError(
             f'{total}/{world * target} valid samples after all attempts, and shortfall=raise. '
             f'Allow more of them (max_resample_times), widen the validity, or choose '
-            f"shortfall='pad', 'shrink' or 'fallback'.")
+            f"shortfall='mask', 'pad', 'shrink' or 'fallback'.")
     if policy == FALLBACK or not total:
         return _fall_back(original_counts, total, target, group_size)
     groups = [count // group_size for count in valid_counts]
     if policy == 'pad':
         return _replicate('pad', groups, target, group_size)
+    if policy == 'mask':
+        padded = _replicate('mask', groups, target, group_size)
+        # The first samples that a rank supplies are its valid ones, the others repeat them.
+        return replace(padded, sample_weights=tuple(
+            tuple(world * target / total if position < count else 0.0
+                  for position in range(len(supply)))
+            for count, supply in zip(valid_counts, padded.supplies)))
     return _shrink(groups, group_size)
 
 

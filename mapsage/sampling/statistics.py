@@ -31,7 +31,7 @@ class StepStatistics:
         goal: Number of samples that the ranks need together. Global.
         initial: Valid samples after the initial batch, surplus of former steps included. Global.
         attempts: Number of resamples. Global.
-        rounds: Number of batches that each rank fetched for them. Global.
+        wanted: Number of samples that they asked for. Global.
         judged: Number of samples judged. Global.
         passed: How many of these are valid. Global.
         first_judged: Number of samples of the initial batch that were judged. Global.
@@ -58,7 +58,7 @@ class StepStatistics:
     goal: int = 0
     initial: int = 0
     attempts: int = 0
-    rounds: int = 0
+    wanted: int = 0
     judged: int = 0
     passed: int = 0
     first_judged: int = 0
@@ -115,8 +115,9 @@ class Totals:
     """
 
     steps: int = 0
+    goal: int = 0
     attempts: int = 0
-    rounds: int = 0
+    wanted: int = 0
     judged: int = 0
     passed: int = 0
     not_finite: int = 0
@@ -138,7 +139,8 @@ class Totals:
         """Add the figures of one step."""
         self.steps += 1
         self.attempts += step.attempts
-        self.rounds += step.rounds
+        self.wanted += step.wanted
+        self.goal += step.goal
         self.judged += step.judged
         self.passed += step.passed
         self.not_finite += step.not_finite
@@ -206,7 +208,7 @@ class Totals:
             return ', '.join(f'{name} {counts[name]}' for name in sorted(counts)) or 'none'
 
         return (f'[DynSample] {self.steps} step(s): pass rate {self.pass_rate:.1%} of '
-                f'{self.judged} samples, {self.attempts} resample(s) of {self.rounds} round(s), '
+                f'{self.judged} samples, {self.attempts} resample(s) of {self.wanted} sample(s), '
                 f'{self.moved_samples} sample(s) moved ({self.sent_bytes / 2**20:.1f} MiB), '
                 f'surplus {self.surplus}, shortfalls: {listed(self.shortfalls)}, '
                 f'dropped: {listed(self.dropped)}, {self.seconds:.1f} s')

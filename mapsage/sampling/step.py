@@ -20,14 +20,16 @@ class SampledBatch:
         samples: The samples to train on.
         loss_weight: Factor by which the mean loss over the samples is multiplied.
         statistics: Counts and times of the step.
-        weights: Factor by which the loss of each sample is multiplied; all 1 unless the sampler is
-            ``unbiased``.
+        weights: Factor by which the loss of each sample is multiplied, with a mean of 1 over all
+            ranks; all 1 unless the sampler is ``unbiased`` or the outcome is ``'mask'``.
+        ages: Number of steps since each sample was judged; 0 for the samples of this step.
     """
 
     samples: List[Any]
     loss_weight: float
     statistics: StepStatistics
     weights: Tuple[float, ...] = ()
+    ages: Tuple[int, ...] = ()
 
 
 @dataclass
@@ -68,14 +70,12 @@ class StepInProgress:
     Attributes:
         stats: Statistics of the step so far.
         findings: Findings of every virtual rank of this process, in order.
-        initial: Number of samples that all ranks together began with.
         attempt: Number of the resample, 0 for the initial batch.
         unjudged: Number of samples drawn and not yet in ``usable``, ``original`` or a count.
     """
 
     stats: StepStatistics
     findings: List[Findings]
-    initial: int = 0
     attempt: int = 0
     unjudged: int = 0
 

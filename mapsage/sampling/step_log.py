@@ -72,7 +72,7 @@ class StepLog:
             return
         self.line(step, '[DynSample-FINAL] Rank %d: Slicing global pool [%d:%d], got %d samples',
                   name, *pool_slice, count, rank=rank)
-        repeated = step.stats.outcome == 'pad'
+        repeated = step.stats.outcome in ('pad', 'mask')
         self.line(step, '[DynSample] Rank %d: Using %d %ssamples (%d groups) from global pool%s '
                   'after %d resample(s)', name, count, '' if repeated else 'valid ',
                   count // self._group_size, ', in which valid ones repeat,' if repeated else '',

@@ -70,6 +70,15 @@ class Validity:
             raise ValueError(f'quantile={self.quantile} and low={self.low} are both lower bounds. '
                              f'Set one of them.')
 
+    @property
+    def default_max_age(self) -> int:
+        """Number of steps that surplus may wait where nobody sets it.
+
+        A spread is judged from what the current model produced, such as completions or label maps.
+        An older model's are off-policy, so they do not wait at all.
+        """
+        return 1 if self.eps is None else 0
+
     def check_group_size(self, group_size: int) -> None:
         """Raise ValueError if no group of this size can ever be valid."""
         if self.eps is not None and group_size < 2:

@@ -45,7 +45,7 @@ def reported(valid: Sequence[Sequence[int]], settings: dict) -> Dict[str, Any]:
                                                    float(sample['id'][0])))
                for sample in batch.samples)
     return dict(ids=[sample['id'] for sample in batch.samples], weight=batch.loss_weight,
-                statistics=batch.statistics, lines=lines.lines)
+                weights=batch.weights, statistics=batch.statistics, lines=lines.lines)
 
 
 FOURS, PAIRS = dict(group_size=4), dict(group_size=2)
@@ -147,7 +147,7 @@ def test_resamples_that_fall_short_are_told_and_take_the_policy(
         f'[DynSample] Resample #{number}/3: global_collected={count}/64, need {64 - count} more'
         for number, count in enumerate(counts[:-1], 1)]
     assert f'[DynSample] Shortage: {64 - counts[-1]}/64 samples missing' in told
-    repeats = 64 - counts[-1] if policy == 'pad' else 0
+    repeats = 64 - counts[-1] if policy in ('pad', 'mask') else 0
     # the initial batch has 48 valid samples, in groups of group_size
     invalid = 16 // SHORT[scenario][1]['group_size'] if policy == 'fallback' else 0
     warnings = [[line for level, line in each['lines'] if level == 'WARNING']
@@ -178,15 +178,20 @@ def test_fallback_uses_every_ranks_original_batch(answers: Answers) -> None:
 @pytest.mark.parametrize('scenario, sizes', [
     ('short in pairs', [14, 16, 16, 16]), ('short in fours', [12, 16, 16, 16]),
     ('short without resamples', [12] * 4)])
-def test_pad_and_shrink_use_every_valid_sample(scenario: str, sizes: List[int],
+def test_pad_mask_and_shrink_use_every_valid_sample(scenario: str, sizes: List[int],
                                                answers: Answers) -> None:
     valid, settings, counts = SHORT[scenario]
-    padded = answers.of(f'{scenario}, pad')
+    padded, masked = answers.of(f'{scenario}, pad'), answers.of(f'{scenario}, mask')
     times = Counter(sample for each in padded for sample in each['ids'])
     assert set(times) == set(valid_ones(valid))
     assert [len(each['ids']) for each in padded] == [16] * 4
     twice = 64 - counts[-1]
     assert sorted(times.values()) == [1] * (counts[-1] - twice) + [2] * twice
+    assert [each['ids'] for each in masked] == [each['ids'] for each in padded]
+    weights = [pair for each in masked for pair in zip(each['ids'], each['weights'])]
+    live = [sample for sample, weight in weights if weight]
+    assert sorted(live) == valid_ones(valid)  # each of them once
+    assert {weight for _, weight in weights if weight} == {64 / counts[-1]}
     shrunk = answers.of(f'{scenario}, shrink')
     assert sorted(sample for each in shrunk for sample in each['ids']) == valid_ones(valid)
     assert sorted(len(each['ids']) for each in shrunk) == sizes
@@ -234,7 +239,8 @@ def test_a_loader_without_any_valid_sample_is_accounted_for(world: int, policy: 
     for rank, (steps, totals, pool) in enumerate(answers.of(f'never valid {world}, {policy}')):
         assert not pool
         assert totals.steps == STEPS_WITH_NOTHING
-        assert totals.rounds == totals.attempts == 3 * STEPS_WITH_NOTHING
+        assert totals.attempts == 3 * STEPS_WITH_NOTHING
+        assert totals.wanted == 12 * world * STEPS_WITH_NOTHING
         assert totals.judged == 16 * STEPS_WITH_NOTHING * world
         assert totals.passed == totals.moved_samples == totals.surplus == 0
         assert totals.missing == 4 * world * STEPS_WITH_NOTHING

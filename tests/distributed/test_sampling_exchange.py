@@ -17,7 +17,7 @@ from sampling_ranks import Answers, answers_of, batches, sampler_of, start
 from support import no_simulated_cards
 
 from mapsage.accelerator import resolve_accelerator
-from mapsage.distributed import init_process_group
+from mapsage.distributed import init_process_group, open_channel
 from mapsage.distributed.channels.group_channel import GroupChannel
 from mapsage.distributed.nested_tensors import move
 from mapsage.sampling import DynamicSampler, Traffic, Validity, exchange, plan_exchange
@@ -98,7 +98,7 @@ def exchange_often(rounds: int) -> Any:
     world = int(os.environ['WORLD_SIZE'])
     if world > 1:
         start()
-        exchange([0], plan_exchange([1] * world, 1))  # opens the channel, sends nothing
+    channel = open_channel(None, None, 'sampling')
     traffic, planned, draw = Traffic(), 0, random.Random(5)
     for _ in range(rounds):
         counts = [draw.randint(0, 7) for _ in range(world)]
@@ -115,7 +115,7 @@ def exchange_often(rounds: int) -> Any:
             return sample
 
         batch, entered = counted(
-            lambda: exchange(mine, plan, place=place, traffic=traffic))  # noqa: B023
+            lambda: exchange(mine, plan, channel, place, traffic))  # noqa: B023
         expected = [(rank, k) for k in range(plan.kept(rank))] + [
             move[:2] for move in plan.moves if move.destination_rank == rank]
         assert len(batch) == len(expected) == targets[rank]
@@ -166,7 +166,7 @@ def pool_on_devices(name: str) -> Any:
     samples = [dict(x=torch.full((2, 2), 10.0 * rank + k).to(device), score=k) for k in range(8)]
     answers = {}
     sampler = DynamicSampler(
-        lambda: samples,
+        lambda wanted: samples,
         # results that live on the device, float32 as devices have it
         lambda batch: torch.tensor([float(s['score'] < valid) for s in batch]).to(device),
         Validity(low=0.5), 4, max_resample_times=0,

@@ -193,7 +193,8 @@ def receive_what_was_changed(folder: Path) -> Any:
     samples = [Command(folder / f'ran on {rank}')] * (3 if rank == 1 else 0)
     message = ''
     try:
-        sampling_exchange.exchange(samples, plan_exchange([0, 3, 0], 1))
+        sampling_exchange.exchange(samples, plan_exchange([0, 3, 0], 1),
+                                   open_channel(None, None, 'sampling'))
     except (BrokenSealError, RankError) as error:
         message = str(error)
     wait_for_others(folder, range(3))

@@ -329,7 +329,7 @@ class CrossCheckHook(MapSageHook):
                    for rank in range(world)]
         plan = ExchangePlan((1,) * world, tuple(targets), (0,) * world, tuple(moves))
         position = self._channel.ranks.index(self._channel.rank)
-        arrived = exchange([inputs], plan, purpose=_PURPOSE)[1:]
+        arrived = exchange([inputs], plan, open_channel(None, None, _PURPOSE))[1:]
         owners = [move.source_rank for move in moves if move.destination_rank == position]
         return dict(zip(owners, arrived))
 

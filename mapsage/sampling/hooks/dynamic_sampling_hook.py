@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from mapsage.accelerator import current_accelerator
 from mapsage.background_worker import BackgroundWorker
-from mapsage.distributed import open_channel
+from mapsage.distributed import check_descriptors, open_channel
 from mapsage.distributed.virtual_ranks import VirtualRanks
 from mapsage.host.hook import MapSageHook
 from mapsage.host.keyed_samples import keyed_samples
@@ -63,11 +63,16 @@ class DynamicSamplingHook(MapSageHook):
         local_target: Number of samples a virtual rank trains on in a step; the loader's batch size
             when None.
         group_size: Number of samples that stay together and are judged together.
-        max_resample_times: Number of resamples a step may make.
+        max_resample_times: Number of resamples a step may make. Each draws as many samples as the
+            pass rate suggests, up to ``max_refill_rounds`` batches on each rank: with 3 and 4, a
+            step may draw 12 batches beyond its first.
         shortfall: Policy for when the resamples do not suffice: ``'fallback'``, ``'pad'``,
-            ``'shrink'`` or ``'raise'``, see :func:`mapsage.sampling.decide_shortfall`.
-        max_age: Number of steps that surplus samples may wait for their use.
-        max_refill_rounds: Number of batches that one resample may draw on each rank.
+            ``'mask'``, ``'shrink'`` or ``'raise'``, see
+            :func:`mapsage.sampling.decide_shortfall`. ``'mask'`` weighs samples, as ``unbiased``
+            does, and needs the same heads.
+        max_age: Number of steps that surplus samples may wait for their use. None means 0 if the
+            validity judges a spread (``eps``), and else 1.
+        max_refill_rounds: Largest number of batches that one resample may draw on each rank.
         keep_fraction: Probability with which a group that is not valid is kept nevertheless.
         unbiased: Whether such a group weighs ``1 / keep_fraction`` in the loss, so that the
             weighted class prior equals the prior of the data. Needs heads of MMSegmentation with
@@ -90,22 +95,29 @@ class DynamicSamplingHook(MapSageHook):
 
     def __init__(self, score: Any, validity: Dict[str, Any], local_target: Optional[int] = None,
                  group_size: int = 1, max_resample_times: int = 3, shortfall: str = 'fallback',
-                 max_age: int = 1, max_refill_rounds: int = 4, keep_fraction: float = 0.0,
-                 unbiased: bool = False, prefetch: bool = False,
+                 max_age: Optional[int] = None, max_refill_rounds: int = 4,
+                 keep_fraction: float = 0.0, unbiased: bool = False, prefetch: bool = False,
                  timeout: Optional[float] = None, interval: Optional[int] = None) -> None:
         self._scorer = build_scorer(score)
         self._validity = Validity(**validity)
         self._validity.check_group_size(group_size * self._scorer.scores_per_sample)
         self._settings: Dict[str, Any] = dict(
             group_size=group_size, max_resample_times=max_resample_times, shortfall=shortfall,
-            max_age=max_age, max_refill_rounds=max_refill_rounds, keep_fraction=keep_fraction,
-            unbiased=unbiased, scores_per_sample=self._scorer.scores_per_sample, timeout=timeout)
+            max_age=self._validity.default_max_age if max_age is None else max_age,
+            max_refill_rounds=max_refill_rounds, keep_fraction=keep_fraction,
+            unbiased=unbiased, scores_per_sample=self._scorer.scores_per_sample)
+        self._timeout = timeout
         self._scorer.check_sampling(self._validity, self._settings)
         self._pixel_weights: Dict[str, PixelWeights] = {}
         self.uneven_batches = shortfall == 'shrink'
-        self.weighs_losses = self.uneven_batches or unbiased or self._scorer.follows_step
+        self._weighs_samples = unbiased or shortfall == 'mask'
+        self.weighs_losses = (self.uneven_batches or self._weighs_samples
+                              or self._scorer.follows_step)
         self._local_target, self._prefetch, self._interval = local_target, prefetch, interval
         name = self._scorer.name
+        if shortfall == 'mask' and self._scorer.follows_step:
+            raise ValueError(f"shortfall='mask' with {name}: it computes a loss of its own, which "
+                             f"knows no weights of samples. Choose 'shrink' or 'pad'.")
         if prefetch and self._scorer.uses_model:
             raise ValueError(f'prefetch=True with {name}: it would read weights while the step '
                              f'changes them. Set prefetch=False, or score by labels.')
@@ -134,8 +146,10 @@ class DynamicSamplingHook(MapSageHook):
         target = self._choose_target(loader)
         self._batch_size = loader.batch_size or target
         self._interval = self._interval or log_interval(runner)
-        self._channel = open_channel(None, self._settings['timeout'], 'sampling summary')
+        self._channel = open_channel(None, self._timeout, 'sampling summary')
         world = len(self._channel.ranks)
+        # Sooner or later, any two ranks have samples to exchange.
+        check_descriptors(world, 1)
         self._ranks = VirtualRanks(world, world)
         if isinstance(runner.model, VirtualDataParallel):
             self._ranks = runner.model.virtual_ranks
@@ -143,10 +157,11 @@ class DynamicSamplingHook(MapSageHook):
         self._block = self._ranks.block(self._channel.ranks.index(self._channel.rank))
         collate = loader.collate_fn
         self._scoring = self._bind_scorer(runner, loader)
-        stream = LoaderStream(loader, self._block)
+        stream = LoaderStream(loader, self._block, self._settings['group_size'])
         self._sampler = BlockSampler(
             stream, self._scoring, self._validity, target, self._ranks, seed=runner.seed,
-            logger=runner.logger,
+            channel=open_channel(None, self._timeout, 'sampling'), logger=runner.logger,
+            initial_size=self._batch_size,
             observe=lambda group, reason: self._report.observe(group, reason, self._sampler.step),
             **self._settings)
         self._report = SamplingReport(runner, self._channel, self._sampler.global_target,
@@ -196,8 +211,9 @@ class DynamicSamplingHook(MapSageHook):
         if self._step is None:
             return
         history = self._scoring.history
-        empty: Dict[str, Any] = dict(pool=[], history=None if history is None
-                                     else dict(history.rank_state(), rows=[]))
+        empty: Dict[str, Any] = dict(
+            pool=[], drawn=self._step.drawn[0],
+            history=None if history is None else dict(history.rank_state(), rows=[]))
         texts = [json.dumps(empty)] * self._ranks.count
         texts[self._block.start:self._block.stop] = self._rank_states()
         self._gathered = self._whole_state(texts)
@@ -217,9 +233,9 @@ class DynamicSamplingHook(MapSageHook):
         assert self._step is not None
         history = self._scoring.history
         return [json.dumps(dict(
-            pool=replace_samples_by_keys(pool),
+            pool=replace_samples_by_keys(pool), drawn=drawn,
             history=None if history is None else history.rank_state(slot)))
-            for slot, pool in enumerate(self._step.state['pools'])]
+            for slot, (pool, drawn) in enumerate(zip(self._step.state['pools'], self._step.drawn))]
 
     def _whole_state(self, ranks: List[str]) -> Dict[str, Any]:
         """Return the state for a checkpoint.
@@ -231,8 +247,8 @@ class DynamicSamplingHook(MapSageHook):
         history = self._scoring.history
         return dict(
             step=self._step.state['step'], rate=self._step.state['rate'],
-            scores=self._step.state['scores'], drawn=self._step.drawn, batch_size=self._batch_size,
-            ranks=ranks, history=None if history is None else history.shared_state())
+            scores=self._step.state['scores'], batch_size=self._batch_size, ranks=ranks,
+            history=None if history is None else history.shared_state())
 
     def _choose_target(self, loader: DataLoader) -> int:
         """Return the number of samples that a virtual rank trains on in a step."""
@@ -286,9 +302,10 @@ class DynamicSamplingHook(MapSageHook):
             _warn_of_single_samples(runner.model)
         if self.uneven_batches and not self._scorer.weighs_loss:
             self._weigh(runner.optim_wrapper, names_of_counters(runner.model))
-        if self._settings['unbiased']:
+        if self._weighs_samples:
             self._pixel_weights = weigh_heads(
-                runner.model, lambda: self._step.batches[self._slot].weights if self._step else ())
+                runner.model, lambda: self._step.batches[self._slot].weights if self._step else (),
+                'unbiased=True' if self._settings['unbiased'] else "shortfall='mask'")
 
     def _weigh(self, optim_wrapper: Union[OptimWrapper, OptimWrapperDict],
                counters: Sequence[str] = ()) -> None:
@@ -320,21 +337,26 @@ class DynamicSamplingHook(MapSageHook):
                        stream: LoaderStream) -> None:
         """Continue from the state in a checkpoint; ``{}`` if it was written without this hook."""
         if not state:
-            stream.skip(runner.iter)
+            stream.skip([runner.iter * self._batch_size] * len(self._block))
             runner.logger.warning(
                 '[DynSample] the checkpoint was written without dynamic sampling: the pool begins '
                 f'empty and the loader after {runner.iter} batches.')
             return
         rank_states = [json.loads(text) for text in state['ranks']]
         world = self._ranks.count
-        drawn_samples = state['drawn'] * state['batch_size'] * len(rank_states)
-        batches = round(drawn_samples / (self._batch_size * world))
-        stream.skip(batches)
-        if batches != state['drawn']:
+        # Earlier checkpoints have a number of batches, equal for all virtual ranks.
+        drawn = [rank_state.get('drawn', state.get('drawn', 0) * state['batch_size'])
+                 for rank_state in rank_states]
+        if (len(drawn), state['batch_size']) == (world, self._batch_size):
+            stream.skip(drawn[self._block.start:self._block.stop])
+        else:
+            batches = round(sum(drawn) / (self._batch_size * world))
+            stream.skip([batches * self._batch_size] * len(self._block))
             runner.logger.warning(
                 f'[DynSample] the run had {len(rank_states)} rank(s) of batch size '
                 f'{state["batch_size"]} and has {world} of {self._batch_size}: the loader begins '
-                f'after {batches} batches instead of {state["drawn"]}.')
+                f'after {batches} batches instead of '
+                f'{sum(drawn) // (len(drawn) * state["batch_size"])}.')
         pools = [rank_state['pool'] for rank_state in rank_states]
         if len(rank_states) != world:
             runner.logger.warning(f'[DynSample] the run had {len(rank_states)} rank(s) and has '

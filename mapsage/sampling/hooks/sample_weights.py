@@ -1,4 +1,6 @@
-"""Weights of single samples in the losses of segmentation heads, for ``unbiased=True``.
+"""Weights of single samples in the losses of segmentation heads.
+
+For ``unbiased=True`` and ``shortfall='mask'`` of the sampling hook.
 
 MMSegmentation's heads multiply the losses of pixels by what their pixel sampler returns. A sampler
 that returns a weight per sample therefore weighs samples without a change to the head. That works
@@ -27,15 +29,17 @@ class PixelWeights:
     Args:
         weights: Function that returns the weights of the batch in training.
         inner: Sampler that the head had before, such as OHEM; None without one.
+        setting: Setting that asks for the weights, for messages.
 
     Attributes:
-        inner: The argument of that name.
+        inner, setting: The arguments of these names.
         asked: Whether the head has asked for weights.
     """
 
     def __init__(self, weights: Callable[[], Sequence[float]],
-                 inner: Optional[PixelSampler]) -> None:
+                 inner: Optional[PixelSampler], setting: str = 'unbiased=True') -> None:
         self._weights, self.inner, self.asked = weights, inner, False
+        self.setting = setting
 
     def sample(self, seg_logit: torch.Tensor, seg_label: torch.Tensor) -> torch.Tensor:
         """Return float32 weights of shape ``(N, H, W)``.
@@ -52,7 +56,7 @@ class PixelWeights:
         if len(weights) != len(seg_label):
             raise ValueError(f'{len(seg_label)} samples reach the loss and dynamic sampling gave '
                              f'{len(weights)} with their weights: something between them adds or '
-                             f'drops samples. Set unbiased=False.')
+                             f'drops samples. Remove {self.setting}.')
         column = torch.tensor(weights, dtype=torch.float32, device=seg_logit.device)
         sample_weights = column.view(-1, 1, 1).expand(len(seg_label), *seg_label.shape[2:])
         if self.inner is None:
@@ -60,13 +64,14 @@ class PixelWeights:
         return self.inner.sample(seg_logit, seg_label) * sample_weights
 
 
-def weigh_heads(model: nn.Module,
-                weights: Callable[[], Sequence[float]]) -> Dict[str, PixelWeights]:
+def weigh_heads(model: nn.Module, weights: Callable[[], Sequence[float]],
+                setting: str = 'unbiased=True') -> Dict[str, PixelWeights]:
     """Let all decode heads of a segmentor weigh the samples; return their samplers by name.
 
     Args:
         model: Segmentor, which may be wrapped.
         weights: Function that returns the weights of the batch in training.
+        setting: Setting that asks for the weights, for messages.
 
     Raises:
         ValueError: If the model has no decode head, or a head has a loss that is not a mean over
@@ -77,21 +82,21 @@ def weigh_heads(model: nn.Module,
     heads: Dict[str, Any] = {name: module for name, module in model.named_modules()
                              if hasattr(module, 'loss_decode') and hasattr(module, 'sampler')}
     if not heads:
-        raise ValueError(f'unbiased=True weighs the pixels of decode heads of MMSegmentation, and '
-                         f'{type(model).__name__} has none. Set unbiased=False, or use the weights '
+        raise ValueError(f'{setting} weighs the pixels of decode heads of MMSegmentation, and '
+                         f'{type(model).__name__} has none. Remove it, or use the weights '
                          f'of mapsage.sampling.SampledBatch in your training loop.')
     for name, head in heads.items():
         losses = head.loss_decode
         for loss in losses if isinstance(losses, nn.ModuleList) else [losses]:
             if not isinstance(loss, CrossEntropyLoss):
-                raise ValueError(f'unbiased=True, and {name} has {type(loss).__name__}, which is '
+                raise ValueError(f'{setting}, and {name} has {type(loss).__name__}, which is '
                                  f'not a mean over the pixels, so that a tile cannot be weighed '
-                                 f'in it. Use CrossEntropyLoss only, or unbiased=False.')
+                                 f'in it. Use CrossEntropyLoss only, or remove {setting}.')
     samplers = {}
     for name, head in heads.items():
         # A model that was trained before, or a copy of a trained model, already has weights.
         inner = head.sampler.inner if isinstance(head.sampler, PixelWeights) else head.sampler
-        head.sampler = samplers[name] = PixelWeights(weights, inner)
+        head.sampler = samplers[name] = PixelWeights(weights, inner, setting)
     return samplers
 
 
@@ -99,5 +104,6 @@ def check_asked(samplers: Dict[str, PixelWeights]) -> None:
     """Raise ValueError if a head has computed its loss without the weights."""
     silent = [name for name, sampler in samplers.items() if not sampler.asked]
     if silent:
-        raise ValueError(f'unbiased=True, and {", ".join(silent)} did not ask for the weights: its '
-                         f'loss_by_feat is not the method of BaseDecodeHead. Set unbiased=False.')
+        setting = samplers[silent[0]].setting
+        raise ValueError(f'{setting}, and {", ".join(silent)} did not ask for the weights: its '
+                         f'loss_by_feat is not the method of BaseDecodeHead. Remove {setting}.')

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from mapsage.background_worker import BackgroundWorker
 from mapsage.errors import UserError
 from mapsage.sampling import BlockSampler, Candidate, SampledBatch
+from mapsage.sampling.judging import incomplete_groups
 from mapsage.wrappers.rank_batches import pack_rank_batches, unpack_rank_batches
 
 
@@ -30,59 +31,79 @@ class LoaderStream:
     """The endless batches of a training loader, as lists of candidates.
 
     When the loader has ended, it starts again with the next epoch of its sampler. Refills continue
-    from the end of the previous step, so every tile is drawn equally often.
+    from the end of the previous step, so every tile is drawn equally often. What a batch has beyond
+    the samples that were asked for waits for the next call.
 
     Args:
         loader: Loader that was not iterated before. Its ``collate_fn`` is replaced, since batches
             are collated after sampling.
         block: Virtual ranks of this process, whose batches the loader hands out together.
+        group_size: Number of consecutive samples that belong together.
 
     Attributes:
-        drawn: Number of batches drawn so far for each virtual rank.
+        drawn: Number of samples drawn so far for each virtual rank of this process.
     """
 
-    def __init__(self, loader: DataLoader, block: range = range(1)) -> None:
+    def __init__(self, loader: DataLoader, block: range = range(1), group_size: int = 1) -> None:
         if loader.batch_sampler is None:
             raise LoaderError('DynamicSamplingHook: the training loader makes no batches '
                               '(batch_size=None), expected a batch_size.')
-        self.drawn = 0
-        self._loader = loader
+        self.drawn = [0] * len(block)
+        self._loader, self._group_size = loader, group_size
         self._iterator: Optional[Iterator[Any]] = None
         self._block = block
-        self._waiting: List[Deque[List[Candidate]]] = [deque() for _ in block]
-        self._epoch = self._discard = 0
+        self._waiting: List[Deque[Candidate]] = [deque() for _ in block]
+        # Number of samples of each virtual rank that were drawn before this run.
+        self._discard = [0] * len(block)
+        self._epoch = 0
         if loader.collate_fn is _as_candidates:
             raise LoaderError('custom_hooks lists DynamicSamplingHook twice, expected one.')
         loader.collate_fn = _as_candidates
         # The loader must not draw from the generator of the training step.
         loader.generator = torch.Generator().manual_seed(torch.initial_seed())
 
-    def skip(self, batches: int) -> None:
-        """Start after this number of batches, without loading them where the sampler can skip."""
-        self.drawn = batches
+    def skip(self, samples: Sequence[int]) -> None:
+        """Start after a number of samples, without loading them where the sampler can skip.
+
+        Args:
+            samples: Number of samples of each virtual rank of this process.
+        """
+        self.drawn, self._discard = list(samples), list(samples)
         sampler: Any = self._loader.sampler
         size = self._loader.batch_size
         # Samplers of MapSage's loaders can skip; a user's may not.
         if size is not None and hasattr(sampler, 'skip'):
-            sampler.skip(batches * size)
-        else:
-            self._discard = batches
+            # The loader hands out whole batches of all virtual ranks of the process.
+            skipped = min(samples) // size * size
+            sampler.skip(skipped)
+            self._discard = [count - skipped for count in samples]
 
-    def __call__(self, rank: int = 0) -> List[Candidate]:
-        """Return the next batch of a virtual rank of this process.
+    def __call__(self, rank: int, wanted: int) -> List[Candidate]:
+        """Return the next samples of a virtual rank of this process.
+
+        Args:
+            rank: Number of the virtual rank.
+            wanted: Number of samples.
 
         Raises:
             LoaderError: If the loader yields no batch at all.
+            ValueError: If a batch of the loader does not consist of whole groups.
         """
-        waiting = self._waiting[rank - self._block.start]
-        if not waiting:
-            for _ in range(self._discard):
-                self._next()
-            self._discard = 0
-            for queue, batch in zip(self._waiting, unpack_rank_batches(self._next(), self._block)):
-                queue.append(batch)
-            self.drawn += 1
-        return waiting.popleft()
+        slot = rank - self._block.start
+        waiting = self._waiting[slot]
+        while len(waiting) < wanted:
+            self._load_batches()
+        self.drawn[slot] += wanted
+        return [waiting.popleft() for _ in range(wanted)]
+
+    def _load_batches(self) -> None:
+        """Append the loader's next batch of each virtual rank to the samples that wait."""
+        for slot, batch in enumerate(unpack_rank_batches(self._next(), self._block)):
+            if len(batch) % self._group_size:
+                raise ValueError(incomplete_groups(len(batch), self._group_size))
+            discarded = min(self._discard[slot], len(batch))
+            self._discard[slot] -= discarded
+            self._waiting[slot].extend(batch[discarded:])
 
     def _next(self) -> Any:
         if self._iterator is None:
@@ -122,11 +143,11 @@ class Step:
     Attributes:
         batches: Samples of the step for each virtual rank of this process.
         state: State of the sampler after the step, see :meth:`BlockSampler.state_dict`.
-        drawn: Number of batches drawn from the loader by the end of the step, for each virtual
-            rank.
+        drawn: Number of samples drawn by the end of the step for each virtual rank of this process.
     """
 
-    def __init__(self, batches: List[SampledBatch], state: Dict[str, Any], drawn: int) -> None:
+    def __init__(self, batches: List[SampledBatch], state: Dict[str, Any],
+                 drawn: Sequence[int]) -> None:
         self.batches, self.state, self.drawn = batches, state, drawn
 
 
@@ -183,7 +204,7 @@ class SampledSteps:
 
     def _sample(self) -> Step:
         batches = self._sampler.sample_block()
-        return Step(batches, self._sampler.state_dict(), self._stream.drawn)
+        return Step(batches, self._sampler.state_dict(), list(self._stream.drawn))
 
 
 class SampledEpochs:

@@ -35,8 +35,9 @@ class Faulty:
         self.sampler = self.make()
 
     def make(self) -> BlockSampler:
-        return BlockSampler(lambda rank: self.fetch(), lambda rank, samples: self.score(samples),
-                            ranks=self.ranks, observe=self.observe, **self.settings)
+        return BlockSampler(lambda rank, wanted: self.fetch(),
+                            lambda rank, samples: self.score(samples), ranks=self.ranks,
+                            observe=self.observe, **self.settings)
 
     def strikes(self, fault: str) -> bool:
         return fault in self.faults and self.draw.random() < 0.1
@@ -118,7 +119,7 @@ def test_the_account_finds_a_loss() -> None:
 def test_what_a_failed_step_found_is_used_by_the_next_attempt() -> None:
     calls = iter(range(100))
 
-    def fetch() -> List[dict]:
+    def fetch(wanted: int) -> List[dict]:
         call = next(calls)
         if call == 1:
             raise OSError('tile 17')
@@ -139,7 +140,7 @@ def test_a_score_that_raises_stop_iteration_does_not_end_the_data() -> None:
     def score(samples: Any) -> Any:
         return [next(iter([])) for _ in samples]
 
-    sampler = DynamicSampler(lambda: [1, 2], score, Validity(low=0), 2)
+    sampler = DynamicSampler(lambda wanted: [1, 2], score, Validity(low=0), 2)
     with pytest.raises(RuntimeError, match='StopIteration'):
         sampler.sample()
     assert sampler.totals.dropped == {'failed': 2}
@@ -148,7 +149,7 @@ def test_a_score_that_raises_stop_iteration_does_not_end_the_data() -> None:
 @pytest.mark.parametrize('policy', ['fallback', 'pad', 'shrink'])
 def test_a_fallback_trains_on_the_target_of_a_larger_batch(policy: str) -> None:
     """Without a valid sample, every policy falls back."""
-    sampler = DynamicSampler(lambda: [dict(id=k) for k in range(24)],
+    sampler = DynamicSampler(lambda wanted: [dict(id=k) for k in range(24)],
                              lambda samples: [0.0 for _ in samples], Validity(low=0), 8,
                              max_resample_times=0, shortfall=policy)
     batch = sampler.sample()
@@ -158,7 +159,7 @@ def test_a_fallback_trains_on_the_target_of_a_larger_batch(policy: str) -> None:
 
 def test_a_fallback_uses_what_refills_drew_when_the_batch_was_smaller() -> None:
     number = iter(range(100))
-    sampler = DynamicSampler(lambda: [dict(id=next(number)) for _ in range(3)],
+    sampler = DynamicSampler(lambda wanted: [dict(id=next(number)) for _ in range(3)],
                              lambda samples: [float(each['id'] == 1) for each in samples],
                              Validity(low=0.5), 8, max_resample_times=2, max_refill_rounds=1)
     batch = sampler.sample()

@@ -11,18 +11,18 @@ from mapsage.sampling.judging import Judge
 from mapsage.sampling.step import Findings, StepInProgress
 
 
-def judge(scores: Sequence[float], attempt: int = 0, step: int = 1, number: int = 0,
+def judge(scores: Sequence[float], attempt: int = 0, step: int = 1,
           **settings: Any) -> Tuple[StepInProgress, List[Tuple[List[float], str]]]:
     """Judge one batch whose samples are their scores; return the step and the observed groups."""
     observed: List[Tuple[List[float], str]] = []
     options = dict(dict(local_target=2, group_size=2, scores_per_sample=1, keep_fraction=0.0,
                         seed=0), **settings)
-    judging = Judge(lambda rank: list(scores), lambda rank, samples: samples,
+    judging = Judge(lambda rank, wanted: list(scores), lambda rank, samples: samples,
                     Validity(low=0.5), **options,
                     observe=lambda samples, reason: observed.append((list(samples), reason)))
     progress = StepInProgress(StepStatistics(step=step, goal=2, carried=0), [Findings(0, [])],
                               attempt=attempt)
-    judging.fetch_and_judge(progress, progress.findings[0], number, None, None)
+    judging.fetch_and_judge(progress, progress.findings[0], 2, None, None)
     return progress, observed
 
 
@@ -43,14 +43,14 @@ def test_a_refill_counts_the_groups_that_it_drops() -> None:
     assert len(findings.original) == 1 and sum(step.stats.dropped.values()) == 2
 
 
-def test_random_keep_depends_on_step_and_number() -> None:
+def test_random_keep_depends_on_step_and_resample() -> None:
     def draws(**position: int) -> List[bool]:
         step, _ = judge([0.0] * 80, keep_fraction=0.5, **position)
         return [group.at_random for group in step.findings[0].original]
 
     first = draws()
     assert 8 < sum(first) < 32 and draws() == first
-    assert all(draws(**other) != first for other in (dict(step=2), dict(number=1), dict(seed=1)))
+    assert all(draws(**other) != first for other in (dict(step=2), dict(attempt=1), dict(seed=1)))
 
 
 def test_a_score_that_raises_leaves_the_samples_unjudged() -> None:
@@ -59,8 +59,8 @@ def test_a_score_that_raises_leaves_the_samples_unjudged() -> None:
     def score(rank: int, samples: Sequence[Any]) -> Any:
         raise ArithmeticError('no score')
 
-    judging = Judge(lambda rank: [1, 2], score, Validity(low=0.5), local_target=2,
+    judging = Judge(lambda rank, wanted: [1, 2], score, Validity(low=0.5), local_target=2,
                     group_size=1, scores_per_sample=1, keep_fraction=0.0, seed=0, observe=None)
     with pytest.raises(ArithmeticError):
-        judging.fetch_and_judge(step, step.findings[0], 0, None, None)
+        judging.fetch_and_judge(step, step.findings[0], 2, None, None)
     assert step.unjudged == 2

@@ -50,8 +50,8 @@ def falling(validity: Validity, steps: int, size: int = 1, **settings: Any) -> D
     """Walk steps over scores of which the median falls from 2 to 0.02, as a loss does."""
     draw, step = random.Random(0), 0
 
-    def fetch() -> List[float]:
-        return [2 * 0.01 ** (step / steps) * draw.lognormvariate(0, 0.5) for _ in range(8)]
+    def fetch(wanted: int) -> List[float]:
+        return [2 * 0.01 ** (step / steps) * draw.lognormvariate(0, 0.5) for _ in range(wanted)]
 
     sampler = DynamicSampler(fetch, lambda scores: scores, validity, 8, group_size=size,
                              **settings)
@@ -64,18 +64,19 @@ def falling(validity: Validity, steps: int, size: int = 1, **settings: Any) -> D
 def test_a_quantile_follows_a_falling_loss_where_a_fixed_bound_stops_the_training(
         size: int) -> None:
     fixed = falling(Validity(low=1.0), 200, size).totals
-    assert sum(fixed.shortfalls.values()) > 80 and fixed.rounds > 12 * 80
+    assert sum(fixed.shortfalls.values()) > 80 and fixed.wanted > 12 * 8 * 80
     follows = falling(Validity(quantile=0.3), 200, size).totals
     assert not follows.shortfalls
     # the window is behind, most so where groups of four make few scores a round
     assert (0.6 if size == 1 else 0.42) < follows.pass_rate < 0.7
-    assert follows.rounds < 300
+    assert follows.wanted < 8 * 300
 
 
 @pytest.mark.parametrize('score, outcome, passed', [(0.7, 'valid', 1.0), (0.0, 'valid', 1.0),
                                                     (math.nan, 'fallback', 0.0)])
 def test_a_quantile_of_equal_scores_and_of_none(score: float, outcome: str, passed: float) -> None:
-    sampler = DynamicSampler(lambda: [score] * 4, lambda scores: scores, Validity(quantile=0.9), 4)
+    sampler = DynamicSampler(lambda wanted: [score] * 4, lambda scores: scores,
+                             Validity(quantile=0.9), 4)
     for _ in range(3):
         assert sampler.sample().statistics.outcome == outcome
     assert sampler.totals.pass_rate == passed
@@ -102,8 +103,8 @@ def test_a_collapse_is_told_with_its_numbers_and_not_every_step(
     assert 2 <= len(told) <= 5  # of 600 steps
     assert all(text.startswith('[DynSample] The pass rate has collapsed: ') for text in told)
     assert '0.0% of 2080 samples were valid in the last 20 steps (low=1)' in told[-1]
-    assert "12.0 extra batches on each rank, and 20 of 20 steps fell short (shortfall='fallback')" \
-        in told[-1]
+    assert '13.0 times as many samples as it needs, and 20 of 20 steps fell short ' in told[-1]
+    assert "(shortfall='fallback')" in told[-1]
     assert 'median 0.0' in told[-1] and '100% of the groups score 1 or less' in told[-1]
     assert 'validity=dict(quantile=0.3)' in told[-1]
     pauses = [int(text.split('Next look in ')[1].split()[0]) for text in told]
@@ -123,7 +124,7 @@ def test_a_healthy_run_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> Non
     (Validity(quantile=0.3), math.inf, 'Most scores are NaN or infinite')])
 def test_the_warning_names_the_criterion(validity: Validity, score: float, words: str,
                                          caplog: pytest.LogCaptureFixture) -> None:
-    sampler = DynamicSampler(lambda: [score] * 2, lambda scores: scores, validity, 2)
+    sampler = DynamicSampler(lambda wanted: [score] * 2, lambda scores: scores, validity, 2)
     for _ in range(20):
         sampler.sample()
     assert len(warnings(caplog)) == 1
@@ -138,7 +139,8 @@ def test_the_warning_names_the_criterion(validity: Validity, score: float, words
 def test_the_warning_looks_at_the_spread_too(validity: Validity, words: str,
                                              caplog: pytest.LogCaptureFixture) -> None:
     """There is no lower eps than 0."""
-    sampler = DynamicSampler(lambda: [.5] * 2, lambda scores: scores, validity, 2, group_size=2)
+    sampler = DynamicSampler(lambda wanted: [.5] * 2, lambda scores: scores, validity, 2,
+                             group_size=2)
     for _ in range(20):
         sampler.sample()
     [warning] = warnings(caplog)

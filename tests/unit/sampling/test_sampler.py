@@ -1,6 +1,7 @@
 """The loop on one rank: settings, accounting, pool, resume. Many ranks: tests/distributed."""
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, Callable, Iterator, List, Sequence
 
@@ -15,22 +16,22 @@ from mapsage.sampling import (
     ShortfallError,
     SurplusPool,
     Validity,
-    refill_rounds,
 )
 from mapsage.sampling.pool import Group
+from mapsage.sampling.refill import divide_groups, refill_size
 
 Sample = dict
 
 
-def loader(batches: Sequence[Sequence[float]]) -> Callable[[], List[Sample]]:
+def loader(batches: Sequence[Sequence[float]]) -> Callable[[int], List[Sample]]:
     """Return a fetch of batches of scores; samples are numbered from 0."""
     number = iter(range(10**6))
     source = iter(batches)
-    return lambda: [dict(id=next(number), score=score, x=torch.tensor(score))
-                    for score in next(source)]
+    return lambda wanted: [dict(id=next(number), score=score, x=torch.tensor(score))
+                           for score in next(source)]
 
 
-def make(fetch: Callable[[], Any], **settings: Any) -> DynamicSampler:
+def make(fetch: Callable[[int], Any], **settings: Any) -> DynamicSampler:
     options: dict = dict(validity=Validity(low=0), local_target=4)
     options.update(settings)
     return DynamicSampler(fetch, lambda samples: [each['score'] for each in samples], **options)
@@ -53,7 +54,7 @@ def test_no_resample_is_made_when_none_is_allowed() -> None:
     batch = make(loader([[1, 1, 1, 0]]), max_resample_times=0, shortfall='shrink').sample()
     assert ids(batch.samples) == [0, 1, 2]
     assert batch.loss_weight == 1
-    assert batch.statistics.rounds == 0
+    assert batch.statistics.wanted == 0
 
 
 def test_surplus_waits_its_turn_and_expires() -> None:
@@ -160,7 +161,7 @@ def test_without_resamples_each_step_takes_the_policy(policy: str, outcomes: Lis
         'pad': [[1, 2, 1, 2], [4, 5, 6, 7], [8, 8, 8, 8]],
         'shrink': [[1, 2], [4, 5, 6, 7], [8]]}[policy]
     totals = sampler.totals
-    assert (totals.rounds, totals.attempts, totals.missing, totals.surplus) == (0, 0, 9, 0)
+    assert (totals.wanted, totals.attempts, totals.missing, totals.surplus) == (0, 0, 9, 0)
     assert totals.fetched == totals.used - totals.replicated + sum(totals.dropped.values())
     assert totals.dropped == ({} if policy == 'fallback' else {'too_low': 5})
 
@@ -187,26 +188,41 @@ def test_batches_and_scores_that_do_not_fit_are_refused() -> None:
         DynamicSampler(loader([[1] * 4]), lambda _: [1, 1], Validity(low=0), 4).sample()
 
 
-@given(st.integers(1, 10**6), st.floats(0, 1), st.integers(1, 10**4), st.integers(1, 50))
-def test_refills_are_the_deficit_over_the_pass_rate(deficit: int, rate: float, batch: int,
-                                                   limit: int) -> None:
-    rounds = refill_rounds(deficit, rate, batch, limit)
-    assert 1 <= rounds <= limit
-    if rate and rounds < limit:
-        assert rounds * batch * rate >= deficit * (1 - 1e-9)
-        assert rounds == 1 or (rounds - 1) * batch * rate < deficit
+@given(st.integers(1, 10**6), st.floats(0, 1), st.integers(1, 10**7), st.sampled_from([-1, 0, 1]))
+def test_refills_are_the_deficit_over_the_pass_rate(deficit: int, rate: float, limit: int,
+                                                    deviations: int) -> None:
+    def reach(groups: float) -> float:
+        return groups * rate + deviations * math.sqrt(groups * rate * (1 - rate))
+
+    wanted = refill_size(deficit, rate, limit, deviations)
+    assert 1 <= wanted <= limit
+    if rate and 1 < wanted < limit:
+        rounding = 0.5 if deviations > 0 else 1.0
+        assert reach(wanted + 1 - rounding + 1e-6) >= deficit * (1 - 1e-9)
+        assert reach(wanted - rounding - 1e-6) <= deficit * (1 + 1e-9)
+
+
+@given(st.integers(0, 200), st.integers(1, 9))
+def test_all_ranks_draw_equally_often(groups: int, ranks: int) -> None:
+    totals = [0] * ranks
+    for first in range(ranks):
+        shares = divide_groups(groups, ranks, first)
+        assert sum(shares) == groups and max(shares) - min(shares) <= 1
+        totals = [total + share for total, share in zip(totals, shares)]
+    assert len(set(totals)) == 1
 
 
 def test_refills_of_the_loop_follow_the_pass_rate() -> None:
-    # 1 of 8 valid: 7 missing samples take 7 rounds of 8, the limit says 5
-    batches = iter([[1] + [0] * 7] * 100)
-    sampler = make(lambda: [dict(id=0, score=s) for s in next(batches)], local_target=8,
-                   max_refill_rounds=5, max_resample_times=1)
-    assert sampler.sample().statistics.rounds == 5
-    unlimited = make(lambda: [dict(id=0, score=s) for s in next(batches)], local_target=8,
-                     max_refill_rounds=50)
-    statistics = unlimited.sample().statistics
-    assert (statistics.rounds, statistics.attempts, statistics.outcome) == (7, 1, 'valid')
+    # One of 8 is valid: 7 missing samples take 56, and the limit is 5 times the target.
+    number = itertools.count()
+
+    def fetch(wanted: int) -> List[dict]:
+        return [dict(id=0, score=float(next(number) % 8 == 0)) for _ in range(wanted)]
+
+    sampler = make(fetch, local_target=8, max_refill_rounds=5, max_resample_times=1)
+    assert sampler.sample().statistics.wanted == 40
+    statistics = make(fetch, local_target=8, max_refill_rounds=50).sample().statistics
+    assert (statistics.wanted, statistics.attempts, statistics.outcome) == (56, 1, 'valid')
 
 
 @settings(deadline=None, max_examples=40)
@@ -250,7 +266,7 @@ def test_the_pool_forgets_by_age_alone(found: List[int], max_age: int) -> None:
 
 
 def test_a_step_that_raises_keeps_the_pool_and_is_taken_again() -> None:
-    def fetch() -> List[dict]:
+    def fetch(wanted: int) -> List[dict]:
         batch = next(batches)
         if isinstance(batch, Exception):
             raise batch

@@ -110,5 +110,5 @@ def test_totals_of_one_process_are_its_own() -> None:
     together = totals.over_ranks(SerialChannel())
     assert vars(together) == vars(totals)
     assert together.summary() == (
-        '[DynSample] 1 step(s): pass rate 75.0% of 8 samples, 0 resample(s) of 0 round(s), '
+        '[DynSample] 1 step(s): pass rate 75.0% of 8 samples, 0 resample(s) of 0 sample(s), '
         '0 sample(s) moved (0.0 MiB), surplus 2, shortfalls: pad 1, dropped: too_low 2, 0.5 s')

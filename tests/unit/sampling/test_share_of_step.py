@@ -24,7 +24,7 @@ class Draws:
     def set(self, script: Sequence[int]) -> None:
         self.script, self.taken = iter(script), []
 
-    def __call__(self, rank: int) -> List[int]:
+    def __call__(self, rank: int, wanted: int) -> List[int]:
         sample = next(self.script)
         self.taken.append(sample)
         return [sample]

@@ -9,13 +9,13 @@ import pytest
 from mapsage.sampling import DynamicSampler, Validity
 
 
-def loader(batches: Sequence[Sequence[float]]) -> Callable[[], List[float]]:
+def loader(batches: Sequence[Sequence[float]]) -> Callable[[int], List[float]]:
     """Return a fetch of batches of samples that are their scores."""
     source = iter(batches)
-    return lambda: list(next(source))
+    return lambda wanted: list(next(source))
 
 
-def make(fetch: Callable[[], List[float]], **settings: Any) -> DynamicSampler:
+def make(fetch: Callable[[int], List[float]], **settings: Any) -> DynamicSampler:
     return DynamicSampler(fetch, lambda samples: samples, Validity(low=0), 4, **settings)
 
 
@@ -35,7 +35,7 @@ def test_the_log_keeps_the_lines_users_know(caplog: pytest.LogCaptureFixture) ->
         '[DynSample-FINAL] Rank 0: Slicing global pool [0:4], got 4 samples',
         '[DynSample] Rank 0: Using 4 valid samples (4 groups) from global pool after 1 resample(s)']
     assert sampler.totals.summary().startswith(
-        '[DynSample] 2 step(s): pass rate 75.0% of 12 samples, 1 resample(s) of 1 round(s)')
+        '[DynSample] 2 step(s): pass rate 75.0% of 12 samples, 1 resample(s) of 2 sample(s)')
 
 
 @pytest.mark.parametrize('shortfall, drawn, words', [
@@ -70,7 +70,7 @@ def test_padded_samples_are_not_called_valid(caplog: pytest.LogCaptureFixture) -
 
 def test_the_log_is_short_after_the_first_hundred_steps(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    sampler = make(lambda: [0, 1, 1, 1], max_age=0)
+    sampler = make(lambda wanted: [0, 1, 1, 1], max_age=0)
     counts = []
     for _ in range(103):
         caplog.clear()

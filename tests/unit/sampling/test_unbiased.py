@@ -16,8 +16,8 @@ def walk(unbiased: bool, validity: Validity, size: int, **settings: Any) -> Tupl
     """Return the share of dull tiles by weight, and the mean weight, of what is trained on."""
     draw = random.Random(1)
 
-    def fetch() -> List[bool]:
-        tiles = [draw.random() < PRIOR for _ in range(8 // size)]
+    def fetch(wanted: int) -> List[bool]:
+        tiles = [draw.random() < PRIOR for _ in range(wanted // size)]
         return [dull for dull in tiles for _ in range(size)]
 
     sampler = DynamicSampler(
@@ -49,7 +49,7 @@ def test_without_weights_the_prior_moves() -> None:
 
 
 def test_a_step_that_falls_back_weighs_all_alike() -> None:
-    sampler = DynamicSampler(lambda: [0.0] * 4, lambda scores: scores, Validity(low=0.5), 4,
+    sampler = DynamicSampler(lambda wanted: [0.0] * 4, lambda scores: scores, Validity(low=0.5), 4,
                              keep_fraction=0.01, unbiased=True, max_resample_times=0)
     batch = sampler.sample()
     assert (batch.statistics.outcome, batch.weights) == ('fallback', (1.0,) * 4)
@@ -60,11 +60,11 @@ def test_a_step_that_falls_back_weighs_all_alike() -> None:
 def test_the_log_says_which_is_on(unbiased: bool, words: str,
                                   caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    DynamicSampler(lambda: [], lambda scores: scores, Validity(low=0), 4, keep_fraction=0.25,
+    DynamicSampler(lambda wanted: [], lambda scores: scores, Validity(low=0), 4, keep_fraction=0.25,
                    unbiased=unbiased)
     assert len(caplog.records) == 1 and words in caplog.text
 
 
 def test_weights_without_anything_to_weigh_are_refused() -> None:
     with pytest.raises(ValueError, match='unbiased=True with keep_fraction=0'):
-        DynamicSampler(lambda: [], lambda scores: scores, Validity(low=0), 4, unbiased=True)
+        DynamicSampler(lambda wanted: [], lambda scores: scores, Validity(low=0), 4, unbiased=True)
