@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Make the Python environment of a leg, once per machine, and print the path of its Python.
 #
-#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|docs|cuda] [--dev]
+#   bash scripts/setup_env.sh [main|xla|t20|ort117|ort19|browser|docs|cuda|trl] [--dev]
 #
 #   ort117, ort19    the oldest runtimes that exported models are meant for, and nothing else
 #   browser          playwright on top of the environment of main, which is made with --dev
 #   docs             MkDocs and its theme on top of the same environment
 #   cuda             PyTorch's CUDA build on top of the same environment, over a double of the CUDA
 #                    runtime (tests/doubles/cuda). Exit status 5: that cannot be had on this machine.
+#   trl              TRL and accelerate, which the examples use, on top of the same environment, whose
+#                    torch they share
 #   --dev            also install requirements/dev.txt (tests and checks)
 #   MAPSAGE_ENVS     folder of the environments (default: ~/.cache/mapsage/envs); clones share it
 #   MAPSAGE_PYTHON   Python to use instead, with the packages that it has; no environment is made
@@ -23,9 +25,9 @@ leg=main
 dev=
 for argument in "$@"; do
     case "$argument" in
-        main|xla|t20|ort117|ort19|browser|docs|cuda) leg=$argument ;;
+        main|xla|t20|ort117|ort19|browser|docs|cuda|trl) leg=$argument ;;
         --dev) dev=1 ;;
-        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser, docs or cuda, and --dev"; exit 2 ;;
+        *) say "unknown argument '$argument': expected main, xla, t20, ort117, ort19, browser, docs, cuda or trl, and --dev"; exit 2 ;;
     esac
 done
 
@@ -44,6 +46,7 @@ case "$leg" in
     browser) requirements=$root/requirements/browser.txt; version=3.11 ;;
     docs) requirements=$root/requirements/docs.txt; version=3.11 ;;
     cuda) requirements=$root/requirements/cuda.txt; version=3.11 ;;
+    trl) requirements=$root/requirements/trl.txt; version=3.11 ;;
 esac
 
 # Print the path of a Python of version $1, from PATH or from pyenv.
@@ -68,7 +71,8 @@ fi
 hash_of() { cat "$@" | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:16])'; }
 
 home=${MAPSAGE_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/mapsage/envs}
-if [ "$leg" = browser ] || [ "$leg" = docs ] || [ "$leg" = cuda ]; then
+if [ "$leg" = browser ] || [ "$leg" = docs ] || [ "$leg" = cuda ] ||
+    [ "$leg" = trl ]; then
     below=$(bash "${BASH_SOURCE[0]}" main --dev)
     dev=  # they are in the environment below
     env=$home/$leg-$(hash_of "$requirements" "$root/requirements.txt")

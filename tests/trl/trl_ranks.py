@@ -1,0 +1,47 @@
+"""Programs on several ranks, each with its own output, for tests/trl."""
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / 'examples'
+HIDDEN = Path(__file__).with_name('without_mm')
+
+
+class Ranks(NamedTuple):
+    """What the ranks of a program ended with, and what they printed, in order."""
+
+    statuses: List[int]
+    outputs: List[str]
+
+
+def run_ranks(program: Path, *arguments: Any, ranks: int = 2, timeout: float = 240) -> Ranks:
+    """Run a program on ranks, as torchrun would, each with its own output."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    environ = dict(os.environ, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                   MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), OMP_NUM_THREADS='1',
+                   PYTHONPATH=os.pathsep.join(map(str, (HIDDEN, ROOT, EXAMPLES))))
+    processes = [subprocess.Popen(
+        [sys.executable, str(program), *map(str, arguments)], text=True,
+        env=dict(environ, RANK=str(rank), LOCAL_RANK=str(rank)), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT) for rank in range(ranks)]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return Ranks([process.returncode for process in processes], outputs)
+
+
+def run_example(name: str, *arguments: Any) -> List[str]:
+    """Run an example on two ranks to its end; return what they printed."""
+    run = run_ranks(EXAMPLES / name, *arguments)
+    assert run.statuses == [0, 0], '\n'.join(run.outputs)[-4000:]
+    return run.outputs
