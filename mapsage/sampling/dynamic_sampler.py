@@ -50,6 +50,11 @@ class DynamicSampler(BlockSampler):
             needs it.
         observe: Function called with the samples of each group and the reason why it is dropped,
             ``''`` if it is kept.
+        group_key: Function that returns the key of a sample, such as the number of a rollout, in
+            place of ``group_size``: samples with equal keys in a round are a group, of any size and
+            on any ranks. It is judged as a whole, and its samples are counted, moved and filled up
+            one by one; :attr:`SampledBatch.group_scores` has the scores of all its members. Fetches
+            ask for the same number on all ranks.
         logger: Logger for a warning on the first rank about each step that falls short, for INFO
             lines there about the first 100 steps with missing samples, and for DEBUG lines
             otherwise.

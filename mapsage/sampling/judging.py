@@ -6,15 +6,16 @@ a resumed run draws the same groups.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from mapsage.random_state import derived_seed
 
+from .keyed_groups import KeyedVerdict
 from .pool import Group
 from .step import Findings, StepInProgress
-from .validity import NOT_FINITE, Scores, Validity
+from .validity import NOT_FINITE, Scores, Validity, to_float64
 
 
 class Judge:
@@ -58,41 +59,81 @@ class Judge:
             ValueError: If the batch does not consist of whole groups, or the scores do not fit.
             Exception: Whatever fetch, score or observe raise.
         """
-        if findings.ended:
+        samples, scores = self.fetch(step, findings, wanted, initial)
+        if not samples:
             return
+        size = self._group_size
+        verdict = self._validity.judge(scores, size * self._scores_per_sample, threshold)
+        findings.scores += verdict.means.tolist()
+        drawn = self._draw_random_keep(step, findings.rank, len(verdict.reasons))
+        for index, reason in enumerate(verdict.reasons):
+            at_random = bool(reason) and reason != NOT_FINITE and drawn[index]
+            self._add_group(step, findings, Group(
+                samples[index * size:(index + 1) * size], step.stats.step,
+                '' if at_random else reason, at_random), reason)
+
+    def fetch(self, step: StepInProgress, findings: Findings, wanted: int,
+              initial: Optional[Sequence[Any]]) -> Tuple[List[Any], torch.Tensor]:
+        """Return the next samples of a virtual rank and their scores, float64, flat.
+
+        Arguments and errors are as in :meth:`fetch_and_judge`.
+        """
+        nothing = torch.empty(0, dtype=torch.float64)
+        if findings.ended:
+            return [], nothing
         try:
             samples = list(self._fetch(findings.rank, wanted) if initial is None else initial)
         except StopIteration:
             findings.ended = True
-            return
+            return [], nothing
         if not samples:
-            return
-        size = self._group_size
+            return [], nothing
         step.stats.fetched += len(samples)
-        step.unjudged = len(samples)
-        if len(samples) % size:
-            raise ValueError(incomplete_groups(len(samples), size))
-        scores = self._score(findings.rank, samples)
-        verdict = self._validity.judge(scores, size * self._scores_per_sample, threshold)
-        if len(verdict.reasons) * size != len(samples):
-            raise ValueError(f'{len(verdict.reasons) * size} scores for {len(samples)} samples, '
-                             f'expected one per sample.')
-        findings.judged += len(samples)
-        findings.scores += verdict.means.tolist()
-        drawn = self._draw_random_keep(step, findings.rank, len(verdict.reasons))
-        for index, reason in enumerate(verdict.reasons):
-            findings.passed += 0 if reason else size
-            findings.not_finite += size if reason == NOT_FINITE else 0
-            at_random = bool(reason) and reason != NOT_FINITE and drawn[index]
-            group = Group(samples[index * size:(index + 1) * size], step.stats.step,
-                          '' if at_random else reason, at_random)
-            if self._observe is not None:
-                self._observe(group.samples, group.reason)
-            self._add_group(step, findings, group)
-            step.unjudged -= size
+        step.unjudged += len(samples)
+        if len(samples) % self._group_size:
+            raise ValueError(incomplete_groups(len(samples), self._group_size))
+        scores = to_float64(self._score(findings.rank, samples))
+        if len(scores) != len(samples) * self._scores_per_sample:
+            raise ValueError(f'{len(scores) // self._scores_per_sample} scores for {len(samples)} '
+                             f'samples, expected one per sample.')
+        return samples, scores
 
-    def _add_group(self, step: StepInProgress, findings: Findings, group: Group) -> None:
-        """Add a judged group to the findings, or count it as dropped."""
+    def add_keyed(self, step: StepInProgress, findings: Findings, samples: Sequence[Any],
+                  keys: Sequence[int], verdicts: Mapping[int, KeyedVerdict]) -> None:
+        """Add the samples of a virtual rank, each by the verdict about its group.
+
+        Args:
+            step: The step in progress, whose counts change.
+            findings: Findings of the virtual rank.
+            samples: Samples that it drew.
+            keys: Number of the key of each sample.
+            verdicts: Verdicts of the round, by number of the key.
+
+        Raises:
+            Exception: Whatever observe raises.
+        """
+        findings.scores += [verdicts[key].mean for key in dict.fromkeys(keys)]
+        for sample, key in zip(samples, keys):
+            verdict = verdicts[key]
+            self._add_group(step, findings, Group(
+                [sample], step.stats.step, verdict.reason, scores=verdict.scores), verdict.reason)
+
+    def _add_group(self, step: StepInProgress, findings: Findings, group: Group,
+                   verdict: str) -> None:
+        """Add a judged group to the findings, or count it as dropped.
+
+        Args:
+            step: The step in progress, whose counts change.
+            findings: Findings of the virtual rank.
+            group: The group, whose reason is empty if it is kept at random.
+            verdict: Reason why it is not valid.
+        """
+        size = self._group_size
+        findings.judged += size
+        findings.passed += 0 if verdict else size
+        findings.not_finite += size if verdict == NOT_FINITE else 0
+        if self._observe is not None:
+            self._observe(group.samples, group.reason)
         # The fallback policy may use the first groups, whether valid or not.
         original = (not step.attempt
                     or len(findings.original) * self._group_size < self._local_target)
@@ -103,6 +144,7 @@ class Judge:
             step.stats.unfiltered += self._group_size if group.at_random else 0
         elif not original:
             step.stats.drop(group.reason, self._group_size)
+        step.unjudged -= size
 
     def _draw_random_keep(self, step: StepInProgress, rank: int, groups: int) -> List[bool]:
         """Draw which groups are kept at random. A resumed run draws the same ones."""

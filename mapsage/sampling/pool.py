@@ -14,12 +14,15 @@ class Group:
         found_at: Number of the step that judged them.
         reason: Reason why they are not valid; ``''`` if they are valid or kept at random.
         at_random: Whether they are kept at random although they are not valid.
+        scores: Scores of all members of the group, also on other ranks; empty unless groups have
+            keys.
     """
 
     samples: List[Any]
     found_at: int
     reason: str = ''
     at_random: bool = False
+    scores: Tuple[float, ...] = ()
 
 
 class DatedSample(NamedTuple):
@@ -28,10 +31,12 @@ class DatedSample(NamedTuple):
     Attributes:
         sample: The sample.
         found_at: Number of the step that judged it.
+        group_scores: Scores of all members of its group; empty unless groups have keys.
     """
 
     sample: Any
     found_at: int
+    group_scores: Tuple[float, ...] = ()
 
 
 class SurplusPool:
@@ -73,9 +78,11 @@ class SurplusPool:
     def state_dict(self) -> List[Dict[str, Any]]:
         """Return samples, step and reason of every group."""
         return [dict(samples=list(group.samples), found_at=group.found_at,
-                     at_random=group.at_random) for group in self._groups]
+                     at_random=group.at_random, scores=list(group.scores))
+                for group in self._groups]
 
     def load_state_dict(self, state: Sequence[Dict[str, Any]]) -> None:
         """Replace the groups by the ones that :meth:`state_dict` returned."""
         self._groups = [Group(list(group['samples']), group['found_at'],
-                              at_random=group.get('at_random', False)) for group in state]
+                              at_random=group.get('at_random', False),
+                              scores=tuple(group.get('scores', ()))) for group in state]

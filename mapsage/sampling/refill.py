@@ -63,7 +63,7 @@ def refill_size(deficit: int, pass_rate: float, limit: int, deviations: float = 
             suggests that more would help.
         limit: Largest number to return.
         deviations: Number of standard deviations by which the deficit lies above the expected
-            number of valid groups. 1 asks for less, so that hardly any surplus comes; -1 asks for
+            number of valid groups. 1 asks for less, so that hardly any surplus comes; -2 asks for
             more, so that hardly any group is missing.
     """
     if pass_rate <= 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -22,6 +22,7 @@ from .collapse import CollapseWatch
 from .exchange import exchange_blocks, exchange_weights, gather_rows, make_distinct
 from .gloo_channel import default_channel
 from .judging import Judge
+from .keyed_groups import judge_across_ranks, key_number
 from .lockstep import (
     ENDED,
     FAILED,
@@ -42,6 +43,7 @@ from .step import (
     Findings,
     SampledBatch,
     StepInProgress,
+    check_keyed_settings,
     check_settings,
     describe_random_keep,
 )
@@ -80,6 +82,7 @@ class BlockSampler:
                  place: Optional[Callable[[Any], Any]] = None,
                  observe: Optional[Callable[[Sequence[Any], str], None]] = None,
                  logger: Optional[logging.Logger] = None,
+                 group_key: Optional[Callable[[Any], Hashable]] = None,
                  initial_size: Optional[int] = None) -> None:
         self.local_target, self.group_size, self._validity = local_target, group_size, validity
         self.max_resample_times, self.max_refill_rounds = max_resample_times, max_refill_rounds
@@ -97,13 +100,17 @@ class BlockSampler:
             f'local_target={local_target}, group_size={group_size}, '
             f'max_resample_times={max_resample_times}, shortfall={shortfall!r}, '
             f'max_age={max_age}, initial_size={self._initial_size}, '
-            f'max_refill_rounds={max_refill_rounds}, '
+            f'max_refill_rounds={max_refill_rounds}, group_key={group_key is not None}, '
             f'keep_fraction={keep_fraction}, unbiased={unbiased}, '
             f'scores_per_sample={scores_per_sample}, {validity}'))
         check_settings(local_target, group_size, max_resample_times, max_refill_rounds,
                        keep_fraction, unbiased)
         check_policy(shortfall)
-        validity.check_group_size(group_size * scores_per_sample)
+        if group_key is None:
+            validity.check_group_size(group_size * scores_per_sample)
+        else:
+            check_keyed_settings(group_size, max_age, keep_fraction)
+        self._group_key = group_key
         self._world = self._ranks.count
         self._judge = Judge(fetch, score, validity, local_target=local_target,
                             group_size=group_size, scores_per_sample=scores_per_sample,
@@ -157,7 +164,7 @@ class BlockSampler:
                                       for rank, groups in zip(self._block, usable)])
         try:
             decision = self._collect(step, initial)
-            batches, weights, ages = self._hand_out(step, decision)
+            batches = self._hand_out(step, decision)
         except ShortfallError:
             # The samples of the step are in the pool already.
             self._close(step, expired)
@@ -168,13 +175,11 @@ class BlockSampler:
             self._take_back(step, expired)
             raise
         self._close(step, expired)
-        stats.used = sum(len(batch) for batch in batches)
+        stats.used = sum(len(batch.samples) for batch in batches)
         stats.seconds = time.perf_counter() - started
         self.totals.add(stats)
         self._watch.step(stats, self._consensus.channel)
-        return [SampledBatch(batch, decision.loss_weights[rank], stats, sample_weights, batch_ages)
-                for rank, batch, sample_weights, batch_ages
-                in zip(self._block, batches, weights, ages)]
+        return batches
 
     def _surplus(self) -> int:
         """Return the number of samples in the pools of this process."""
@@ -258,6 +263,9 @@ class BlockSampler:
             step.stats.missing // self.group_size, rate + (1 - rate) * self.keep_fraction,
             self.max_refill_rounds * max(1, self._initial_size // self.group_size) * self._world,
             self._deviations(step))
+        if self._group_key is not None:
+            # A group may need a part of every rank.
+            groups = math.ceil(groups / self._world) * self._world
         wanted = [count * self.group_size
                   for count in divide_groups(groups, self._world, step.stats.step % self._world)]
         self._log.line(step, '[DynSample] Resample #%d/%d: global_collected=%s, need %d more',
@@ -276,7 +284,7 @@ class BlockSampler:
         last = step.attempt == self.max_resample_times
         if self._max_age:
             # Surplus is used in the next step.
-            return -1.0 if last else 0.0
+            return -2.0 if last else 0.0
         return 0.0 if last else 1.0
 
     def _round(self, step: StepInProgress, wanted: Sequence[int],
@@ -294,10 +302,13 @@ class BlockSampler:
         quantile = self._validity.quantile
         threshold = None if quantile is None else self._scores.quantile(quantile)
         try:
-            for position, findings in enumerate(step.findings):
-                self._judge.fetch_and_judge(
-                    step, findings, wanted[findings.rank],
-                    None if initial is None else initial[position], threshold)
+            if self._group_key is None:
+                for position, findings in enumerate(step.findings):
+                    self._judge.fetch_and_judge(
+                        step, findings, wanted[findings.rank],
+                        None if initial is None else initial[position], threshold)
+            else:
+                self._draw_keyed(step, wanted, initial, threshold)
         # From a score, a loop would take it for the end of the data.
         except StopIteration as error:
             failure = RuntimeError(f'the score or its observer raised {error!r}: '
@@ -323,6 +334,45 @@ class BlockSampler:
         stats.valid = sum(result.valid)
         stats.missing = max(0, self.global_target - stats.valid)
         return result
+
+    def _draw_keyed(self, step: StepInProgress, wanted: Sequence[int],
+                    initial: Optional[Sequence[Sequence[Any]]], threshold: Optional[float]
+                    ) -> None:
+        """Fetch on this process, and judge the groups of all ranks by their keys. Collective.
+
+        Raises:
+            RankError: If another rank failed to fetch or score; that rank raises its own exception.
+            Exception: Whatever the observer raises, after the collectives.
+        """
+        assert self._group_key is not None
+        samples: List[List[Any]] = [[] for _ in step.findings]
+        keys: List[List[int]] = [[] for _ in step.findings]
+        tables = [torch.empty(0, 1, dtype=torch.float64) for _ in step.findings]
+        failure: Optional[Exception] = None
+        try:
+            for position, findings in enumerate(step.findings):
+                samples[position], scores = self._judge.fetch(
+                    step, findings, wanted[findings.rank],
+                    None if initial is None else initial[position])
+                keys[position] = [key_number(self._group_key(sample))
+                                  for sample in samples[position]]
+                if samples[position]:
+                    tables[position] = scores.view(len(samples[position]), -1)
+        # All ranks learn of it and raise.
+        except Exception as error:
+            failure = error
+        # Whoever has failed has no scores to share.
+        drawn = compare_round(
+            self._consensus, self._ranks, failure, [dict(
+                valid=0, judged=len(rank_samples), passed=0, not_finite=0, original=0)
+                for rank_samples in samples], step=self._step, attempt=step.attempt,
+            status=FAILED if failure else OK).judged
+        if not max(drawn):
+            return
+        verdicts = judge_across_ranks(self._consensus.channel, self._ranks, self._validity, keys,
+                                      tables, drawn, threshold)
+        for findings, rank_samples, rank_keys in zip(step.findings, samples, keys):
+            self._judge.add_keyed(step, findings, rank_samples, rank_keys, verdicts)
 
     def _share_scores(self, step: StepInProgress, result: Round) -> None:
         """Add the round's scores to the windows. Collective with a quantile: of all ranks then."""
@@ -351,9 +401,8 @@ class BlockSampler:
         step.stats.outcome = decision.outcome
         return decision
 
-    def _hand_out(self, step: StepInProgress, decision: Decision
-                  ) -> Tuple[List[List[Any]], List[Tuple[float, ...]], List[Tuple[int, ...]]]:
-        """Return the samples of each virtual rank, their weights and ages. Collective."""
+    def _hand_out(self, step: StepInProgress, decision: Decision) -> List[SampledBatch]:
+        """Return the batch of each virtual rank of this process. Collective."""
         stats, size, plan = step.stats, self.group_size, decision.plan
         fallen_back = decision.outcome == FALLBACK
         supplied: List[List[DatedSample]] = []
@@ -363,7 +412,7 @@ class BlockSampler:
         for findings in step.findings:
             source = findings.original if fallen_back else findings.usable
             supply = decision.supplies[findings.rank]
-            samples = [DatedSample(sample, group.found_at)
+            samples = [DatedSample(sample, group.found_at, group.scores)
                        for group in source for sample in group.samples]
             supplied.append([samples[index] for index in supply])
             groups.append([source[index // size] for index in supply])
@@ -380,16 +429,20 @@ class BlockSampler:
         dated = exchange_blocks(supplied, plan, self._ranks, self._consensus.channel,
                                 self._place_dated, stats.traffic)
         weights = self._weights(groups, decision)
-        batches = [[sample.sample for sample in batch] for batch in dated]
-        make_distinct(batches)
-        ages = [tuple(stats.step - sample.found_at for sample in batch) for batch in dated]
+        samples_by_rank = [[sample.sample for sample in batch] for batch in dated]
+        make_distinct(samples_by_rank)
         stats.moved_samples = len(plan.moves)
-        for rank, batch in zip(self._block, batches):
+        for rank, batch in zip(self._block, dated):
             stats.sent += plan.given[rank]
             stats.received += len(batch) - plan.kept(rank)
             self._log.batch(step, rank, len(batch), None if fallen_back else plan.slice_of(rank))
         self._store_unused(step, used)
-        return batches, weights, ages
+        return [SampledBatch(
+            rank_samples, decision.loss_weights[rank], stats, rank_weights,
+            tuple(stats.step - sample.found_at for sample in batch),
+            tuple(sample.group_scores for sample in batch) if self._group_key else ())
+            for rank, rank_samples, rank_weights, batch
+            in zip(self._block, samples_by_rank, weights, dated)]
 
     def _place_dated(self, dated: DatedSample) -> DatedSample:
         return dated if self._place is None else dated._replace(sample=self._place(dated.sample))

@@ -23,6 +23,8 @@ class SampledBatch:
         weights: Factor by which the loss of each sample is multiplied, with a mean of 1 over all
             ranks; all 1 unless the sampler is ``unbiased`` or the outcome is ``'mask'``.
         ages: Number of steps since each sample was judged; 0 for the samples of this step.
+        group_scores: With ``group_key``: scores of all members of each sample's group, wherever
+            they are, from which the loss computes advantages; else empty.
     """
 
     samples: List[Any]
@@ -30,6 +32,7 @@ class SampledBatch:
     statistics: StepStatistics
     weights: Tuple[float, ...] = ()
     ages: Tuple[int, ...] = ()
+    group_scores: Tuple[Tuple[float, ...], ...] = ()
 
 
 @dataclass
@@ -97,6 +100,18 @@ def check_settings(local_target: int, group_size: int, max_resample_times: int,
     if unbiased and not keep_fraction:
         raise ValueError('unbiased=True with keep_fraction=0: what is never trained on cannot be '
                          'weighed up. Set keep_fraction, for example 0.3.')
+
+
+def check_keyed_settings(group_size: int, max_age: int, keep_fraction: float) -> None:
+    """Raise ValueError for a setting that does not go together with ``group_key``."""
+    for name, value, expected, reason in (
+            ('group_size', group_size, 1, 'the keys say what belongs together'),
+            ('max_age', max_age, 0, 'a group may lie on several ranks and is used in the step that '
+                                    'judged it'),
+            ('keep_fraction', keep_fraction, 0, 'parts of a group would be kept without the '
+                                                'others')):
+        if value != expected:
+            raise ValueError(f'group_key with {name}={value}: {reason}. Set {name}={expected}.')
 
 
 def describe_random_keep(keep_fraction: float, unbiased: bool) -> str:

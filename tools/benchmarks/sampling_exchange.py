@@ -35,7 +35,6 @@ from _common import describe_machine  # noqa: E402
 from mapsage.distributed import Consensus, open_channel  # noqa: E402
 from mapsage.distributed.virtual_ranks import VirtualRanks  # noqa: E402
 from mapsage.sampling import DynamicSampler, Traffic, Validity, exchange, plan_exchange  # noqa: E402
-from mapsage.sampling.exchange import PURPOSE  # noqa: E402
 from mapsage.sampling.lockstep import OK, compare_round, round_fields  # noqa: E402
 
 REPETITIONS = {2: 5, 4: 5, 8: 3}  # by ranks: the object gather at 8 takes a while
@@ -98,7 +97,7 @@ def plan_and_move(consensus: Consensus, ranks: VirtualRanks, rounds: List[List[d
         clock.lap('counts')
     plan = plan_exchange(counts, TARGET)
     clock.lap('plan')
-    batch = exchange(valid, plan, traffic=traffic)
+    batch = exchange(valid, plan, consensus.channel, traffic=traffic)
     clock.lap('exchange')
     return batch, (len(plan.moves), traffic.sent_bytes + traffic.header_bytes)
 
@@ -120,7 +119,8 @@ def compare_ways() -> List[Dict[str, Any]]:
     """Let both ways take turns on this rank's tiles; return a row of figures for each kind."""
     world, rank, rounds = dist.get_world_size(), dist.get_rank(), tiles()
     ranks = VirtualRanks(dist.get_world_size(), dist.get_world_size())
-    move = functools.partial(plan_and_move, Consensus(round_fields(ranks), purpose=PURPOSE), ranks)
+    consensus = Consensus(round_fields(ranks), purpose='sampling')
+    move = functools.partial(plan_and_move, consensus, ranks)
     turns: Dict[str, List[Any]] = {'gather': [], 'even': [], 'uneven': []}
     for _ in range(REPETITIONS[world]):
         for name, each in turns.items():
@@ -155,13 +155,14 @@ def median_ms(action: Callable[[], Any]) -> float:
 def valid_steps() -> DynamicSampler:
     """Return a sampler to whom nothing is slow and everything is valid."""
     batch = [dict(x=torch.ones(2)) for _ in range(TARGET)]
-    return DynamicSampler(lambda: batch, lambda samples: [1.0] * len(samples), Validity(low=0.5),
-                          TARGET)
+    return DynamicSampler(
+        lambda wanted: batch, lambda samples: [1.0] * len(samples), Validity(low=0.5), TARGET,
+        channel=open_channel(None, None, 'sampling'))
 
 
 def time_valid_steps() -> Dict[str, float]:
     """Time steps in which all samples are valid, and the talk in them by itself."""
-    sampler, channel = valid_steps(), open_channel(None, None, PURPOSE)
+    sampler, channel = valid_steps(), open_channel(None, None, 'sampling')
     report = torch.zeros(8, dtype=torch.int64)
     answers = [torch.zeros_like(report) for _ in channel.ranks]
     store = dist.distributed_c10d._get_default_store()
