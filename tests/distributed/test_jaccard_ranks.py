@@ -1,4 +1,4 @@
-"""The gradient of the Jaccard loss over real ranks is that of one process with the whole batch."""
+"""The gradients of losses that count the global batch are those of one process, over real ranks."""
 from __future__ import annotations
 
 import os
@@ -19,7 +19,7 @@ from toy_runs import toy_train
 
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.distributed.virtual_ranks import VirtualRanks, VirtualRanksError
-from mapsage.models import JaccardLoss
+from mapsage.models.losses import CenterlineDiceLoss, JaccardLoss
 from mapsage.wrappers import (
     AmpOptimWrapper,
     MMDistributedDataParallel,
@@ -41,7 +41,8 @@ class JaccardToy(BaseModel):
         torch.manual_seed(1)
         self.convolution = nn.Conv2d(3, 4, 3, padding=1)
         self.more = nn.Sequential(nn.BatchNorm2d(4), nn.Dropout(.2)) if state else nn.Sequential()
-        self.losses = nn.ModuleList([JaccardLoss(band_weight=.5, dilation_ratio=.07)])
+        self.losses = nn.ModuleList([JaccardLoss(band_weight=.5, dilation_ratio=.07),
+                                     CenterlineDiceLoss(iterations=3)])
         if state:
             self.losses.append(JaccardLoss(class_weight=[1, 2, 0, 4]))
         self.forgetful, self.calls = forgetful, 0

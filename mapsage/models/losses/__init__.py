@@ -1,11 +1,12 @@
-"""Losses for unbalanced classes and for the IoU, registered in MMEngine's root registry.
+"""Losses for unbalanced classes, the IoU and centerlines, registered in MMEngine's root registry.
 
 Each loss is normalized over the global batch, so its gradient does not depend on how the batch is
 split over ranks (mapsage/wrappers/batch_counts.py). ``group_reward.py`` has the pure functions of
 the policy-gradient stage.
 """
+from .centerline_dice import CenterlineDiceLoss
 from .imbalance import SegDiceLoss, SegFocalLoss, SegLovaszLoss, SegTverskyLoss
 from .jaccard import JaccardLoss, contour_band
 
-__all__ = ['JaccardLoss', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss', 'SegTverskyLoss',
-           'contour_band']
+__all__ = ['CenterlineDiceLoss', 'JaccardLoss', 'SegDiceLoss', 'SegFocalLoss', 'SegLovaszLoss',
+           'SegTverskyLoss', 'contour_band']
