@@ -17,7 +17,7 @@ from mmengine.model import revert_sync_batchnorm
 from torch import nn
 
 from mapsage.accelerator import Accelerator, AcceleratorError
-from mapsage.datasets import PlaceInputs
+from mapsage.datasets import PairInputs, PlaceInputs
 from mapsage.distributed import all_ranks_or_none, local_rank, open_channel
 from mapsage.distributed.nodes.launcher_notes import note_for_launcher
 from mapsage.engine.env_cfg import parse_env_cfg
@@ -30,6 +30,7 @@ from mapsage.maps.model import (
     file_hash,
     find_bands,
     find_classes,
+    is_pair_dataset,
     load_weights,
     settings_of,
     stack_dataset,
@@ -76,8 +77,11 @@ class CheckpointModel:
         self.rank, self.world_size = self._channel.rank, len(self._channel.ranks)
         dataset = stack_dataset(self.config)
         self.places: Optional[PlaceSource] = None
-        self._place_inputs = None if dataset is None else PlaceInputs(dataset)
-        self.places = self._place_inputs
+        self._place_inputs: Optional[PlaceInputs] = None
+        if dataset is not None and is_pair_dataset(dataset):
+            self.places = PairInputs(dataset)
+        elif dataset is not None:
+            self.places = self._place_inputs = PlaceInputs(dataset)
         self._say = say if self.rank == 0 else lambda line: say(f'[rank {self.rank}] {line}')
 
     def load(self) -> None:

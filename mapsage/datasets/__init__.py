@@ -13,6 +13,7 @@ from .change import (
     JitterDates,
     LoadChangeLabels,
     LoadChangePair,
+    PairInputs,
     ShiftDate,
 )
 from .coco_polygons import CocoPolygonDataset, LoadPolygonAnnotations, NWPUPolygonDataset
@@ -47,9 +48,8 @@ __all__ = [
     'ExchangeDates', 'GeoTiffDataset', 'GroupedViewsSampler', 'HideLabels', 'JitterDates',
     'LabelScore', 'LabeledUnlabeledSampler', 'LoadBoxPseudoMasks', 'LoadChangeLabels',
     'LoadChangePair', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
-    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams',
-    'PackStackInputs', 'PackUnlabeledInputs', 'PlaceInputs', 'SceneStackDataset',
-    'SegDataPreProcessor', 'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor',
-    'UnlabeledImages', 'draw_scene', 'write_change_pairs', 'write_crop_places',
-    'write_demo_data', 'write_neighbor_scenes'
+    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackStackInputs',
+    'PackUnlabeledInputs', 'PairInputs', 'PlaceInputs', 'SceneStackDataset', 'SegDataPreProcessor',
+    'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene',
+    'write_change_pairs', 'write_crop_places', 'write_demo_data', 'write_neighbor_scenes'
 ]

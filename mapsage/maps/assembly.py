@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Sequence
 
 import affine
 import numpy as np
@@ -35,7 +35,7 @@ from mapsage.geo.qgis_style import is_own_style, map_style
 from .blending import NO_DATA, PROBABILITY_STEPS
 from .description import Classes
 from .errors import PredictError
-from .outputs import Outputs, remove_outdated, write_report, writing
+from .outputs import Outputs, change_fields, remove_outdated, write_report, writing
 from .strip_store import StripStore
 from .strips import Strip
 from .windows import Grid
@@ -46,7 +46,7 @@ _PREVIEW_SIDE = 780
 
 def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, grid: Grid,
              strips: StripStore, classes: Classes, outlines: Mapping[str, Any],
-             area: Optional[SceneArea] = None) -> None:
+             area: Optional[SceneArea] = None, dates: Sequence[str] = ()) -> None:
     """Write the files of a map whose strips are finished, and remove the strips.
 
     Args:
@@ -58,6 +58,7 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
         classes: Names and colors of the classes.
         outlines: Options of :func:`mapsage.geo.polygons.write_polygons`.
         area: Area of interest; the map has no data outside it.
+        dates: Dates of the images of a stack, as ISO text.
 
     Raises:
         GeoError, PredictError: If a strip is damaged or a file cannot be written.
@@ -70,7 +71,8 @@ def assemble(outputs: Outputs, settings: Mapping[str, object], raster: Raster, g
     polygons = None
     if outputs.polygons is not None:
         polygons = write_polygons(outputs.map, outputs.polygons, classes.names,
-                                  palette=classes.palette.tolist(), **outlines)
+                                  palette=classes.palette.tolist(),
+                                  further=change_fields(outputs, classes, dates), **outlines)
     pixels = content.counts[:len(classes.names)]
     if outputs.preview is not None:
         shares = pixels / max(1, pixels.sum())

@@ -60,6 +60,10 @@ class MapSetup:
         return Scene(path, self.bands, size, self.members,
                      None if self.places is None else self.places.open)
 
+    def dates_of(self, path: str) -> List[str]:
+        """Return the dates of the images of an input as ISO text; empty for a single scene."""
+        return [] if self.places is None else self.places.dates(path)
+
     def outputs_of(self, name: str) -> Outputs:
         """Return the paths of the files of a map."""
         return Outputs.of(self.folder, name, self.confidence, self.polygons, self.single_input,
@@ -154,7 +158,8 @@ class MapJob:
         with setup.open_scene(self.plan.path).raster as raster:
             assemble(self.outputs, self.plan.settings, raster, self.grid, self.strips,
                      setup.classes, setup.outlines,
-                     None if setup.area is None else setup.area.of_scene(raster))
+                     None if setup.area is None else setup.area.of_scene(raster),
+                     setup.dates_of(self.plan.path))
 
 
 def divide_among_ranks(plans: Sequence[ScenePlan], setup: MapSetup,

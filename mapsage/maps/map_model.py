@@ -31,6 +31,9 @@ class PlaceSource(Protocol):
     def describe(self, path: str) -> List[str]:
         """Return what a user should know about a place, such as missing dates."""
 
+    def dates(self, path: str) -> List[str]:
+        """Return the dates of a place's images as ISO text, in the order of the model's input."""
+
 
 class MapModel(Protocol):
     """A model that predicts windows, and the ranks that share the work.

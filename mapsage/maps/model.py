@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import Any, Dict, List, Mapping, Optional, Tuple, cast
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
@@ -183,6 +183,11 @@ def stack_dataset(cfg: Config) -> Optional[Dict[str, Any]]:
     """Return the config of the dataset of scene stacks that a model is tested on, or None."""
     dataset = _dataset(cfg)
     return dataset if dataset is not None and dataset.get('sensors') else None
+
+
+def is_pair_dataset(dataset: Mapping[str, Any]) -> bool:
+    """Return whether the config of a dataset is one of ``ChangeDataset``."""
+    return str(dataset.get('type')).rsplit('.', 1)[-1].strip("'>") == 'ChangeDataset'
 
 
 def _test_pipeline(cfg: Config) -> List[Dict[str, Any]]:

@@ -10,10 +10,12 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from mapsage.atomic_write import atomic_write
+from mapsage.change_classes import UNCHANGED, transition_of
 from mapsage.geo import confidence_path, probabilities_path
+from mapsage.geo.change_fields import ChangeFields
 from mapsage.geo.polygons import write_polygons
 from mapsage.json_text import parse_json
 
@@ -124,17 +126,38 @@ def is_done(outputs: Outputs, settings: Mapping[str, object]) -> bool:
                for path in (outputs.map, outputs.confidence, outputs.probabilities))
 
 
-def add_polygons(outputs: Outputs, classes: Classes, outlines: Mapping[str, Any]) -> None:
-    """Write the polygons of a finished map, unless it has polygons with the same options."""
+def add_polygons(outputs: Outputs, classes: Classes, outlines: Mapping[str, Any],
+                 dates: Sequence[str] = ()) -> None:
+    """Write the polygons of a finished map, unless it has polygons with the same options.
+
+    ``dates`` are those of a pair of images, as ISO text.
+    """
     report, path = outputs.read_report(), outputs.polygons
     if report is None or path is None or (
             path.exists() and path.name in report['files'] and report.get('outlines') == outlines):
         return
     report['polygons'] = write_polygons(outputs.map, path, classes.names,
-                                        palette=classes.palette.tolist(), **outlines)
+                                        palette=classes.palette.tolist(),
+                                        further=change_fields(outputs, classes, dates), **outlines)
     report['outlines'] = outlines
     report['files'] = [file.name for file in outputs.files()]
     write_report(outputs.report, report)
+
+
+def change_fields(outputs: Outputs, classes: Classes, dates: Sequence[str]
+                  ) -> Optional[ChangeFields]:
+    """Return the further fields of polygons of a map of change; None for another map.
+
+    Args:
+        outputs: Paths of the map's files.
+        classes: Classes of the map.
+        dates: Dates of the images, as ISO text; not used unless there are two.
+    """
+    if UNCHANGED not in classes.names:
+        return None
+    first, second = dates if len(dates) == 2 else ('', '')
+    return ChangeFields([transition_of(name) for name in classes.names], (first, second),
+                        outputs.confidence)
 
 
 def remove_outdated(outputs: Outputs) -> None:

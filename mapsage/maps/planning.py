@@ -108,7 +108,8 @@ class MapPlanner:
         if not self._options.overwrite and is_done(outputs, settings):
             self._say(f'{outputs.map} is there, made with the same settings: skipped '
                       f'(--overwrite makes it again)')
-            add_polygons(outputs, self._setup.classes, self._setup.outlines)
+            add_polygons(outputs, self._setup.classes, self._setup.outlines,
+                         self._setup.dates_of(path))
             return None
         return ScenePlan(name, path, *size, settings, [], [], window_columns)
 

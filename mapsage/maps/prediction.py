@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping
 
+from mapsage.change_classes import UNCHANGED
 from mapsage.folder_claims import FolderClaimedError, claimed
 from mapsage.geo import AreaOfInterest, GeoError
 
@@ -87,12 +88,15 @@ class Prediction:
                 self._claim_files(stack)
             model.load()
             bands = model.bands
+            # Polygons of a map of change show what has changed.
+            unchanged = [name for name in model.classes.names if name == UNCHANGED]
             self.setup = MapSetup(
                 folder=Path(options.out), classes=model.classes,
                 bands=replace(bands, chosen=tuple(options.bands)) if options.bands else bands,
                 window=model.window, overlap=model.overlap, members=members, area=area,
                 outlines=dict(simplify=options.simplify, min_area=options.min_area,
-                              background=class_indices(options.skip_class, model.classes.names)),
+                              background=class_indices(
+                                  [*options.skip_class, *unchanged], model.classes.names)),
                 confidence=options.confidence, probabilities=options.probabilities,
                 polygons=options.polygons, previews=options.previews,
                 single_input=len(self._inputs) == 1, places=model.places)

@@ -7,8 +7,9 @@ of two dates, whoever has loaded it.
 from .augment import ExchangeDates, JitterDates, ShiftDate
 from .dataset import ChangeDataError, ChangeDataset, shift_note
 from .loading import LoadChangeLabels, LoadChangePair
+from .pair_inputs import PairInputs
 
 __all__ = [
     'ChangeDataError', 'ChangeDataset', 'ExchangeDates', 'JitterDates', 'LoadChangeLabels',
-    'LoadChangePair', 'ShiftDate', 'shift_note'
+    'LoadChangePair', 'PairInputs', 'ShiftDate', 'shift_note'
 ]

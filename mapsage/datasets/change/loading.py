@@ -62,7 +62,8 @@ class LoadChangeLabels(BaseTransform):
     """Transform that reads the labels of change of a pair, after ``LoadChangePair``.
 
     Required keys: ``img``, ``label_folders`` (``LabelFolders``) and the paths of the labels. Added:
-    ``gt_seg_map``: 0 for unchanged, else a class of change.
+    ``gt_seg_map``: 0 for unchanged, else a class of change; the ignore index also where one of the
+    dates has no data.
     """
 
     def __init__(self, ignore_index: int = 255) -> None:
@@ -82,6 +83,9 @@ class LoadChangeLabels(BaseTransform):
                 f'label {path} has {labels.shape[1]}x{labels.shape[0]} pixels and the images '
                 f'{results["img_path"]} {results["img"].shape[1]}x{results["img"].shape[0]}, '
                 f'expected one size.')
+        # What has changed is unknown where one of the dates has no data.
+        dates = results['stack_layout'].dates
+        labels[~results['img'][..., -dates:].all(-1)] = self.ignore_index
         results['gt_seg_map'] = labels
         results['seg_fields'].append('gt_seg_map')
         return results

@@ -104,6 +104,11 @@ class PlaceInputs:
         stack, grid = self._places[path]
         return ModelPlaceRaster(stack, self._sensors, grid)
 
+    def dates(self, path: str) -> List[str]:
+        """Return the dates of a place's images as ISO text; empty for an image without a date."""
+        return ['' if image.date is None else image.date.isoformat()
+                for name in self._sensors for image in self._places[path][0].images[name]]
+
     def describe(self, path: str) -> List[str]:
         """Return which dates of training a place lacks, and which images are not used."""
         stack, lines = self._places[path][0], []

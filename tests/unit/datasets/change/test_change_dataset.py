@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional
 import cv2
 import numpy as np
 import pytest
+import rasterio
 from mmengine.dataset import RepeatDataset
 
 from mapsage.change_classes import ChangeClassError
@@ -169,3 +170,21 @@ def test_a_shift_beyond_the_bound_is_reported_before_training(
         right = float(notes[0][1].split('(')[1].split()[0])
         assert right == pytest.approx(shift, abs=.1)
         assert ('max_shift=1' in notes[0][1]) == (level == logging.WARNING)
+
+
+def test_pixels_without_data_at_one_date_have_no_label(root: Path) -> None:
+    values = np.full((3, 24, 30), 9, np.uint8)
+    values[:, 0, :4] = 0
+    for folder, pixels in (('A', values), ('B', values * 0 + 7)):
+        for name in ('0.png', '1.png'):
+            (root / folder / name).unlink()
+            with rasterio.open(str(root / folder / name.replace('png', 'tif')), 'w', nodata=0,
+                               driver='GTiff', dtype='uint8', count=3, height=24, width=30) as file:
+                file.write(pixels)
+    for name in ('0', '1'):
+        label = cv2.imread(str(root / 'label' / f'{name}.png'), 0)
+        (root / 'label' / f'{name}.png').unlink()
+        cv2.imwrite(str(root / 'label' / f'{name}.tif'), label)
+    sample = dataset(root, max_shift=None)[1]
+    assert (sample['gt_seg_map'][0] == [255] * 4 + [1] * 26).all()
+    assert (sample['img'][0, :4] == [0, 0, 0, 7, 7, 7, 0, 1]).all()
