@@ -31,7 +31,7 @@ class PairRaster(ModelPlaceRaster):
     def _compose(self, box: Tuple[int, int, int, int]) -> Tuple[np.ndarray, np.ndarray]:
         values, _ = super()._compose(box)
         first = self.layout.pixel_channels
-        return values, values[first:first + self.layout.dates].all(0)
+        return values, np.all(values[first:first + self.layout.dates] > 0, axis=0)
 
 
 class PairInputs:
@@ -43,8 +43,8 @@ class PairInputs:
 
     def __init__(self, dataset: Mapping[str, Any]) -> None:
         sensor, = StackLayout.of_config(dataset['sensors']).sensors
-        self._sensor = SensorFiles(sensor.name, None, tuple(int(band) for band in sensor.bands),
-                                   sensor.max_dates, None)
+        self._bands = [int(band) for band in sensor.bands]
+        self._sensor = SensorFiles(sensor.name, None, tuple(self._bands), sensor.max_dates, None)
         self._max_shift: Optional[float] = dataset.get('max_shift', 1.)
         self._pairs: Dict[str, Place] = {}
 
@@ -62,8 +62,7 @@ class PairInputs:
             raise GeoError(f'{len(paths)} input(s), and the model compares two dates: give two '
                            f'scenes, first the one before, then the one after.')
         images = [DatedImage(day_in_name(path), (str(path), )) for path in paths]
-        with Raster(paths[0], self._sensor.bands) as first, \
-                Raster(paths[1], self._sensor.bands) as second:
+        with Raster(paths[0], self._bands) as first, Raster(paths[1], self._bands) as second:
             check_same_grid(first, second)
         days = [image.date for image in images]
         if None not in days and days[0] > days[1]:  # type: ignore[operator]
@@ -83,8 +82,7 @@ class PairInputs:
         lines = []
         first, second = self._images(path)
         if self._max_shift is not None:
-            report = measure_shift(first.paths[0], second.paths[0],
-                                   [int(band) for band in self._sensor.bands])
+            report = measure_shift(first.paths[0], second.paths[0], self._bands)
             lines.append(shift_note(report, self._max_shift)[1])
         if '' in self.dates(path):
             lines.append('the dates are not known: no name has a day such as 20190614. The first '
