@@ -27,8 +27,8 @@ model = dict(
         type='StackDataPreProcessor',
         sensors=sensors,
         # of python tools/geotiff_statistics.py --config configs/stacks/resnet18_attention_crops.py
-        mean=dict(s2=[1000., 1100., 3000., 2500.], s1=[-10.4, -17.8]),
-        std=dict(s2=[230., 500., 980., 650.], s1=[1.9, 2.6]),
+        mean=dict(s2=[972.805, 1060.13, 3154.82, 2389.36], s1=[-10.3703, -17.5928]),
+        std=dict(s2=[192.494, 416.598, 751.709, 511.225], s1=[1.23979, 1.87579]),
         size=(64, 64),
         pad_val=0,
         seg_pad_val=255,

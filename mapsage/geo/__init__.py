@@ -51,7 +51,7 @@ from .polygons import write_polygons
 from .pool import open_raster
 from .probabilities import ProbabilityWriter, probabilities_path
 from .raster import Raster
-from .statistics import BandStatistics, band_statistics, hidden_data_band
+from .statistics import BandStatistics, band_statistics, hidden_data_band, tally_bands
 from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers
 
@@ -64,5 +64,6 @@ __all__ = [
     'confidence_path', 'content_of', 'damaged_blocks', 'decoded_bytes', 'estimate_copy_bytes',
     'files_of', 'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
     'measure_read_times', 'open_raster', 'output_name', 'pixel_side', 'probabilities_path',
-    'read_classes', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of', 'to_map',
-    'window_outline', 'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons']
+    'read_classes', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of',
+    'tally_bands', 'to_map', 'window_outline', 'without_secrets', 'write_cog',
+    'write_fast_copy', 'write_polygons']

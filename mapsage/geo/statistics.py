@@ -11,7 +11,7 @@ Shapes:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from rasterio.enums import ColorInterp
@@ -93,6 +93,21 @@ def band_statistics(rasters: Sequence[Union[Raster, PathName]],
         raise GeoError(f'{", ".join(scene.path for scene in scenes[:3])}: no valid pixel among '
                        'those read; the no-data value may be wrong (rio info shows it).')
     return tally.result(scenes[0].bands)
+
+
+def tally_bands(windows: Iterable[np.ndarray], bands: Tuple[int, ...], count: int
+                ) -> Optional[BandStatistics]:
+    """Return the statistics of the pixels of windows; None without any pixel.
+
+    Args:
+        windows: Values of valid pixels, (bands, N) each.
+        bands: Numbers of the bands.
+        count: Number of windows.
+    """
+    tally = _BandTally(len(bands), max(1, _SAMPLED // count))
+    for values in windows:
+        tally.add(values)
+    return tally.result(bands) if tally.pixels else None
 
 
 def _windows(scene: Raster) -> List[Box]:

@@ -57,7 +57,8 @@ def shown_channels(cfg: Mapping[str, Any], order: Optional[str] = None) -> Chann
         return channels
     preprocessor = _sub_config(model, 'data_preprocessor') or _sub_config(cfg, 'data_preprocessor')
     of_scenes = any(
-        'LoadGeoTiffWindow' in _types(_sub_config(cfg, f'{split}_dataloader').get('dataset'))
+        {'LoadGeoTiffWindow', 'LoadSceneStack'} & set(
+            _types(_sub_config(cfg, f'{split}_dataloader').get('dataset')))
         for split in ('train', 'val', 'test'))
     return _RGB if of_scenes and not preprocessor.get('bgr_to_rgb') else None
 

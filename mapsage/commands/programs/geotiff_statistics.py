@@ -1,41 +1,67 @@
 """Print statistics of the bands of scenes, with mean and std as a config needs them.
 
     python tools/geotiff_statistics.py SCENE... [--bands 1 2 3] [--samples PIXELS]
+    python tools/geotiff_statistics.py --config CONFIG     the sensors of its SceneStackDataset
 """
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Iterable, Optional, Sequence
+from typing import TYPE_CHECKING, Iterable, Optional, Sequence
 
 from mapsage.console import accept_any_text
+
+if TYPE_CHECKING:
+    from mapsage.geo import BandStatistics
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the program with a command line (default: ``sys.argv``)."""
     accept_any_text()
     parser = argparse.ArgumentParser(description='Statistics of the bands of scenes.')
-    parser.add_argument('scenes', nargs='+', help='files, folders of them, and other names that '
+    parser.add_argument('scenes', nargs='*', help='files, folders of them, and other names that '
                         'GDAL opens')
     parser.add_argument('--bands', nargs='+', type=int,
                         help='bands counted from 1, in the order of the config (default: all but '
                         'alpha)')
     parser.add_argument('--samples', type=int, default=50000000, metavar='PIXELS',
                         help='largest number of pixels to read (default: 50,000,000)')
+    parser.add_argument('--config', metavar='CONFIG',
+                        help='config whose train_dataloader has a SceneStackDataset, in place of '
+                        'scenes; clouded pixels do not count')
     args = parser.parse_args(argv)
+    if bool(args.scenes) == bool(args.config) or (args.config and args.bands):
+        parser.error('expected SCENE..., or --config CONFIG without --bands')
+    if args.config:
+        _print_sensors(args.config, args.samples)
+        return
     from mapsage.geo import GeoError, RasterBlockError, band_statistics, match
     paths = [path for scene in args.scenes for path in match(scene)]
     try:
         statistics = band_statistics(paths, args.bands, args.samples)
     except (GeoError, RasterBlockError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
+    print(f'{len(paths)} scene(s), {statistics.pixels:,} valid pixels')
+    _print_table(statistics)
+    print(f'mean={_as_list(statistics.mean)}, std={_as_list(statistics.std)}')
+
+
+def _print_sensors(config: str, samples: int) -> None:
+    """Print the statistics of the sensors of a config's training places."""
+    from mapsage.commands.stack_statistics import statistics_of_config
+    statistics, text = statistics_of_config(config, samples)
+    for sensor, result in statistics.items():
+        print(f'{sensor}: {result.pixels:,} valid pixels')
+        _print_table(result)
+    print(text)
+
+
+def _print_table(statistics: BandStatistics) -> None:
     columns = [statistics.mean, statistics.std, statistics.minimum, statistics.percentile_2,
                statistics.percentile_98, statistics.maximum]
-    print(f'{len(paths)} scene(s), {statistics.pixels:,} valid pixels')
     print('band' + ''.join(f'{name:>12}' for name in ('mean', 'std', 'min', '2 %', '98 %', 'max')))
     for band, row in zip(statistics.bands, zip(*columns)):
         print(f'{band:4}' + ''.join(f'{value:12.6g}' for value in row))
-    print(f'mean={_as_list(statistics.mean)}, std={_as_list(statistics.std)}')
 
 
 def _as_list(values: Iterable[float]) -> str:

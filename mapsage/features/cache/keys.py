@@ -255,7 +255,10 @@ def _window(info: Mapping[str, Any], with_labels: bool, roots: List[str],
 
     If ``known`` is None, files count by their names, otherwise also by their contents.
     """
-    facts = dict(scene=_files(info['scene'], roots, known), bands=info['bands'],
+    # A place has many files, images of sensors and dates.
+    paths = info['stack'].source_paths() if 'stack' in info else [info['scene']]
+    files = [_files(path, roots, known) for path in paths]
+    facts = dict(scene=files if 'stack' in info else files[0], bands=info['bands'],
                  window=info['window'])
     labels = info.get('labels')
     if with_labels and labels is not None:
