@@ -1,0 +1,167 @@
+"""Dates, lists of STAC items, dropped dates, and statistics of sensors."""
+from __future__ import annotations
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+import torch
+from geo_scenes import write_raster
+from stack_files import DATES, PIPELINE, SENSORS, SIZE, build_stacks, grid, one_sensor, write_place
+
+from mapsage.datasets import DropDates
+from mapsage.datasets.stacks.dates import parse_date, spread_evenly
+from mapsage.datasets.stacks.statistics import format_config, sensor_statistics
+from mapsage.features.cache.keys import sample_hashes
+from mapsage.geo import GeoError
+
+
+@pytest.mark.parametrize('text, date, unclear', [
+    ('20240229', (2024, 2, 29), False),
+    ('2024-01-31T10:20:30Z', (2024, 1, 31), False),
+    ('20231231T233000', (2023, 12, 31), True),
+    ('20231231T233000Z', (2023, 12, 31), False),
+    ('2023-12-31T23:30:00-05:00', (2024, 1, 1), False),
+    ('2024-01-01T00:30:00+0200', (2023, 12, 31), False),
+    ('2024-01-01T12:00:00.123456', (2024, 1, 1), True),
+    ('2024-06-30T23:59:59', (2024, 6, 30), False)])
+def test_a_date_is_in_utc(text, date, unclear):
+    assert parse_date(text) == (datetime.date(*date), unclear)
+
+
+@pytest.mark.parametrize('text', ['', 'May', '2024', '202402', '20240230', '2024-0131', '20241301'])
+def test_other_texts_are_no_dates(text):
+    with pytest.raises(ValueError, match='is no date'):
+        parse_date(text)
+
+
+def test_dates_are_spread_evenly():
+    assert [spread_evenly(range(10), count) for count in (1, 2, 4, 10, 12)] == [
+        [5], [0, 9], [0, 3, 6, 9], list(range(10)), list(range(10))]
+    for total in range(1, 30):
+        for count in range(1, total):
+            chosen = spread_evenly(range(total), count)
+            assert len(set(chosen)) == count and chosen == sorted(chosen)
+
+
+def items(band_files):
+    """Return STAC items of the optical images, with an asset a band or one for all."""
+    features = []
+    for date in DATES:
+        assets = {str(band): dict(href=f'bands/a_{date}_{band}.tif') for band in (1, 2, 3)} \
+            if band_files else dict(image=dict(href=f's2/a_{date}.tif', roles=['data']))
+        features.append(dict(
+            type='Feature', id=date, collection='s2', assets=dict(
+                assets, thumbnail=dict(href='a.png', roles=['thumbnail'])),
+            properties=dict(datetime=f'{date[:4]}-{date[4:6]}-{date[6:]}T10:00:00Z', place='a')))
+    return dict(type='FeatureCollection', features=features)
+
+
+@pytest.mark.parametrize('band_files', [False, True])
+def test_stac_items_name_the_files(tmp_path, band_files):
+    values = write_place(tmp_path)
+    for date in DATES:
+        for band in range(3):
+            write_raster(tmp_path / f'bands/a_{date}_{band + 1}.tif',
+                         values[f's2 {date}'][band], grid())
+    (tmp_path / 'items.json').write_text(json.dumps(items(band_files)))
+    expected = build_stacks(tmp_path, sensors=one_sensor())
+    dataset = build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
+    assert torch.equal(dataset[2]['inputs'], expected[2]['inputs'])
+    assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
+
+
+def test_files_of_bands_are_found_by_pattern(tmp_path):
+    values = write_place(tmp_path)
+    for date in DATES:
+        for name, band in zip(('B02', 'B03', 'B04', 'B99'), (0, 1, 2, 0)):
+            write_raster(tmp_path / f'bands/a_{date}_{name}.tif', values[f's2 {date}'][band],
+                         grid())
+    sensors = dict(s2=dict(scenes='bands/{place}_{date}_{band}.tif', bands=['B02', 'B03', 'B04'],
+                           max_dates=3))
+    expected = build_stacks(tmp_path, sensors=one_sensor())[1]['inputs']
+    assert torch.equal(build_stacks(tmp_path, sensors=sensors)[1]['inputs'], expected)
+    (tmp_path / f'bands/a_{DATES[1]}_B03.tif').unlink()
+    with pytest.raises(GeoError, match=r'no file of band\(s\) B03'):
+        build_stacks(tmp_path, sensors=sensors)
+
+
+def test_items_of_no_sensor_and_without_a_place_are_errors(tmp_path):
+    write_place(tmp_path)
+    content = items(False)
+    content['features'][1]['collection'] = 'landsat'
+    (tmp_path / 'items.json').write_text(json.dumps(content))
+    with pytest.raises(GeoError, match='belongs to no sensor of the config'):
+        build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
+    content = items(False)
+    del content['features'][0]['properties']['place']
+    (tmp_path / 'items.json').write_text(json.dumps(content))
+    with pytest.raises(GeoError, match='names no place'):
+        build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
+
+
+def test_dropped_dates_leave_the_others_in_order(tmp_path):
+    values = write_place(tmp_path)
+    pipeline = [*PIPELINE[:2], dict(type='DropDates', prob=0.6), PIPELINE[2]]
+    dataset = build_stacks(tmp_path, pipeline=pipeline)
+    days = build_stacks(tmp_path)[0]['data_samples'].days
+    counts = set()
+    for seed in range(12):
+        np.random.seed(seed)
+        sample = dataset[0]
+        remaining = sample['data_samples'].days[:3]
+        count = sum(day > 0 for day in remaining)
+        counts.add(count)
+        chosen = [days.index(day) for day in remaining[:count]]
+        assert count >= 1 and chosen == sorted(chosen) and not any(remaining[count:])
+        for position, old in enumerate(chosen):
+            assert np.array_equal(sample['inputs'][3 * position:3 * position + 3],
+                                  values[f's2 {DATES[old]}'][:, :32, :32])
+        assert not sample['inputs'][3 * count:9].any()
+        assert sample['inputs'][13:16, 0, 0].tolist() == [1.] * count + [0.] * (3 - count)
+        np.random.seed(seed)
+        assert torch.equal(dataset[0]['inputs'], sample['inputs'])
+    assert counts == {1, 2, 3}
+    with pytest.raises(ValueError, match='expected a probability'):
+        DropDates(1.5)
+
+
+def test_pixels_without_a_remaining_date_are_ignored(tmp_path):
+    values = write_place(tmp_path, dates=DATES[:2], radar_dates=())
+    image = values[f's2 {DATES[0]}'].copy()
+    image[:, :5] = 0
+    write_raster(tmp_path / f's2/a_{DATES[0]}.tif', image, grid(), nodata=0)
+    dataset = build_stacks(tmp_path, sensors=one_sensor(), pipeline=[
+        *PIPELINE[:2], dict(type='DropDates', prob=1.), PIPELINE[2]])
+    ignored = set()
+    for seed in range(8):
+        np.random.seed(seed)
+        mask = dataset[0]['data_samples'].gt_sem_seg.data[0].numpy()
+        ignored.add(int((mask == 255).sum()))
+    assert ignored == {0, 5 * 32}
+
+
+def test_statistics_are_of_the_clear_pixels_of_all_dates(tmp_path):
+    values = write_place(tmp_path)
+    classes = np.full((SIZE, SIZE), 4, np.uint8)
+    classes[:, :20] = 9
+    for date in DATES:
+        write_raster(tmp_path / f'scl/a_{date}.tif', classes, grid())
+    sensors = dict(SENSORS, s2=dict(SENSORS['s2'], clouds=dict(
+        mask='scl/{place}_{date}.tif', clear=[4])))
+    statistics = sensor_statistics(build_stacks(tmp_path, sensors=sensors))
+    clear = np.concatenate([values[f's2 {date}'][:, :, 20:].reshape(3, -1) for date in DATES], 1)
+    assert np.allclose(statistics['s2'].mean, clear.mean(1))
+    assert np.allclose(statistics['s2'].std, clear.std(1))
+    assert statistics['s1'].pixels == 2 * SIZE * SIZE
+    assert format_config(statistics).startswith('mean=dict(s2=[')
+
+
+def test_cached_features_depend_on_every_file_of_a_place(tmp_path):
+    write_place(tmp_path)
+    before = sample_hashes(build_stacks(tmp_path))
+    assert len(set(before)) == 4 and sample_hashes(build_stacks(tmp_path)) == before
+    write_raster(tmp_path / f's1/a_{DATES[1]}.tif', np.ones((2, SIZE // 2, SIZE // 2), 'float32'),
+                 grid(side=20.))
+    assert not set(before) & set(sample_hashes(build_stacks(tmp_path)))
