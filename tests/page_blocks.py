@@ -50,7 +50,7 @@ WORDS = {
     'WORK_DIR': WORK_DIR,
     'INPUT...': 'data/demo/scene.tif',
     'SCENE...': 'data/demo/scene.tif',
-    'MODEL.onnx': 'model.onnx',
+    'MODEL.onnx': 'exported.onnx',
     'DIR': 'made',
     '/local/copies': 'copies',
     'scene.tif': 'data/demo/scene.tif',
@@ -164,7 +164,7 @@ class Workspace:
         """
         return self.run_shell(
             'bash scripts/start_8card_training.sh\n'
-            'python tools/export.py CONFIG CHECKPOINT --out model.onnx\n'
+            'python tools/export.py CONFIG CHECKPOINT --out exported.onnx\n'
             'mkdir scenes labels\n'
             'cp data/demo/scene.tif scenes/\n'
             'cp data/demo/scene_label.tif labels/scene.tif\n')
@@ -172,8 +172,9 @@ class Workspace:
     def run_page(self, page: str) -> List[str]:
         """Run the blocks of a page; return a text for each that failed."""
         blocks = blocks_of(page)
-        # Maps of another page, perhaps of another model.
-        shutil.rmtree(str(self.folder / 'maps'), ignore_errors=True)
+        # Results of another page, perhaps of another model, which programs do not replace.
+        for name in ('maps', 'made', 'features'):
+            shutil.rmtree(str(self.folder / name), ignore_errors=True)
         for block in blocks:
             if block.file:
                 path = self.folder / block.file

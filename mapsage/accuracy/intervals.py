@@ -91,7 +91,13 @@ def find_interval(survey: Survey, estimate: Estimate, span: np.ndarray,
 
 
 def wilson(share: np.ndarray, points: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return Wilson's interval of a share that was estimated from a number of points."""
+    """Return Wilson's interval of a share that was estimated from a number of points.
+
+    Example:
+        >>> low, high = wilson(np.array([0.9]), np.array([100.]))
+        >>> print(low.round(3), high.round(3))
+        [0.826] [0.945]
+    """
     points = np.minimum(points, 1 / np.finfo(float).eps)
     center = (share + Z * Z / (2 * points)) / (1 + Z * Z / points)
     half = Z * np.sqrt(share * (1 - share) / points + (Z / (2 * points)) ** 2) / (

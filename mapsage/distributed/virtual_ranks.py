@@ -31,6 +31,10 @@ class VirtualRanks:
 
     Raises:
         VirtualRanksError: If there are more processes than virtual ranks, or no process.
+
+    Example:
+        >>> VirtualRanks(8, 3).blocks
+        [range(0, 3), range(3, 6), range(6, 8)]
     """
 
     count: int

@@ -93,6 +93,14 @@ def parse_env_cfg(env_cfg: Mapping[str, Any],
         ConfigError: If a key is unknown, a key of MapSage has a value that is not allowed, the
             wrapper contradicts ``use_model_parallel``, ``port`` or ``heartbeat_timeout`` of
             ``dist_cfg`` is not a valid number, or ``init_backend`` is another library than torch.
+
+    Example:
+        >>> parse_env_cfg(dict(accelerator='gcu', dist_cfg=dict(timeout=600))).timeout
+        600
+        >>> parse_env_cfg(dict(acelerator='gcu'))
+        Traceback (most recent call last):
+        ...
+        mapsage.engine.env_cfg.ConfigError: ...
     """
     _refuse_unknown('env_cfg', env_cfg, _KEYS)
     dist_cfg: Dict[str, Any] = dict(env_cfg.get('dist_cfg') or {})

@@ -98,7 +98,12 @@ def boundary_counts(prediction: torch.Tensor, truth: torch.Tensor, num_classes: 
 
 
 def boundary_iou(counts: Union[np.ndarray, torch.Tensor]) -> np.ndarray:
-    """Return the boundary IoUs, float64 ``(C,)``, of counts ``(3, C)``; NaN without a union."""
+    """Return the boundary IoUs, float64 ``(C,)``, of counts ``(3, C)``; NaN without a union.
+
+    Example:
+        >>> boundary_iou(np.array([[30, 0], [40, 5], [50, 0]]))    # in both, predicted, true
+        array([0.5, 0. ])
+    """
     both, predicted, truth = np.asarray(counts, np.float64)
     with np.errstate(invalid='ignore'):
         return both / (predicted + truth - both)

@@ -122,6 +122,12 @@ def as_vsi(name: str) -> str:
     """Return the name in GDAL's own file systems: ``https://a/b`` is ``/vsicurl/https://a/b``.
 
     Other names, such as names of subdatasets, are returned unchanged.
+
+    Example:
+        >>> as_vsi('zip:///data/z.zip!in/a.tif')
+        '/vsizip//data/z.zip/in/a.tif'
+        >>> as_vsi('s3://bucket/a.tif')
+        '/vsis3/bucket/a.tif'
     """
     prefix_match = _SCHEME.match(name)
     if not prefix_match or os.path.exists(name):
@@ -223,6 +229,12 @@ def output_name(name: str) -> str:
 
     For a subdataset its name is appended: ``NETCDF:"a.nc":sst`` becomes ``a_sst``. Every Sentinel
     product has a file of the same name, so the name of the product's folder is used.
+
+    Example:
+        >>> output_name('NETCDF:"/data/a.nc":sst')
+        'a_sst'
+        >>> output_name('scenes/a1.tif')
+        'a1'
     """
     if not is_gdal_name(name):
         return Path(name).stem

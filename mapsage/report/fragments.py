@@ -61,7 +61,12 @@ def date(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: 42 s, 5 min 3 s, 7 h 12 min."""
+    """Return a duration as text.
+
+    Example:
+        >>> duration(42), duration(303), duration(25920)
+        ('42 s', '5 min 3 s', '7 h 12 min')
+    """
     whole = round(seconds)
     if whole < 60:
         return f'{whole} s'

@@ -68,6 +68,13 @@ def plan_exchange(valid_counts: Sequence[int], target: Union[int, Sequence[int]]
     Raises:
         ValueError: If a count or target is negative or not a multiple of ``group_size``, or if
             there are fewer samples than the targets add up to.
+
+    Example:
+        >>> plan = plan_exchange([3, 1], target=2)
+        >>> plan.moves
+        (Move(source_rank=0, source_index=2, destination_rank=1, destination_index=1),)
+        >>> plan.slice_of(1)
+        (2, 4)
     """
     targets = [target] * len(valid_counts) if isinstance(target, int) else list(target)
     _check(valid_counts, targets, group_size)

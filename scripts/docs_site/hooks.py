@@ -16,7 +16,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 
 # File of the repository -> its page.
-PROJECT_PAGES = {'CHANGELOG.md': 'changelog.md', 'CONTRIBUTING.md': 'contributing.md'}
+PROJECT_PAGES = {'CHANGELOG.md': 'changelog.md', 'CONTRIBUTING.md': 'contributing.md',
+                 'SECURITY.md': 'security-policy.md', 'CODE_OF_CONDUCT.md': 'code-of-conduct.md'}
 _LINK = re.compile(r'(\]\()([^)#\s]+)((?:#[^)\s]*)?\))')
 _CODE = re.compile(r'(^```.*?^```|`[^`\n]+`)', re.DOTALL | re.MULTILINE)
 
@@ -25,8 +26,12 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not files of docs/."""
     # MkDocs restores sys.path after it has loaded this file.
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+    import notebooks
     import reference
 
+    for notebook in sorted(notebooks.NOTEBOOKS.glob('*.ipynb')):
+        files.append(File.generated(config, f'tutorials/notebooks/{notebook.stem}.md',
+                                    content=notebooks.to_markdown(notebook)))
     for path, text in reference.generated_pages():
         files.append(File.generated(config, path, content=text))
     for path, page in PROJECT_PAGES.items():

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set
 
@@ -14,6 +15,7 @@ import yaml
 from support import ROOT, main_leg
 
 from mapsage.engine import env_cfg
+from mapsage_launcher.version import __version__
 
 sys.path.insert(0, str(ROOT / 'scripts' / 'docs_site'))
 import reference  # noqa: E402
@@ -144,6 +146,7 @@ def test_every_command_and_option_is_documented() -> None:
         assert f'\n### mapsage launch {word}\n' in page
 
 
+@lru_cache(maxsize=None)
 def _sources() -> str:
     return '\n'.join(path.read_text(errors='replace') for folder in (
         'mapsage', 'mapsage_launcher', 'scripts', 'configs')
@@ -170,3 +173,9 @@ def test_words_in_the_log_are_those_of_the_code() -> None:
             assert word in sources, f'{word}: no longer in the code'
     tags = set(re.findall(r"""['"](\[[A-Z][A-Za-z]+(?:-[A-Z]+)?\]) """, sources))
     assert {tag for tag in tags if f'`{tag}`' not in page} <= {'[simulator]'}
+
+
+def test_the_citation_has_the_version_of_the_code() -> None:
+    citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+    assert citation['version'] == __version__
+    assert {'cff-version', 'title', 'authors', 'message', 'license'} <= set(citation)
