@@ -30,6 +30,7 @@ FIRST_CLASS = {'LoveDADataset': (1, 'background'), 'NWPUPolygonDataset': (0, 'ba
                'PotsdamDataset': (1, 'impervious_surface'),
                'ISPRSDataset': (1, 'impervious_surface'), 'iSAIDDataset': (0, 'background'),
                'GeoTiffDataset': (0, 'background'),
+               'ChangeDataset': (0, 'unchanged'),
                'SceneStackDataset': (0, 'fallow', 'background', 'land', 'not burned')}
 
 EARTH_ARCHS = dict(OlmoEarth=olmoearth.ARCHS, TerraMind=terramind.ARCHS, DOFA=dofa.ARCHS,
@@ -140,8 +141,10 @@ def test_masks_classes_and_palette_agree(cfg: Config) -> None:
     """Through the loader of the config: mask value, class index, name and color."""
     init_default_scope('mmseg')
     source = labeled(cfg.train_dataloader.dataset)
-    place = dict(data_root=str(ROOT), data_prefix=dict(img_path=''))  # iSAID's must exist
-    dataset = DATASETS.build(dict(source, lazy_init=True, pipeline=[], **place))
+    folders: Dict[str, Any] = dict(data_root=str(ROOT))
+    if source.type != 'ChangeDataset':
+        folders['data_prefix'] = dict(img_path='')  # iSAID's must exist
+    dataset = DATASETS.build(dict(source, lazy_init=True, pipeline=[], **folders))
     classes: List[str] = list(dataset.metainfo['classes'])
     palette = dataset.metainfo['palette']
     assert len(classes) == len(palette) == cfg.model.decode_head.num_classes

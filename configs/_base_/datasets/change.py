@@ -27,6 +27,13 @@ test_pipeline = [
     dict(type='LoadChangeLabels'),
     dict(type='PackStackInputs')
 ]
+tta_pipeline = [
+    dict(type='LoadChangePair'),
+    dict(
+        type='TestTimeAug',
+        transforms=[[dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
+                    [dict(type='LoadChangeLabels')], [dict(type='PackStackInputs')]])
+]
 train_dataloader = dict(
     batch_size=8,
     num_workers=0,
