@@ -17,8 +17,12 @@ def make(folder: Path, rewards: Any = None, config: Any = None, **settings: Any)
         gradient_checkpointing=False, save_strategy='no', report_to=[], disable_tqdm=True)
     options.update(config or {})
     tokenizer = trl_grpo.tiny_tokenizer()
+    model = trl_grpo.tiny_model(tokenizer)
+    # With a KL term, TRL loads the reference model from where the model came from.
+    model.save_pretrained(str(folder / 'model'))
+    model.config._name_or_path = str(folder / 'model')
     return DynamicGRPOTrainer(
-        model=trl_grpo.tiny_model(tokenizer), reward_funcs=rewards or [trl_grpo.accuracy],
+        model=model, reward_funcs=rewards or [trl_grpo.accuracy],
         args=GRPOConfig(**options), train_dataset=trl_grpo.prompts(), processing_class=tokenizer,
         **settings)
 
