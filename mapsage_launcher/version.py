@@ -1,2 +1,2 @@
 """The version of MapSage."""
-__version__ = '0.1.0'
+__version__ = '0.5.0'
