@@ -1,8 +1,8 @@
 """Label maps that travel as uint8 from a loader's workers to the device of the model.
 
 MMSegmentation packs label maps as int64, eight times the bytes. `narrow_labels` runs in the worker,
-`widen_labels` in the preprocessor, once the labels are on the device. Only a run with MapSage's
-preprocessor narrows them, since nothing else would widen them.
+`widen_labels` in the preprocessor, once the labels are on the device. Only a run on a card
+with MapSage's preprocessor narrows them, since nothing else would widen them.
 """
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from mapsage.console import accept_any_text, examples
-from mapsage.geo import SCENE_SUFFIXES, GeoError, RasterBlockError, files_of
-from mapsage.geo.registration import MOST_BLOCKS, pair_shifts, summarize_shifts
+from mapsage.errors import UserError
 
 # Exit status if the shift is larger than the bound, or cannot be measured.
 BEYOND_BOUND = 3
@@ -34,6 +33,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     if not args.bound > 0:
         parser.error(f'--bound {args.bound:g}: expected pixels, above 0')
+    # Imported here, because --help needs no rasters.
+    from mapsage.geo.registration import MOST_BLOCKS, pair_shifts, summarize_shifts
     pairs = _pairs(args.before, args.after)
     most = max(1, MOST_BLOCKS // len(pairs))
     report = summarize_shifts([shift for pair in pairs
@@ -54,6 +55,7 @@ def _pairs(before: str, after: str) -> List[Tuple[str, str]]:
     Raises:
         GeoError: If a path is missing, or a folder lacks a name of the other.
     """
+    from mapsage.geo import SCENE_SUFFIXES, GeoError, files_of
     paths = Path(before), Path(after)
     if not (paths[0].is_dir() and paths[1].is_dir()):
         return [(before, after)]
@@ -71,7 +73,7 @@ def run() -> None:
     accept_any_text()
     try:
         status = main()
-    except (GeoError, RasterBlockError) as error:
+    except UserError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201
         status = 1
     sys.exit(status)

@@ -45,7 +45,7 @@ class ConfigTypos(RunExtension):
 class DataChecks(RunExtension):
     """Compares training data with the heads, and with the ground that is validated.
 
-    Label maps of the training travel as uint8 if the model's preprocessor is MapSage's.
+    Label maps of a training on a card travel as uint8 if the model's preprocessor is MapSage's.
 
     Windows of a scene may overlap. Each pixel of a scene is therefore scored in one window only.
     """
@@ -64,12 +64,11 @@ class DataChecks(RunExtension):
 
     @staticmethod
     def _narrow_labels(run: EngineRun, training: BaseLoop) -> None:
-        loader = training.dataloader
         preprocessor = getattr(plain_model(run), 'data_preprocessor', None)
-        samples = keyed_samples(loader)
-        # Without a worker or a device, labels do not travel.
-        if samples is not None and isinstance(preprocessor, SegDataPreProcessor) and (
-                loader.num_workers or preprocessor.device.type != 'cpu'):
+        samples = keyed_samples(training.dataloader)
+        # On the CPU the way is short, and hooks see the labels that they see under MMEngine.
+        if samples is not None and isinstance(preprocessor, SegDataPreProcessor) \
+                and preprocessor.device.type != 'cpu':
             samples.narrow = True
 
     @staticmethod

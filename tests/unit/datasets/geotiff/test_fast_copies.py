@@ -21,7 +21,7 @@ from mapsage.datasets.geotiff import copy_progress, fast_copies
 from mapsage.datasets.geotiff.fast_copies import FastCopies, FastCopyError
 from mapsage.errors import UserError
 from mapsage.folder_claims import claimed
-from mapsage.geo import Raster
+from mapsage.geo import Raster, match
 
 FORK = multiprocessing.get_context('fork')
 
@@ -329,7 +329,7 @@ def test_the_command_makes_the_copies_of_a_run(tmp_path: Path, capsys: Any) -> N
     assert prepare_data.main(arguments) == 0
     assert '2 raster(s) are read from their fast copies' in capsys.readouterr().out
     copies = build_dataset(tmp_path, fast_copy=dict(folder=folder)).fast_copies
-    assert copies.make(prepare_data.match(str(tmp_path / 'scenes'))).written == 0
+    assert copies.make(match(str(tmp_path / 'scenes'))).written == 0
     assert prepare_data.main([*arguments, '--max-size', 'x']) == 1
     assert prepare_data.main(['scenes', str(tmp_path / 'none'), '--out', folder]) == 1
     error = capsys.readouterr().err

@@ -15,7 +15,7 @@ CHANNELS = [16, 32]
 
 
 @MODELS.register_module()
-class TwoLevels(nn.Module):
+class HalvedTwice(nn.Module):
     """Two levels at a half and a quarter of the side of the image."""
 
     def __init__(self, in_channels: int = 3) -> None:
@@ -30,7 +30,7 @@ class TwoLevels(nn.Module):
 
 def backbone_of(sensors=SENSORS, **arguments):
     torch.manual_seed(0)
-    encoder = {name: dict(type='TwoLevels', in_channels=len(sensor['bands']))
+    encoder = {name: dict(type='HalvedTwice', in_channels=len(sensor['bands']))
                for name, sensor in sensors.items()}
     return StackBackbone(sensors, **dict(dict(encoder=encoder), **arguments))
 
@@ -130,7 +130,7 @@ def test_attention_depends_on_the_dates_and_not_on_their_order():
 
 def test_all_dates_as_channels_are_one_image():
     layout = StackLayout.of_config(SENSORS)
-    backbone = backbone_of(encoder=dict(type='TwoLevels', in_channels=layout.pixel_channels),
+    backbone = backbone_of(encoder=dict(type='HalvedTwice', in_channels=layout.pixel_channels),
                            dates='channels')
     inputs = inputs_of()
     levels = backbone(inputs)
@@ -139,8 +139,8 @@ def test_all_dates_as_channels_are_one_image():
 
 
 @pytest.mark.parametrize('build, message', [
-    (lambda: StackBackbone(SENSORS, dict(type='TwoLevels')), r'sensors with \[2, 3\] bands'),
-    (lambda: StackBackbone(SENSORS, dict(s2=dict(type='TwoLevels'))), 'expected one config, or'),
+    (lambda: StackBackbone(SENSORS, dict(type='HalvedTwice')), r'sensors with \[2, 3\] bands'),
+    (lambda: StackBackbone(SENSORS, dict(s2=dict(type='HalvedTwice'))), 'expected one config, or'),
     (lambda: StackBackbone(SENSORS, {}, dates='all'), "expected 'separate' or 'channels'"),
     (lambda: TemporalPool(SENSORS, CHANNELS, 'median'), "pool='median'"),
     (lambda: TemporalPool(SENSORS, dict(s2=[16, 32])), 'expected as many levels'),
