@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
+import mmseg.visualization  # noqa: F401  (registers what pages name)
 from support import ROOT
 from warm_python import warm_python
 

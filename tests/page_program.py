@@ -32,7 +32,7 @@ def shorten(program: str, options: list) -> list:
             index = options.index('--cfg-options') + 1
             return [*options[:index], *TRAINING, *options[index:]]
         return [*options, '--cfg-options', *TRAINING]
-    if program == 'make_demo_data':
+    if program == 'make_demo_data' and '--stacks' not in options:
         return [*options, *(SCENES if '--geotiff' in options else DEMO)]
     return options
 
