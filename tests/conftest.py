@@ -156,7 +156,8 @@ def let_go(*files: int) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """End a process with the stacks of its threads that hangs outside Python."""
-    seconds = float(item.config.getini('timeout'))
+    marker = item.get_closest_marker('timeout')
+    seconds = float(marker.args[0] if marker and marker.args else item.config.getini('timeout'))
     faulthandler.dump_traceback_later(seconds + 60, exit=True, file=item.config.stash[STACKS])
     try:
         return (yield)
