@@ -105,7 +105,9 @@ def kind(model: Dict[str, Any]) -> Tuple[Any, ...]:
 @main_leg
 def test_every_shipped_config_has_a_segmentor_here() -> None:
     known = {kind(Config.fromfile(str(path)).model) for path, *_ in SEGMENTORS.values()}
-    shipped = [path for path in sorted(CONFIGS.glob('*/*.py')) if path.parent.name != '_base_']
+    # Models of stacks are not exported (docs/how-to/scene-stacks.md).
+    shipped = [path for path in sorted(CONFIGS.glob('*/*.py'))
+               if path.parent.name not in ('_base_', 'change', 'earth', 'stacks')]
     assert len(shipped) > 30
     missing = [path.name for path in shipped if kind(Config.fromfile(str(path)).model) not in known]
     assert not missing, 'add these to SEGMENTORS'
