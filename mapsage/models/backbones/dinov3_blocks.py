@@ -21,15 +21,20 @@ NORM_EPS = 1e-5
 
 
 class Mlp(nn.Module):
-    """Two-layer feed-forward network with an exact GELU."""
+    """Two-layer feed-forward network with an exact GELU, also of the encoders in `earth/`.
 
-    def __init__(self, arch: Arch) -> None:
+    Args:
+        channels: Channels of the features.
+        hidden: Channels between the two layers.
+    """
+
+    def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(arch.embed_dims, arch.feedforward_channels)
-        self.fc2 = nn.Linear(arch.feedforward_channels, arch.embed_dims)
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform features, (..., embed_dims)."""
+        """Transform features, (..., channels)."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
@@ -62,7 +67,8 @@ class Block(nn.Module):
         self.attn = RotaryAttention(arch)
         self.gamma_1 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
         self.norm2 = nn.LayerNorm(arch.embed_dims, eps=NORM_EPS)
-        self.mlp = GatedMlp(arch) if arch.gated_mlp else Mlp(arch)
+        self.mlp = GatedMlp(arch) if arch.gated_mlp else Mlp(
+            arch.embed_dims, arch.feedforward_channels)
         self.gamma_2 = nn.Parameter(torch.full((arch.embed_dims, ), 1e-5))
 
     def forward(self, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor,

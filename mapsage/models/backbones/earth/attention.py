@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mapsage.models.backbones.dinov3_blocks import Mlp
 from mapsage.models.backbones.recompute import run_recomputed
 
 # Since torch 2.0; the explicit form computes the same for older versions.
@@ -104,19 +105,6 @@ class Attention(nn.Module):
         return self.proj(join_heads(attend(query, key, value, valid)))
 
 
-class Mlp(nn.Module):
-    """Feed-forward network of two layers with an exact GELU, four times as wide inside."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(channels, 4 * channels)
-        self.fc2 = nn.Linear(4 * channels, channels)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Transform tokens, (..., channels)."""
-        return self.fc2(F.gelu(self.fc1(tokens)))
-
-
 class LayerScale(nn.Module):
     """Learned factor for each channel; named as in timm's files."""
 
@@ -145,7 +133,7 @@ class Block(nn.Module):
         self.attn = Attention(channels, heads)
         self.ls1 = LayerScale(channels) if layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(channels, eps)
-        self.mlp = Mlp(channels)
+        self.mlp = Mlp(channels, 4 * channels)
         self.ls2 = LayerScale(channels) if layer_scale else nn.Identity()
 
     def forward(self, tokens: torch.Tensor, valid: Optional[torch.Tensor] = None) -> torch.Tensor:

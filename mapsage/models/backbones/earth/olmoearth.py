@@ -14,11 +14,12 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from mapsage.models.backbones.dinov3_blocks import Mlp
 from mapsage.models.backbones.weight_files import State, WeightsError
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import StackLayout, calendar
 
-from .attention import Mlp, attend, attend_to_any, join_heads, split_heads
+from .attention import attend, attend_to_any, join_heads, split_heads
 from .encoder import (
     EarthEncoder,
     PreparedSensor,
@@ -136,7 +137,7 @@ class RotaryBlock(nn.Module):
         self.norm1 = nn.LayerNorm(arch.embed_dims)
         self.attn = RotarySpaceTimeAttention(arch)
         self.norm2 = nn.LayerNorm(arch.embed_dims)
-        self.mlp = Mlp(arch.embed_dims)
+        self.mlp = Mlp(arch.embed_dims, 4 * arch.embed_dims)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor,
                 valid: Optional[torch.Tensor]) -> torch.Tensor:
