@@ -1,10 +1,12 @@
 """Compare MapSage's encoders for satellite images with the published code, on the same weights.
 
-    python tests/compare_earth.py FOLDER ENCODER
+    python tests/compare_earth.py FOLDER ENCODER [--bfloat16]
 
 FOLDER is the one that ``scripts/earth_oracles.sh`` prints; ENCODER is olmoearth, terramind, dofa or
 prithvi. Prints one JSON object: for each case, the largest difference of any value in any map, the
 largest value, and a few numbers of the published maps, of which ``test_earth_golden.py`` has some.
+With --bfloat16, both are also computed with autocast, and the object has the largest differences of
+both from the published maps in float32.
 It runs in a separate process, because it loads a stand-in for torchvision.
 """
 import json
@@ -74,7 +76,8 @@ def olmoearth(oracles: Oracles) -> Iterator[Case]:
         pixels = images(encoder.layout, shape, CENTER, SPREAD, count=1 if missing else 2)
         x = stack(encoder.layout, pixels, dict.fromkeys(bands, DATES), missing)
         fields: Dict[str, torch.Tensor] = {}
-        for sensor, (published, values) in zip(bands, normalized(encoder, x).items()):
+        # Sensors are in the order of their names.
+        for sensor, (published, values) in zip(sorted(bands), normalized(encoder, x).items()):
             fields[published] = values.permute(0, 3, 4, 1, 2)
             mask = torch.zeros(*fields[published].shape[:4], 1)
             for sample, key, date in missing:
@@ -226,19 +229,33 @@ ENCODERS: Dict[str, Callable[[Oracles], Iterator[Case]]] = dict(
     olmoearth=olmoearth, terramind=terramind, prithvi=prithvi, dofa=dofa)
 
 
+def difference(one: Maps, other: Maps) -> float:
+    """Return the largest difference of any value in any map."""
+    return max(float((first.float() - second.float()).abs().max())
+               for first, second in zip(one, other))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     MMLogger.get_instance('mmengine', log_level='ERROR')
-    figures = {}
+    figures: Dict[str, Dict[str, Any]] = {}
+    published: Dict[str, Maps] = {}
+    cases = ENCODERS[sys.argv[2]]
     with torch.no_grad():
-        for name, ours, theirs in ENCODERS[sys.argv[2]](Oracles(sys.argv[1])):
+        for name, ours, theirs in cases(Oracles(sys.argv[1])):
             assert len(ours) == len(theirs) > 0, (len(ours), len(theirs))
             assert all(own.shape == other.shape for own, other in zip(ours, theirs)), name
+            published[name] = theirs
             figures[name] = dict(
-                difference=max(float((own - other).abs().max())
-                               for own, other in zip(ours, theirs)),
+                difference=difference(ours, theirs),
                 largest=max(float(other.abs().max()) for other in theirs),
                 published=summarize(theirs))
+        if '--bfloat16' in sys.argv:
+            with torch.autocast('cpu', dtype=torch.bfloat16):
+                for name, ours, theirs in cases(Oracles(sys.argv[1])):
+                    figures[name]['bfloat16'] = dict(
+                        ours=difference(ours, published[name]),
+                        theirs=difference(theirs, published[name]))
     print(json.dumps(figures, indent=1))
 
 

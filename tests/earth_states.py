@@ -5,13 +5,35 @@ every processor has the same ones.
 """
 import datetime
 import math
+import re
 import zlib
-from typing import Any, Callable, Dict, Mapping, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from mapsage.stacks import StackLayout, day_number
+
+# Names of this package and of the published files: (pattern, replacement).
+OLMOEARTH = (
+    (r'^(blocks|norm)\.', r'encoder.\1.'),
+    (r'^patch_embed\.(\w+)\.channel$',
+     r'encoder.composite_encodings.per_modality_channel_embeddings.\1'),
+    (r'^patch_embed\.(\w+)\.pixel_proj\.',
+     r'encoder.patch_embeddings.per_modality_embeddings.\1.\1__0.pixel_proj.0.'),
+    (r'^patch_embed\.(\w+)\.proj\.',
+     r'encoder.patch_embeddings.per_modality_embeddings.\1.\1__0.proj.'))
+TERRAMIND = (
+    (r'^blocks\.', 'encoder.'), (r'^norm\.', 'encoder_norm.'),
+    (r'^patch_embed\.S2L2A\.', 'encoder_embeddings.untok_sen2l2a@224.'),
+    (r'^patch_embed\.S1GRD\.', 'encoder_embeddings.untok_sen1grd@224.'))
+
+
+def rename(key: str, names: Sequence[Tuple[str, str]]) -> str:
+    """Return a name after the replacement of patterns, one after the other."""
+    for pattern, replacement in names:
+        key = re.sub(pattern, replacement, key)
+    return key
 
 
 def waves(shape: Sequence[int], seed: int = 0) -> torch.Tensor:

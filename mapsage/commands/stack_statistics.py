@@ -8,7 +8,11 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from mapsage.datasets import SceneStackDataset
-from mapsage.datasets.stacks.statistics import format_config, sensor_statistics
+from mapsage.datasets.stacks.statistics import (
+    format_config,
+    sensor_statistics,
+    sensor_wavelengths,
+)
 from mapsage.engine.env_cfg import ConfigError
 from mapsage.engine.loading.build import build_dataset, datasets_of_scenes
 from mapsage.errors import UserError
@@ -35,6 +39,7 @@ def statistics_of_config(path: str, samples: int) -> Tuple[Dict[str, BandStatist
             raise ConfigError(f'{path} has no SceneStackDataset in train_dataloader; name scenes '
                               f'in place of --config for other datasets.')
         statistics = sensor_statistics(stacks[0], samples)
+        wavelengths = sensor_wavelengths(stacks[0])
     except (UserError, FileNotFoundError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
-    return statistics, format_config(statistics)
+    return statistics, format_config(statistics, wavelengths)

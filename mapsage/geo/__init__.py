@@ -45,6 +45,7 @@ from .gdal_names import (
 )
 from .globe import EARTH_RADIUS, Globe
 from .grid_position import BLOCK, RasterOnGrid, box_on_grid, damaged_blocks
+from .image_tags import acquisition_time, band_wavelengths
 from .labels import VECTOR_SUFFIXES, LabelFiles, RasterLabels
 from .mosaic import Mosaic
 from .polygons import write_polygons
@@ -60,7 +61,8 @@ __all__ = [
     'CONFIDENCE_NODATA', 'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles',
     'MapInfo', 'Mosaic', 'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter',
     'Raster', 'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
-    'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'band_statistics', 'box_on_grid',
+    'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'acquisition_time', 'band_statistics',
+    'band_wavelengths', 'box_on_grid',
     'confidence_path', 'content_of', 'damaged_blocks', 'decoded_bytes', 'estimate_copy_bytes',
     'files_of', 'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
     'measure_read_times', 'open_raster', 'output_name', 'pixel_side', 'probabilities_path',

@@ -96,7 +96,10 @@ class StackLayout:
 
     @classmethod
     def of_config(cls, sensors: Mapping[str, Mapping[str, Any]]) -> StackLayout:
-        """Return the layout of a config's ``sensors``.
+        """Return the layout of a config's ``sensors``, in the order of their names.
+
+        The order in the config does not count, because MMEngine sorts the keys of a config that it
+        writes into a work dir.
 
         Args:
             sensors: ``bands`` (a list of names or numbers) and ``max_dates`` (default 1) of each
@@ -106,7 +109,7 @@ class StackLayout:
             StackLayoutError: If a sensor has no ``bands``, or as for the constructor.
         """
         layouts = []
-        for name, sensor in sensors.items():
+        for name, sensor in sorted(sensors.items()):
             if 'bands' not in sensor:
                 raise StackLayoutError(f'sensor {name!r} has the keys {sorted(sensor)}, expected '
                                        "bands, such as bands=['B02', 'B03', 'B04'].")

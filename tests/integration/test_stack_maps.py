@@ -61,6 +61,19 @@ def test_a_map_has_the_classes_that_the_dataset_and_model_give(model, tmp_path, 
     assert 'made with the same settings: skipped' in capsys.readouterr().out
 
 
+def test_the_config_in_a_work_dir_makes_the_same_map(model, tmp_path):
+    """MMEngine sorts the keys of a config that it writes, the sensors among them."""
+    write_place(tmp_path / 'new', 'b', 1)
+    written = tmp_path / 'written.py'
+    Config.fromfile(str(model[0])).dump(str(written))
+    assert list(Config.fromfile(str(written)).model.backbone.sensors) == ['s1', 's2']
+    maps = []
+    for number, config in enumerate((model[0], written)):
+        assert run((config, model[1]), tmp_path / 'new', '--out', tmp_path / str(number)) == 0
+        maps.append(read(tmp_path / str(number) / 'b.tif'))
+    assert maps[0].shape == (SIZE, SIZE) and np.array_equal(*maps)
+
+
 def test_a_place_without_a_date_of_training_says_so(model, tmp_path, capsys):
     write_place(tmp_path / 'new', 'b', 1, DATES[:2], ())
     write_place(tmp_path / 'new', 'c', 2)

@@ -34,8 +34,9 @@ class SceneStackDataset(GeoTiffDataset):
     * Image: (window, window, channels) as `mapsage/stacks/layout.py` says: the bands of every
       sensor and date, then a plane per date that is 1 where the date has data. uint8 if all files
       are, else float32.
-    * Grid: of the first image of the first sensor, or of ``grid``. Files off this grid are
-      interpolated, pixels bilinearly and masks by the nearest pixel; the log says which.
+    * Grid: of the first image of the sensor with the smallest pixels, and of several such sensors
+      of the one with the most bands; or of ``grid``. Files off this grid are interpolated, pixels
+      bilinearly and masks by the nearest pixel; the log says which.
     * Dates of a sensor: in the order of time, at most ``max_dates``. If a place has more, those
       evenly spread over its series are used, the first and the last included; if it has fewer, the
       rest of the image is 0 and invalid.
@@ -47,7 +48,7 @@ class SceneStackDataset(GeoTiffDataset):
     ``PackStackInputs``; the model has a ``StackDataPreProcessor`` with the same sensors.
 
     Args:
-        sensors: Settings of each sensor by its name, in the order of the channels:
+        sensors: Settings of each sensor by its name; the channels are in the order of the names:
             ``scenes``: pattern of its files relative to ``data_root``, with ``{place}`` and
             ``{date}`` (YYYYMMDD or YYYY-MM-DD, also with a time), and with ``{band}`` if every band
             is a file; without ``{date}`` for images without a date, such as a terrain model.
@@ -61,7 +62,7 @@ class SceneStackDataset(GeoTiffDataset):
             with the columns place, sensor, date and path, or STAC items (docs/how-to/
             scene-stacks.md).
         grid: Name of the sensor that has the grid, or ``'labels'`` for the grid of the label
-            rasters; default: the first sensor.
+            rasters; default: the sensor with the smallest pixels.
         labels: As in ``GeoTiffDataset``, where the name of a label file is the name of the place;
             or a pattern such as ``'labels/{place}_classes.tif'``.
         **kwargs: Arguments of ``GeoTiffDataset``, without ``scenes`` and ``bands``.
@@ -134,7 +135,7 @@ class SceneStackDataset(GeoTiffDataset):
         return read_list(locate(self.data_root, self.places), self.sensors)
 
     def _grid_path(self, stack_files: Place) -> Optional[str]:
-        """Return the file whose grid a place has; None for the first image of any sensor."""
+        """Return the file whose grid a place has; None for that of the smallest pixels."""
         if self.grid is None:
             return None
         if self.grid == 'labels':

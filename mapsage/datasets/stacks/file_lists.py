@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
-from mapsage.geo import GeoError, locate
+from mapsage.geo import GeoError, acquisition_time, locate
 from mapsage.json_text import parse_json
 
 from .places import DatedImage, Place, check_files, read_date
@@ -73,8 +73,9 @@ def _places(path: str, rows: List[Row], sensors: Mapping[str, SensorFiles]) -> L
     labels: Dict[str, str] = {}
     for name, sensor, text, files in _images(rows, sensors):
         subject = f'the list {path}, place {name!r} and sensor {sensor!r}'
-        date = read_date(text, subject)
-        image = DatedImage(date.date if date else None, _paths(files, sensors[sensor], subject),
+        paths = _paths(files, sensors[sensor], subject)
+        date = read_date(text or acquisition_time(paths[0]), subject)
+        image = DatedImage(date.date if date else None, paths,
                            next((row['mask'] for row in files if row.get('mask')), None),
                            date.may_be_next_year if date else False)
         clouds = sensors[sensor].clouds

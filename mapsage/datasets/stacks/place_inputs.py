@@ -15,7 +15,7 @@ import numpy as np
 from mapsage.geo import GeoError
 
 from .file_lists import read_list
-from .place_raster import PlaceRaster
+from .place_raster import PlaceRaster, finest_image
 from .places import Place, find_places
 from .sensor_files import SensorFiles, read_sensors
 
@@ -58,7 +58,7 @@ class PlaceInputs:
 
     def __init__(self, dataset: Mapping[str, Any]) -> None:
         self._sensors = read_sensors(dataset['sensors'])
-        # There are no labels, so a grid of theirs is that of the first sensor.
+        # There are no labels, so a grid of theirs is that of the smallest pixels.
         grid = dataset.get('grid')
         self._grid = None if grid == 'labels' else grid
         self._has_label_grid = grid == 'labels'
@@ -85,12 +85,11 @@ class PlaceInputs:
                 if stack.name in inputs:
                     raise GeoError(f'two inputs have a place {stack.name!r}; rename one, or '
                                    'predict them into two folders.')
-                images = stack.images[self._grid] if self._grid is not None else [
-                    image for series in stack.images.values() for image in series]
-                if not images:
+                if self._grid is not None and not stack.images[self._grid]:
                     raise GeoError(f'place {stack.name!r} in {path} has no image of {self._grid!r},'
                                    ' which has the grid.')
-                grid = images[0].paths[0]
+                grid = finest_image(stack, self._sensors) if self._grid is None else \
+                    stack.images[self._grid][0].paths[0]
                 inputs[stack.name] = grid
                 self._places[grid] = stack, grid
         return inputs

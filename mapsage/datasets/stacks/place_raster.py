@@ -26,6 +26,7 @@ from mapsage.geo import (
     box_on_grid,
     damaged_blocks,
     open_raster,
+    pixel_side,
 )
 from mapsage.stacks import NO_DAY, StackLayout, day_number
 
@@ -34,6 +35,9 @@ from .sensor_files import Band, SensorFiles
 
 # Pixels of the grid that are so many times as wide as those in a file are worth a warning.
 _MUCH_FINER = 2.0
+
+# Pixels whose sides differ by this factor at most have the same size: a projection changes sizes.
+_SAME_SIDE = 1.01
 
 # Columns that are read at a time to find valid pixels.
 _SCAN_WIDTH = 1024
@@ -71,7 +75,7 @@ class _Layer:
     def __init__(self, image: DatedImage, sensor: SensorFiles, crs: Optional[CRS],
                  transform: affine.Affine) -> None:
         self.files = [_open(path, bands, crs, transform)
-                      for path, bands in _bands_of_files(image, sensor)]
+                      for path, bands in bands_of_files(image, sensor)]
         self.clouds = sensor.clouds
         self.mask: Optional[_BandFile] = None
         if sensor.clouds is not None:
@@ -165,8 +169,7 @@ class PlaceRaster(Raster):
     Args:
         place: Files of the place.
         sensors: Settings of the sensors.
-        grid: Path of the raster whose grid the place has; default: the first image of the first
-            sensor that has one.
+        grid: Path of the raster whose grid the place has; default: :func:`finest_image`.
 
     Attributes:
         place: Files of the place.
@@ -185,11 +188,7 @@ class PlaceRaster(Raster):
         self.layout = StackLayout.of_config({
             name: dict(bands=sensor.bands, max_dates=sensor.max_dates)
             for name, sensor in sensors.items()})
-        if grid is None:
-            images = next((images for images in place.images.values() if images), None)
-            if images is None:
-                raise GeoError(f'place {place.name!r} has no image of {sorted(sensors)}.')
-            grid = images[0].paths[0]
+        grid = grid or finest_image(place, sensors)
         with Raster(grid) as reference:
             self.path, self.crs, self.transform = str(grid), reference.crs, reference.transform
             self.width, self.height = reference.width, reference.height
@@ -368,7 +367,34 @@ class PlaceRaster(Raster):
                     box_on_grid(raster, self.crs, self.transform)[2:], dtype=np.float64)]
 
 
-def _bands_of_files(image: DatedImage, sensor: SensorFiles
+def finest_image(place: Place, sensors: Mapping[str, SensorFiles]) -> str:
+    """Return the path of the first image of the sensor with the smallest pixels at a place.
+
+    If several sensors have pixels of this size, it is the one of them with the most bands.
+
+    Args:
+        place: Files of the place.
+        sensors: Settings of the sensors.
+
+    Raises:
+        GeoError: If the place has no image, or a file cannot be opened.
+    """
+    paths = {name: images[0].paths[0] for name, images in place.images.items() if images}
+    if not paths:
+        raise GeoError(f'place {place.name!r} has no image of {sorted(sensors)}.')
+    if len(paths) == 1:
+        return next(iter(paths.values()))
+    sides = {}
+    for name, path in paths.items():
+        with Raster(path) as raster:
+            side = pixel_side(raster)
+        sides[name] = side if side == side else float('inf')
+    finest = min(sides.values())
+    chosen = [name for name, side in sides.items() if side <= finest * _SAME_SIDE]
+    return paths[max(chosen, key=lambda name: len(sensors[name].bands))]
+
+
+def bands_of_files(image: DatedImage, sensor: SensorFiles
                     ) -> List[Tuple[str, Tuple[int, ...]]]:
     """Return the paths of an image's files, each with the numbers of the bands to read."""
     if len(image.paths) > 1:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from mapsage.geo import GeoError, is_gdal_name
+from mapsage.geo import GeoError, acquisition_time, is_gdal_name
 
 from .dates import ImageDate, parse_date, spread_evenly
 from .sensor_files import SensorFiles
@@ -143,7 +143,7 @@ def _images_of(root: Optional[str], sensor: SensorFiles) -> List[Tuple[str, Date
 def _image(sensor: SensorFiles, place: str, text: Optional[str], files: Mapping[str, str],
            masks: Mapping[Tuple[str, Optional[str]], str]) -> DatedImage:
     path = next(iter(files.values()))
-    date = read_date(text, f'{path} of sensor {sensor.name!r}')
+    date = read_date(text or acquisition_time(path), f'{path} of sensor {sensor.name!r}')
     if sensor.has_band_files:
         missing = [str(band) for band in sensor.bands if str(band) not in files]
         if missing:

@@ -57,7 +57,7 @@ class SensorFiles:
 
 
 def read_sensors(sensors: Mapping[str, Mapping[str, Any]]) -> Dict[str, SensorFiles]:
-    """Return the settings of the sensors of a config, by name.
+    """Return the settings of the sensors of a config, by name and in the order of their names.
 
     Args:
         sensors: ``sensors`` of ``SceneStackDataset``.
@@ -67,7 +67,7 @@ def read_sensors(sensors: Mapping[str, Mapping[str, Any]]) -> Dict[str, SensorFi
         StackLayoutError: If there is no sensor, or one has no band or no date.
     """
     StackLayout.of_config(sensors)
-    return {name: _read_sensor(name, sensor) for name, sensor in sensors.items()}
+    return {name: _read_sensor(name, sensor) for name, sensor in sorted(sensors.items())}
 
 
 def _read_sensor(name: str, sensor: Mapping[str, Any]) -> SensorFiles:

@@ -1,14 +1,14 @@
 """Mean and standard deviation of the bands of each sensor, for the normalization in a config."""
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Sequence, Union
+from typing import Dict, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
 
-from mapsage.geo import BandStatistics, GeoError, tally_bands
+from mapsage.geo import BandStatistics, GeoError, band_wavelengths, tally_bands
 
 from .dataset import SceneStackDataset
-from .place_raster import PlaceRaster
+from .place_raster import PlaceRaster, bands_of_files
 
 # Side of the windows that are read, and of those drawn from large places, in pixels.
 _WINDOW = 256
@@ -59,13 +59,37 @@ def sensor_statistics(dataset: SceneStackDataset, samples: int = 50000000
     return statistics
 
 
-def format_config(statistics: Dict[str, BandStatistics]) -> str:
-    """Return mean and std as a config of ``StackDataPreProcessor`` needs them."""
+def sensor_wavelengths(dataset: SceneStackDataset) -> Dict[str, List[float]]:
+    """Return the wavelengths of the bands in micrometers, of sensors that have them in their files.
+
+    The first image of a sensor counts, and its tags (``mapsage.geo.band_wavelengths``).
+
+    Args:
+        dataset: Dataset with its places loaded.
+    """
+    wavelengths = {}
+    for name, sensor in dataset.sensors.items():
+        image = next(image for facts in dataset.scene_facts
+                     for image in facts['stack'].place.images[name])
+        of_files = [band_wavelengths(path, bands) for path, bands in bands_of_files(image, sensor)]
+        known = [values for values in of_files if values is not None]
+        if len(known) == len(of_files):
+            wavelengths[name] = [number for values in known for number in values]
+    return wavelengths
+
+
+def format_config(statistics: Dict[str, BandStatistics],
+                  wavelengths: Mapping[str, Sequence[float]]) -> str:
+    """Return mean and std as a config of ``StackDataPreProcessor`` needs them, and wavelengths."""
     means, deviations = (
         ', '.join(f'{sensor}={_as_list(values)}' for sensor, values in by_sensor)
         for by_sensor in ([(sensor, result.mean) for sensor, result in statistics.items()],
                           [(sensor, result.std) for sensor, result in statistics.items()]))
-    return f'mean=dict({means}),\nstd=dict({deviations})'
+    text = f'mean=dict({means}),\nstd=dict({deviations})'
+    if wavelengths:
+        listed = ', '.join(f'{sensor}={_as_list(values)}' for sensor, values in wavelengths.items())
+        text += f',\nwavelengths=dict({listed})'
+    return text
 
 
 def _as_list(values: Union[np.ndarray, Sequence[float]]) -> str:

@@ -5,7 +5,7 @@ import torch
 from mapsage.stacks import StackLayout, StackLayoutError
 
 _SENSORS = dict(s2=dict(bands=['B02', 'B03', 'B04'], max_dates=3),
-                s1=dict(bands=['vv', 'vh'], max_dates=2))
+                sar=dict(bands=['vv', 'vh'], max_dates=2))
 
 
 def _inputs(layout, site=None):
@@ -22,13 +22,13 @@ def test_split_returns_what_add_planes_was_given():
     nan = float('nan')
     images, days, inputs = _inputs(layout, torch.tensor([[-179.5, -89.], [nan, nan]]))
     stack = layout.split(inputs)
-    s2, s1 = stack.sensors['s2'], stack.sensors['s1']
-    assert s2.pixels.shape == (2, 3, 3, 5, 4) and s1.pixels.shape == (2, 2, 2, 5, 4)
+    s2, sar = stack.sensors['s2'], stack.sensors['sar']
+    assert s2.pixels.shape == (2, 3, 3, 5, 4) and sar.pixels.shape == (2, 2, 2, 5, 4)
     assert torch.equal(s2.pixels[:, 1, 2], images[:, 5])
-    assert torch.equal(s1.pixels[:, 1, 0], images[:, 11])
+    assert torch.equal(sar.pixels[:, 1, 0], images[:, 11])
     assert torch.equal(s2.valid[:, 2], images[:, 15] > 0)
-    assert torch.equal(s1.valid[:, 1], images[:, 17] > 0)
-    assert torch.equal(s2.days, days[:, :3]) and torch.equal(s1.days, days[:, 3:])
+    assert torch.equal(sar.valid[:, 1], images[:, 17] > 0)
+    assert torch.equal(s2.days, days[:, :3]) and torch.equal(sar.days, days[:, 3:])
     assert stack.longitude[0] == -179.5 and stack.latitude[0] == -89.
     assert stack.longitude[1].isnan() and stack.latitude[1].isnan()
 
@@ -44,10 +44,10 @@ def test_padding_with_zero_makes_pixels_invalid_and_changes_no_date():
 
 def test_values_of_bands_are_repeated_for_each_date():
     layout = StackLayout.of_config(_SENSORS)
-    assert layout.per_channel(dict(s2=[1, 2, 3], s1=[4, 5])) == [1, 2, 3] * 3 + [4, 5] * 2
+    assert layout.per_channel(dict(s2=[1, 2, 3], sar=[4, 5])) == [1, 2, 3] * 3 + [4, 5] * 2
     with pytest.raises(StackLayoutError, match="2 values of sensor 's2', expected 3"):
-        layout.per_channel(dict(s2=[1, 2], s1=[4, 5]))
-    with pytest.raises(StackLayoutError, match=r"expected those of \['s2', 's1'\]"):
+        layout.per_channel(dict(s2=[1, 2], sar=[4, 5]))
+    with pytest.raises(StackLayoutError, match=r"expected those of \['s2', 'sar'\]"):
         layout.per_channel(dict(s2=[1, 2, 3]))
 
 
@@ -60,6 +60,13 @@ def test_values_of_bands_are_repeated_for_each_date():
 def test_sensors_that_are_none_are_refused(sensors, message):
     with pytest.raises(StackLayoutError, match=message):
         StackLayout.of_config(sensors)
+
+
+def test_the_order_in_a_config_does_not_count():
+    """MMEngine sorts the keys of the config that a run writes into its work dir."""
+    first = StackLayout.of_config(_SENSORS)
+    second = StackLayout.of_config(dict(reversed(list(_SENSORS.items()))))
+    assert list(_SENSORS) == ['s2', 'sar'] and first.sensors == second.sensors
 
 
 def test_another_number_of_channels_names_both():

@@ -6,7 +6,8 @@ Shapes: N images, T tokens, D channels of one attention head.
 """
 from __future__ import annotations
 
-from typing import Optional
+import functools
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -117,26 +118,41 @@ class LayerScale(nn.Module):
         return tokens * self.gamma
 
 
-class Block(nn.Module):
+class PreNormBlock(nn.Module):
     """Pre-norm transformer block with the names of timm's ``Block``.
+
+    Args:
+        channels: Channels of the tokens.
+        attn: Attention, called with the normed tokens and the further arguments of the block.
+        mlp: Feed-forward network.
+        norm: Function that makes a norm of so many channels.
+        layer_scale: Whether each branch ends with a :class:`LayerScale`.
+    """
+
+    def __init__(self, channels: int, attn: nn.Module, mlp: nn.Module,
+                 norm: Callable[[int], nn.Module], layer_scale: bool = False) -> None:
+        super().__init__()
+        self.norm1 = norm(channels)
+        self.attn = attn
+        self.ls1 = LayerScale(channels) if layer_scale else nn.Identity()
+        self.norm2 = norm(channels)
+        self.mlp = mlp
+        self.ls2 = LayerScale(channels) if layer_scale else nn.Identity()
+
+    def forward(self, tokens: torch.Tensor, *inputs: Optional[torch.Tensor]) -> torch.Tensor:
+        """Transform tokens (N, T, channels); ``inputs`` are the attention's."""
+        tokens = tokens + self.ls1(self.attn(self.norm1(tokens), *inputs))
+        return tokens + self.ls2(self.mlp(self.norm2(tokens)))
+
+
+def vit_block(channels: int, heads: int, eps: float, layer_scale: bool = False) -> PreNormBlock:
+    """Return the block of a plain vision transformer.
 
     Args:
         channels: Channels of the tokens.
         heads: Number of attention heads.
         eps: Epsilon of the norms.
-        layer_scale: Whether each branch ends with a :class:`LayerScale`.
+        layer_scale: As in :class:`PreNormBlock`.
     """
-
-    def __init__(self, channels: int, heads: int, eps: float, layer_scale: bool = False) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(channels, eps)
-        self.attn = Attention(channels, heads)
-        self.ls1 = LayerScale(channels) if layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(channels, eps)
-        self.mlp = Mlp(channels, 4 * channels)
-        self.ls2 = LayerScale(channels) if layer_scale else nn.Identity()
-
-    def forward(self, tokens: torch.Tensor, valid: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Transform tokens (N, T, channels); ``valid`` as in :func:`attend`."""
-        tokens = tokens + self.ls1(self.attn(self.norm1(tokens), valid))
-        return tokens + self.ls2(self.mlp(self.norm2(tokens)))
+    return PreNormBlock(channels, Attention(channels, heads), Mlp(channels, 4 * channels),
+                        functools.partial(nn.LayerNorm, eps=eps), layer_scale)

@@ -19,7 +19,7 @@ from mapsage.models.backbones.weight_files import State, WeightsError
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import SensorLayout, StackLayout
 
-from .attention import Block, join_heads, split_heads
+from .attention import join_heads, split_heads, vit_block
 from .encoder import (
     EarthEncoder,
     PreparedSensor,
@@ -263,7 +263,7 @@ class DOFA(EarthEncoder):
         # Tells files of this encoder from published ones, which have the same names.
         self.register_buffer('saved_by_mapsage', torch.ones(1))
         self.blocks = nn.ModuleList(
-            Block(self.embed_dims, self.arch.num_heads, 1e-6, layer_scale=self.arch.version == 2)
+            vit_block(self.embed_dims, self.arch.num_heads, 1e-6, self.arch.version == 2)
             for _ in range(self.out_indices[-1] + 1))
         self.norm = nn.Identity()
         self.finish()
@@ -284,9 +284,11 @@ class DOFA(EarthEncoder):
                                   self.get_buffer(f'_wavelengths_{number}'))
         rows, columns = tokens.shape[-2:]
         table = self.pos_embed[0, 1:].float().t().reshape(-1, self.grid, self.grid)
-        tokens = tokens + resize_table(table, rows, columns, align_corners=False).to(tokens.dtype)
+        positions = resize_table(table, rows, columns, align_corners=False)
+        # In the parameters' dtype, so that autocast adds the outputs of blocks up in float32.
+        tokens = tokens + positions.to(self.cls_token.dtype)
         first = (self.cls_token + self.pos_embed[:, :1]).expand(count * dates, -1, -1)
-        tokens = torch.cat([first.to(tokens.dtype), tokens.flatten(2).transpose(1, 2)], 1)
+        tokens = torch.cat([first, tokens.flatten(2).transpose(1, 2)], 1)
         valid = valid_cells(sensor.valid, rows, columns)
         # The class token may always be attended to.
         mask = None if complete else F.pad(valid.view(count * dates, -1), (1, 0), value=True)

@@ -19,7 +19,7 @@ from mapsage.models.backbones.weight_files import State, WeightsError
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import StackLayout, calendar
 
-from .attention import attend, attend_to_any, join_heads, split_heads
+from .attention import PreNormBlock, attend, attend_to_any, join_heads, split_heads
 from .encoder import (
     EarthEncoder,
     PreparedSensor,
@@ -125,27 +125,6 @@ class RotarySpaceTimeAttention(nn.Module):
         return self.proj(join_heads(attended))
 
 
-class RotaryBlock(nn.Module):
-    """Pre-norm transformer block with :class:`RotarySpaceTimeAttention`.
-
-    Args:
-        arch: Structure of the encoder.
-    """
-
-    def __init__(self, arch: OlmoEarthArch) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(arch.embed_dims)
-        self.attn = RotarySpaceTimeAttention(arch)
-        self.norm2 = nn.LayerNorm(arch.embed_dims)
-        self.mlp = Mlp(arch.embed_dims, 4 * arch.embed_dims)
-
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor,
-                valid: Optional[torch.Tensor]) -> torch.Tensor:
-        """Transform tokens, see :class:`RotarySpaceTimeAttention`."""
-        tokens = tokens + self.attn(self.norm1(tokens), positions, valid)
-        return tokens + self.mlp(self.norm2(tokens))
-
-
 class SensorEmbedding(nn.Module):
     """Embedding of the patches of a sensor: a layer for each pixel, then one for the patch.
 
@@ -231,8 +210,10 @@ class OlmoEarth(EarthEncoder):
         self.patch_embed = nn.ModuleDict({
             sensor.published_name: SensorEmbedding(self.arch, len(sensor.published.bands))
             for sensor in self.sensors})
-        self.blocks = nn.ModuleList(RotaryBlock(self.arch)
-                                    for _ in range(self.out_indices[-1] + 1))
+        self.blocks = nn.ModuleList(
+            PreNormBlock(self.embed_dims, RotarySpaceTimeAttention(self.arch),
+                         Mlp(self.embed_dims, 4 * self.embed_dims), nn.LayerNorm)
+            for _ in range(self.out_indices[-1] + 1))
         self.norm = nn.LayerNorm(self.embed_dims) if self.is_whole else nn.Identity()
         self.finish()
 
@@ -261,7 +242,8 @@ class OlmoEarth(EarthEncoder):
             -1, -1, -1, quarter // 2).flatten(2)
         nothing = torch.zeros_like(season)
         encoding = torch.cat([channel, nothing, season, nothing], -1)
-        tokens = tokens + encoding[:, :, None, None].to(tokens.dtype)
+        # In the parameters' dtype, so that autocast adds the outputs of blocks up in float32.
+        tokens = tokens + encoding[:, :, None, None].to(channel.dtype)
         grid = (count, dates, rows, columns)
         axis = torch.arange(max(rows, columns), device=time.device, dtype=time.dtype) * self.step
         positions = torch.stack([

@@ -14,7 +14,7 @@ from mapsage.models.backbones.weight_files import State
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import NO_DAY, StackLayout, calendar, day_of_year
 
-from .attention import Block
+from .attention import vit_block
 from .encoder import EarthEncoder, PreparedStack, mean_over_valid, parse_arch, valid_cells
 from .published_weights import PublishedNames
 from .resampling import resize_table
@@ -139,7 +139,7 @@ class PrithviEO(EarthEncoder):
         if self.arch.coords:
             self.temporal_embed_enc = LearnedScale()
             self.location_embed_enc = LearnedScale()
-        self.blocks = nn.ModuleList(Block(self.embed_dims, self.arch.num_heads, 1e-5)
+        self.blocks = nn.ModuleList(vit_block(self.embed_dims, self.arch.num_heads, 1e-5)
                                     for _ in range(self.out_indices[-1] + 1))
         self.norm = nn.LayerNorm(self.embed_dims) if self.is_whole else nn.Identity()
         self.finish()
@@ -154,8 +154,9 @@ class PrithviEO(EarthEncoder):
             # In float32, because years have too many digits for half precision.
             encoding = encoding + self._encode_dates(sensor.days)[:, :, None, None]
             encoding = encoding + self._encode_site(stack)[:, None, None, None]
-        tokens = (tokens + encoding.to(tokens.dtype)).flatten(1, 3)
-        tokens = torch.cat([self.cls_token.expand(count, -1, -1).to(tokens.dtype), tokens], 1)
+        # In the parameters' dtype, so that autocast adds the outputs of blocks up in float32.
+        tokens = (tokens + encoding.to(self.cls_token.dtype)).flatten(1, 3)
+        tokens = torch.cat([self.cls_token.expand(count, -1, -1), tokens], 1)
         valid = valid_cells(sensor.valid, rows, columns)
         # The class token may always be attended to.
         mask = None if stack.complete else nn.functional.pad(valid.flatten(1), (1, 0), value=True)

@@ -17,7 +17,7 @@ from mapsage.models.backbones.weight_files import State
 from mapsage.models.weight_license import WeightsLicense
 from mapsage.stacks import StackLayout
 
-from .attention import Attention, attend_to_any
+from .attention import Attention, PreNormBlock, attend_to_any
 from .encoder import (
     EarthEncoder,
     PreparedSensor,
@@ -102,7 +102,7 @@ class UnbiasedNorm(nn.Module):
         return F.layer_norm(tokens, self.weight.shape, self.weight, self.bias, 1e-6)
 
 
-class GatedMlp(nn.Module):
+class UnbiasedGatedMlp(nn.Module):
     """Feed-forward network in which ``fc1`` gates ``fc3``, without biases."""
 
     def __init__(self, channels: int) -> None:
@@ -115,22 +115,6 @@ class GatedMlp(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Transform tokens, (..., channels)."""
         return self.fc2(F.silu(self.fc1(tokens)) * self.fc3(tokens))
-
-
-class TerraMindBlock(nn.Module):
-    """Pre-norm transformer block without biases."""
-
-    def __init__(self, arch: TerraMindArch) -> None:
-        super().__init__()
-        self.norm1 = UnbiasedNorm(arch.embed_dims)
-        self.attn = Attention(arch.embed_dims, arch.num_heads, bias=False)
-        self.norm2 = UnbiasedNorm(arch.embed_dims)
-        self.mlp = GatedMlp(arch.embed_dims)
-
-    def forward(self, tokens: torch.Tensor, valid: Optional[torch.Tensor]) -> torch.Tensor:
-        """Transform tokens (N, T, channels); ``valid`` as in ``attention.attend``."""
-        tokens = tokens + self.attn(self.norm1(tokens), valid)
-        return tokens + self.mlp(self.norm2(tokens))
 
 
 class PatchEmbedding(nn.Module):
@@ -152,7 +136,7 @@ class PatchEmbedding(nn.Module):
         tokens = self.proj(patches.permute(0, 2, 4, 3, 5, 1).reshape(count, rows * columns, -1))
         table = self.pos_emb.float().transpose(1, 2).view(-1, _GRID, _GRID)
         positions = resize_table(table, rows, columns, align_corners=False).flatten(1).t()
-        return tokens + positions.to(tokens.dtype) + self.mod_emb
+        return tokens + positions.to(self.mod_emb.dtype) + self.mod_emb
 
 
 @MODELS.register_module()
@@ -163,7 +147,7 @@ class TerraMind(EarthEncoder):
     ``RGB`` (red, green, blue; 0..255), ``S1GRD`` and ``S1RTC`` (vv, vh; decibel) and ``DEM``
     (meters). A missing band is 0 after the normalization, which is the same as TerraTorch's removal
     of its weights; missing dates and pixels are masked. If sensors have several dates, each date of
-    the first sensor with the most dates is combined with the nearest date of the others.
+    the sensor with the most dates is combined with the nearest date of the others.
 
     Weights: ``init_cfg=dict(type='Pretrained', checkpoint='.../TerraMind_v1_base.pt')``.
 
@@ -203,8 +187,10 @@ class TerraMind(EarthEncoder):
         self.patch_embed = nn.ModuleDict({
             sensor.published_name: PatchEmbedding(self.embed_dims, len(sensor.published.bands))
             for sensor in self.sensors})
-        self.blocks = nn.ModuleList(TerraMindBlock(self.arch)
-                                    for _ in range(self.out_indices[-1] + 1))
+        self.blocks = nn.ModuleList(
+            PreNormBlock(self.embed_dims, Attention(self.embed_dims, self.arch.num_heads, False),
+                         UnbiasedGatedMlp(self.embed_dims), UnbiasedNorm)
+            for _ in range(self.out_indices[-1] + 1))
         self.norm = UnbiasedNorm(self.embed_dims) if self.is_whole else nn.Identity()
         self.finish()
 
@@ -239,13 +225,14 @@ class TerraMind(EarthEncoder):
 def align_dates(sensors: Sequence[PreparedSensor]) -> List[PreparedSensor]:
     """Return sensors with the same number of dates, of which those of one index are close.
 
-    The dates are those of the first sensor with the most dates. Every other sensor gives each of
-    them its nearest date; a sensor that has only missing dates stays missing.
+    The dates are those of the sensor with the most dates, and of several such sensors of the one
+    with the most bands. Every other sensor gives each of them its nearest date; a sensor that has
+    only missing dates stays missing.
 
     Args:
         sensors: Prepared sensors.
     """
-    longest = max(sensors, key=lambda sensor: sensor.days.shape[1])
+    longest = max(sensors, key=lambda sensor: (sensor.days.shape[1], sensor.pixels.shape[2]))
     aligned = []
     for sensor in sensors:
         if sensor is longest or longest.days.shape[1] == 1:

@@ -6,15 +6,31 @@ import json
 
 import numpy as np
 import pytest
+import rasterio
 import torch
 from geo_scenes import write_raster
-from stack_files import DATES, PIPELINE, SENSORS, SIZE, build_stacks, grid, one_sensor, write_place
+from stack_files import (
+    DATES,
+    PIPELINE,
+    SENSORS,
+    SIZE,
+    build_stacks,
+    grid,
+    one_sensor,
+    write_list,
+    write_place,
+)
 
 from mapsage.datasets import DropDates
 from mapsage.datasets.stacks.dates import parse_date, spread_evenly
-from mapsage.datasets.stacks.statistics import format_config, sensor_statistics
+from mapsage.datasets.stacks.statistics import (
+    format_config,
+    sensor_statistics,
+    sensor_wavelengths,
+)
 from mapsage.features.cache.keys import sample_hashes
 from mapsage.geo import GeoError
+from mapsage.stacks import day_number
 
 
 @pytest.mark.parametrize('text, date, unclear', [
@@ -105,21 +121,22 @@ def test_dropped_dates_leave_the_others_in_order(tmp_path):
     values = write_place(tmp_path)
     pipeline = [*PIPELINE[:2], dict(type='DropDates', prob=0.6), PIPELINE[2]]
     dataset = build_stacks(tmp_path, pipeline=pipeline)
-    days = build_stacks(tmp_path)[0]['data_samples'].days
+    # Sensors are in the order of their names: two dates of radar with two bands each come first.
+    days = build_stacks(tmp_path)[0]['data_samples'].days[2:]
     counts = set()
     for seed in range(12):
         np.random.seed(seed)
         sample = dataset[0]
-        remaining = sample['data_samples'].days[:3]
+        remaining = sample['data_samples'].days[2:]
         count = sum(day > 0 for day in remaining)
         counts.add(count)
         chosen = [days.index(day) for day in remaining[:count]]
         assert count >= 1 and chosen == sorted(chosen) and not any(remaining[count:])
         for position, old in enumerate(chosen):
-            assert np.array_equal(sample['inputs'][3 * position:3 * position + 3],
+            assert np.array_equal(sample['inputs'][4 + 3 * position:7 + 3 * position],
                                   values[f's2 {DATES[old]}'][:, :32, :32])
-        assert not sample['inputs'][3 * count:9].any()
-        assert sample['inputs'][13:16, 0, 0].tolist() == [1.] * count + [0.] * (3 - count)
+        assert not sample['inputs'][4 + 3 * count:13].any()
+        assert sample['inputs'][15:18, 0, 0].tolist() == [1.] * count + [0.] * (3 - count)
         np.random.seed(seed)
         assert torch.equal(dataset[0]['inputs'], sample['inputs'])
     assert counts == {1, 2, 3}
@@ -155,7 +172,9 @@ def test_statistics_are_of_the_clear_pixels_of_all_dates(tmp_path):
     assert np.allclose(statistics['s2'].mean, clear.mean(1))
     assert np.allclose(statistics['s2'].std, clear.std(1))
     assert statistics['s1'].pixels == 2 * SIZE * SIZE
-    assert format_config(statistics).startswith('mean=dict(s2=[')
+    assert format_config(statistics, {}).startswith('mean=dict(s1=[')
+    assert format_config(statistics, dict(s2=[.49, .665])).endswith(
+        ',\nwavelengths=dict(s2=[0.49, 0.665])')
 
 
 def test_cached_features_depend_on_every_file_of_a_place(tmp_path):
@@ -165,3 +184,26 @@ def test_cached_features_depend_on_every_file_of_a_place(tmp_path):
     write_raster(tmp_path / f's1/a_{DATES[1]}.tif', np.ones((2, SIZE // 2, SIZE // 2), 'float32'),
                  grid(side=20.))
     assert not set(before) & set(sample_hashes(build_stacks(tmp_path)))
+
+
+@pytest.mark.parametrize('by_list', [False, True])
+def test_the_date_is_in_a_tag_if_the_name_and_the_list_have_none(tmp_path, by_list):
+    values = write_place(tmp_path, dates=DATES[:1], radar_dates=())
+    source, path = tmp_path / f's2/a_{DATES[0]}.tif', tmp_path / 's2/a.tif'
+    source.rename(path)
+    with rasterio.open(path, 'r+') as file:
+        file.update_tags(ns='IMAGERY', ACQUISITIONDATETIME='2023-12-31 23:59:58')
+    places = write_list(tmp_path / 'list.csv', [('a', 's2', '', 's2/a.tif')]) if by_list else None
+    dataset = build_stacks(tmp_path, sensors=one_sensor(scenes='s2/{place}.tif'), places=places)
+    expected = day_number(datetime.date(2023, 12, 31))
+    assert dataset[0]['data_samples'].days == (expected, 0, 0) and values
+
+
+def test_wavelengths_are_in_the_tags_of_a_sensor(tmp_path):
+    write_place(tmp_path)
+    assert sensor_wavelengths(build_stacks(tmp_path)) == {}
+    with rasterio.open(tmp_path / f's2/a_{DATES[0]}.tif', 'r+') as file:
+        for band in (1, 2, 3):
+            file.update_tags(band, ns='IMAGERY', CENTRAL_WAVELENGTH_UM=str(.4 + band / 10))
+    assert sensor_wavelengths(build_stacks(tmp_path)) == dict(
+        s2=pytest.approx([.5, .6, .7]))

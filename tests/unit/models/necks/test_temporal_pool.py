@@ -10,7 +10,7 @@ from mapsage.models import StackBackbone, TemporalPool
 from mapsage.stacks import StackLayout, StackLayoutError
 
 SENSORS = dict(s2=dict(bands=['B02', 'B03', 'B04'], max_dates=3),
-               s1=dict(bands=['vv', 'vh'], max_dates=2))
+               sar=dict(bands=['vv', 'vh'], max_dates=2))
 CHANNELS = [16, 32]
 
 

@@ -256,7 +256,7 @@ def test_half_precision(kind: str) -> None:
     x = a_stack(kind)
     with torch.autocast('cpu', dtype=torch.bfloat16):
         half = encoder(x)
-    assert difference(half, encoder(x)) < .15
+    assert difference(half, encoder(x)) < .06
 
 
 def two_sensors() -> Tuple[StackLayout, Dict[str, Any]]:
@@ -279,7 +279,8 @@ def test_a_missing_sensor_is_no_sensor(kind: str) -> None:
     alone.load_state_dict({key: value for key, value in both.state_dict().items()
                            if key in alone.state_dict()})
     x = two_sensor_stack(layout, [(sample, 's1', date) for sample in (0, 1) for date in (0, 1)])
-    only_s2 = stack(alone.layout, x[:, :12], dict(s2=DATES))
+    # The channels of Sentinel-1 come first.
+    only_s2 = stack(alone.layout, x[:, 4:16], dict(s2=DATES))
     assert difference(both(x), alone(only_s2)) < 1e-5
     assert difference(both(x), both(two_sensor_stack(layout))) > .01
 
@@ -294,8 +295,8 @@ def test_dates_of_terramind_meet_the_nearest_of_the_other_sensor() -> None:
     single = fill(TerraMind(one_date, **settings))
     parts: List[Any] = []
     for date, radar in ((0, 1), (1, 1), (2, 0)):
-        pixels = torch.cat([x[:, 4 * date:4 * date + 4], x[:, 12 + 2 * radar:14 + 2 * radar]], 1)
-        parts.append(single(pixels))
+        s1, s2 = 2 * radar, 4 + 4 * date
+        parts.append(single(torch.cat([x[:, s1:s1 + 2], x[:, s2:s2 + 4]], 1)))
     means = [torch.stack(maps).mean(0) for maps in zip(*parts)]
     assert difference(encoder(x), means) < 1e-5
 
