@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -77,7 +77,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
                           'Runtime are not implemented. Leave out --int8; it computes in 16 bits.')
     opset = choose_opset(target, args.opset, graph.most_opset())
     _make_folder(out.parent, '--card' if args.card else '--out')
-    model, description, reference = _load(cfg, args, target)
+    model, meta, description, reference = _load(cfg, args, target)
     dataset = build_dataset(cfg)
     # Every second tile calibrates a file in 8 bits; such a tile is not used for the comparison.
     tiles = proof.take_tiles(dataset, description.window, args.tiles * (2 if args.int8 else 1))
@@ -92,7 +92,7 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     parameters = sum(parameter.numel() for parameter in model.parameters())
     item = metadata.mlm_item(file, description, out.stem, out.name, architecture, parameters, gsd)
     card = model_card.make_card(
-        args, cfg, model, description, reference, tiles, say,
+        args, cfg, model, meta, description, reference, tiles, say,
         name=Path(args.card).absolute().name, architecture=architecture, parameters=parameters,
         gsd=gsd, proof=list(messages)) if args.card else {}
     _write([*files, *(out.with_name(name) for name in card)],
@@ -117,15 +117,15 @@ def _recorded(say: Callable[[str], None], messages: List[str]) -> Callable[[str]
 
 
 def _load(cfg: Config, args: argparse.Namespace, target: Target
-          ) -> Tuple[BaseSegmentor, ExportedDescription, WindowPredictor]:
-    """Return the model with its weights, its description, and the scores that predict.py uses."""
+          ) -> Tuple[BaseSegmentor, Dict[str, Any], ExportedDescription, WindowPredictor]:
+    """Return the model, the checkpoint's meta, a description, and the scores of predict.py."""
     resolve_accelerator('cpu')
     model = revert_sync_batchnorm(build_model(cfg)).eval()
     meta = load_weights(model, args.checkpoint)
     window, overlap = choose_side(cfg, args.window)
     classes, bands = find_classes(cfg, meta, model), find_bands(cfg, model)
     reference = WindowPredictor(model, torch.device('cpu'), (window, window), 0, 1)
-    return model, ExportedDescription(
+    return model, meta, ExportedDescription(
         classes=classes.names, palette=tuple(map(tuple, classes.palette.tolist())), bands=bands,
         window=window, overlap=overlap, batch=choose_batch(target, args.batch),
         scores=reference.scores, threshold=reference.threshold,

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import cv2
 import numpy as np
@@ -39,7 +39,7 @@ from mapsage.host.batch_images import shown_channels
 from mapsage.maps.description import ExportedDescription
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.models import DINOv3ConvNeXt, DINOv3ViT
-from mapsage.models.weight_license import find_licenses
+from mapsage.models.weight_license import LICENSES_KEY, find_licenses, recorded_licenses
 
 from . import cli
 
@@ -48,7 +48,7 @@ FILES = (README, CONFIG, WEIGHTS, PREVIEW, LICENSE)
 _SHOWN = 4
 
 
-def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module,
+def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module, meta: Mapping[str, Any],
               description: ExportedDescription, reference: WindowPredictor, tiles: Sequence[Tile],
               say: Callable[[str], None], *, name: str, architecture: str, parameters: int,
               gsd: Optional[float], proof: Sequence[str]) -> Dict[str, bytes]:
@@ -58,6 +58,7 @@ def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module,
         args: Options of tools/export.py.
         cfg: Config of the model.
         model: Model with its weights, on the CPU.
+        meta: ``meta`` of the checkpoint.
         description: Description of the exported file.
         reference: The model's scores of windows.
         tiles: Tiles of the validation set.
@@ -65,8 +66,8 @@ def make_card(args: argparse.Namespace, cfg: Config, model: nn.Module,
         name, architecture, parameters, gsd, proof: Attributes of the
             :class:`mapsage.export.card.Card`.
     """
-    license_ = license_of(cfg, model, args.card)
-    files = {CONFIG: _config_text(args), WEIGHTS: weights_file(model, description),
+    license_ = license_of(cfg, model, args.card, meta)
+    files = {CONFIG: _config_text(args), WEIGHTS: weights_file(model, description, license_),
              PREVIEW: draw(cfg, description, reference, tiles)}
     if license_.text is not None:
         files[LICENSE] = license_.text
@@ -120,14 +121,17 @@ def validate(cfg: Config, checkpoint: str) -> Optional[Validation]:
         datetime.date.today().isoformat())
 
 
-def weights_file(model: nn.Module, description: ExportedDescription) -> bytes:
-    """Return a safetensors file of the weights that a prediction needs, and of the classes."""
+def weights_file(model: nn.Module, description: ExportedDescription, license_: License) -> bytes:
+    """Return a safetensors file of the weights that a prediction needs, the classes, licenses."""
     from safetensors.torch import save
     state = {name: tensor.detach().cpu().clone().contiguous()
              for name, tensor in model.state_dict().items()
              if not name.startswith('auxiliary_head.')}
-    meta = dict(dataset_meta=dict(classes=description.classes, palette=description.palette),
-                mapsage_version=description.version, checkpoint=description.checkpoint)
+    meta: Dict[str, Any] = dict(
+        dataset_meta=dict(classes=description.classes, palette=description.palette),
+        mapsage_version=description.version, checkpoint=description.checkpoint)
+    if license_.published:
+        meta[LICENSES_KEY] = [published._asdict() for published in license_.published]
     return save(state, metadata=dict(format='pt', meta=json.dumps(meta)))
 
 
@@ -155,8 +159,8 @@ def draw(cfg: Config, description: ExportedDescription,
     return cv2.imencode('.png', picture[:, :, ::-1])[1].tobytes()
 
 
-def license_of(cfg: Config, model: nn.Module, folder: str) -> License:
-    """Return the license of the pretrained weights that a config names.
+def license_of(cfg: Config, model: nn.Module, folder: str, meta: Mapping[str, Any]) -> License:
+    """Return the licenses of the pretrained weights that a config or a checkpoint names.
 
     By section 1.b of the DINOv3 License, weights derived from DINOv3 may be distributed only under
     this license and with a copy of it.
@@ -165,6 +169,7 @@ def license_of(cfg: Config, model: nn.Module, folder: str) -> License:
         cfg: Config of the model.
         model: The model.
         folder: Folder of the card, which may contain a copy of the license already.
+        meta: ``meta`` of the checkpoint.
     """
     weights = tuple(dict.fromkeys(_checkpoint_names(cfg.model)))
     if cfg.get('load_from'):
@@ -173,7 +178,7 @@ def license_of(cfg: Config, model: nn.Module, folder: str) -> License:
                                    for module in model.modules())
     return License(tuple(map(os.path.basename, (name.rstrip('/') for name in weights))), dinov3,
                    _find_license([folder, *weights]) if dinov3 else None,
-                   tuple(find_licenses(model)))
+                   tuple(dict.fromkeys(find_licenses(model) + recorded_licenses(meta))))
 
 
 def _checkpoint_names(config: object) -> Iterator[str]:

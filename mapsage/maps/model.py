@@ -12,6 +12,7 @@ import pickle
 from typing import Any, Dict, List, Mapping, Optional, Tuple, cast
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.runner import CheckpointLoader
 from torch import nn
@@ -19,6 +20,7 @@ from torch import nn
 from mapsage.drawing.tiles import class_palette
 from mapsage.models.checkpoint_fit import CheckpointFitError, check_whole, plain_weights
 from mapsage.models.frozen_weights import FrozenWeightsError, restore_left_out
+from mapsage.models.weight_license import describe_restrictions
 
 from .blending import NO_DATA
 from .description import Bands, Classes
@@ -29,6 +31,8 @@ DEFAULT_WINDOW = 512
 
 def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
     """Load a checkpoint into ``model`` and return the checkpoint's ``meta``.
+
+    The log says what the licenses of the weights forbid that the checkpoint was trained from.
 
     Args:
         model: Model whose weights are replaced.
@@ -56,6 +60,9 @@ def load_weights(model: nn.Module, path: str) -> Dict[str, Any]:
     if not isinstance(meta, dict):
         raise PredictError(f'checkpoint {path} is damaged: its meta is {str(meta)[:80]}.')
     model.load_state_dict(weights, strict=False)
+    restrictions = describe_restrictions(meta, path)
+    if restrictions:
+        print_log(restrictions, logger='current')
     return meta
 
 

@@ -4,11 +4,14 @@ A backbone states the license of its weights; checkpoints and model cards repeat
 """
 from __future__ import annotations
 
-from typing import List, NamedTuple, Protocol, runtime_checkable
+from typing import Any, List, Mapping, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
 from .frozen_weights import pretrained_source
+
+# Key of the licenses in a checkpoint's meta: a list of dicts with the fields of WeightsLicense.
+LICENSES_KEY = 'weights_licenses'
 
 
 class WeightsLicense(NamedTuple):
@@ -46,3 +49,24 @@ def find_licenses(model: nn.Module) -> List[WeightsLicense]:
     licenses = {module.weights_license: None for module in model.modules()
                 if isinstance(module, LicensedBackbone) and pretrained_source(module) is not None}
     return list(licenses)
+
+
+def recorded_licenses(meta: Mapping[str, Any]) -> List[WeightsLicense]:
+    """Return the licenses of the pretrained weights that a checkpoint was trained from.
+
+    Args:
+        meta: ``meta`` of the checkpoint.
+    """
+    return [WeightsLicense(**entry) for entry in meta.get(LICENSES_KEY, ())]
+
+
+def describe_restrictions(meta: Mapping[str, Any], path: str) -> str:
+    """Return what the licenses of a checkpoint forbid, or '' if they forbid nothing.
+
+    Args:
+        meta: ``meta`` of the checkpoint.
+        path: Path of the checkpoint.
+    """
+    sentences = ' '.join(license_.describe() for license_ in recorded_licenses(meta)
+                         if license_.forbids)
+    return f'{path} was trained from published weights. {sentences}' if sentences else ''

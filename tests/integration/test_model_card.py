@@ -160,18 +160,18 @@ def test_the_license_of_dinov3_travels_with_its_weights(tmp_path) -> None:
     arch = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
     backbone = dict(type='DINOv3ViT', arch=arch)
     model = MODELS.build(dict(backbone))
-    own = license_of(Config(dict(model=dict(backbone=backbone))), model, str(tmp_path))
+    own = license_of(Config(dict(model=dict(backbone=backbone))), model, str(tmp_path), {})
     assert not own.dinov3 and not own.weights
     backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(weights / 'vit.pth'))
     cfg = Config(dict(model=dict(backbone=backbone)))
     (weights / 'LICENSE').write_text('MIT')
-    without = license_of(cfg, model, str(tmp_path))
+    without = license_of(cfg, model, str(tmp_path), {})
     (weights / 'LICENSE.md').write_text('# DINOv3 License')
-    with_text = license_of(cfg, model, str(tmp_path))
+    with_text = license_of(cfg, model, str(tmp_path), {})
     assert (without.dinov3, without.text) == (True, None)
     assert (with_text.text, with_text.weights) == (b'# DINOv3 License', ('vit.pth', ))
     (tmp_path / 'LICENSE.md').write_text('# DINOv3 License, added by hand')
-    assert license_of(cfg, model, str(tmp_path)).text.endswith(b'by hand')
+    assert license_of(cfg, model, str(tmp_path), {}).text.endswith(b'by hand')
     about = ExportedDescription(
         classes=('a|b', 'c'), palette=((0, 0, 0), (1, 1, 1)), bands=Bands(3, True), window=64,
         overlap=16, batch=None, scores=2, threshold=.5, checkpoint='', target='qgis', version='1')

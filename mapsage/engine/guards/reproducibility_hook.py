@@ -16,13 +16,10 @@ from mmengine.registry import HOOKS
 from mapsage.accelerator import current_accelerator
 from mapsage.distributed import local_rank, open_channel
 from mapsage.host.runner import HostRunner, MapSageRun
-from mapsage.models.weight_license import find_licenses
+from mapsage.models.weight_license import LICENSES_KEY, describe_restrictions, find_licenses
 from mapsage.wrappers import MMDistributedDataParallel, VirtualDataParallel
 
 from .reproducibility import META_KEY, facts_of_process, group_ranks, resume_warning, unlike_ranks
-
-# Key of the licenses in a checkpoint's meta: a list of dicts with the fields of WeightsLicense.
-LICENSES_KEY = 'weights_licenses'
 
 
 @HOOKS.register_module()
@@ -54,6 +51,9 @@ class ReproducibilityHook(Hook):
         """Store the licenses of the checkpoint, and its facts if the run continues from it."""
         meta = checkpoint.get('meta', {})
         self._licenses = list(meta.get(LICENSES_KEY, ()))
+        restrictions = describe_restrictions(meta, 'The checkpoint')
+        if restrictions:
+            runner.logger.info(restrictions)
         if runner._resume:
             self.before = meta.get(META_KEY)
 

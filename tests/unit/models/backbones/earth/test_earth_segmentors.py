@@ -5,7 +5,7 @@ Also what a training writes about the license of the weights.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -116,17 +116,43 @@ def test_the_license_is_in_checkpoints_of_all_runs_that_follow(tmp_path: Any) ->
     stated, = first['meta']['weights_licenses']
     assert stated['name'] == 'OlmoEarth Artifact License' and 'military' in stated['forbids']
     # A run whose config names no weights, but that starts from this checkpoint.
-    unnamed = SimpleNamespace(model=MODELS.build(segmentor('OlmoEarth', 'linear')), _resume=False)
+    lines: List[str] = []
+    unnamed = SimpleNamespace(model=MODELS.build(segmentor('OlmoEarth', 'linear')), _resume=False,
+                              logger=SimpleNamespace(info=lines.append))
     hook, second = ReproducibilityHook(), dict(meta={})  # type: Any, Dict[str, Any]
     hook.after_load_checkpoint(unnamed, first)
     hook.before_save_checkpoint(unnamed, second)
     assert second['meta']['weights_licenses'] == [stated]
+    assert len(lines) == 1 and 'It forbids use by the military' in lines[0]
 
 
-def test_the_license_is_in_the_model_card(tmp_path: Any) -> None:
+@pytest.mark.parametrize('from_checkpoint', [False, True])
+def test_the_license_is_in_the_model_card(tmp_path: Any, from_checkpoint: bool) -> None:
+    """The config names the weights, or a checkpoint of an earlier run does that the run began with.
+    """
     from mapsage.export.card import _license
     init_default_scope('mmseg')
     model, cfg = licensed(tmp_path)
-    text = _license(license_of(cfg, model, str(tmp_path)))
+    meta: Dict[str, Any] = {}
+    if from_checkpoint:
+        meta['weights_licenses'] = [license_._asdict() for license_ in find_licenses(model)]
+        cfg = Config(dict(model=segmentor('OlmoEarth', 'linear'), load_from='weights.pth'))
+        model = MODELS.build(cfg.model)
+    text = _license(license_of(cfg, model, str(tmp_path), meta))
     assert 'OlmoEarth Artifact License' in text and 'It forbids use by the military' in text
     assert '`weights.pth`' in text and 'No license is stated' not in text
+
+
+def test_a_prediction_says_what_the_license_forbids(tmp_path: Any,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    from mapsage.maps import model as module
+    init_default_scope('mmseg')
+    model, _ = licensed(tmp_path)
+    lines: List[str] = []
+    monkeypatch.setattr(module, 'print_log', lambda text, **settings: lines.append(text))
+    for licenses in ([], [license_._asdict() for license_ in find_licenses(model)]):
+        path = str(tmp_path / 'iter_1.pth')
+        torch.save(dict(state_dict=model.state_dict(), meta=dict(weights_licenses=licenses)), path)
+        module.load_weights(model, path)
+    assert len(lines) == 1 and lines[0].startswith(f'{path} was trained from published weights')
+    assert 'It forbids use by the military' in lines[0]
