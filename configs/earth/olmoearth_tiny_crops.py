@@ -7,45 +7,17 @@ Command:  python tools/make_demo_data.py data/crops --stacks
 Hardware: not yet run
 Score:    not yet run
 """
-_base_ = ['../_base_/default_runtime.py', '../_base_/datasets/crops.py']
+_base_ = [
+    '../_base_/default_runtime.py', '../_base_/datasets/crops.py', '../_base_/earth_linear.py'
+]
 
-max_iters = 300
 sensors = _base_.sensors
 model = dict(
-    type='EncoderDecoder',
-    # The encoder normalizes; the preprocessor only hides what is missing.
-    data_preprocessor=dict(
-        type='StackDataPreProcessor',
-        sensors=sensors,
-        size=(64, 64),
-        pad_val=0,
-        seg_pad_val=255,
-        test_cfg=dict(size_divisor=8)),
+    data_preprocessor=dict(sensors=sensors),
     backbone=dict(
         type='OlmoEarth',
         sensors=sensors,
         arch=dict(embed_dims=96, num_layers=4, num_heads=4, pixel_channels=8),
-        patch_size=8,
-        out_indices=(0, 1, 2, 3)),
-    decode_head=dict(
-        type='LinearHead',
-        in_channels=[96, 96, 96, 96],
-        in_index=[0, 1, 2, 3],
-        input_transform='resize_concat',
-        channels=384,
-        dropout_ratio=0.,
-        num_classes=6,
-        norm_cfg=dict(type='GN', num_groups=32),
-        align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
-    train_cfg=dict(),
-    test_cfg=dict(mode='whole'))
-optim_wrapper = dict(
-    type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
-param_scheduler = [
-    dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
-    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
-]
-train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
-default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=max_iters // 2))
-randomness = dict(seed=0)
+        patch_size=8))
+train_cfg = dict(max_iters=300, val_interval=300)
+default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=150))
