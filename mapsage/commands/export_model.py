@@ -34,6 +34,7 @@ from mapsage.maps.model import (
     find_bands,
     find_classes,
     load_weights,
+    stack_input,
 )
 from mapsage.maps.predictor import WindowPredictor
 from mapsage.version import __version__
@@ -72,6 +73,10 @@ def export_model(args: argparse.Namespace, say: Callable[[str], None] = print) -
     except ImportError as error:
         raise ExportError(f'{error}: an export needs {_INSTALL}') from error
     cfg, target = read_config(args), TARGETS[args.target]
+    kind = stack_input(cfg)
+    if kind is not None:
+        raise ExportError(f'the model takes {kind} with dates, which an exported file cannot '
+                          f'describe. Use the checkpoint: predict.py maps them.')
     if args.int8 and target.name == 'gcu':
         raise ExportError("--int8 with --target gcu: the integers of Enflame's provider for ONNX "
                           'Runtime are not implemented. Leave out --int8; it computes in 16 bits.')

@@ -192,6 +192,19 @@ def stack_dataset(cfg: Config) -> Optional[Dict[str, Any]]:
     return dataset if dataset is not None and dataset.get('sensors') else None
 
 
+def stack_input(cfg: Config) -> Optional[str]:
+    """Return what a model of several dates or sensors takes, or None for one of single scenes.
+
+    Programs for single scenes refuse a model with this text.
+    """
+    model = cfg.get('model') or {}
+    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+    dataset = stack_dataset(cfg)
+    if dataset is None and not preprocessor.get('sensors'):
+        return None
+    return 'pairs of scenes' if is_pair_dataset(dataset or {}) else 'scene stacks'
+
+
 def is_pair_dataset(dataset: Mapping[str, Any]) -> bool:
     """Return whether the config of a dataset is one of ``ChangeDataset``."""
     return str(dataset.get('type')).rsplit('.', 1)[-1].strip("'>") == 'ChangeDataset'

@@ -103,15 +103,16 @@ class _Layer:
         Args:
             box: Box of the grid.
             copies: Fast copies: path of a file -> path of its copy.
-            values: Array (bands, height, width) of zeros that receives the valid pixels.
+            values: Array (bands, height, width) that receives the valid pixels, and 0 elsewhere.
 
         Returns:
             The valid pixels, bool (height, width).
         """
-        valid = np.zeros(values.shape[1:], bool)
         shared = _intersection(box, self.box)
+        if shared != box:
+            values[:] = 0
         if shared is None:
-            return valid
+            return np.zeros(values.shape[1:], bool)
         left, top = shared[0] - box[0], shared[1] - box[1]
         inside = np.s_[top:top + shared[3], left:left + shared[2]]
         band, shared_valid = 0, self._clear(shared, copies)
@@ -119,10 +120,15 @@ class _Layer:
             count = len(file.bands)
             pixels, has_data = file.read(shared, copies)
             values[(slice(band, band + count), *inside)] = pixels
-            shared_valid &= has_data
+            shared_valid = has_data if shared_valid is None else shared_valid & has_data
             band += count
-        if not shared_valid.all():
+        assert shared_valid is not None, 'an image has a file'
+        # Pixels that are invalid in a single file are 0 already.
+        if (self.mask is not None or len(self.files) > 1) and not shared_valid.all():
             np.copyto(values[(slice(None), *inside)], 0, where=~shared_valid)
+        if shared == box:
+            return shared_valid
+        valid = np.zeros(values.shape[1:], bool)
         valid[inside] = shared_valid
         return valid
 
@@ -144,10 +150,10 @@ class _Layer:
             columns.append(self.read(box, {}, values)[::factor, ::factor])
         return np.concatenate(columns, 1)
 
-    def _clear(self, box: Box, copies: Mapping[str, str]) -> np.ndarray:
-        """Return the pixels of a box without clouds, bool (height, width)."""
+    def _clear(self, box: Box, copies: Mapping[str, str]) -> Optional[np.ndarray]:
+        """Return the pixels of a box without clouds, bool (height, width); None without a mask."""
         if self.mask is None or self.clouds is None:
-            return np.ones((box[3], box[2]), bool)
+            return None
         path = copies.get(self.mask.path, self.mask.path)
         clear = np.zeros((box[3], box[2]), bool)
         shared = _intersection(box, self.mask.position.box)
@@ -246,17 +252,22 @@ class PlaceRaster(Raster):
 
     def _compose(self, box: Box) -> Tuple[np.ndarray, np.ndarray]:
         layout, (_, _, width, height) = self.layout, box
-        values = np.zeros((layout.image_channels, height, width), self.dtype)
+        # Every date is written below; filling all with 0 first would take as long as reading.
+        values = np.empty((layout.image_channels, height, width), self.dtype)
+        any_valid = np.zeros((height, width), bool)
         band, number = 0, 0
         for sensor in layout.sensors:
             for _ in range(sensor.max_dates):
-                layer = self._layers[number]
-                if layer is not None:
-                    values[layout.pixel_channels + number] = layer.read(
-                        box, self._copies, values[band:band + len(sensor.bands)])
+                layer, pixels = self._layers[number], values[band:band + len(sensor.bands)]
+                if layer is None:
+                    pixels[:] = values[layout.pixel_channels + number] = 0
+                else:
+                    valid = layer.read(box, self._copies, pixels)
+                    values[layout.pixel_channels + number] = valid
+                    any_valid |= valid
                 band += len(sensor.bands)
                 number += 1
-        return values, np.logical_or.reduce(values[layout.pixel_channels:] != 0)
+        return values, any_valid
 
     def read_with_nodata(self, column: int, row: int, width: int, height: int
                          ) -> Tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,6 @@ from mmcv.transforms import BaseTransform
 from mmseg.datasets.transforms import PackSegInputs
 from mmseg.registry import TRANSFORMS
 
-from mapsage.datasets.geotiff.transforms import bands_last
 from mapsage.geo import GeoError, suffix_of
 from mapsage.stacks import NO_DAY, StackLayout
 
@@ -43,7 +42,8 @@ class LoadSceneStack(BaseTransform):
         column, row, side = results['window']
         stack = results['stack']
         values, valid = stack.read(column, row, side, side)
-        image = bands_last(values)
+        # A view: dozens of channels are slow to move behind the pixels, and packing moves them back.
+        image = values.transpose(1, 2, 0)
         results['img'], results['valid'] = image, valid
         results['stack_layout'] = stack.layout
         results['days'] = stack.days

@@ -1,0 +1,199 @@
+"""Scene stacks in training and in the tools around it: each works, or says clearly that it cannot.
+
+Places are tiny; the model of `stack_files.write_model` has one frozen or trained encoder a sensor.
+"""
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+import torch
+from geo_scenes import write_raster
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from stack_files import (
+    PIPELINE,
+    SENSORS,
+    SIZE,
+    build_stacks,
+    grid,
+    save_weights,
+    write_model,
+    write_place,
+)
+from support import check_finished, launch, on_host
+
+from mapsage.commands.programs import browse_dataset, cache_features, doctor, suggest_labels
+from mapsage.commands.programs import predict as predict_command
+from mapsage.engine import MapSageRunner
+from mapsage.engine.loading.ground_checks import ground_note
+from mapsage.features.cache.shards import CacheError
+from mapsage.maps.errors import PredictError
+
+DROPS = [*PIPELINE[:2], dict(type='DropDates', prob=0.4), dict(type='RandomFlip', prob=0.5),
+         PIPELINE[2]]
+
+
+class Record(Hook):
+    """Losses and image names of a training."""
+
+    def __init__(self) -> None:
+        self.losses: List[float] = []
+        self.names: List[str] = []
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: Any = None) -> None:
+        self.losses.append(float(outputs['loss']))
+        self.names += [Path(sample.img_path).name for sample in data_batch['data_samples']]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Config of a frozen encoder on two places, with random dates in training."""
+    for number, name in enumerate('ab'):
+        write_place(tmp_path, name, number)
+    path = write_model(tmp_path, SENSORS, frozen=True)
+    path.write_text(path.read_text() + f"train_dataloader['dataset']['pipeline'] = {DROPS!r}\n"
+                    "val_dataloader = val_cfg = val_evaluator = None\n"
+                    'train_cfg = dict(type="IterBasedTrainLoop", max_iters=4)\n')
+    return path
+
+
+def train(config: Path, **changes: Any) -> Tuple[Record, torch.Tensor]:
+    """Train in this process; return the record, and all weights that are trained."""
+    cfg = Config.fromfile(str(config))
+    cfg.merge_from_dict(dict(changes, experiment_name=uuid.uuid4().hex))
+    cfg.work_dir = str(config.parent / cfg.experiment_name)
+    runner, record = MapSageRunner.from_cfg(cfg), Record()
+    runner.register_hook(record)
+    runner.train()
+    return record, torch.cat([parameter.detach().flatten() for parameter
+                              in runner.model.parameters() if parameter.requires_grad])
+
+
+def cache(config: Path, *options: str) -> str:
+    folder = str(config.parent / 'cache')
+    assert cache_features.main([str(config), '--work-dir', str(config.parent / 'work'), '--folder',
+                                folder, '--accelerator', 'cpu', *options]) == 0
+    return folder
+
+
+def test_training_on_cached_dates_is_training_on_the_places(config: Path, capsys: Any) -> None:
+    folder = cache(config, '--views', '2')
+    assert '8 samples x 2 view(s)' in capsys.readouterr().out
+    source = dict(type='Cached', folder=folder, views=2)
+    cached, weights = train(config, feature_source=source)
+    # The same views, encoded in the step.
+    again, expected = train(config, feature_source=dict(source, load_images=True))
+    assert cached.losses == again.losses and torch.equal(weights, expected)
+    assert len(set(cached.losses)) == 4
+    # One more date is another sample.
+    write_raster(config.parent / 's1/a_20240720.tif',
+                 torch.ones(2, SIZE, SIZE).numpy(), grid())
+    text = config.read_text()
+    config.write_text(text.replace("'max_dates': 2", "'max_dates': 3"))
+    with pytest.raises(CacheError, match='transforms .* there'):
+        train(config, feature_source=source)
+    config.write_text(text)
+    (config.parent / 's1/a_20240115.tif').unlink()
+    with pytest.raises(CacheError, match='not complete: 8 of 16 items are missing'):
+        train(config, feature_source=source)
+
+
+def test_cached_features_are_those_of_the_step(config: Path) -> None:
+    text = config.read_text()
+    config.write_text(text + f"train_dataloader['dataset']['pipeline'] = {PIPELINE!r}\n")
+    cached, weights = train(config, feature_source=dict(type='Cached', folder=cache(config)))
+    local, expected = train(config, feature_source=dict(type='Local'))
+    plain, plain_weights = train(config)
+    assert cached.losses == local.losses == plain.losses
+    assert torch.equal(weights, expected) and torch.equal(weights, plain_weights)
+
+
+@on_host
+def test_encoder_ranks_send_the_features_of_all_dates(config: Path) -> None:
+    weights = []
+    for source, ranks in ((dict(type='Streamed', encoders=1), 2), (dict(type='Local'), 1)):
+        path = config.with_name(f'{source["type"]}.py')
+        work = config.parent / str(source['type'])
+        path.write_text(config.read_text() + f'feature_source = {source!r}\n')
+        check_finished(launch(path, '--work-dir', work, ranks=ranks,
+                              environ=dict(ACCELERATOR='cpu')))
+        weights.append(torch.load(str(work / 'iter_4.pth'), map_location='cpu',
+                                  **_load())['state_dict'])
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def _load() -> Dict[str, Any]:
+    return dict(weights_only=False) if torch.__version__ >= '2' else {}
+
+
+@pytest.mark.parametrize('score', [dict(type='LabelScore'), dict(type='ModelScore')])
+@pytest.mark.parametrize('source', [None, 'Cached'])
+def test_dynamic_sampling_leaves_out_windows(config: Path, score: Dict[str, Any],
+                                             source: Any) -> None:
+    # Place b has one class, so no window of it teaches anything.
+    write_raster(config.parent / 'labels/b.tif', torch.zeros(SIZE, SIZE).byte().numpy(), grid(1))
+    hook = dict(type='DynamicSamplingHook', score=score, validity=dict(low=0.01))
+    if score['type'] == 'ModelScore':
+        hook['validity'] = dict(low=-1.0)
+    changes: Dict[str, Any] = dict(custom_hooks=[hook])
+    if source:
+        changes['feature_source'] = dict(type='Cached', folder=cache(config, '--views', '1'))
+    record, _ = train(config, **changes)
+    names = {name[0] for name in record.names}
+    assert names == ({'a'} if score['type'] == 'LabelScore' else {'a', 'b'})
+
+
+def test_doctor_and_browse_dataset_take_a_config_of_stacks(config: Path, capsys: Any) -> None:
+    assert doctor.main([str(config), '--accelerator', 'cpu']) == 0
+    text = capsys.readouterr().out
+    assert '8 samples' in text and 'FAIL' not in text
+    browse_dataset.main([str(config), '--output-dir', str(config.parent / 'pictures')])
+    assert (config.parent / 'pictures/train.png').stat().st_size > 5000
+
+
+def test_doctor_names_a_date_that_is_none(config: Path, capsys: Any) -> None:
+    (config.parent / 's2/a_20240115.tif').rename(config.parent / 's2/a_20241315.tif')
+    assert doctor.main([str(config), '--accelerator', 'cpu']) == 1
+    assert "'20241315' is no date" in capsys.readouterr().out
+
+
+def test_other_dates_of_the_same_ground_are_the_same_ground(tmp_path: Path) -> None:
+    """Training and validation may name a place differently, and have other dates of it."""
+    write_place(tmp_path / 'train', 'a', 0, ('20240115', ))
+    write_place(tmp_path / 'val', 'b', 0, ('20240720', ))
+    write_place(tmp_path / 'apart', 'a', 3, ('20240115', ))
+    train_set = build_stacks(tmp_path / 'train')
+    note = ground_note(train_set, build_stacks(tmp_path / 'val'))
+    assert note is not None and '100.0 % of the ground of val_dataloader' in note
+    assert ground_note(train_set, build_stacks(tmp_path / 'apart')) is None
+
+
+@pytest.fixture
+def model(config: Path) -> Tuple[Path, Path]:
+    return config, save_weights(config, {})
+
+
+def test_suggestions_and_pseudo_labels_refuse_stacks(model: Tuple[Path, Path],
+                                                     tmp_path: Path) -> None:
+    with pytest.raises(PredictError, match='suggest_labels.py takes models of single scenes, and '
+                                           'this model takes scene stacks'):
+        suggest_labels.main([*map(str, model), str(tmp_path), '--out', str(tmp_path / 'out.gpkg'),
+                             '--accelerator', 'cpu'])
+    with pytest.raises(PredictError, match='--pseudo-labels takes models of single scenes'):
+        predict_command.main([*map(str, model), str(tmp_path), '--pseudo-labels',
+                              str(tmp_path / 'pseudo'), '--accelerator', 'cpu'])
+    assert not (tmp_path / 'out.gpkg').exists() and not (tmp_path / 'pseudo').exists()
+
+
+def test_export_refuses_stacks(model: Tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip('onnx')
+    from mapsage.commands.programs import export
+    from mapsage.export.errors import ExportError
+    with pytest.raises(ExportError, match='takes scene stacks .* predict.py maps them'):
+        export.main([*map(str, model), '--out', str(tmp_path / 'model.onnx')])
+    assert not (tmp_path / 'model.onnx').exists()
