@@ -42,7 +42,8 @@ class LoadSceneStack(BaseTransform):
         column, row, side = results['window']
         stack = results['stack']
         values, valid = stack.read(column, row, side, side)
-        # A view: dozens of channels are slow to move behind the pixels, and packing moves them back.
+        # A view: dozens of channels are slow to move behind the pixels, and packing moves them back
+        # to the front.
         image = values.transpose(1, 2, 0)
         results['img'], results['valid'] = image, valid
         results['stack_layout'] = stack.layout
