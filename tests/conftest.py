@@ -78,9 +78,13 @@ elif no_simulated_cards() is None:
 NOT_ON_XLA = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/geo', 'unit/drawing', 'unit/report', 'unit/viewer', 'unit/labeling', 'unit/sampling',
     'unit/features', 'unit/datasets/demo', 'unit/datasets/prepare', 'unit/datasets/geotiff',
-    'unit/test_configs.py',
+    'unit/accuracy', 'unit/launcher', 'unit/test_configs.py',
+    'unit/commands/test_assess_command.py', 'unit/commands/test_error_reports.py',
+    'unit/commands/doctor/test_tuning.py', 'unit/distributed/test_launcher.py',
     'unit/models/backbones/test_dinov3_parity.py', 'unit/test_scripts.py', 'unit/test_mutants.py',
-    'distributed/test_sampling_runs.py', 'integration/test_accept_machine.py',
+    'distributed/test_sampling_runs.py', 'distributed/test_group_reward_ranks.py',
+    'distributed/test_jaccard_ranks.py', 'distributed/test_feature_sources.py',
+    'integration/test_accept_machine.py',
     'integration/test_wheel.py'))
 # Of these folders: hooks, which train on the device.
 ON_XLA_TOO = tuple(str(ROOT / 'tests' / name) for name in (
@@ -91,7 +95,8 @@ ON_MAIN_LEG_ALONE = tuple(str(ROOT / 'tests' / name) for name in (
     'unit/features/remote', 'unit/viewer/test_view_review.py', 'unit/viewer/test_view_server.py',
     'unit/drawing/test_sampling_plot.py', 'unit/commands/test_replay.py',
     'distributed/test_lora_runs.py', 'distributed/test_mask_ranks.py',
-    'distributed/test_saving_alone.py', 'integration/test_geotiff_pictures.py'))
+    'distributed/test_saving_alone.py', 'integration/test_one_writer.py',
+    'integration/test_geotiff_pictures.py'))
 
 # Folders of tests whose processes mostly wait for each other.
 WAITING = (('distributed', ), ('integration', ))

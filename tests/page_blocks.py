@@ -135,11 +135,9 @@ class Workspace:
 
     Args:
         folder: Empty folder.
-        all_tiles: Whether the demo's training data have all their tiles, which lists of labeled
-            ones name; else few.
     """
 
-    def __init__(self, folder: Path, all_tiles: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in ('tools', 'scripts', 'mapsage', 'mapsage_launcher', 'tests'):
             (folder / name).symlink_to(ROOT / name)
@@ -154,8 +152,7 @@ class Workspace:
         self.environ = {
             **os.environ, 'PATH': f'{programs}:{Path(sys.executable).parent}:{os.environ["PATH"]}',
             'MAPSAGE_PYTHON': str(programs / 'python'), 'OMP_NUM_THREADS': '1',
-            'NPROC_PER_NODE': '1', 'PYTHONPATH': str(folder),
-            'MAPSAGE_TEST_ALL_TILES': '1' if all_tiles else ''}
+            'NPROC_PER_NODE': '1', 'PYTHONPATH': str(folder)}
 
     def train_demo(self) -> str:
         """Make what the how-tos begin with: CONFIG and CHECKPOINT, MODEL.onnx, scenes, labels.

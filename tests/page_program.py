@@ -20,8 +20,6 @@ TRAINING = [f'train_cfg.max_iters={STEPS}', f'train_cfg.val_interval={STEPS}',
             'train_dataloader.persistent_workers=False', 'val_dataloader.num_workers=0',
             'val_dataloader.persistent_workers=False']
 DEMO = ['--val-scenes', '1']
-if not os.environ.get('MAPSAGE_TEST_ALL_TILES'):
-    DEMO += ['--train-scenes', '1', '--scene-size', '256']
 SCENES = ['--scene-size', '400']
 
 
