@@ -26,6 +26,7 @@ from .geotiff import GeoTiffDataset, LoadGeoTiffLabels, LoadGeoTiffWindow
 from .grouped_views import GroupedViewsSampler
 from .label_score import LabelScore
 from .mmrs1m import LoadBoxPseudoMasks, MMRS1MDataset
+from .packing import PackSegInputs
 from .semi_supervised import (
     HideLabels,
     LabeledUnlabeledSampler,
@@ -48,8 +49,8 @@ __all__ = [
     'ExchangeDates', 'GeoTiffDataset', 'GroupedViewsSampler', 'HideLabels', 'JitterDates',
     'LabelScore', 'LabeledUnlabeledSampler', 'LoadBoxPseudoMasks', 'LoadChangeLabels',
     'LoadChangePair', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
-    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackStackInputs',
-    'PackUnlabeledInputs', 'PairInputs', 'PlaceInputs', 'SceneStackDataset', 'SegDataPreProcessor',
+    'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackSegInputs',
+    'PackStackInputs', 'PackUnlabeledInputs', 'PairInputs', 'PlaceInputs', 'SceneStackDataset', 'SegDataPreProcessor',
     'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene',
     'write_change_pairs', 'write_crop_places', 'write_demo_data', 'write_neighbor_scenes'
 ]

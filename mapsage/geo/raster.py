@@ -12,7 +12,8 @@ Shapes:
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
@@ -88,6 +89,10 @@ class Raster:
             self.descriptions = tuple(source.descriptions[band - 1] for band in self.bands)
             self.blocks: Tuple[int, int] = source.block_shapes[self.bands[0] - 1]
             self.validity = PixelValidity.of(source, self.bands, self.dtype)
+            # Reads of such a file, which is open, start no threads and open no further file, so
+            # they need no environment, which costs as much as copying a decoded window.
+            self._reads_plainly = (source.driver == 'GTiff' and not self.is_remote
+                                   and self.validity.mask is None)
         finally:
             if not keep_open:
                 self._handles.close()
@@ -229,11 +234,15 @@ class Raster:
     def _read_inside(self, column: int, row: int, width: int, height: int,
                      shape: Optional[Tuple[int, int]] = None, by_value: bool = True
                      ) -> Tuple[np.ndarray, np.ndarray]:
+        # A reduced window may come from an overview in another file, which GDAL opens now.
+        environment: ContextManager[object] = (
+            nullcontext() if self._reads_plainly and shape is None
+            else gdal_environment(self.path, self.is_remote))
         shape = shape or (height, width)
         masked = self.bands if self.validity.mask == 'bands' else self.bands[:1]
         try:
             source, window = self._handles.get(), Window(column, row, width, height)
-            with gdal_environment(self.path, self.is_remote):
+            with environment:
                 values = source.read(self.bands, window=window,
                                      out_shape=(len(self.bands), *shape))
                 valid = self.validity.apply(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from typing import List, Mapping, Optional, Tuple, TypeVar
+from typing import Dict, List, Mapping, Optional, Tuple, TypeVar
 
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -79,7 +79,7 @@ def without_missing_fusion(config: _Config,
 
 
 def watch_fused_steps(wrapper: OptimWrapper) -> OptimWrapper:
-    """Call :func:`prepare_fused_step` before the steps of all optimizers of a wrapper.
+    """Prepare the fused steps of all optimizers of a wrapper, see :class:`FusedStepPreparation`.
 
     Optimizers that are not fused are watched too, because a checkpoint may make them fused.
 
@@ -95,32 +95,55 @@ def watch_fused_steps(wrapper: OptimWrapper) -> OptimWrapper:
         optimizer: object = optim_wrapper.optimizer
         # torch 2.0 introduced both this default and the hook.
         if isinstance(optimizer, torch.optim.Optimizer) and 'fused' in optimizer.defaults:
-            optimizer.register_step_pre_hook(lambda optimizer, *_: prepare_fused_step(optimizer))
+            optimizer.register_step_pre_hook(FusedStepPreparation())
     return wrapper
 
 
-def prepare_fused_step(optimizer: torch.optim.Optimizer) -> None:
-    """Give gradients and averages the layout of their parameters, if the next step is fused.
+class FusedStepPreparation:
+    """Gives gradients and averages the layout of their parameters before fused steps.
 
-    If this accelerator has no fused step, because the checkpoint comes from another kind of device,
-    the optimizer becomes a plain one.
+    torch creates averages in the layout of their parameters. So they are looked at only before the
+    first step, after a checkpoint was loaded, and when a parameter's layout has changed: looking at
+    all of them took 4.8 ms a step with 150 parameter groups.
     """
-    groups = [group for group in optimizer.param_groups if group.get('fused')]
-    if groups and why_not_fused(type(optimizer), current_accelerator()) is not None:
-        for group in groups:
-            group['fused'] = None
-        return
-    for group in groups:
-        for parameter in group['params']:
-            if parameter.grad is None:
-                continue
-            if not _same_layout(parameter.grad, parameter):
+
+    def __init__(self) -> None:
+        # What the averages were checked with: the optimizer's state, which `load_state_dict`
+        # replaces, and the strides of the parameters.
+        self._state: object = None
+        self._strides: List[Tuple[int, ...]] = []
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Prepare the next step of an optimizer, which is always the same one.
+
+        If this accelerator has no fused step, because the checkpoint comes from another kind of
+        device, the optimizer becomes a plain one.
+        """
+        # MMEngine makes the groups ConfigDicts, which are slow to read.
+        groups = [group for group in optimizer.param_groups if dict.get(group, 'fused')]
+        if groups and why_not_fused(type(optimizer), current_accelerator()) is not None:
+            for group in groups:
+                group['fused'] = None
+            return
+        parameters = [parameter for group in groups
+                      for parameter in dict.__getitem__(group, 'params')
+                      if parameter.grad is not None]
+        strides = [parameter.stride() for parameter in parameters]
+        for parameter, stride in zip(parameters, strides):
+            if parameter.grad.stride() != stride and not _same_layout(parameter.grad, parameter):
                 parameter.grad = _copy_in_layout(parameter.grad, parameter)
-            state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape \
-                        and not _same_layout(value, parameter):
-                    state[name] = _copy_in_layout(value, parameter)
+        if optimizer.state is not self._state or strides != self._strides:
+            for parameter in parameters:
+                _lay_out_averages(optimizer.state.get(parameter, {}), parameter)
+            self._state, self._strides = optimizer.state, strides
+
+
+def _lay_out_averages(state: Dict[str, object], parameter: torch.Tensor) -> None:
+    """Give the averages of a parameter its layout."""
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape \
+                and not _same_layout(value, parameter):
+            state[name] = _copy_in_layout(value, parameter)
 
 
 def _same_layout(first: torch.Tensor, second: torch.Tensor) -> bool:

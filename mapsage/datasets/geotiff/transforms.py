@@ -87,11 +87,14 @@ class LoadGeoTiffLabels(BaseTransform):
         table = _label_table(results['num_classes'], results['ignore_index'],
                              int(results['reduce_zero_label']),
                              tuple((results['label_map'] or {}).items()))
-        positions = table.positions(values)
-        refused = _look_up(table.refused, positions)
-        if cv2.countNonZero(refused):
-            self._check(values, (refused != 0) & counts, results)
-        mask = _look_up(table.classes, positions)
+        if values.dtype == np.uint8 and values.max() < table.unchanged:
+            mask = values
+        else:
+            positions = table.positions(values)
+            refused = _look_up(table.refused, positions)
+            if cv2.countNonZero(refused):
+                self._check(values, (refused != 0) & counts, results)
+            mask = _look_up(table.classes, positions)
         if not counts.all():
             mask[~counts] = table.ignored
         results['gt_seg_map'] = mask
@@ -123,12 +126,14 @@ class _LabelTable(NamedTuple):
         refused: 1 for a value that is neither a class nor ignored, else 0, uint8 (N + 2,).
         ignore_index: Value of ignored pixels in a label file.
         ignored: Value of ignored pixels in a mask.
+        unchanged: Number of values from 0 on that are the index of their class.
     """
 
     classes: np.ndarray
     refused: np.ndarray
     ignore_index: int
     ignored: int
+    unchanged: int
 
     def positions(self, values: np.ndarray) -> np.ndarray:
         """Return the entries of label values, which are uint8 or int32."""
@@ -163,7 +168,9 @@ def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int
     refused[:shift + count] = refused[size + 1] = 0
     if 0 <= ignore < size:
         classes[ignore], refused[ignore] = ignored, 0
-    return _LabelTable(classes, refused, ignore, ignored)
+    changed = np.flatnonzero((classes[:256] != np.arange(256)) | (refused[:256] != 0))
+    return _LabelTable(classes, refused, ignore, ignored,
+                       int(changed[0]) if len(changed) else 256)
 
 
 def _look_up(table: np.ndarray, positions: np.ndarray) -> np.ndarray:

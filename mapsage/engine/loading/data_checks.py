@@ -255,8 +255,10 @@ def _are_known(labels: torch.Tensor, count: int, ignore: int) -> bool:
     """
     if labels.dtype not in _INTEGERS or not labels.numel():
         return False
-    low, high = (int(limit) for limit in torch.aminmax(labels))
-    if low < 0 or high > 255:
+    # As an unsigned number, a negative label is large, so that the largest one tells both limits.
+    values = labels.cpu().numpy()
+    high = int(values.view(f'u{values.itemsize}').max())
+    if high > 255:
         return False
     if high < count:
         return True
@@ -264,8 +266,7 @@ def _are_known(labels: torch.Tensor, count: int, ignore: int) -> bool:
     known[:count] = 1
     if 0 <= ignore < 256:
         known[ignore] = 1
-    values = labels.cpu().numpy().astype(np.uint8).reshape(1, -1)
-    return bool(cv2.LUT(values, known).all())
+    return bool(cv2.LUT(values.astype(np.uint8).reshape(1, -1), known).all())
 
 
 def _mask_name(info: Mapping[str, Any], index: object) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.accelerator.base import Supports
 from mapsage.accelerator.cpu import CpuAccelerator
-from mapsage.wrappers import OptimWrapper
+from mapsage.wrappers import OptimWrapper, fused
 from mapsage.wrappers.fused import watch_fused_steps, why_not_fused, without_missing_fusion
 
 KINDS: Dict[str, Dict[str, Any]] = dict(AdamW={}, Adam=dict(amsgrad=True),
@@ -155,3 +155,25 @@ def test_a_step_costs_no_look_at_the_signature_of_the_optimizer(
             group['params'][0].grad = torch.ones(8, 4, 3, 3)
         wrapper.step()
     assert asked.count(kind) <= 1
+
+
+@needs_fused
+def test_averages_are_looked_at_again_when_a_checkpoint_or_a_layout_may_have_changed_them(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: List[int] = []
+    monkeypatch.setattr(fused, '_lay_out_averages', lambda *_: looks.append(1))
+    weight = torch.nn.Parameter(torch.ones(4, 3, 2, 2))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    prepare = fused.FusedStepPreparation()
+
+    def step() -> int:
+        looks.clear()
+        weight.grad = torch.ones_like(weight)
+        prepare(optimizer)
+        return len(looks)
+
+    assert [step(), step()] == [1, 0]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert [step(), step()] == [1, 0]
+    weight.data = weight.data.to(memory_format=torch.channels_last)
+    assert [step(), step()] == [1, 0]
