@@ -50,7 +50,8 @@ __all__ = [
     'LabelScore', 'LabeledUnlabeledSampler', 'LoadBoxPseudoMasks', 'LoadChangeLabels',
     'LoadChangePair', 'LoadGeoTiffLabels', 'LoadGeoTiffWindow', 'LoadPolygonAnnotations',
     'LoadSceneStack', 'MMRS1MDataset', 'NWPUPolygonDataset', 'NeighborParams', 'PackSegInputs',
-    'PackStackInputs', 'PackUnlabeledInputs', 'PairInputs', 'PlaceInputs', 'SceneStackDataset', 'SegDataPreProcessor',
-    'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor', 'UnlabeledImages', 'draw_scene',
-    'write_change_pairs', 'write_crop_places', 'write_demo_data', 'write_neighbor_scenes'
+    'PackStackInputs', 'PackUnlabeledInputs', 'PairInputs', 'PlaceInputs', 'SceneStackDataset',
+    'SegDataPreProcessor', 'SemiSupervisedDataset', 'ShiftDate', 'StackDataPreProcessor',
+    'UnlabeledImages', 'draw_scene', 'write_change_pairs', 'write_crop_places', 'write_demo_data',
+    'write_neighbor_scenes'
 ]

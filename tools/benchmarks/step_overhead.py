@@ -4,11 +4,11 @@
 
 For each case four runners train one model in one process, each in a thread: MMEngine's, two of
 MapSage, and MMEngine's again, built in this order. A baton lets one of them work at a time, so that
-all see the same machine. A step is everything from batch to hooks: loading, augmentation, and the log,
-which is written every 50 steps. Which memory a runner gets depends on when it is built, which moves
-the time of equal kernels by more than the 2 % in question. So two figures are printed: the ratio of
-whole steps, and MapSage's own cost, the difference of what a step takes besides the model's loss,
-the backward pass and the optimizer's kernels, as a share of the stock step.
+all see the same machine. A step is everything from batch to hooks: loading, augmentation, and the
+log, which is written every 50 steps. Which memory a runner gets depends on when it is built, which
+moves the time of equal kernels by more than the 2 % in question. So two figures are printed: the
+ratio of whole steps, and MapSage's own cost, the difference of what a step takes besides the
+model's loss, the backward pass and the optimizer's kernels, as a share of the stock step.
 
 A case is model-side-batch, with `-fused` for a fused optimizer: r18 is FCN on ResNet-18 (SGD), eff
 the demo's FPN on EfficientNet-Lite0 (AdamW), mit SegFormer-B0 (AdamW, a group for every parameter).
@@ -209,7 +209,7 @@ def main() -> None:
         print_row(args.cases[0], time_steps(args.cases[0], args.steps))
         return
     print(describe_machine())
-    print('| case | stock step, ms | of it no kernels | MapSage adds, ms | of the stock step, median '
+    print('| case | stock step, ms | of it no kernels | MapSage adds, ms | share, median '
           f'of {BLOCK} steps (range) | MapSage / stock, whole steps (quartiles) | MMEngine again / '
           f'MMEngine |\n|{"---|" * 7}', flush=True)
     for case in args.cases:

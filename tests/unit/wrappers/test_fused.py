@@ -13,7 +13,8 @@ from torch import nn
 from mapsage.accelerator import resolve_accelerator, set_current_accelerator
 from mapsage.accelerator.base import Supports
 from mapsage.accelerator.cpu import CpuAccelerator
-from mapsage.wrappers import OptimWrapper, fused
+from mapsage.wrappers import OptimWrapper
+from mapsage.wrappers import fused as fused_module
 from mapsage.wrappers.fused import watch_fused_steps, why_not_fused, without_missing_fusion
 
 KINDS: Dict[str, Dict[str, Any]] = dict(AdamW={}, Adam=dict(amsgrad=True),
@@ -161,10 +162,10 @@ def test_a_step_costs_no_look_at_the_signature_of_the_optimizer(
 def test_averages_are_looked_at_again_when_a_checkpoint_or_a_layout_may_have_changed_them(
         monkeypatch: pytest.MonkeyPatch) -> None:
     looks: List[int] = []
-    monkeypatch.setattr(fused, '_lay_out_averages', lambda *_: looks.append(1))
+    monkeypatch.setattr(fused_module, '_lay_out_averages', lambda *_: looks.append(1))
     weight = torch.nn.Parameter(torch.ones(4, 3, 2, 2))
     optimizer = torch.optim.AdamW([weight], fused=True)
-    prepare = fused.FusedStepPreparation()
+    prepare = fused_module.FusedStepPreparation()
 
     def step() -> int:
         looks.clear()
