@@ -45,6 +45,10 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Lead links that leave docs/ to pages of the site."""
     folder = _folder_of(page.file.src_uri)
+    if page.file.src_uri == 'index.md':
+        # Pictures get the whole width. A head of the file would be a table on a code host.
+        page.meta['hide'] = ['navigation', 'toc']
+    page.meta.setdefault('search', {}).setdefault('boost', _search_boost(page.file.src_uri))
 
     def lead(match: Any) -> str:
         target = _page_of(folder, match[2])
@@ -58,6 +62,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     # for code hosts; Python-Markdown would show the backslash.
     return ''.join(_unescape(piece) if i % 2 else _LINK.sub(lead, piece)
                    for i, piece in enumerate(pieces))
+
+
+def _search_boost(page: str) -> float:
+    """Return the factor of a page in the order of search results: what one follows comes first."""
+    if page.startswith(('tutorials/', 'how-to/')) and '.zh-CN' not in page:
+        return 2
+    return 1 if page.startswith('reference/') else 0.5
 
 
 def _unescape(code: str) -> str:
