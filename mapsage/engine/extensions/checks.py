@@ -26,6 +26,7 @@ from mapsage.engine.loading.build import set_test_mode
 from mapsage.engine.loading.data_checks import band_order_note, compare_heads
 from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.engine.loading.input_checks import watch_inputs
+from mapsage.engine.loading.sensor_checks import compare_sensors
 from mapsage.engine.run_extension import EngineRun, Phase, RunExtension
 from mapsage.few_labels import FixMatchHook
 from mapsage.host.keyed_samples import keyed_samples
@@ -43,7 +44,7 @@ class ConfigTypos(RunExtension):
 
 
 class DataChecks(RunExtension):
-    """Compares training data with the heads, and with the ground that is validated.
+    """Compares training data with heads and sensors, and with the ground that is validated.
 
     Label maps of a training on a card travel as uint8 if the model's preprocessor is MapSage's.
 
@@ -56,6 +57,7 @@ class DataChecks(RunExtension):
     def on_loop_built(self, run: EngineRun, phase: Phase, loop: BaseLoop) -> None:
         if phase is Phase.TRAINING:
             compare_heads(run.model, dataset_of(loop))
+            compare_sensors(run.model, dataset_of(loop))
             self._narrow_labels(run, loop)
             return
         set_test_mode(loop)

@@ -20,6 +20,9 @@ DECIBEL = 'backscatter in decibel'
 BYTES = '8-bit values in 0..255'
 OTHER = 'values in the unit of the given statistics'
 
+# Corrections of the atmosphere give dark pixels reflectances a little below 0.
+_SMALLEST_REFLECTANCE = -0.5
+
 # Other names of Sentinel-2's bands, as TerraTorch has them.
 SENTINEL2_ALIASES = {
     'COASTAL_AEROSOL': 'B1', 'COASTAL': 'B1', 'BLUE': 'B2', 'GREEN': 'B3', 'RED': 'B4',
@@ -181,7 +184,7 @@ class UnitCheck:
         values = f'sensor {name!r}: values from {low:.4g} to {high:.4g}, but {self.name} expects '
         if unit == REFLECTANCE and high <= 100:
             looks = ('They look like reflectance in 0..1: multiply them by 10000'
-                     if low >= 0 and high <= 2 else 'If they are normalized, take mean and std out '
+                     if low >= _SMALLEST_REFLECTANCE and high <= 2 else 'If they are normalized, take mean and std out '
                      'of the data preprocessor')
             raise BackboneInputError(f'{values}{unit}. {looks}; {self.name} normalizes them.')
         if unit == DECIBEL and low >= 0:

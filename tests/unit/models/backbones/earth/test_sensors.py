@@ -93,6 +93,7 @@ def test_out_indices_beyond_the_last_block() -> None:
 
 @pytest.mark.parametrize(('values', 'message'), [
     ((.01, .9), 'look like reflectance in 0..1: multiply them by 10000'),
+    ((-.03, 1.2), 'look like reflectance in 0..1: multiply them by 10000'),
     ((-2., 2.5), 'take mean and std out of the data preprocessor'),
 ])
 def test_reflectance_of_another_unit(values: tuple, message: str) -> None:
