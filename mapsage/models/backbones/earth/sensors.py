@@ -183,9 +183,10 @@ class UnitCheck:
     def _check(self, name: str, unit: str, low: float, high: float) -> None:
         values = f'sensor {name!r}: values from {low:.4g} to {high:.4g}, but {self.name} expects '
         if unit == REFLECTANCE and high <= 100:
+            is_reflectance = low >= _SMALLEST_REFLECTANCE and high <= 2
             looks = ('They look like reflectance in 0..1: multiply them by 10000'
-                     if low >= _SMALLEST_REFLECTANCE and high <= 2 else 'If they are normalized, take mean and std out '
-                     'of the data preprocessor')
+                     if is_reflectance else
+                     'If they are normalized, take mean and std out of the data preprocessor')
             raise BackboneInputError(f'{values}{unit}. {looks}; {self.name} normalizes them.')
         if unit == DECIBEL and low >= 0:
             raise BackboneInputError(
