@@ -4,14 +4,20 @@ Importing the package has two effects: `compat` closes gaps in the host packages
 rooms register their classes with MMEngine. Without the host packages only the version is there,
 which is enough to make maps from an exported model. So it is where only a help text is printed.
 """
+import gc
+
 from mapsage_launcher.hosts import absent_hosts
 from mapsage_launcher.program_start import is_only_help
 
 # Without the host packages, `tools/predict.py --model` still makes maps.
 if not is_only_help() and not absent_hosts():
     # `compat` comes first, because it decides whether mmseg can be imported.
+    from . import compat  # noqa: F401
+
+    # Modules live as long as the process. Without this, each full garbage collection would walk all
+    # objects of PyTorch and the MM packages, the one that the imports below trigger included.
+    gc.freeze()
     from . import (  # noqa: F401
-        compat,
         datasets,
         engine,
         evaluation,

@@ -28,7 +28,7 @@ from .fast_copy import (
     measure_read_times,
     write_fast_copy,
 )
-from .gdal_files import stamp
+from .gdal_files import gdal_environment, stamp
 from .gdal_names import (
     PICTURE_SUFFIXES,
     SCENE_SUFFIXES,
@@ -57,15 +57,15 @@ from .vector_labels import BurntLabels, VectorLabels
 from .vsi import forbid_servers
 
 __all__ = [
-    'AreaOfInterest', 'BLOCK', 'BandStatistics', 'BlockSplit', 'BurntLabels',
-    'CONFIDENCE_NODATA', 'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles',
-    'MapInfo', 'Mosaic', 'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter',
-    'Raster', 'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
+    'AreaOfInterest', 'BLOCK', 'BandStatistics', 'BlockSplit', 'BurntLabels', 'CONFIDENCE_NODATA',
+    'ClassMapWriter', 'EARTH_RADIUS', 'GeoError', 'Globe', 'LabelFiles', 'MapInfo', 'Mosaic',
+    'NotCopiedError', 'PARTS', 'PICTURE_SUFFIXES', 'ProbabilityWriter', 'Raster',
+    'RasterBlockError', 'RasterLabels', 'RasterOnGrid', 'SCENE_SUFFIXES', 'SceneArea',
     'ScenePart', 'VECTOR_SUFFIXES', 'VectorLabels', 'acquisition_time', 'band_statistics',
-    'band_wavelengths', 'box_on_grid',
-    'confidence_path', 'content_of', 'damaged_blocks', 'decoded_bytes', 'estimate_copy_bytes',
-    'files_of', 'forbid_servers', 'hidden_data_band', 'is_gdal_name', 'locate', 'match',
-    'measure_read_times', 'open_raster', 'output_name', 'pixel_side', 'probabilities_path',
-    'read_classes', 'remote_file', 'reprojected', 'server_in', 'stamp', 'suffix_of',
-    'tally_bands', 'to_map', 'window_outline', 'without_secrets', 'write_cog',
-    'write_fast_copy', 'write_polygons']
+    'band_wavelengths', 'box_on_grid', 'confidence_path', 'content_of', 'damaged_blocks',
+    'decoded_bytes', 'estimate_copy_bytes', 'files_of', 'forbid_servers', 'gdal_environment',
+    'hidden_data_band', 'is_gdal_name', 'locate', 'match', 'measure_read_times', 'open_raster',
+    'output_name', 'pixel_side', 'probabilities_path', 'read_classes', 'remote_file',
+    'reprojected', 'server_in', 'stamp', 'suffix_of', 'tally_bands', 'to_map', 'window_outline',
+    'without_secrets', 'write_cog', 'write_fast_copy', 'write_polygons'
+]

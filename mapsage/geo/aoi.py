@@ -13,11 +13,8 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import affine
 import numpy as np
-import pyogrio
-import pyogrio.raw
 import pyproj
 import shapely
-from pyogrio.errors import DataLayerError, DataSourceError
 
 from .coordinates import short_crs, to_map
 from .errors import GeoError, PathName
@@ -161,6 +158,10 @@ class SceneArea:
 
 
 def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
+    # pyogrio imports pandas, which takes longer than the rest of the package's imports.
+    import pyogrio
+    from pyogrio.errors import DataLayerError, DataSourceError
+
     check_name(path)
     try:
         names = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
@@ -192,6 +193,8 @@ def _read_layers(path: str, where: Optional[str]) -> List[_AreaLayer]:
 def _read_layer(path: str, name: str, where: Optional[str]
                 ) -> Tuple[Optional[str], np.ndarray, List[str]]:
     """Return the CRS and polygons of a layer, and the kinds of its other features."""
+    import pyogrio.raw
+
     meta, _, geometry, _ = pyogrio.raw.read(path, layer=name, columns=[], where=where)
     shapes = shapely.from_wkb(geometry)
     shapes = shapely.force_2d(shapes[~(shapely.is_missing(shapes) | shapely.is_empty(shapes))])

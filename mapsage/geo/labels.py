@@ -35,6 +35,7 @@ class RasterLabels:
             no-data value that the file names.
 
     Attributes:
+        raster: The raster, closed. Its header is read once.
         nodata: Value of pixels without a label, or None. Pixels that a mask or alpha band hides
             have no label either.
         settings: What the labels depend on in addition to the file, as JSON values.
@@ -47,7 +48,7 @@ class RasterLabels:
     def __init__(self, path: PathName, scene: Raster,
                  nodata: Union[None, int, str] = 'file') -> None:
         self.path = self._pixels = str(path)
-        labels = Raster(path)
+        self.raster = labels = Raster(path)
         self.nodata: Optional[float] = labels.nodata if isinstance(nodata, str) else nodata
         if len(labels.bands) != 1 or labels.dtype.kind not in 'ui':
             raise GeoError(f'labels {path} have {len(labels.bands)} band(s) of '
@@ -72,7 +73,8 @@ class RasterLabels:
             The values, (height, width): uint8 if the file has this type, else int32; and the pixels
             that have a label, bool (height, width). Values of other pixels have no meaning.
         """
-        bands, labeled = open_raster(self._pixels).read_with_nodata(column, row, width, height)
+        raster = open_raster(self._pixels, known=self.raster)
+        bands, labeled = raster.read_with_nodata(column, row, width, height)
         values = bands[0] if bands.dtype == np.uint8 else bands[0].astype(np.int32)
         if self._hidden is not None:
             labeled &= values != self._hidden
@@ -94,9 +96,13 @@ class RasterLabels:
 
     def count_unlabeled(self) -> int:
         """Return how many pixels of the raster have no label."""
-        with Raster(self.path) as raster:
-            return sum(int((~self.read(0, row, raster.width, min(_ROWS, raster.height - row))[1]
-                            ).sum()) for row in range(0, raster.height, _ROWS))
+        width, height = self.raster.width, self.raster.height
+        return sum(int((~self.read(0, row, width, min(_ROWS, height - row))[1]).sum())
+                   for row in range(0, height, _ROWS))
+
+    def __deepcopy__(self, memo: object) -> RasterLabels:
+        # A copy of a sample needs no other header and file.
+        return self
 
 
 class LabelFiles:
@@ -152,6 +158,8 @@ def _check_same_grid(labels: Raster, scene: Raster) -> None:
         raise GeoError(f'{subject} are in {short_crs(labels.crs)}, their scene {scene.path} is in '
                        f'{short_crs(scene.crs)}; reproject them to its grid (rio warp --like, '
                        'resampling nearest).')
+    if labels.transform == scene.transform:
+        return
     corners = np.array([(0, 0), (scene.width, 0), (0, scene.height)])
     offset = np.abs(to_map(~scene.transform, to_map(labels.transform, corners)) - corners)
     if offset.max() > 0.1:

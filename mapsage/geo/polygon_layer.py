@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Protocol, Sequence
 
 import numpy as np
-import pyogrio.raw
 import rasterio
 import shapely
 
@@ -101,6 +100,9 @@ class PolygonLayer:
         Raises:
             OSError: If a polygon is missing from the file.
         """
+        # pyogrio imports pandas, which takes longer than the rest of the package's imports.
+        import pyogrio
+
         if not self.count:
             empty = np.empty(0)
             self._write_batch([], np.empty(0, object), empty, empty)
@@ -125,6 +127,8 @@ class PolygonLayer:
 
     def _write_batch(self, pieces: Sequence[Piece], outlines: np.ndarray,
                      square_meters: np.ndarray, pixels: np.ndarray) -> None:
+        import pyogrio.raw
+
         labels = np.array([piece.label for piece in pieces], np.int32)
         is_cut = np.array([piece.is_cut for piece in pieces], bool)
         fields = dict(class_id=labels, class_name=self._names[labels], area_m2=square_meters,

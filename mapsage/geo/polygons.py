@@ -19,7 +19,6 @@ import numpy as np
 import rasterio
 import rasterio.features
 import shapely
-from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
 from rasterio.windows import Window
 
 from .cog import disk_message, temporary_beside
@@ -83,6 +82,9 @@ def write_polygons(class_map_path: PathName, destination: PathName, class_names:
     Raises:
         GeoError: If the map contains a class without a name, or the file cannot be written.
     """
+    # pyogrio imports pandas, which takes longer than the rest of the package's imports.
+    from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
+
     destination = Path(destination)
     with open_file(class_map_path) as source, temporary_beside(destination) as folder:
         temporary = folder / destination.name

@@ -20,12 +20,15 @@ _thread_state = threading.local()
 _Key = Tuple[str, Optional[Tuple[int, ...]]]
 
 
-def open_raster(path: str, bands: Optional[Sequence[int]] = None) -> Raster:
+def open_raster(path: str, bands: Optional[Sequence[int]] = None,
+                known: Optional[Raster] = None) -> Raster:
     """Return a raster from this thread's pool, and open it if necessary.
 
     Args:
         path: Path of a file that GDAL reads.
         bands: Band numbers, as in ``Raster``.
+        known: The raster, if its header has been read; if it has this path, the header is not
+            read again.
 
     Returns:
         The same ``Raster`` for the same arguments. The files of the rasters that this thread used
@@ -39,7 +42,9 @@ def open_raster(path: str, bands: Optional[Sequence[int]] = None) -> Raster:
     recent: OrderedDict = _thread_state.__dict__.setdefault('recent', OrderedDict())
     key = path, None if bands is None else tuple(bands)
     if key not in rasters:
-        rasters[key] = Raster(path, bands, keep_open=True)
+        # Separate handles, because a thread closes all handles of the rasters in its pool.
+        rasters[key] = known.with_other_handles() if known is not None and known.path == path \
+            else Raster(path, bands, keep_open=True)
     recent[key] = None
     recent.move_to_end(key)
     while len(recent) > most_open():

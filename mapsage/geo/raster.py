@@ -11,6 +11,7 @@ Shapes:
 """
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import nullcontext
 from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
@@ -220,6 +221,12 @@ class Raster:
         finally:
             if not was_open:
                 self._handles.drop()
+
+    def with_other_handles(self) -> Raster:
+        """Return this raster with file handles apart from those of this object."""
+        other = copy.copy(self)
+        other._handles = FileHandles(self.path)
+        return other
 
     def close(self) -> None:
         """Close the handles of this process; a later read opens a new one."""

@@ -27,7 +27,6 @@ from rasterio.windows import Window
 from .coordinates import short_crs, to_map
 from .errors import Box, GeoError, PathName
 from .raster import Raster
-from .vector_file import read_labeled_polygons
 
 
 class IndexedPolygons(NamedTuple):
@@ -127,6 +126,9 @@ class VectorLabels:
     def __init__(self, path: PathName, field: str, classes: Sequence[str], extra: int = 255,
                  layer: Optional[str] = None,
                  default_class: Union[None, int, str] = None) -> None:
+        # pyogrio imports pandas, which takes longer than the rest of the package's imports.
+        from .vector_file import read_labeled_polygons
+
         self.path, self.field, self.layer = str(path), field, layer
         self.default_class = default_class
         file = read_labeled_polygons(self.path, field, list(classes), extra, layer, default_class)

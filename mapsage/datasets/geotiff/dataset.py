@@ -30,6 +30,7 @@ from mapsage.geo import (
     Raster,
     RasterLabels,
     VectorLabels,
+    gdal_environment,
     locate,
     match,
     stamp,
@@ -159,6 +160,11 @@ class GeoTiffDataset(BaseSegDataset):
 
     def load_data_list(self) -> List[Dict[str, Any]]:
         """Return one entry per window that holds data: number of its scene, column and row."""
+        # Entered once for all files; a scene on a server enters another environment.
+        with gdal_environment('', remote=False):
+            return self._list_windows()
+
+    def _list_windows(self) -> List[Dict[str, Any]]:
         self.scene_facts = []
         counts: Dict[int, str] = {}
         rasters: List[Raster] = []
@@ -424,7 +430,7 @@ class GeoTiffDataset(BaseSegDataset):
         labels = [scene['labels'] for scene in self.scene_facts]
         hiding = [raster for raster in labels if isinstance(raster, RasterLabels)
                   and raster.nodata is not None and 0 <= float(raster.nodata) < len(classes)]
-        pixels = sum(raster.count_unlabeled() for raster in hiding)
+        pixels = self._count_unlabeled(hiding)
         if pixels:
             first = hiding[0]
             value = int(first.nodata)  # type: ignore[arg-type]
@@ -434,6 +440,22 @@ class GeoTiffDataset(BaseSegDataset):
                 f'{classes[value]!r}: {pixels:,} pixels are ignored, not of that class. Set '
                 f'label_nodata=None if they are of that class, label_nodata={value} if they '
                 f'have no label.', logger='current', level=logging.WARNING)
+
+    @staticmethod
+    def _count_unlabeled(rasters: Sequence[RasterLabels]) -> int:
+        """Return how many pixels have no label; the files are read at the first start only."""
+        by_path = {labels.path: labels for labels in rasters}
+
+        def scan(raster: Raster) -> np.ndarray:
+            labels = by_path[raster.path]
+            try:
+                return np.array(labels.count_unlabeled(), np.int64)
+            finally:
+                labels.close()
+
+        counts = scan_scenes([labels.raster for labels in by_path.values()], ('unlabeled',), scan,
+                             [labels.settings for labels in by_path.values()])
+        return sum(int(count) for count in counts)
 
     def _is_in_limits(self, scene: int, corner: Tuple[int, int]) -> bool:
         """Return whether a window contains a pixel that counts in ``split`` and one in ``aoi``."""
