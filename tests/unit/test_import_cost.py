@@ -26,9 +26,9 @@ print('PACKAGES', *sorted({name.split('.')[0] for name, file in files.items()
                            if 'site-packages' in file}))
 print('OURS', *sorted(name for name in added if name.startswith('mapsage.')))
 '''
-# Rasters and coordinates, which `GeoTiffDataset` is made of.
+# Rasters and coordinates, which `GeoTiffDataset` is made of, and weights, if no host reads them.
 RASTER_PACKAGES = {'affine', 'attr', 'attrs', 'certifi', 'click', 'click_plugins', 'cligj',
-                   'pyparsing', 'pyproj', 'rasterio', 'shapely'}
+                   'pyparsing', 'pyproj', 'rasterio', 'safetensors', 'shapely'}
 # Rooms that no training needs: pages, maps, exports, commands.
 IDLE_ROOMS = ('viewer', 'commands', 'maps', 'export', 'labeling', 'accuracy', 'operators')
 
