@@ -22,8 +22,9 @@ from .inputs import Scene
 # Pixels, mask of pixels with data, and lines about damaged blocks, see Scene.read.
 Window = Tuple[np.ndarray, np.ndarray, List[str]]
 
-# Windows that are read ahead for each thread.
-_AHEAD = 4
+# Windows that are read ahead for each thread, and the bytes of pixels that may wait in total. Every
+# thread has a window in any case.
+_AHEAD, _AHEAD_BYTES = 4, 512 << 20
 # Neighbors share blocks of the file, which GDAL decodes once a thread. A thread therefore reads all
 # windows that begin in a column of the scene as wide as this many windows.
 _WIDE = 2
@@ -65,6 +66,7 @@ class WindowReader:
     def __init__(self, scene: WindowSource, most: int) -> None:
         self._scene, self._most = scene, most
         self.threads = 1
+        self._window_bytes = 1
         self._batches, self._waited, self._elapsed = 0, 0.0, 0.0
 
     def read(self, corners: Iterable[Tuple[int, int]], size: Tuple[int, int]
@@ -83,13 +85,19 @@ class WindowReader:
             for column, row in corners:
                 worker = workers[column // (_WIDE * size[1]) % self.threads]
                 waiting.append(worker.submit(self._scene.read, column, row, size))
-                while len(waiting) > _AHEAD * self.threads:
-                    yield waiting.popleft().result()
+                while len(waiting) > self._most_waiting():
+                    window = waiting.popleft().result()
+                    self._window_bytes = max(1, window[0].nbytes)
+                    yield window
             while waiting:
                 yield waiting.popleft().result()
         finally:
             for worker in workers:
                 worker.close()
+
+    def _most_waiting(self) -> int:
+        """Return the number of windows that may be read or being read before they are needed."""
+        return max(self.threads, min(_AHEAD * self.threads, _AHEAD_BYTES // self._window_bytes))
 
     def note_batch(self, waited: float, elapsed: float) -> None:
         """Take more threads if the model has waited for windows.

@@ -20,6 +20,7 @@ from stack_files import (
     write_model,
     write_place,
 )
+from support import check_finished, launch, main_leg
 
 from mapsage.maps.errors import PredictError
 
@@ -96,6 +97,23 @@ def test_a_list_names_the_place_and_clouded_pixels_have_no_class(model, tmp_path
     assert run(model, root / 'list.csv', '--out', tmp_path / 'maps') == 0
     classes = read(tmp_path / 'maps/north field.tif')
     assert (classes[:10, :20] == 255).all() and (classes == 255).sum() == 200
+
+
+@main_leg
+def test_ranks_give_the_same_bytes(model, tmp_path):
+    write_place(tmp_path / 'new', 'b', 1, DATES, DATES[:1])
+    names = 'b.tif', 'b_confidence.tif', 'b.json'
+    options = '--confidence', '--window', 16
+    assert run(model, tmp_path / 'new', '--out', tmp_path / 'maps1', *options) == 0
+    for ranks in (2, 3):
+        finished = launch(*model, tmp_path / 'new', '--out', tmp_path / f'maps{ranks}', *options,
+                          ranks=ranks, command=['bash', 'scripts/predict.sh'],
+                          environ=dict(ACCELERATOR='cpu'))
+        check_finished(finished)
+        assert f'on {ranks} rank(s)' in finished.output
+        for name in names:
+            assert (tmp_path / f'maps{ranks}' / name).read_bytes() == (
+                tmp_path / 'maps1' / name).read_bytes(), name
 
 
 @pytest.mark.parametrize('arguments, message', [

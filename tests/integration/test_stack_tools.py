@@ -23,10 +23,11 @@ from stack_files import (
     write_model,
     write_place,
 )
-from support import check_finished, launch, on_host
+from support import ROOT, check_finished, launch, on_host
 
 from mapsage.commands.programs import browse_dataset, cache_features, doctor, suggest_labels
 from mapsage.commands.programs import predict as predict_command
+from mapsage.datasets import CropParams, write_crop_places
 from mapsage.engine import MapSageRunner
 from mapsage.engine.loading.ground_checks import ground_note
 from mapsage.features.cache.shards import CacheError
@@ -45,7 +46,7 @@ class Record(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        self.losses.append(float(outputs['loss']))
+        self.losses.append(float(outputs['loss'].detach()))
         self.names += [Path(sample.img_path).name for sample in data_batch['data_samples']]
 
 
@@ -131,8 +132,8 @@ def _load() -> Dict[str, Any]:
     return dict(weights_only=False) if torch.__version__ >= '2' else {}
 
 
-@pytest.mark.parametrize('score', [dict(type='LabelScore'), dict(type='ModelScore')])
-@pytest.mark.parametrize('source', [None, 'Cached'])
+@pytest.mark.parametrize('score, source', [
+    (dict(type='LabelScore'), None), (dict(type='ModelScore'), 'Cached')])
 def test_dynamic_sampling_leaves_out_windows(config: Path, score: Dict[str, Any],
                                              source: Any) -> None:
     # Place b has one class, so no window of it teaches anything.
@@ -171,6 +172,27 @@ def test_other_dates_of_the_same_ground_are_the_same_ground(tmp_path: Path) -> N
     note = ground_note(train_set, build_stacks(tmp_path / 'val'))
     assert note is not None and '100.0 % of the ground of val_dataloader' in note
     assert ground_note(train_set, build_stacks(tmp_path / 'apart')) is None
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'configs/stacks').glob('*.py')),
+                         ids=lambda path: path.stem)
+def test_shipped_configs_train_and_are_validated(path: Path, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    write_crop_places(tmp_path, CropParams(train_places=2, val_places=1, size=64))
+    monkeypatch.setenv('MAPSAGE_CROPS', str(tmp_path))
+    cfg = Config.fromfile(str(path))
+    cfg.merge_from_dict(dict(
+        experiment_name=uuid.uuid4().hex, work_dir=str(tmp_path / 'work'),
+        env_cfg=dict(accelerator='cpu'), param_scheduler=None, visualizer=dict(vis_backends=None),
+        train_cfg=dict(max_iters=2, val_interval=2), **{
+            f'{loader}_dataloader': dict(num_workers=0, persistent_workers=False)
+            for loader in ('train', 'val', 'test')}))
+    cfg.train_dataloader.batch_size = 2
+    runner, record = MapSageRunner.from_cfg(cfg), Record()
+    runner.register_hook(record)
+    runner.train()
+    assert len(set(record.losses)) == 2 and all(0 < loss < 10 for loss in record.losses)
+    assert 0 <= runner.message_hub.get_scalar('val/mIoU').current() <= 100
 
 
 @pytest.fixture

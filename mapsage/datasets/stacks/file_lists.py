@@ -42,7 +42,7 @@ def read_list(path: str, sensors: Mapping[str, SensorFiles]) -> List[Place]:
         if suffix in ('.json', '.geojson'):
             rows = list(_read_items(path, sensors))
         elif suffix in ('.parquet', '.geoparquet'):
-            rows = _read_parquet(path)
+            rows = _read_parquet(path, sensors)
         else:
             rows = _read_csv(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -122,13 +122,23 @@ def _read_csv(path: str) -> List[Row]:
                  if key is not None} for row in csv.DictReader(file)]
 
 
-def _read_parquet(path: str) -> List[Row]:
+def _read_parquet(path: str, sensors: Mapping[str, SensorFiles]) -> List[Row]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
         raise GeoError(f'reading {path} needs pyarrow: pip install pyarrow; or convert the list '
                        f'to CSV (ogr2ogr {Path(path).stem}.csv {path}).') from error
-    table = parquet.read_table(path)
+    try:
+        table = parquet.read_table(path)
+    except ArrowInvalid as error:
+        raise GeoError(f'the list {path} cannot be read: {error}.') from error
+    if 'assets' in table.column_names:
+        # STAC items: a column for every property, and a structure of assets with gaps.
+        rows = table.drop_columns([name for name in ('geometry', 'bbox')
+                                   if name in table.column_names]).to_pylist()
+        return list(_rows_of_items(path, [
+            dict(row, properties=row, assets={name: asset for name, asset in row['assets'].items()
+                                              if asset is not None}) for row in rows], sensors))
     columns = {name: table.column(name).to_pylist() for name in table.column_names
                if name in _REQUIRED + _OPTIONAL}
     return [{name: '' if value is None else str(value) for name, value in zip(columns, values)}
@@ -136,10 +146,15 @@ def _read_parquet(path: str) -> List[Row]:
 
 
 def _read_items(path: str, sensors: Mapping[str, SensorFiles]) -> Iterator[Row]:
-    """Yield the rows of STAC items: one for each image, or for each band that is an asset."""
     content = parse_json(Path(path).read_text(encoding='utf-8'))
     items = content.get('features', [content]) if isinstance(content, dict) else content
-    for item in items if isinstance(items, list) else []:
+    return _rows_of_items(path, items if isinstance(items, list) else [], sensors)
+
+
+def _rows_of_items(path: str, items: Iterable[Mapping[str, Any]],
+                   sensors: Mapping[str, SensorFiles]) -> Iterator[Row]:
+    """Yield the rows of STAC items: one for each image, or for each band that is an asset."""
+    for item in items:
         properties, assets = item.get('properties') or {}, item.get('assets') or {}
         subject = f'{path}, item {item.get("id")!r}'
         sensor = _sensor_of(item, properties, sensors, subject)

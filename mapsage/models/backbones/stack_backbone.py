@@ -7,6 +7,7 @@ Shapes: N stacks, T dates of a sensor, h x w cells of a level.
 """
 from __future__ import annotations
 
+import inspect
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
@@ -39,7 +40,8 @@ class StackBackbone(BaseModule):
         init_cfg: As in ``BaseModule``.
 
     Raises:
-        StackLayoutError: If ``encoder`` does not fit the sensors, or ``dates`` is neither.
+        StackLayoutError: If ``encoder`` does not fit the sensors or their bands, or ``dates`` is
+            neither.
     """
 
     def __init__(self, sensors: Mapping[str, Mapping[str, Any]], encoder: Dict[str, Any],
@@ -57,11 +59,16 @@ class StackBackbone(BaseModule):
                 raise StackLayoutError(
                     f'one encoder for sensors with {sorted(counts)} bands; expected a config for '
                     f'each: encoder=dict({names[0]}=dict(type=...), ...).')
+            bands = sum(len(sensor.bands) * sensor.max_dates for sensor in self.layout.sensors) \
+                if dates == 'channels' else counts.pop()
+            _check_bands(encoder, bands, 'all sensors')
             self.encoders = nn.ModuleDict(dict(shared=MODELS.build(encoder)))
         else:
             if set(encoder) != set(names) or dates == 'channels':
                 raise StackLayoutError(f'encoder has configs of {sorted(encoder)}, expected one '
                                        f'config, or with dates=\'separate\' those of {names}.')
+            for sensor in self.layout.sensors:
+                _check_bands(encoder[sensor.name], len(sensor.bands), f'sensor {sensor.name!r}')
             self.encoders = nn.ModuleDict({name: MODELS.build(encoder[name]) for name in names})
 
         self.frozen = frozen
@@ -98,6 +105,24 @@ class StackBackbone(BaseModule):
     def _encode(self, name: str, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         features = self.encoders[name](images)
         return tuple(features) if isinstance(features, (tuple, list)) else (features, )
+
+
+def _check_bands(encoder: Mapping[str, Any], bands: int, subject: str) -> None:
+    """Raise an error if the encoder of a config takes another number of channels, if that is known.
+    """
+    kind = encoder['type']
+    # As MODELS.build looks it up.
+    with MODELS.switch_scope_and_registry(None) as registry:
+        known = kind if inspect.isclass(kind) else registry.get(kind)
+    # Classes such as ResNetV1c hand their arguments to a base class.
+    defaults = [parameter.default for base in getattr(known, '__mro__', ())
+                for name, parameter in inspect.signature(base.__init__).parameters.items()
+                if name == 'in_channels']
+    channels = encoder.get('in_channels', *defaults[:1]) if defaults else encoder.get('in_channels')
+    if isinstance(channels, int) and channels != bands:
+        raise StackLayoutError(
+            f'the encoder of {subject}, {getattr(known, "__name__", kind)}, has in_channels='
+            f'{channels}, expected {bands}, the number of bands; set in_channels={bands}.')
 
 
 def _facts(valid: torch.Tensor, days: torch.Tensor, level: torch.Tensor) -> torch.Tensor:

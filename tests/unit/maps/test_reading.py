@@ -56,6 +56,21 @@ def test_windows_come_in_order(threads: int) -> None:
     assert not reading_threads()
 
 
+@pytest.mark.parametrize('waiting, expected', [(1 << 40, 9), (3 * 3 * SIDE ** 2, 4), (1, 3)])
+def test_the_bytes_that_wait_are_limited(waiting: int, expected: int, monkeypatch: Any) -> None:
+    """Four windows a thread, or as many as fit, but one a thread, and one that is handed out."""
+    monkeypatch.setattr('mapsage.maps.reading._AHEAD_BYTES', waiting)
+    scene = Watched(pixels(8, 512))
+    reader = WindowReader(scene, 2)
+    reader.threads = 2
+    windows = reader.read([(column, 0) for column in range(0, 480, 4)], (SIDE, SIDE))
+    for _ in range(20):
+        next(windows)
+    time.sleep(0.2)
+    assert len(scene.threads) == 19 + expected
+    windows.close()
+
+
 def test_threads_read_at_the_same_time() -> None:
     # Each wait fails unless two threads are in it.
     reader = WindowReader(Watched(pixels(8, 64), threading.Barrier(2)), 2)

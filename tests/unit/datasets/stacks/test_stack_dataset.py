@@ -260,6 +260,8 @@ def test_the_log_says_what_is_interpolated_missing_and_unused(tmp_path, caplog, 
     (lambda root: write_raster(root / 's2/a_20240601.tif', np.ones((3, SIZE, SIZE), 'uint16'),
                                dict(crs=None, transform=None)), 'has no georeference'),
     (lambda root: (root / 'labels/a.tif').unlink(), 'needs one label file'),
+    (lambda root: write_raster(root / 'labels/a.tif', np.ones((SIZE, SIZE), 'uint8'), grid(7)),
+     'lie up to 7000 pixels off their scene'),
 ])
 def test_files_that_do_not_fit_are_errors(tmp_path, change, message):
     write_place(tmp_path)
@@ -295,6 +297,10 @@ def test_settings_that_do_not_fit_are_errors(tmp_path, arguments, message):
     ([('a', 's2', DATES[0], f's2/a_{DATES[0]}.tif', 'labels/a.tif'),
       ('b', 's2', DATES[0], f's2/a_{DATES[1]}.tif', '')], 'place,sensor,date,path,labels',
      "place 'b' has no labels in the list"),
+    ([('a', 's2', DATES[0], f's2/a_{DATES[0]}.tif'),
+      ('a', 's2', f'{DATES[0]}T230000-0200', f's2/a_{DATES[1]}.tif'),
+      ('a', 's2', '20240116', f's2/a_{DATES[2]}.tif')], 'place,sensor,date,path',
+     "two images of sensor 's2' at 2024-01-16"),
 ])
 def test_lists_that_do_not_fit_are_errors(tmp_path, rows, columns, message):
     write_place(tmp_path)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -86,6 +87,42 @@ def test_stac_items_name_the_files(tmp_path, band_files):
     dataset = build_stacks(tmp_path, sensors=one_sensor(), places='items.json')
     assert torch.equal(dataset[2]['inputs'], expected[2]['inputs'])
     assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
+
+
+@pytest.mark.parametrize('kind', ['table', 'bands', 'image'])
+def test_a_parquet_file_names_the_files(tmp_path, kind):
+    """A table with the columns of a CSV, or STAC items as stac-geoparquet writes them."""
+    pyarrow = pytest.importorskip('pyarrow')
+    from pyarrow import parquet
+    values = write_place(tmp_path)
+    for date in DATES:
+        for band in range(3):
+            write_raster(tmp_path / f'bands/a_{date}_{band + 1}.tif',
+                         values[f's2 {date}'][band], grid())
+    if kind == 'table':
+        rows = [dict(place='a', sensor='s2', path=f's2/a_{date}.tif', geometry=b'',
+                     date=datetime.datetime.strptime(date, '%Y%m%d').date()) for date in DATES]
+    else:
+        rows = [dict({name: value for name, value in item.items() if name != 'properties'},
+                     place='a', geometry=b'', datetime=datetime.datetime.strptime(
+                         str(item['id']), '%Y%m%d').replace(tzinfo=datetime.timezone.utc))
+                for item in items(kind == 'bands')['features']]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), str(tmp_path / 'list.parquet'))
+    expected = build_stacks(tmp_path, sensors=one_sensor())
+    dataset = build_stacks(tmp_path, sensors=one_sensor(), places='list.parquet')
+    assert torch.equal(dataset[2]['inputs'], expected[2]['inputs'])
+    assert dataset[2]['data_samples'].days == expected[2]['data_samples'].days
+    (tmp_path / 'list.parquet').write_bytes(b'no table')
+    with pytest.raises(GeoError, match='list.parquet cannot be read'):
+        build_stacks(tmp_path, sensors=one_sensor(), places='list.parquet')
+
+
+def test_a_parquet_file_without_pyarrow_is_an_error_that_names_it(tmp_path, monkeypatch):
+    write_place(tmp_path)
+    (tmp_path / 'list.parquet').write_bytes(b'')
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(GeoError, match='needs pyarrow: pip install pyarrow; or convert the list'):
+        build_stacks(tmp_path, sensors=one_sensor(), places='list.parquet')
 
 
 def test_files_of_bands_are_found_by_pattern(tmp_path):

@@ -141,6 +141,10 @@ def test_all_dates_as_channels_are_one_image():
 @pytest.mark.parametrize('build, message', [
     (lambda: StackBackbone(SENSORS, dict(type='HalvedTwice')), r'sensors with \[2, 3\] bands'),
     (lambda: StackBackbone(SENSORS, dict(s2=dict(type='HalvedTwice'))), 'expected one config, or'),
+    (lambda: backbone_of(encoder=dict(s2=dict(type='HalvedTwice'), sar=dict(type='HalvedTwice'))),
+     "the encoder of sensor 'sar', HalvedTwice, has in_channels=3, expected 2"),
+    (lambda: StackBackbone(dict(s2=SENSORS['s2']), dict(type='HalvedTwice'), dates='channels'),
+     'the encoder of all sensors, HalvedTwice, has in_channels=3, expected 9'),
     (lambda: StackBackbone(SENSORS, {}, dates='all'), "expected 'separate' or 'channels'"),
     (lambda: TemporalPool(SENSORS, CHANNELS, 'median'), "pool='median'"),
     (lambda: TemporalPool(SENSORS, dict(s2=[16, 32])), 'expected as many levels'),
@@ -152,6 +156,14 @@ def test_all_dates_as_channels_are_one_image():
 def test_what_does_not_fit_is_an_error(build, message):
     with pytest.raises(StackLayoutError, match=message):
         build()
+
+
+def test_the_default_channels_of_a_base_class_are_checked():
+    sensors = dict(s2=dict(bands=[1, 2, 3, 4], max_dates=2))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        with pytest.raises(StackLayoutError, match='ResNetV1c, has in_channels=3, expected 4'):
+            MODELS.build(dict(type='StackBackbone', sensors=sensors, encoder=dict(
+                type='ResNetV1c', depth=18)))
 
 
 def test_any_backbone_of_mmsegmentation_reads_stacks():
