@@ -1,0 +1,93 @@
+"""Siamese EfficientNet-Lite0 FPN on made pairs of two dates: from which class to which class.
+
+The classes at both dates become nine from-to classes, such as 'forest > barren'. Leave
+`transitions` out for all pairs of classes; num_classes is their number and one for 'unchanged'.
+
+Command:  python tools/make_demo_data.py data/change --change
+          python tools/train.py configs/change/siamese_fpn_from_to.py
+Hardware: not yet run
+Score:    not yet run
+"""
+_base_ = [
+    '../_base_/default_runtime.py', '../_base_/datasets/change.py',
+    '../_base_/efficientnet_lite0_fpn.py'
+]
+
+sensors = dict(image=dict(bands=[1, 2, 3], max_dates=2))
+classes_of_both_dates = dict(
+    land_classes=('background', 'building', 'road', 'water', 'barren', 'forest', 'agriculture'),
+    land_palette=[[255, 255, 255], [255, 0, 0], [255, 255, 0], [0, 0, 255], [159, 129, 183],
+                  [0, 255, 0], [255, 195, 128]],
+    transitions=[
+        'background > building', 'barren > building', 'forest > building',
+        'agriculture > building', 'forest > barren', 'background > water', 'barren > water',
+        'forest > water', 'agriculture > water'
+    ],
+    # The files hold 1 to 7, and 0 at both dates where nothing has changed, as in SECOND.
+    reduce_semantic_zero_label=True)
+train_pipeline = [
+    dict(type='LoadChangePair'),
+    dict(type='LoadChangeLabels'),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='RandomFlip', prob=0.5, direction='vertical'),
+    # No ExchangeDates: nothing here turns from 'building' into 'forest'.
+    dict(type='ShiftDate', pixels=2),
+    dict(type='JitterDates'),
+    dict(type='PackStackInputs')
+]
+train_dataloader = dict(
+    dataset=dict(
+        **classes_of_both_dates,
+        data_prefix=dict(
+            _delete_=True,
+            img_path_from='train/A',
+            img_path_to='train/B',
+            seg_map_path_from='train/label_A',
+            seg_map_path_to='train/label_B'),
+        pipeline=train_pipeline))
+val_dataloader = dict(
+    dataset=dict(
+        **classes_of_both_dates,
+        data_prefix=dict(
+            _delete_=True,
+            img_path_from='val/A',
+            img_path_to='val/B',
+            seg_map_path_from='val/label_A',
+            seg_map_path_to='val/label_B')))
+test_dataloader = val_dataloader
+val_evaluator = dict(type='ChangeMetric')
+test_evaluator = val_evaluator
+
+max_iters = 200
+model = dict(
+    data_preprocessor=dict(
+        _delete_=True,
+        type='StackDataPreProcessor',
+        sensors=sensors,
+        mean=dict(image=[127., 127., 127.]),
+        std=dict(image=[128., 128., 128.]),
+        size=(128, 128),
+        seg_pad_val=255,
+        test_cfg=dict(size_divisor=32)),
+    backbone=dict(
+        _delete_=True,
+        type='SiameseBackbone',
+        sensors=sensors,
+        fusion='concat_abs_diff',
+        encoder=dict(
+            type='EfficientNetLite',
+            norm_eval=True,
+            init_cfg=dict(type='Pretrained', checkpoint='efficientnet_lite0'))),
+    neck=dict(in_channels=[72, 120, 336, 960]),
+    decode_head=dict(num_classes=10))
+optim_wrapper = dict(
+    type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.05, begin=0, end=20, by_epoch=False),
+    dict(type='PolyLR', power=0.9, eta_min=1e-5, begin=20, end=max_iters, by_epoch=False)
+]
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
+default_hooks = dict(
+    logger=dict(interval=20),
+    checkpoint=dict(interval=max_iters // 2, save_best='F1', rule='greater'))
+randomness = dict(seed=0)
