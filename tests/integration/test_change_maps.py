@@ -14,6 +14,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from rasterio.crs import CRS
 from rasterio.transform import from_origin
+from support import Launch, check_finished, main_leg
 
 from mapsage.maps.errors import PredictError
 
@@ -110,3 +111,19 @@ def test_pairs_that_do_not_fit_are_refused(model: Any, pair: Any, tmp_path: Path
     moved = write(tmp_path / 'moved.tif', np.ones((110, 150, 3), np.uint8), 500_010.)
     with pytest.raises(PredictError, match='grids that differ by up to 20.00 pixels'):
         run(model, pair[0], moved, *out)
+
+
+@main_leg
+def test_ranks_share_a_pair_and_give_the_same_bytes(model: Any, pair: Any, tmp_path: Path) -> None:
+    options = '--polygons', '--confidence', '--window', 64, '--overlap', 16
+    assert run(model, *pair, '--out', tmp_path / '1', *options) == 0
+    for ranks in (2, 3):
+        finished = Launch(*model, *pair, '--out', tmp_path / str(ranks), *options, ranks=ranks,
+                          command=['bash', 'scripts/predict.sh'],
+                          environ={'ACCELERATOR': 'cpu'}).finish()
+        check_finished(finished)
+        assert f'on {ranks} rank(s)' in finished.output
+        for suffix in ('.tif', '_confidence.tif'):
+            name = f'town_20190614_to_town_20230702{suffix}'
+            assert (tmp_path / str(ranks) / name).read_bytes() == (
+                tmp_path / '1' / name).read_bytes(), name
