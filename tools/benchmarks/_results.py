@@ -35,11 +35,14 @@ class Results:
                 return row
         return None
 
-    def get_or_run(self, work: Callable[[], Row], **key: Any) -> Row:
-        """Return the row of ``key``; if there is none, do the work in a forked process."""
+    def get_or_run(self, work: Callable[[], Row], in_process: bool = False, **key: Any) -> Row:
+        """Return the row of ``key``; if there is none, do the work in a forked process.
+
+        With ``in_process`` the work is done in this process, which a card that is in use needs.
+        """
         found = self.get(**key)
         if found is None:
-            found = dict(key, **in_fork(work))
+            found = dict(key, **(work() if in_process else in_fork(work)))
             self._append(found)
             print(json.dumps(found), flush=True)
         return found

@@ -144,7 +144,8 @@ def main() -> None:
     parser.add_argument('--without', nargs='*', default=[], metavar='TRANSFORM',
                         help='transforms of the training that are left out')
     parser.add_argument('--workers', type=int, default=0,
-                        help='loader processes; with a card, for steps that a CPU was measured for')
+                        help='loader processes, for a card: the steps are those of the processor '
+                        'time that results.jsonl has from a CPU, and the process does not fork')
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/change_benchmark'))
     parser.add_argument('--table', action='store_true', help='print the table of all rows')
     args = parser.parse_args()
@@ -155,7 +156,7 @@ def main() -> None:
                                       config=Path(path).stem)
             steps = max(20, round(args.seconds / step['step_seconds']))
             results.get_or_run(functools.partial(measure_scores, path, seed, steps, args.without,
-                                                 args.workers),
+                                                 args.workers), in_process=args.workers > 0,
                                config=Path(path).stem, seed=seed, without=' '.join(args.without),
                                seconds=args.seconds)
     if args.table:
