@@ -27,7 +27,7 @@ from mmengine.registry import MODELS, DefaultScope
 from rasterio.windows import Window
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / 'tools' / 'benchmarks'))
+sys.path[:0] = [str(ROOT), str(ROOT / 'tools' / 'benchmarks')]
 
 from _common import describe_machine  # noqa: E402
 
