@@ -31,6 +31,7 @@ from typing import (
 import cv2
 import numpy as np
 import torch
+from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 from mmseg.models.decode_heads import STDCHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
@@ -313,7 +314,12 @@ def compare_heads(model: nn.Module, dataset: object) -> None:
 
 
 def _classes(dataset: object) -> Sequence[str]:
-    classes = metainfo_of(dataset).get('classes')
+    # This runs on every sample, and `metainfo` of MMEngine's datasets copies all classes and colors
+    # at every access.
+    if isinstance(dataset, BaseDataset) and type(dataset).metainfo is BaseDataset.metainfo:
+        classes = dataset._metainfo.get('classes')
+    else:
+        classes = metainfo_of(dataset).get('classes')
     return classes if isinstance(classes, (list, tuple)) else ()
 
 
