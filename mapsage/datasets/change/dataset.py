@@ -1,8 +1,8 @@
 """Pairs of images of two dates with labels of change, in the folders of Open-CD.
 
-A sample is a stack of one sensor with two dates (`mapsage/stacks/layout.py`). Pairs that lie in
-GeoTIFF scenes are read by `GeoTiffDataset` with the same sensors; this dataset is for folders of
-small images.
+A sample is a stack of one sensor with two dates (`mapsage/stacks/layout.py`). This dataset reads
+whole files, GeoTIFFs too, and its label belongs to a pair. Windows of large scenes are read by
+`SceneStackDataset` with the same sensors, whose label belongs to a place.
 """
 from __future__ import annotations
 
