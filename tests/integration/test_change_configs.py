@@ -15,6 +15,8 @@ from mapsage.datasets import ChangeParams, write_change_pairs
 pytestmark = pytest.mark.usefixtures('own_environment')
 
 CONFIGS = sorted((ROOT / 'configs' / 'change').glob('*.py'))
+# siamese_fpn_change has the model of siamese_fpn_from_to and the data of the others.
+TRAINED = [path for path in CONFIGS if path.stem != 'siamese_fpn_change']
 STEPS = 3
 SMALL = ChangeParams(train_scenes=6, val_scenes=1, scene_size=128, tile_size=64, pair_size=128)
 
@@ -51,7 +53,7 @@ def test_there_are_configs_of_change_and_of_from_to_classes() -> None:
 
 
 @main_leg
-@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', TRAINED, ids=lambda path: path.stem)
 def test_a_shipped_config_trains_and_scores_change(path: Path, pairs: Path, tmp_path: Path) -> None:
     runner = trained(path, tmp_path)
     assert runner.iter == STEPS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from map_runs import read, run
 from mmengine.registry import RUNNERS
-from support import ROOT
+from support import ROOT, main_leg
 
 from mapsage.commands import cli
 from mapsage.datasets.demo.crop_places import CropParams, write_crop_places
@@ -35,7 +35,9 @@ def crops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-@pytest.mark.parametrize('encoder', ['olmoearth', 'terramind', 'prithvi', 'dofa'])
+# The unit tests train all of them on every leg.
+@pytest.mark.parametrize('encoder', ['olmoearth', *(
+    pytest.param(name, marks=main_leg) for name in ('terramind', 'prithvi', 'dofa'))])
 def test_from_made_crops_to_a_map(encoder: str, crops: Path, tmp_path: Path) -> None:
     """The map is as right as the validation says, with the config that the run has written."""
     work, name = tmp_path / 'work', f'{encoder}_tiny_crops.py'

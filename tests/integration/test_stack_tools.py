@@ -23,7 +23,7 @@ from stack_files import (
     write_model,
     write_place,
 )
-from support import ROOT, check_finished, launch, on_host
+from support import ROOT, check_finished, launch, main_leg
 
 from mapsage.commands.programs import browse_dataset, cache_features, doctor, suggest_labels
 from mapsage.commands.programs import predict as predict_command
@@ -113,7 +113,7 @@ def test_cached_features_are_those_of_the_step(config: Path) -> None:
     assert torch.equal(weights, expected) and torch.equal(weights, plain_weights)
 
 
-@on_host
+@main_leg
 def test_encoder_ranks_send_the_features_of_all_dates(config: Path) -> None:
     weights = []
     for source, ranks in ((dict(type='Streamed', encoders=1), 2), (dict(type='Local'), 1)):
