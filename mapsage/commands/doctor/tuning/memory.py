@@ -1,11 +1,11 @@
 """Peak memory of a step: the device's own count, or of this process on the CPU (Linux)."""
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Optional
 
 from mapsage.accelerator import Accelerator
+from mapsage.free_memory import return_free_memory
 
 _STATUS = Path('/proc/self/status')
 
@@ -25,7 +25,8 @@ class PeakMemory:
         """Return the bytes in use, or None if nobody counts them."""
         if not self._on_host:
             return self._accelerator.memory_allocated()
-        _return_free_memory()
+        # So that it does not count as used by the next step.
+        return_free_memory()
         return _read_status('VmRSS')
 
     def restart(self) -> None:
@@ -33,7 +34,7 @@ class PeakMemory:
         if not self._on_host:
             self._accelerator.reset_peak_memory()
             return
-        _return_free_memory()
+        return_free_memory()
         try:
             # 5 resets the peak of the resident memory (proc(5)).
             Path('/proc/self/clear_refs').write_text('5')
@@ -46,16 +47,6 @@ class PeakMemory:
         if not self._on_host:
             return self._accelerator.max_memory_allocated()
         return _read_status('VmHWM')
-
-
-def _return_free_memory() -> None:
-    """Return free memory to the system, so that it does not count as used by the next step."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        # Another C library than glibc.
-        return
-    trim(0)
 
 
 def _read_status(name: str) -> Optional[int]:

@@ -102,6 +102,22 @@ def test_settings_of_one_scene_concern_no_other(tmp_path: Path) -> None:
     assert read == [scene.path for scene in (*scenes, scenes[2])]
 
 
+def test_free_memory_is_returned_between_scans_but_not_for_cached_ones(
+        tmp_path: Path, monkeypatch: Any) -> None:
+    scenes = [Raster(path) for path in write_scenes(tmp_path, 17)]
+    scanned: List[str] = []
+    returned: List[int] = []
+
+    def count_and_scan(scene: Raster) -> np.ndarray:
+        scanned.append(scene.path)
+        return scan(scene)
+
+    monkeypatch.setattr(shared_scan, 'return_free_memory', lambda: returned.append(len(scanned)))
+    for _ in range(2):
+        scan_scenes(scenes, (), count_and_scan)
+        assert returned == [8, 16]
+
+
 def test_a_damaged_result_is_replaced(tmp_path: Path, folder: Path) -> None:
     scenes = [Raster(path) for path in write_scenes(tmp_path, 1)]
     scan_scenes(scenes, (), scan)
