@@ -20,10 +20,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmseg.registry import TRANSFORMS
 
+from mapsage.datasets.band_layout import bands_last
 from mapsage.geo import GeoError, open_raster, output_name, suffix_of
-
-# Most channels of an image that every OpenCV makes (CV_CN_MAX: 128 since version 5, 512 before).
-_MOST_CHANNELS = 128
 
 
 @TRANSFORMS.register_module()
@@ -176,11 +174,3 @@ def _label_table(count: int, ignore: int, shift: int, label_map: Tuple[Tuple[int
 def _look_up(table: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return ``table[positions]`` for a uint8 table with more than 255 entries."""
     return cv2.LUT(positions, table[:256]) if positions.dtype == np.uint8 else table[positions]
-
-
-def bands_last(values: np.ndarray) -> np.ndarray:
-    """Return (bands, height, width) as a contiguous array (height, width, bands)."""
-    if 1 < len(values) <= _MOST_CHANNELS:
-        # Much faster than NumPy's copy of the transposed array.
-        return cv2.merge(list(values))
-    return np.ascontiguousarray(values.transpose(1, 2, 0))

@@ -5,7 +5,8 @@ import torch
 from mmseg.datasets.transforms import PackSegInputs as StockPackSegInputs
 from mmseg.registry import TRANSFORMS
 
-from mapsage.datasets.packing import PackSegInputs, bands_first
+from mapsage.datasets.band_layout import bands_first
+from mapsage.datasets.packing import PackSegInputs
 
 
 def test_configs_get_this_transform():

@@ -11,7 +11,8 @@ import shapely
 from geo_scenes import UTM, draw_classes, paint, rectangle, write_raster
 from geotiff_data import build_dataset, write_vector
 
-from mapsage.datasets.geotiff.transforms import LoadGeoTiffLabels, LoadGeoTiffWindow, bands_last
+from mapsage.datasets.band_layout import bands_last
+from mapsage.datasets.geotiff.transforms import LoadGeoTiffLabels, LoadGeoTiffWindow
 from mapsage.geo import GeoError
 
 # Column, row, side: inside of the scene, beyond two of its edges, and before them.
