@@ -7,9 +7,10 @@ read.
 """
 from __future__ import annotations
 
+import functools
 import inspect
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Union
 
 import torch
 from mmengine.optim import AmpOptimWrapper as _AmpOptimWrapper
@@ -40,8 +41,14 @@ def _zero_grad_options(optimizer: torch.optim.Optimizer,
     Zeros are not the same as no gradient: the optimizer would continue to decay a parameter that a
     step does not use, and adding to zeros turns -0.0 into 0.0.
     """
-    accepts_none = 'set_to_none' in inspect.signature(optimizer.zero_grad).parameters
+    accepts_none = _accepts_none(type(optimizer).zero_grad)
     return dict(dict(set_to_none=True) if accepts_none else {}, **kwargs)
+
+
+@functools.lru_cache(maxsize=None)
+def _accepts_none(zero_grad: Callable[..., object]) -> bool:
+    # Reading a signature takes 30 microseconds, too many for every step.
+    return 'set_to_none' in inspect.signature(zero_grad).parameters
 
 
 @OPTIM_WRAPPERS.register_module(name='OptimWrapper', force=True)

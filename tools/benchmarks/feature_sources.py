@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -75,8 +76,11 @@ def main() -> None:
             arch=args.arch, dims=ARCHS[args.arch].embed_dims, epochs=2))
         for number in range(args.rounds):
             for way, (source, ranks) in ways.items():
+                start = time.monotonic()
                 times[way].append(run(config, Path(folder, f'{number}_{way}'),
                                       source, ranks, args.accelerator))
+                print(f'round {number + 1} of {args.rounds}, {way}: '
+                      f'{time.monotonic() - start:.0f} s', file=sys.stderr, flush=True)
     print(f'{describe_machine()}. {args.arch}, batches of {BATCH}, {args.heads} head rank(s), '
           f'{args.encoders} encoder(s) when streamed, {args.accelerator} and '
           f'{args.encoder_accelerator or args.accelerator}; medians of {args.rounds} rounds.\n')

@@ -8,7 +8,8 @@ all see the same machine. A step is everything from batch to hooks: loading, aug
 log, which is written every 50 steps. Which memory a runner gets depends on when it is built, which
 moves the time of equal kernels by more than the 2 % in question. So two figures are printed: the
 ratio of whole steps, and MapSage's own cost, the difference of what a step takes besides the
-model's loss, the backward pass and the optimizer's kernels, as a share of the stock step.
+model's loss, the backward pass without the hooks of tensors, and the optimizer's kernels, as a
+share of the stock step.
 
 A case is model-side-batch, with `-fused` for a fused optimizer: r18 is FCN on ResNet-18 (SGD), eff
 the demo's FPN on EfficientNet-Lite0 (AdamW), mit SegFormer-B0 (AdamW, a group for every parameter).
@@ -106,6 +107,19 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def timed_hook(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Tensor.register_hook`` for hooks that do not count as kernels."""
+    def register_timed(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        def call(gradient: torch.Tensor) -> Any:
+            start = time.process_time()
+            try:
+                return hook(gradient)
+            finally:
+                KERNELS[0] -= time.process_time() - start
+        return register(tensor, call)
+    return register_timed
+
+
 def make_config(case: str, data: Path, work: Path, steps: int) -> Config:
     """Return the config of a case, which all runners train."""
     model, side, batch, *fused = case.split('-')
@@ -201,6 +215,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.Tensor.backward = timed(torch.Tensor.backward)  # type: ignore[method-assign]
+    torch.Tensor.register_hook = timed_hook(  # type: ignore[method-assign]
+        torch.Tensor.register_hook)
     for name in ('sgd', 'adam'):
         # torch.optim hides its modules.
         module = sys.modules[f'torch.optim.{name}']
