@@ -30,7 +30,7 @@ case "${1:-}" in
     '') ;;
     --toy)
         settings+=(train_cfg.max_iters=2 train_cfg.val_interval=2)
-        overhead=(--steps 24)
+        overhead=(--steps 24 --cases eff-128-2)  # of three cases, which differ in the model
         dinov3=(--arch small --side 64 --batch 2 --steps 1 --matrix 64 --modes eager)
         segmentors=(--arch tiny --side 64 --batch 2 --steps 1 --matrix 64 --loops stock ours
                     --models 'frozen PMT' EoMT)
