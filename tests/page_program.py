@@ -3,8 +3,10 @@
     page_program.py python tools/train.py CONFIG ...
     page_program.py mapsage train CONFIG ...
 
-A training makes two steps, the demo's data are one scene, a scene has few pixels, and the server of
-the viewer ends after its address was printed. All other programs run as they stand.
+A training makes two steps, the demo's data are one scene, made pairs of two dates come from two, a
+scene has few pixels, a cache of features holds some tiles, options of a step are compared for a
+shorter time, and the server of the viewer ends after its address was printed. Other programs run as
+they stand.
 """
 import os
 import re
@@ -21,18 +23,29 @@ TRAINING = [f'train_cfg.max_iters={STEPS}', f'train_cfg.val_interval={STEPS}',
             'val_dataloader.persistent_workers=False']
 DEMO = ['--val-scenes', '1']
 SCENES = ['--scene-size', '400']
+PAIRS = [*DEMO, '--train-scenes', '2']
+CACHED = ['train_dataloader.dataset.indices=16', 'val_dataloader.dataset.indices=4']
+TUNING = 40.  # seconds
 
 
 def shorten(program: str, options: list) -> list:
     """Return the options of a program with those that make its work small."""
-    if program == 'train' and '--help' not in options:
+    settings = {'train': TRAINING, 'cache_features': CACHED}.get(program)
+    if settings and '--help' not in options:
         if '--cfg-options' in options:
             index = options.index('--cfg-options') + 1
-            return [*options[:index], *TRAINING, *options[index:]]
-        return [*options, '--cfg-options', *TRAINING]
+            return [*options[:index], *settings, *options[index:]]
+        return [*options, '--cfg-options', *settings]
     if program == 'make_demo_data' and '--stacks' not in options:
-        return [*options, *(SCENES if '--geotiff' in options else DEMO)]
+        return [*options, *(SCENES if '--geotiff' in options else PAIRS if '--change' in options
+                            else DEMO)]
     return options
+
+
+def shorten_tuning() -> None:
+    """Give `doctor --tune` less time."""
+    from mapsage.commands.doctor.tuning import command
+    command.BUDGET = command.LEAST_BUDGET = TUNING
 
 
 def name_checkpoints(words: list) -> None:
@@ -57,11 +70,14 @@ def main() -> None:
     name_checkpoints(words)
     program = words[0] if name == 'mapsage' and words else find_program(words)
     if program == 'launch' and name == 'python':  # tools/launch.py [options] tools/train.py CONFIG
-        start = next((i for i, word in enumerate(words) if word.endswith('/train.py')), None)
+        start = next((i for i, word in enumerate(words)
+                      if word.endswith(('/train.py', '/cache_features.py'))), None)
         if start is not None:
-            words = [*words[:start + 1], *shorten('train', words[start + 1:])]
+            words = [*words[:start + 1], *shorten(Path(words[start]).stem, words[start + 1:])]
     elif program:
         words = [words[0], *shorten(program, words[1:])]
+    if program == 'doctor' and '--tune' in words:
+        shorten_tuning()
     if program == 'view' and '--static' not in words:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         signal.alarm(5)
